@@ -1,0 +1,329 @@
+"""A configuration: YAML files merged in a fixed order, checked to the last key, frozen.
+
+The order is `extends` (baseline) <- the named file <- the size's file <- `--set`. Mappings merge, everything else
+replaces. In a size's file an entry below `methods` adjusts a method that is switched on and is ignored otherwise,
+so one file serves every configuration of that size.
+"""
+
+import importlib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common import yaml_file
+from common.errors import UserError, nearest
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = ("full", "mini")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAX_EXTENDS = 2
+NOT_CONFIGURATIONS = ("mini", "reported")
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Duration = Annotated[str, Field(pattern=r"^[0-9]+(ep|ba|sp)$")]  # epochs, batches or samples
+
+
+class Strict(BaseModel):
+    """A checked mapping: no unknown key, no silent conversion, no change after loading."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class OptimizerConfig(Strict):
+    """`learning_rate` is the peak. `decoupled_sgd` takes `weight_decay` per step at the peak, see common/optim.py."""
+
+    name: Literal["sgd", "decoupled_sgd", "adamw"]
+    learning_rate: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # beta1 of adamw
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+
+
+class ScheduleConfig(Strict):
+    """Linear warm-up from 0, then a decay to 0 at the end of `max_duration`."""
+
+    name: Literal["cosine", "linear"]
+    warmup: Duration
+
+
+class DataConfig(Strict):
+    """What every data set has; sample counts are constants, so that no run reads data to learn them."""
+
+    directory: str
+    num_train_samples: int = Field(gt=0)
+    num_evaluation_samples: int = Field(gt=0)
+
+
+class SubmissionConfig(Strict):
+    """Who stands behind the log."""
+
+    org: str = Field(min_length=1)
+    status: Literal["onprem", "cloud", "preview", "research"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run in steps: how many, where it is evaluated (after these steps), how long it warms up."""
+
+    num_steps: int
+    steps_per_epoch: int
+    warmup_steps: int
+    evaluation_steps: tuple[int, ...]
+
+
+class RunConfig(Strict):
+    """What the loop needs; a benchmark extends it with its own `model` and `data` keys."""
+
+    benchmark: str
+    configuration: str
+    size: Literal["full", "mini"]
+    target: float = Field(gt=0, lt=1)
+    max_duration: Duration
+    evaluate_every: Duration
+    evaluate_from: Duration = "0sp"
+    global_batch_size: int = Field(gt=0)
+    evaluation_batch_size: int = Field(gt=0)
+    precision: Literal["fp32", "bf16"]
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    submission: SubmissionConfig
+    methods: dict[str, dict[str, Any]] = {}
+
+    def steps(self, duration: str) -> int:
+        """Return a duration such as `90ep`, `55ba` or `24640sp` in steps, rounded up."""
+        count, unit = int(duration[:-2]), duration[-2:]
+        if unit == "sp":
+            return math.ceil(count / self.global_batch_size)
+        return count * self.steps_per_epoch if unit == "ep" else count
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches per epoch; the incomplete last one is dropped."""
+        return int(self.data.num_train_samples // self.global_batch_size)  # type: ignore[attr-defined]
+
+    def plan(self) -> Plan:
+        """Return the run in steps. The last step is always evaluated."""
+        num_steps, every = self.steps(self.max_duration), self.steps(self.evaluate_every)
+        first = max(every, math.ceil(self.steps(self.evaluate_from) / every) * every)
+        return Plan(
+            num_steps=num_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            warmup_steps=self.steps(self.schedule.warmup),
+            evaluation_steps=tuple(dict.fromkeys([*range(first, num_steps, every), num_steps])),
+        )
+
+    def replaced(self, **changes: Any) -> "RunConfig":
+        """Return a checked copy with top-level keys changed."""
+        return type(self).model_validate(self.model_dump() | changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A configuration and how it came about: `origins` per key path, `changes` that its methods made to it."""
+
+    config: RunConfig
+    origins: dict[tuple[str, ...], str]
+    changes: list[str]
+
+
+def benchmarks() -> list[str]:
+    """Return the benchmarks: the folders that hold a benchmark.py and a baseline.yaml."""
+    return sorted(
+        path.parent.name for path in ROOT.glob("*/benchmark.py") if (path.parent / "baseline.yaml").is_file()
+    )
+
+
+def configurations(benchmark: str) -> list[str]:
+    """Return the configurations of a benchmark: its YAML files but the sizes and the reported numbers."""
+    return sorted(
+        path.stem for path in (ROOT / benchmark).glob("*.yaml") if path.stem not in NOT_CONFIGURATIONS
+    )
+
+
+def benchmark_module(benchmark: str) -> ModuleType:
+    """Import a benchmark by name. Raises UserError with the nearest name."""
+    if benchmark not in benchmarks():
+        raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, benchmarks()))
+    return importlib.import_module(f"{benchmark}.benchmark")
+
+
+def load(benchmark: str, configuration: str, *, size: str, settings: list[str]) -> Loaded:
+    """Merge, check and freeze a configuration; `settings` are `key.path=value` texts.
+
+    Raises UserError that names file:line and the nearest valid key.
+    """
+    from common import method  # it needs this module's types
+
+    module = benchmark_module(benchmark)
+    if configuration not in configurations(benchmark):
+        hint = nearest(configuration, configurations(benchmark))
+        raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
+    values, origins = merge_files(benchmark, configuration, size)
+    for setting in settings:
+        merge(values, parse_setting(setting), origins)
+    values["methods"] = {
+        name: entry for name, entry in values.get("methods", {}).items() if entry is not False
+    }
+    values |= {"benchmark": benchmark, "configuration": configuration, "size": size}
+    config = validated(module.Config, values, origins)
+    methods = method.build_methods(config, origins)
+    changes = []
+    for each in methods:
+        changed = each.configure(config)
+        changes += [f"{each.name}: {difference}" for difference in differences(config, changed)]
+        config = changed
+    check_plan(config, origins)
+    return Loaded(config=config, origins=origins, changes=changes)
+
+
+def merge_files(
+    benchmark: str, configuration: str, size: str
+) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
+    """Return the merged values of the files and where each key was written."""
+    chain = []
+    name: Any = configuration
+    while name:
+        if len(chain) > MAX_EXTENDS:
+            raise UserError("'extends' goes too deep", where=f"{benchmark}/{configuration}.yaml")
+        document = read(benchmark, name)
+        chain.append(document)
+        name = document.values.pop("extends", None)
+    values: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    for document in reversed(chain):
+        merge(values, document, origins)
+    if size == "mini":
+        overlay = read(benchmark, size)
+        adjusted = overlay.values.get("methods", {})
+        on = values.get("methods", {})
+        overlay.values["methods"] = {
+            name: adjusted[name] for name in adjusted if on.get(name, False) is not False
+        }
+        merge(values, overlay, origins)
+    return values, origins
+
+
+def read(benchmark: str, name: str) -> yaml_file.Document:
+    """Read one YAML file of a benchmark."""
+    path = ROOT / benchmark / f"{name}.yaml"
+    if not NAME.fullmatch(str(name)) or not path.is_file():
+        raise UserError(
+            f"no such file '{name}.yaml'", where=benchmark, hint=nearest(str(name), configurations(benchmark))
+        )
+    return yaml_file.parse(path.read_text(), f"{benchmark}/{name}.yaml")
+
+
+def parse_setting(setting: str) -> yaml_file.Document:
+    """Turn `optimizer.learning_rate=0.1` into a document with that one key."""
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"--set {setting}: expected key=value", hint="for example --set global_batch_size=64")
+    path = tuple(key.split("."))
+    document = yaml_file.parse(f"value: {text}", "--set")
+    value = document.values["value"]
+    origins = {(*path, *inner[1:]): "--set" for inner in document.origins if inner}
+    for name in reversed(path):
+        value = {name: value}
+    return yaml_file.Document(value, origins)
+
+
+def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[str, ...], str]) -> None:
+    """Lay one document over the values in place, and remember where each of its keys came from."""
+
+    def lay(below: dict[str, Any], above: dict[str, Any]) -> None:
+        for key, value in above.items():
+            if isinstance(value, dict) and isinstance(below.get(key), dict):
+                lay(below[key], value)
+            else:
+                below[key] = value
+
+    lay(values, over.values)
+    origins.update(over.origins)
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def validated(
+    model: type[ModelT],
+    values: dict[str, Any],
+    origins: dict[tuple[str, ...], str],
+    prefix: tuple[str, ...] = (),
+) -> ModelT:
+    """Return the checked model, or raise UserError for the first fault: where, which key, what was expected."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        faults = error.errors()
+        fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
+        inner = tuple(str(part) for part in fault["loc"])
+        path = (*prefix, *inner)
+        origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "")
+        key = ".".join(path)
+        where = f"{origin}: {key}" if origin else key
+        if fault["type"] == "extra_forbidden":
+            raise UserError(
+                "unknown key", where=where, hint=nearest(inner[-1], known_keys(model, inner[:-1]))
+            ) from None
+        found = f" (found {fault['input']!r})" if fault["type"] != "missing" else ""
+        hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
+        raise UserError(fault["msg"].lower() + found, where=where, hint=hint) from None
+
+
+def known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
+    """Return the valid keys of the mapping at `path` inside a model."""
+    for name in path:
+        annotation = model.model_fields[name].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
+    """Refuse a configuration that could not take a step or would never be evaluated."""
+
+    def fail(key: str, what: str) -> None:
+        raise UserError(what, where=f"{origins.get((key,), configured(config))}: {key}")
+
+    if config.steps_per_epoch == 0:
+        fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
+    if config.steps(config.max_duration) == 0:
+        fail("max_duration", "a run needs at least one step")
+    if config.steps(config.evaluate_every) == 0:
+        fail("evaluate_every", "must be at least one step")
+    if config.steps(config.schedule.warmup) >= config.steps(config.max_duration):
+        fail(
+            "schedule",
+            f"warm-up ({config.schedule.warmup}) must be shorter than max_duration ({config.max_duration})",
+        )
+
+
+def configured(config: RunConfig) -> str:
+    """Return the file that a configuration is named after."""
+    return f"{config.benchmark}/{config.configuration}.yaml"
+
+
+def differences(before: RunConfig, after: RunConfig) -> list[str]:
+    """Return `key: old -> new` for every key that differs."""
+
+    def flatten(values: dict[str, Any], path: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in values.items():
+            flat |= flatten(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+        return flat
+
+    old, new = flatten(before.model_dump(), ""), flatten(after.model_dump(), "")
+    return [f"{key}: {old.get(key)} -> {new[key]}" for key in new if new[key] != old.get(key)]
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return the merged configuration as YAML."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, default_flow_style=None, width=110)

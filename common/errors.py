@@ -1,0 +1,32 @@
+"""What can go wrong for a person, and the exit codes that say so."""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_FINDINGS = 1  # findings in a log, or a run that ended without its target
+EXIT_USAGE = 2
+EXIT_INTERNAL = 3
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells expect
+
+
+class UserError(Exception):
+    """Something a person can mend. The command line prints it as one line and exits with 2.
+
+    `where` is a file:line, a configuration key or a path; `hint` says what to do.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        self.what, self.where, self.hint = what, where, hint
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that names the nearest valid name, or lists all of them when none is near."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"

@@ -1,0 +1,347 @@
+"""Read result logs: bytes in, a frozen `Log` out; bad content becomes a `Problem`, never an exception.
+
+The grammar is that of the official parser (mlperf_logging 4.1): a record is what follows the last `:::MLLOG `
+of a line, one JSON object; every other line is ignored. Text shown to a person passes through `printable`.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from common.errors import UserError
+
+TOKEN = ":::MLLOG "
+LOOKALIKE = re.compile(r":::\s*MLLOG", re.IGNORECASE)
+TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
+NUM_RUNS = {"resnet": 5, "bert": 10}  # of an official run set (training_rules, Benchmark Results)
+IMAGENET_SAMPLES = 1281167  # one epoch of resnet; foreign logs count epochs only
+MAX_BYTES = 16 * 2**20  # published logs: up to 0.5 MB
+MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse once per bracket
+MAX_PROBLEMS = 100  # of one file
+YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
+
+
+class Event(NamedTuple):
+    """One record. `time_ms` is wall clock since 1970, `line` counts from 1."""
+
+    time_ms: int
+    key: str
+    value: object
+    event_type: str
+    metadata: Mapping[str, object]
+    line: int
+
+
+class Problem(NamedTuple):
+    """What could not be read. kind: file, record, time, duplicate or token."""
+
+    kind: str
+    line: int
+    text: str
+
+
+class Point(NamedTuple):
+    """One evaluation: minutes since run_start, samples consumed (None if not logged), accuracy in [0, 1)."""
+
+    minutes: float
+    samples: float | None
+    accuracy: float
+
+
+def printable(value: object, limit: int = 200) -> str:
+    """Return text that is safe to show: one line, no terminal or bidirectional control characters."""
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def finite(value: object) -> float | None:
+    """Return a number as float; None for text, bool, NaN, and beyond 1e18, where no real value lies."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -1e18 < value < 1e18 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """One result file. `path` is a label; `folders` = (system, benchmark) where the file lies in results/."""
+
+    path: str
+    file: Path | None = field(default=None, repr=False)  # None for bytes that were not read from one
+    folders: tuple[str, str] = ("", "")
+    records: tuple[Event, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    preamble: tuple[str, ...] = field(default=(), repr=False)  # the comment lines before the first record
+
+    def events(self, key: str) -> tuple[Event, ...]:
+        return tuple(event for event in self.records if event.key == key)
+
+    def first(self, key: str) -> Event | None:
+        return next((event for event in self.records if event.key == key), None)
+
+    def last(self, key: str) -> Event | None:
+        return next((event for event in reversed(self.records) if event.key == key), None)
+
+    def value(self, key: str) -> object:
+        """Return the value of the first record of `key`; None without one."""
+        event = self.first(key)
+        return event.value if event else None
+
+    def text(self, key: str) -> str:
+        """Return the value of `key`, safe to show; '' without one."""
+        value = self.value(key)
+        return "" if value is None else printable(value, 64)
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.records)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this suite wrote the log; its own logs are held to stricter rules."""
+        return self.first("configuration_name") is not None
+
+    @cached_property
+    def benchmark(self) -> str:
+        """`resnet`, `bert`, or '' for anything else."""
+        name = self.value("submission_benchmark")
+        return name if isinstance(name, str) and name in TARGETS else ""
+
+    @cached_property
+    def is_proxy(self) -> bool:
+        """Whether the size is mini, or unknown; a log that states no size is a full one (foreign logs)."""
+        return self.value("benchmark_size") not in (None, "full")
+
+    @property
+    def system(self) -> str:
+        return self.folders[0] or self.text("submission_platform")
+
+    @property
+    def configuration(self) -> str:
+        """The configuration's name; in foreign logs what follows the last hyphen of the system id."""
+        return self.text("configuration_name") or self.system.rpartition("-")[2]
+
+    @cached_property
+    def target(self) -> float:
+        """The quality that ends the run. A full-size log cannot lower it; infinite if there is none."""
+        logged, official = finite(self.value("quality_target")), TARGETS.get(self.benchmark)
+        if self.is_proxy:
+            return math.inf if logged is None else logged
+        return max((t for t in (logged, official) if t is not None), default=math.inf)
+
+    @cached_property
+    def minutes(self) -> float | None:
+        """run_start to run_stop; None unless there is exactly one of each, in this order."""
+        starts, stops = self.events("run_start"), self.events("run_stop")
+        if len(starts) != 1 or len(stops) != 1 or stops[0].time_ms <= starts[0].time_ms:
+            return None
+        return (stops[0].time_ms - starts[0].time_ms) / 60000
+
+    @cached_property
+    def curve(self) -> tuple[Point, ...]:
+        """Every evaluation with a usable accuracy, in file order."""
+        start = self.first("run_start")
+        if start is None:
+            return ()
+        points = []
+        for event in self.events("eval_accuracy"):
+            accuracy = finite(event.value)
+            if accuracy is not None and 0 <= accuracy < 1:
+                points.append(Point((event.time_ms - start.time_ms) / 60000, self.samples(event), accuracy))
+        return tuple(points)
+
+    @property
+    def reached(self) -> Point | None:
+        """The first evaluation at or above the target."""
+        return next((point for point in self.curve if point.accuracy >= self.target), None)
+
+    @property
+    def is_converged(self) -> bool:
+        """Whether the run may be scored: status success, and the last accuracy reaches the target."""
+        stop = self.last("run_stop")
+        succeeded = stop is not None and stop.metadata.get("status") == "success"
+        return succeeded and bool(self.curve) and self.curve[-1].accuracy >= self.target
+
+    def samples(self, event: Event) -> float | None:
+        """Return the samples consumed: as logged, else from epoch_num (resnet: epochs, bert: samples)."""
+        samples, epoch = finite(event.metadata.get("samples")), finite(event.metadata.get("epoch_num"))
+        if samples is not None or epoch is None:
+            return samples
+        return epoch * IMAGENET_SAMPLES if self.benchmark == "resnet" else epoch
+
+    def header(self, name: str) -> str:
+        """Return the preamble's `# name: value`; '' without one."""
+        prefix = f"# {name}: "
+        return next((line.removeprefix(prefix) for line in self.preamble if line.startswith(prefix)), "")
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The merged configuration, one YAML line each, from the preamble."""
+        lines = iter(self.preamble)
+        for line in lines:
+            if line.startswith("# --- configuration"):
+                break
+        block = []
+        for line in lines:
+            if line.startswith("# ---"):
+                break
+            block.append(line.removeprefix("#").removeprefix("   "))
+        return tuple(block)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSet:
+    """The runs of one configuration on one system: the logs of one folder, at least one."""
+
+    folder: str
+    logs: tuple[Log, ...]
+
+    @property
+    def readable(self) -> tuple[Log, ...]:
+        return tuple(log for log in self.logs if log.is_readable)
+
+    @property
+    def lead(self) -> Log:
+        """The log that names the set; rule S401 reports the logs that disagree."""
+        return (self.readable or self.logs)[0]
+
+    @property
+    def is_proxy(self) -> bool:
+        return any(log.is_proxy for log in self.logs)
+
+    @property
+    def hardware(self) -> str:
+        """The system id without its configuration."""
+        return self.lead.system.removesuffix(f"-{self.lead.configuration}")
+
+
+def load(paths: Sequence[Path]) -> list[RunSet]:
+    """Read every result_*.txt below `paths` (a file is taken whatever its name), one run set per folder.
+
+    Raises: UserError for a path that does not exist, or when there is no log at all.
+    """
+    found = sorted({file.absolute() for path in paths for file in find_logs(path)}, key=_natural)
+    if not found:
+        where = ", ".join(printable(str(path)) for path in paths)
+        raise UserError("no result_*.txt here", where=where, hint="`ttt run` writes them")
+    folders: dict[Path, list[Log]] = {}
+    for file in found:
+        folders.setdefault(file.parent, []).append(read_log(file))
+    return [RunSet(folder=_label(folder), logs=tuple(logs)) for folder, logs in folders.items()]
+
+
+def find_logs(path: Path) -> Iterator[Path]:
+    """Yield the result files below `path`, and every link met on the way: `read_log` refuses them."""
+    if not path.exists() and not path.is_symlink():
+        raise UserError("no such file or folder", where=printable(str(path)))
+    if not path.is_dir():
+        yield path
+        return
+    for folder, folders, files in os.walk(path):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        logs = [name for name in files if name.startswith("result_") and name.endswith(".txt")]
+        yield from (Path(folder, name) for name in links + logs)
+
+
+def read_log(path: Path) -> Log:
+    """Read one file; a link, a device or an unreadable file becomes a Log with one problem."""
+    label, absolute = _label(path), path.absolute()
+    system, benchmark = printable(absolute.parent.parent.name), absolute.parent.name
+    folders = (system, benchmark) if benchmark in TARGETS else ("", "")
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return _unreadable(label, folders, "not a regular file; links are refused")
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        return _unreadable(label, folders, str(error.strerror))
+    return replace(parse_log(data, label, folders), file=absolute)
+
+
+def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Log:
+    """Parse the bytes of one file. Never raises."""
+    try:
+        text = _decode(data)
+    except ValueError as error:
+        return _unreadable(path, folders, str(error))
+    records: list[Event] = []
+    problems: list[Problem] = []
+    preamble: list[str] = []
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        before, token, payload = line.rpartition(TOKEN)
+        if token:
+            parsed = _parse_record(payload, number, problems)
+            if isinstance(parsed, Event):
+                records.append(parsed)
+            else:
+                problems.append(parsed)
+        elif line.startswith("#") and not records:
+            preamble.append(printable(line, 500))
+        if LOOKALIKE.search(before if token else line):
+            problems.append(Problem("token", number, "the official parser drops what stands here"))
+    if not records and not problems:
+        return _unreadable(path, folders, f"no record (no line with '{TOKEN}')")
+    if len(problems) > MAX_PROBLEMS:
+        rest = Problem("record", 0, f"{len(problems) - MAX_PROBLEMS} more lines could not be read")
+        problems[MAX_PROBLEMS:] = [rest]
+    return Log(
+        path=path,
+        folders=folders,
+        records=tuple(records),
+        problems=tuple(problems),
+        preamble=tuple(preamble),
+    )
+
+
+def _decode(data: bytes) -> str:
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
+    if b"\0" in data:
+        raise ValueError("binary or UTF-16, not UTF-8 text")
+    return data.decode("utf-8-sig")
+
+
+def _parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Problem:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len(record := dict(pairs)) < len(pairs):
+            problems.append(Problem("duplicate", line, "the last value counts"))
+        return record
+
+    if payload.count("[") + payload.count("{") > MAX_BRACKETS:
+        return Problem("record", line, f"more than {MAX_BRACKETS} brackets")
+    try:
+        record = json.loads(payload, object_pairs_hook=unique)
+    except ValueError as error:  # not JSON, or an integer of more than 4300 digits
+        return Problem("record", line, getattr(error, "msg", "a number is too long"))
+    if not isinstance(record, dict):
+        return Problem("record", line, "not a JSON object")
+    missing = [name for name in ("time_ms", "key", "value", "metadata") if name not in record]
+    if missing:
+        return Problem("record", line, f"lacks {', '.join(missing)}")
+    time_ms, key, metadata = record["time_ms"], record["key"], record["metadata"]
+    if not isinstance(key, str) or not isinstance(metadata, dict):
+        return Problem("record", line, "key is not text, or metadata is not an object")
+    if not isinstance(time_ms, int) or not YEAR_2000_MS <= time_ms < YEAR_2100_MS:
+        return Problem("time", line, printable(time_ms, 40))
+    return Event(time_ms, key, record["value"], str(record.get("event_type", "")), metadata, line)
+
+
+def _unreadable(path: str, folders: tuple[str, str], why: str) -> Log:
+    return Log(path=path, folders=folders, problems=(Problem("file", 0, why),))
+
+
+def _label(path: Path) -> str:
+    return printable(os.path.relpath(path))
+
+
+def _natural(path: Path) -> tuple[str, list[str | int]]:
+    """Sort key: result_10 after result_9."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return str(path.parent), [int(part) if i % 2 else part for i, part in enumerate(parts)]

@@ -1,0 +1,83 @@
+"""Manifest of a prepared data set: which files, how many bytes, which content.
+
+`manifest.json` lists every file with its size and SHA-256, the facts that a run needs without reading the data
+(sample counts), and one fingerprint over all of it, which stands in each log.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError
+
+MANIFEST = "manifest.json"
+CHUNK_BYTES = 1 << 20
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def data_files(directory: Path) -> dict[str, Path]:
+    """Return every file below `directory` but the manifest, by its relative name, sorted."""
+    files = (path for path in directory.rglob("*") if path.is_file() or path.is_symlink())
+    named = {path.relative_to(directory).as_posix(): path for path in files}
+    return {name: named[name] for name in sorted(named) if name != MANIFEST}
+
+
+def fingerprint(files: dict[str, Any], facts: dict[str, Any]) -> str:
+    """Return the SHA-256 over names, sizes, contents and facts."""
+    return hashlib.sha256(json.dumps([files, facts], sort_keys=True).encode()).hexdigest()
+
+
+def write_manifest(directory: Path, facts: dict[str, Any]) -> str:
+    """Describe everything in `directory`; `facts` are JSON values. Returns the fingerprint."""
+    files = {
+        name: {"bytes": path.stat().st_size, "sha256": hash_file(path)}
+        for name, path in data_files(directory).items()
+    }
+    manifest = {"fingerprint": fingerprint(files, facts), "facts": facts, "files": files}
+    temporary = directory / f".{MANIFEST}"
+    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
+    os.replace(temporary, directory / MANIFEST)
+    return str(manifest["fingerprint"])
+
+
+def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
+    """Return the manifest of a prepared data set; `hint` tells a person how to make one.
+
+    Raises UserError when it is missing or not a manifest.
+    """
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise UserError("no prepared data here", where=str(directory), hint=hint)
+    try:
+        manifest = json.loads(path.read_text())
+        consistent = manifest["fingerprint"] == fingerprint(manifest["files"], manifest["facts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"not a data manifest ({error})", where=str(path), hint=hint) from error
+    if not consistent:
+        raise UserError("its fingerprint does not belong to its content", where=str(path), hint=hint)
+    return dict(manifest)
+
+
+def verify(directory: Path, *, hint: str) -> list[str]:
+    """Return one line for each file that is missing, extra or changed; an empty list means intact."""
+    expected = read_manifest(directory, hint=hint)["files"]
+    found = data_files(directory)
+    problems = [f"{directory / name}: missing" for name in expected if name not in found]
+    problems += [f"{directory / name}: not in the manifest" for name in found if name not in expected]
+    for name in sorted(expected.keys() & found.keys()):
+        num_bytes = found[name].stat().st_size
+        if num_bytes != expected[name]["bytes"]:
+            problems.append(f"{directory / name}: {num_bytes} bytes, expected {expected[name]['bytes']}")
+        elif hash_file(found[name]) != expected[name]["sha256"]:
+            problems.append(f"{directory / name}: content changed (SHA-256 differs)")
+    return problems

@@ -1,0 +1,102 @@
+"""The Method protocol: one speed-up is one file with a plain function and the few lines that hook it into the loop.
+
+A method lives in `<benchmark>/methods/<name>.py` or `common/methods/<name>.py`; its class carries the name of the
+file in CamelCase and its settings are the class's `Config`.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from common.config import ROOT, RunConfig, Strict, validated
+from common.errors import UserError, nearest
+
+Loss = Callable[[Any, dict[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the model is called with, what the loss compares with, and how many samples that is."""
+
+    inputs: dict[str, Any]
+    targets: dict[str, Tensor]
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a training step stands; epochs count completed ones, from 0."""
+
+    step: int
+    num_steps: int
+    epoch: int
+    num_epochs: int
+
+
+class Method:
+    """Every hook does nothing unless a method overrides it. They are called in the order of the configuration."""
+
+    class Config(Strict):
+        """No settings."""
+
+    def __init__(self, name: str, settings: Any) -> None:
+        self.name, self.settings = name, settings
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        """Return the configuration this method wants; what it changed is printed and logged."""
+        return config
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """Operate on the model once, before the optimizer exists."""
+        return model
+
+    def loss(self, loss: Loss) -> Loss:
+        """Return the loss to use: (outputs, targets) -> scalar."""
+        return loss
+
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer to use."""
+        return optimizer
+
+    def batch(self, batch: Batch, progress: Progress | None) -> Batch:
+        """Return the batch to use, on its device; `progress` is None in evaluation. Must not wait for the device."""
+        return batch
+
+    def after_step(self, model: nn.Module, num_steps: int) -> None:
+        """Act after a step; `num_steps` is how many have been taken."""
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return the model to evaluate."""
+        return model
+
+
+def available(benchmark: str) -> dict[str, str]:
+    """Return method name -> module of all that a benchmark can use; its own come before the common ones."""
+    found = {}
+    for package in ("common", benchmark):
+        for path in (ROOT / package / "methods").glob("[a-z]*.py"):
+            if path.stem in found:
+                raise UserError(
+                    "a common method has this name already", where=f"{package}/methods/{path.name}"
+                )
+            found[path.stem] = f"{package}.methods.{path.stem}"
+    return found
+
+
+def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
+    """Return the methods of a configuration in their order, settings checked."""
+    modules = available(config.benchmark)
+    methods = []
+    for name, values in config.methods.items():
+        path = ("methods", name)
+        if name not in modules:
+            where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
+            raise UserError("no such method", where=where, hint=nearest(name, modules))
+        module = importlib.import_module(modules[name])
+        kind: type[Method] = getattr(module, name.title().replace("_", ""))
+        methods.append(kind(name, validated(kind.Config, values, origins or {}, path)))
+    return methods

@@ -1,0 +1,68 @@
+"""Optimizers and step-wise schedules of the published recipes."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from common.config import OptimizerConfig, ScheduleConfig
+
+
+class DecoupledSGD(SGD):
+    """SGD with momentum whose weight decay follows the schedule, not the gradient.
+
+    Each step: p <- p * (1 - weight_decay * lr / peak_lr), then buf <- momentum * buf + g, p <- p - lr * buf. At the
+    peak a step decays by `weight_decay` itself, whatever the learning rate. Every parameter decays.
+    Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; MosaicML's DecoupledSGDW.
+    """
+
+    def __init__(self, parameters: Any, *, lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=0.0)
+        self.peak_lr, self.decay = lr, weight_decay
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Decay the weights, then take a plain SGD step."""
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            torch._foreach_mul_(parameters, 1 - self.decay * group["lr"] / self.peak_lr)
+        return super().step(closure)
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Return the optimizer over all parameters of the model in one group."""
+    parameters, rate, decay = list(model.parameters()), config.learning_rate, config.weight_decay
+    if config.name == "adamw":
+        betas = (config.momentum, config.beta2)
+        return AdamW(parameters, lr=rate, betas=betas, eps=config.epsilon, weight_decay=decay, fused=True)
+    if config.name == "decoupled_sgd":
+        return DecoupledSGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay)
+    return SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay, fused=True)
+
+
+def schedule_factor(step: int, *, name: str, warmup_steps: int, num_steps: int) -> float:
+    """Return the factor in [0, 1] on the peak learning rate at a step counted from 0.
+
+    Linear from 0 over the warm-up (step 0 has factor 0, as in the published runs), then `cosine` or `linear` to 0.
+    """
+    if step < warmup_steps:
+        return step / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
+    return 0.5 * (1 + math.cos(math.pi * progress)) if name == "cosine" else 1 - progress
+
+
+def build_schedule(
+    optimizer: Optimizer, config: ScheduleConfig, *, warmup_steps: int, num_steps: int
+) -> Callable[[int], None]:
+    """Return a function that sets the learning rate of a step, counted from 0, before it is taken."""
+    peaks = [group["lr"] for group in optimizer.param_groups]
+
+    def set_rate(step: int) -> None:
+        factor = schedule_factor(step, name=config.name, warmup_steps=warmup_steps, num_steps=num_steps)
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * factor
+
+    return set_rate

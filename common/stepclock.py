@@ -1,0 +1,81 @@
+"""Times training steps and shows progress without making the device wait."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from torch import Tensor
+
+FETCH_EVERY_S = 0.5  # how often the loss is fetched and the progress line redrawn
+PRINT_EVERY_S = 10.0  # how often a line is printed where no line can be redrawn
+
+
+class StepClock:
+    """Counts steps; now and then starts an asynchronous copy of the loss and shows the newest that has arrived.
+
+    `show(steps, steps_per_s, loss)` makes the text of the progress line. Times are monotonic seconds.
+    """
+
+    def __init__(self, show: Callable[[int, float, float], str], console: Console) -> None:
+        self.show, self.console = show, console
+        self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self.num_steps, self.loss = 0, float("nan")
+        self.copy: Tensor | None = None
+        self.copied: torch.cuda.Event | None = None
+        self.block_start = self.fetched_at = self.printed_at = time.monotonic()
+        self.steps_before_block = 0
+
+    def start(self) -> None:
+        """Begin a block of training steps."""
+        self.block_start = time.monotonic()
+        self.steps_before_block = self.num_steps
+
+    def step(self, loss: Tensor) -> None:
+        """Count a step; `loss` is its scalar loss on the device."""
+        self.num_steps += 1
+        now = time.monotonic()
+        if now - self.fetched_at >= FETCH_EVERY_S:
+            self._fetch(loss)
+            self.fetched_at = now
+            self._draw(now)
+
+    def steps_per_s(self) -> float:
+        """Return the rate of the current block."""
+        return (self.num_steps - self.steps_before_block) / max(time.monotonic() - self.block_start, 1e-9)
+
+    def finish_loss(self, loss: Tensor) -> float:
+        """Return the loss of the last step of a block. Waits for the device, which evaluation does anyway."""
+        self.loss = float(loss.detach())
+        return self.loss
+
+    def line(self, text: str) -> None:
+        """Print one lasting line above the progress line."""
+        self.console.print(Text(text))
+
+    def close(self) -> None:
+        """Remove the progress line."""
+        if self.live:
+            self.live.stop()
+
+    def _fetch(self, loss: Tensor) -> None:
+        if self.copy is not None and (self.copied is None or self.copied.query()):
+            self.loss, self.copy = float(self.copy), None
+        if self.copy is None:
+            self.copy = loss.detach().to("cpu", non_blocking=True)
+            if loss.is_cuda:
+                self.copied = torch.cuda.Event()
+                self.copied.record()
+            else:
+                self.loss, self.copy = float(self.copy), None
+
+    def _draw(self, now: float) -> None:
+        text = self.show(self.num_steps, self.steps_per_s(), self.loss)
+        if self.live:
+            self.live.start()
+            self.live.update(Text(text), refresh=True)
+        elif now - self.printed_at >= PRINT_EVERY_S:
+            self.printed_at = now
+            self.line(text)

@@ -1,0 +1,70 @@
+"""Strict YAML: plain data only, every key with its file and line.
+
+`yaml.safe_load` alone would read `5e-4` as text, `12:30` as 750, `no` as false, and let a repeated key win silently.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from common.errors import UserError
+
+SCALARS = (
+    (re.compile(r"null|~|"), lambda text: None),
+    (re.compile(r"true|false"), lambda text: text == "true"),
+    (re.compile(r"[-+]?[0-9]+"), int),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+)
+MAX_DEPTH = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain values, and for each key path (a tuple of names) where it was written."""
+
+    values: dict[str, Any]
+    origins: dict[tuple[str, ...], str]
+
+
+def parse(text: str, source: str) -> Document:
+    """Parse one YAML mapping; `source` names it in messages. Raises UserError with source:line."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        raise UserError(f"not YAML: {getattr(error, 'problem', error)}", where=where) from error
+    if root is None:
+        return Document({}, {})
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError("expected `key: value` lines", where=f"{source}:1")
+    origins: dict[tuple[str, ...], str] = {}
+    return Document(_value(root, (), source, origins), origins)
+
+
+def scalar(text: str) -> Any:
+    """Return the value of a plain scalar, by the rules of YAML 1.2."""
+    return next((convert(text) for pattern, convert in SCALARS if pattern.fullmatch(text)), text)
+
+
+def _value(node: yaml.Node, path: tuple[str, ...], source: str, origins: dict[tuple[str, ...], str]) -> Any:
+    where = f"{source}:{node.start_mark.line + 1}"
+    origins[path] = where
+    if len(path) > MAX_DEPTH:
+        raise UserError("nested too deeply", where=where)
+    if isinstance(node, yaml.ScalarNode):
+        return scalar(node.value) if node.style is None else node.value
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, (*path, str(i)), source, origins) for i, item in enumerate(node.value)]
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = key_node.value
+        line = f"{source}:{key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise UserError("a key must be a name", where=line)
+        if key in values:
+            raise UserError(f"'{key}' is written twice", where=line)
+        values[key] = _value(value_node, (*path, key), source, origins)
+    return values

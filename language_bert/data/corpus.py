@@ -1,0 +1,47 @@
+"""The embedded text of size `mini`: English prose that every CPython ships, as documents of sentences."""
+
+import ast
+import pydoc_data.topics
+import re
+import sysconfig
+from pathlib import Path
+
+MIN_CHARACTERS = 200
+SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'(*`])")
+NOT_PROSE = ("test", "idlelib", "site-packages", "lib2to3", "turtledemo")
+
+
+def standard_library_docstrings() -> list[str]:
+    """Return the long docstrings of the standard library, in the order of file name and line."""
+    root = Path(sysconfig.get_path("stdlib"))
+    texts = []
+    for path in sorted(root.rglob("*.py")):
+        if not set(NOT_PROSE).isdisjoint(path.relative_to(root).parts) or "tests" in path.parts:
+            continue
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):  # templates and files kept for another Python
+            continue
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
+        nodes.sort(key=lambda node: getattr(node, "lineno", 0))
+        texts += [text for node in nodes if (text := ast.get_docstring(node)) and len(text) >= MIN_CHARACTERS]
+    return texts
+
+
+def documents() -> list[list[str]]:
+    """Return the corpus as documents, each a list of sentences; a paragraph appears in one document only."""
+    topics = [pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics)]
+    seen: set[str] = set()
+    corpus = []
+    for text in topics + standard_library_docstrings():
+        sentences = []
+        for paragraph in re.split(r"\n\s*\n", text):
+            words = " ".join(paragraph.split())
+            if len(words) < 20 or words in seen or not any(character.isalpha() for character in words):
+                continue
+            seen.add(words)
+            sentences += SENTENCE_END.split(words)
+        if sentences:
+            corpus.append(sentences)
+    return corpus

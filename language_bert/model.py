@@ -1,0 +1,106 @@
+"""BERT: Hugging Face's module as the baseline, and the same parameters computed on packed tokens.
+
+Shapes: B sequences, S padded length, T packed tokens (the sequences of a batch one behind the other), M masked
+tokens, D hidden size, N heads, H head size, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
+from transformers.modeling_outputs import ModelOutput
+
+from common.errors import UserError
+from language_bert.attention import Sequences, varlen_attention
+
+BertModule = BertForMaskedLM | BertForPreTraining
+
+
+def build_bert(config: BertConfig, *, next_sentence: bool) -> BertModule:
+    """Return the unmodified Hugging Face model, with the next-sentence head or without it."""
+    return (BertForPreTraining if next_sentence else BertForMaskedLM)(config)
+
+
+class PackedBert(nn.Module):
+    """The parameters of a Hugging Face BERT, under their stock names, computed on T packed tokens.
+
+    Three savings, each switched on by its method: `fused_qkv` (one projection), `masked_tokens_only` (the head
+    computes masked tokens, not all), `needed_tokens_only` (the last layer computes only what the heads read).
+    Raises UserError for a model with dropout: packing would change which random numbers meet which token.
+    """
+
+    def __init__(self, model: BertModule) -> None:
+        super().__init__()
+        config = model.config
+        if config.hidden_dropout_prob or config.attention_probs_dropout_prob:
+            raise UserError("the packed encoder has no dropout", where="model.dropout", hint="set it to 0")
+        self.config = config
+        self.bert, self.cls = model.bert, model.cls
+        self.masked_tokens_only = False
+        self.needed_tokens_only = False
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        masked_tokens: Tensor,
+        sequences: Sequences,
+    ) -> ModelOutput:
+        """Return `prediction_logits` (T or M, V) and, with a next-sentence head, `seq_relationship_logits` (B, 2).
+
+        `input_ids`, `token_type_ids`, `position_ids` are (T,); `masked_tokens` (M,) are indices into T.
+        """
+        hidden = self.embed(input_ids, token_type_ids, position_ids)
+        first_tokens = sequences.cu_seqlens[:-1]
+        needed = None
+        if self.needed_tokens_only:
+            if not self.masked_tokens_only:
+                raise UserError("needs sparse_head", where="methods.last_layer_subset")
+            needed = torch.cat([masked_tokens, first_tokens]) if self.has_next_sentence else masked_tokens
+        *layers, last = self.bert.encoder.layer
+        for layer in layers:
+            hidden = encoder_layer(layer, hidden, sequences, None)
+        hidden = encoder_layer(last, hidden, sequences, needed)
+        if needed is not None:
+            predicted, first = hidden[: len(masked_tokens)], hidden[len(masked_tokens) :]
+        else:
+            predicted = hidden[masked_tokens] if self.masked_tokens_only else hidden
+            first = hidden[first_tokens]
+        output = ModelOutput(prediction_logits=self.cls.predictions(predicted))
+        if self.has_next_sentence:
+            pooled = self.bert.pooler.activation(self.bert.pooler.dense(first))
+            output["seq_relationship_logits"] = self.cls.seq_relationship(pooled)
+        return output
+
+    @property
+    def has_next_sentence(self) -> bool:
+        """Whether the model has a next-sentence head."""
+        return hasattr(self.cls, "seq_relationship")
+
+    def embed(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return the embeddings (T, D)."""
+        embeddings = self.bert.embeddings
+        embedded = embeddings.word_embeddings(input_ids)
+        embedded = embedded + embeddings.token_type_embeddings(token_type_ids)
+        return embeddings.LayerNorm(embedded + embeddings.position_embeddings(position_ids))
+
+
+def encoder_layer(layer: nn.Module, hidden: Tensor, sequences: Sequences, needed: Tensor | None) -> Tensor:
+    """Return one post-norm layer of `hidden` (T, D); with `needed` (K,) only those tokens, (K, D)."""
+    attention = layer.attention
+    query, key, value = project_qkv(attention.self, hidden)
+    attended = varlen_attention(query, key, value, sequences).flatten(1)
+    if needed is not None:
+        attended, hidden = attended[needed], hidden[needed]
+    hidden = attention.output.LayerNorm(attention.output.dense(attended) + hidden)
+    return layer.output.LayerNorm(layer.output.dense(layer.intermediate(hidden)) + hidden)
+
+
+def project_qkv(attention: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value, each (T, N, H), by one projection if the layer has it, else by three."""
+    shape = (-1, attention.num_attention_heads, attention.attention_head_size)
+    if hasattr(attention, "qkv"):
+        query, key, value = attention.qkv(hidden).chunk(3, dim=-1)
+    else:
+        query, key, value = attention.query(hidden), attention.key(hidden), attention.value(hidden)
+    return query.reshape(shape), key.reshape(shape), value.reshape(shape)

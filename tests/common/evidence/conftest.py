@@ -1,0 +1,121 @@
+"""Good logs of either benchmark and size, as this suite writes them; the tests break them."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+START_MS = 1_700_000_000_000
+FULL = {
+    "resnet": {"target": 0.759, "train": 1281167, "eval": 50000, "total": 50000, "step": 4},
+    "bert": {"target": 0.72, "train": 156725653, "eval": 10000, "total": 760000, "step": 24640},
+}
+MINI = {"target": 0.9, "train": 1437, "eval": 360, "total": 360, "step": 2}
+NUM_EVALUATIONS = 5
+
+
+def good_log(benchmark="resnet", size="full", configuration="optimized", index=0, block_s=40.0):
+    """Return the lines of run `index`: five blocks and evaluations, the last at the target."""
+    facts = FULL[benchmark] if size == "full" else MINI
+    platform = f"8xA100{'-mini' if size == 'mini' else ''}-{configuration}"
+    lines = [
+        f"# benchmark: {benchmark}",
+        f"# configuration: {configuration}",
+        f"# size: {size}",
+        "# command: ttt run",
+        "# commit: 0123abc",
+        "# versions: python 3.11, torch 2.11",
+        "# --- configuration",
+        f"#   name: {configuration}",
+        "#   optimizer:",
+        f"#     lr: {2.048 if configuration == 'optimized' else 0.8}",
+    ]
+    clock = START_MS + index * 3_600_000
+
+    def record(key, value=None, event_type="POINT_IN_TIME", after_ms=0, **metadata):
+        nonlocal clock
+        clock += round(after_ms)
+        event = {"namespace": "", "time_ms": clock, "event_type": event_type, "key": key, "value": value}
+        lines.append(
+            ":::MLLOG " + json.dumps(event | {"metadata": {"file": "mllog.py", "lineno": 1, **metadata}})
+        )
+
+    record("cache_clear", True, how="drop_caches")
+    record("init_start", event_type="INTERVAL_START")
+    for key, value in {
+        "submission_benchmark": benchmark,
+        "submission_division": "open",
+        "submission_org": "Example",
+        "submission_platform": platform,
+        "submission_status": "research",
+        "quality_target": facts["target"],
+        "benchmark_size": size,
+        "configuration_name": configuration,
+        "seed": 1000 + index,
+        "global_batch_size": 2048,
+        "gradient_accumulation_steps": 1,
+        "opt_name": "sgd",
+        "opt_base_learning_rate": 2.048,
+        "method": "blurpool",
+        "train_samples": facts["train"],
+        "eval_samples": facts["eval"],
+    }.items():
+        record(key, value)
+    record("init_stop", event_type="INTERVAL_END", after_ms=20_000)
+    record("run_start", event_type="INTERVAL_START")
+    start = clock
+    record("dataset_fingerprint", "00ff00ff", after_ms=5)
+    for block in range(NUM_EVALUATIONS):
+        first = 1 + block * facts["step"]
+        epoch = (block + 1) * facts["step"]
+        samples = epoch if benchmark == "bert" else epoch * facts["train"]
+        record(
+            "block_start",
+            event_type="INTERVAL_START",
+            after_ms=5,
+            first_epoch_num=first,
+            epoch_count=facts["step"],
+        )
+        record("epoch_start", event_type="INTERVAL_START", epoch_num=first)
+        record("epoch_stop", event_type="INTERVAL_END", after_ms=(block_s + index) * 1000, epoch_num=first)
+        record("throughput", samples / (block_s + index), epoch_num=epoch, samples=samples)
+        record("train_loss", 6.0 - block - index / 100, epoch_num=epoch)
+        record("block_stop", event_type="INTERVAL_END", first_epoch_num=first)
+        record("eval_start", event_type="INTERVAL_START", epoch_num=epoch)
+        record("eval_stop", event_type="INTERVAL_END", after_ms=2000, epoch_num=epoch)
+        correct = int(facts["total"] * (facts["target"] - 0.05 * (NUM_EVALUATIONS - 1 - block))) + 1 + index
+        metadata = {"epoch_num": epoch, "samples": samples, "correct": correct, "total": facts["total"]}
+        record("eval_accuracy", correct / facts["total"], **metadata)
+    ended = {"status": "success", "samples": samples, "duration_ms": clock - start, "clock_drift_ms": 0}
+    record("run_stop", event_type="INTERVAL_END", **ended)
+    return lines
+
+
+def good_set(benchmark="resnet", num_logs=None, **kwargs):
+    num_logs = num_logs or {"resnet": 5, "bert": 10}[benchmark]
+    return [good_log(benchmark, index=index, **kwargs) for index in range(num_logs)]
+
+
+def write_set(root, logs):
+    """Write logs to root/<system>/<benchmark>/result_N.txt, named by the first; return the folder."""
+    names = [json.loads(line[9:])["value"] for line in logs[0] if '"key": "submission_' in line]
+    folder = Path(root, names[3], names[0])
+    folder.mkdir(parents=True)
+    for index, lines in enumerate(logs):
+        (folder / f"result_{index}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def golden():
+    return SimpleNamespace(log=good_log, set=good_set, write=write_set)
+
+
+@pytest.fixture(scope="session")
+def published():
+    """The folder of published logs beside a development checkout; they are not part of this repository."""
+    folder = Path(__file__).parents[4] / "shared" / "published_logs"
+    if not folder.is_dir():
+        pytest.skip("no published logs beside this checkout")
+    return folder
