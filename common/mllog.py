@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mlperf_logging import mllog
+from mlperf_logging.mllog.mllog import MLLogger
 
 from common.config import ROOT
 
@@ -44,7 +44,7 @@ class RunLog:
         logger = logging.Logger(f"run {path}")  # not registered: nothing else can write to it or echo it
         self.handler = logging.FileHandler(path, encoding="ascii")
         logger.addHandler(self.handler)
-        self.logger = mllog.MLLogger(logger, root_dir=re.escape(str(ROOT)), default_stack_offset=2)
+        self.logger = MLLogger(logger, root_dir=re.escape(str(ROOT)), default_stack_offset=3)
 
     def start(self, key: str, **metadata: Any) -> None:
         """Open an interval."""
@@ -65,7 +65,9 @@ class RunLog:
     def _write(self, write: Any, key: str, value: Any, metadata: dict[str, Any]) -> None:
         allowed, following = RECORDS.get(key, (FACT_STATES, None))
         if self.state not in allowed:
-            raise LogOrderError(f"'{key}' cannot follow in state '{self.state}'; allowed in {', '.join(allowed)}")
+            raise LogOrderError(
+                f"'{key}' cannot follow in state '{self.state}'; allowed in {', '.join(allowed)}"
+            )
         if key in ONCE and key in self.seen:
             raise LogOrderError(f"'{key}' was written already")
         for name, content in {"value": value, **metadata}.items():

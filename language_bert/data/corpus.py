@@ -6,13 +6,13 @@ import re
 import sysconfig
 from pathlib import Path
 
-MIN_CHARACTERS = 200
+MIN_PARAGRAPH_CHARACTERS = 20
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'(*`])")
 NOT_PROSE = ("test", "idlelib", "site-packages", "lib2to3", "turtledemo")
 
 
 def standard_library_docstrings() -> list[str]:
-    """Return the long docstrings of the standard library, in the order of file name and line."""
+    """Return the docstrings of the standard library, in the order of file name and line."""
     root = Path(sysconfig.get_path("stdlib"))
     texts = []
     for path in sorted(root.rglob("*.py")):
@@ -25,7 +25,7 @@ def standard_library_docstrings() -> list[str]:
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]
         nodes.sort(key=lambda node: getattr(node, "lineno", 0))
-        texts += [text for node in nodes if (text := ast.get_docstring(node)) and len(text) >= MIN_CHARACTERS]
+        texts += [text for node in nodes if (text := ast.get_docstring(node))]
     return texts
 
 
@@ -38,7 +38,11 @@ def documents() -> list[list[str]]:
         sentences = []
         for paragraph in re.split(r"\n\s*\n", text):
             words = " ".join(paragraph.split())
-            if len(words) < 20 or words in seen or not any(character.isalpha() for character in words):
+            if (
+                len(words) < MIN_PARAGRAPH_CHARACTERS
+                or words in seen
+                or not any(character.isalpha() for character in words)
+            ):
                 continue
             seen.add(words)
             sentences += SENTENCE_END.split(words)

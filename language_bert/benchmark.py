@@ -1,0 +1,150 @@
+"""BERT on masked-language modelling: what the loop asks of this benchmark."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import BertConfig
+
+from common import benchmark, fingerprint, sampler
+from common.config import DataConfig, Fraction, RunConfig, Strict
+from common.errors import UserError
+from common.method import Batch
+from language_bert.data.batches import IGNORED, padded_batch, random_record
+from language_bert.data.shards import Shard
+from language_bert.model import build_bert, spread_positions
+
+
+class ModelConfig(Strict):
+    """Hugging Face's names; `position_scale` starts the position embeddings as sines instead of noise."""
+
+    vocab_size: int = Field(gt=0, le=65536)
+    hidden_size: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    dropout: float = Field(ge=0, lt=1)
+    initializer_range: float = Field(gt=0)
+    position_scale: float = Field(ge=0)
+    next_sentence: bool
+
+
+class TextDataConfig(DataConfig):
+    """Lengths in tokens."""
+
+    max_seq_length: int = Field(ge=8, le=512)
+    max_predictions: int = Field(gt=0)
+    masked_fraction: Fraction
+
+
+class Config(RunConfig):
+    """The keys of this benchmark."""
+
+    model: ModelConfig
+    data: TextDataConfig
+
+
+class Benchmark(benchmark.Benchmark):
+    """Quality is the official masked-LM accuracy: right masked tokens over all of the whole evaluation set."""
+
+    config: Config
+    mlperf_name = "bert"
+    samples_name = "sequences"
+    quality_name = "masked-LM accuracy"
+    counts_epochs = False
+
+    def build_model(self) -> nn.Module:
+        """Return Hugging Face's BERT, unmodified; sdpa attention."""
+        settings = self.config.model
+        model = build_bert(
+            BertConfig(
+                vocab_size=settings.vocab_size,
+                hidden_size=settings.hidden_size,
+                num_hidden_layers=settings.num_hidden_layers,
+                num_attention_heads=settings.num_attention_heads,
+                intermediate_size=settings.intermediate_size,
+                max_position_embeddings=self.config.data.max_seq_length,
+                hidden_dropout_prob=settings.dropout,
+                attention_probs_dropout_prob=settings.dropout,
+                initializer_range=settings.initializer_range,
+                hidden_act="gelu_pytorch_tanh",  # the form of the reference; "gelu" would be the erf form
+                layer_norm_eps=1e-12,
+            ),
+            next_sentence=settings.next_sentence,
+        )
+        if settings.position_scale:
+            spread_positions(model, settings.position_scale)
+        return model
+
+    def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+        """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
+        loss = F.cross_entropy(
+            outputs[0].flatten(0, -2).float(), targets["labels"].flatten(), ignore_index=IGNORED
+        )
+        if self.config.model.next_sentence:
+            loss = loss + F.cross_entropy(outputs[1].float(), targets["next_sentence_label"])
+        return loss
+
+    def synthetic_batches(self) -> Iterator[Batch]:
+        """Yield one batch of random tokens with lengths over the whole range."""
+        rng = np.random.default_rng(0)
+        data, size = self.config.data, self.config.global_batch_size
+        records = [
+            random_record(
+                rng,
+                length=int(length),
+                vocab_size=self.config.model.vocab_size,
+                num_masked=max(1, round(length * data.masked_fraction)),
+            )
+            for length in np.linspace(8, data.max_seq_length, size)
+        ]
+        yield padded_batch(records, data.max_seq_length)
+
+    def train_batches(self) -> Iterator[Batch]:
+        """Yield shuffled batches without end."""
+        shard = self.shard("train", self.config.data.num_train_samples)
+        for indices in sampler.batches(len(shard), self.config.global_batch_size, seed=self.seed):
+            yield padded_batch([shard[index] for index in indices], self.config.data.max_seq_length)
+
+    def evaluation_batches(self) -> Iterator[Batch]:
+        """Yield the evaluation set in its order."""
+        shard = self.shard("evaluation", self.config.data.num_evaluation_samples)
+        size = self.config.evaluation_batch_size
+        for first in range(0, len(shard), size):
+            records = [shard[index] for index in range(first, min(first + size, len(shard)))]
+            yield padded_batch(records, self.config.data.max_seq_length)
+
+    def shard(self, name: str, num_samples: int) -> Shard:
+        """Open a part of the data. Raises UserError unless it holds as many samples as the configuration says."""
+        shard = Shard(self.directory / name)
+        if len(shard) != num_samples:
+            raise UserError(f"{len(shard)} samples, expected {num_samples}", where=str(shard.path))
+        return shard
+
+    def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Count masked tokens that are predicted right, and masked tokens."""
+        labels = targets["labels"].flatten()
+        is_masked = labels != IGNORED
+        right = (outputs[0].flatten(0, -2).argmax(dim=-1) == labels) & is_masked
+        return right.sum(), is_masked.sum()
+
+    @property
+    def num_evaluation_targets(self) -> int:
+        """The masked tokens of the evaluation set, from the manifest."""
+        return int(self.manifest()["facts"]["num_evaluation_masked_tokens"])
+
+    def epoch_number(self, num_samples: int) -> int:
+        """BERT logs samples where ResNet logs epochs."""
+        return num_samples
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the prepared data."""
+        return str(self.manifest()["fingerprint"])
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the manifest of the prepared data."""
+        return fingerprint.read_manifest(self.directory, hint=benchmark.prepared_hint(self.config))

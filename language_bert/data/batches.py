@@ -1,0 +1,50 @@
+"""Records to batches: padded, as an unmodified Hugging Face model takes them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from common.method import Batch
+from language_bert.data.shards import Record
+
+IGNORED = -100  # the label of a token that was not masked
+
+
+def padded_batch(records: Sequence[Record], max_seq_length: int) -> Batch:
+    """Return B records padded to S = max_seq_length.
+
+    Inputs: `input_ids`, `token_type_ids`, `attention_mask`, all (B, S) int64. Targets: `labels` (B, S) int64, -100
+    where no token was masked, and `next_sentence_label` (B,) int64.
+    """
+    shape = (len(records), max_seq_length)
+    input_ids, token_type_ids, attention_mask = (np.zeros(shape, np.int64) for _ in range(3))
+    labels = np.full(shape, IGNORED, np.int64)
+    for row, record in enumerate(records):
+        length = len(record.input_ids)
+        input_ids[row, :length] = record.input_ids
+        token_type_ids[row, record.num_a_tokens : length] = 1
+        attention_mask[row, :length] = 1
+        labels[row, record.masked_positions] = record.masked_ids
+    is_random_next = np.array([record.is_random_next for record in records], np.int64)
+    return Batch(
+        inputs={
+            "input_ids": torch.from_numpy(input_ids),
+            "token_type_ids": torch.from_numpy(token_type_ids),
+            "attention_mask": torch.from_numpy(attention_mask),
+        },
+        targets={"labels": torch.from_numpy(labels), "next_sentence_label": torch.from_numpy(is_random_next)},
+        num_samples=len(records),
+    )
+
+
+def random_record(rng: np.random.Generator, *, length: int, vocab_size: int, num_masked: int) -> Record:
+    """Return a record of random tokens, for warm-up and tests."""
+    positions = np.sort(rng.choice(length - 2, size=min(num_masked, length - 2), replace=False)) + 1
+    return Record(
+        input_ids=rng.integers(0, vocab_size, length),
+        num_a_tokens=max(2, length // 2),
+        masked_positions=positions,
+        masked_ids=rng.integers(0, vocab_size, len(positions)),
+        is_random_next=bool(rng.integers(2)),
+    )
