@@ -12,10 +12,10 @@ from common.method import Batch
 
 
 class Benchmark(ABC):
-    """A benchmark folder's `benchmark.py` exports one subclass as `Benchmark` and its configuration as `Config`.
+    """A benchmark folder's `benchmark.py` exports a subclass, `Benchmark`, and its configuration, `Config`.
 
-    Nothing here opens the data set but `train_batches`, `evaluation_batches` and `fingerprint`, which the loop calls
-    after run_start.
+    Nothing here opens the data set but `train_batches`, `evaluation_batches` and `fingerprint`, which the
+    loop calls after run_start.
     """
 
     mlperf_name: ClassVar[str]  # "resnet" or "bert"
@@ -29,7 +29,7 @@ class Benchmark(ABC):
     @property
     def directory(self) -> Path:
         """Where the prepared data lie."""
-        return ROOT / self.config.data.directory
+        return ROOT / str(self.config.data.directory)
 
     @abstractmethod
     def build_model(self) -> nn.Module:

@@ -48,7 +48,7 @@ def dispatch(arguments: list[str]) -> int:
         prog=f"ttt {verb}", description=command.__doc__, formatter_class=Formatter, epilog=EXIT_CODES
     )
     command.add_arguments(parser)
-    return command.main(parser.parse_args(rest))
+    return int(command.main(parser.parse_args(rest)))
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """A configuration: YAML files merged in a fixed order, checked to the last key, frozen.
 
-The order is `extends` (baseline) <- the named file <- the size's file <- `--set`. Mappings merge, everything else
-replaces. In a size's file an entry below `methods` adjusts a method that is switched on and is ignored otherwise,
-so one file serves every configuration of that size.
+The order is `extends` (baseline) <- the named file <- the size's file <- `--set`. Mappings merge, everything
+else replaces. In a size's file an entry below `methods` adjusts a method that is switched on and is ignored
+otherwise, so one file serves every configuration of that size.
 """
 
 import importlib
@@ -36,7 +36,10 @@ class Strict(BaseModel):
 
 
 class OptimizerConfig(Strict):
-    """`learning_rate` is the peak. `decoupled_sgd` takes `weight_decay` per step at the peak, see common/optim.py."""
+    """`learning_rate` is the peak.
+
+    `decoupled_sgd` takes `weight_decay` per step at the peak, see common/optim.py.
+    """
 
     name: Literal["sgd", "decoupled_sgd", "adamw"]
     learning_rate: float = Field(gt=0)
@@ -126,7 +129,7 @@ class RunConfig(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A configuration and how it came about: `origins` per key path, `changes` that its methods made to it."""
+    """A configuration and how it came about: `origins` per key path, `changes` made by its methods."""
 
     config: RunConfig
     origins: dict[tuple[str, ...], str]
@@ -187,7 +190,7 @@ def merge_files(
     benchmark: str, configuration: str, size: str
 ) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
     """Return the merged values of the files and where each key was written."""
-    chain = []
+    chain: list[yaml_file.Document] = []
     name: Any = configuration
     while name:
         if len(chain) > MAX_EXTENDS:
@@ -257,7 +260,7 @@ def validated(
     origins: dict[tuple[str, ...], str],
     prefix: tuple[str, ...] = (),
 ) -> ModelT:
-    """Return the checked model, or raise UserError for the first fault: where, which key, what was expected."""
+    """Return the checked model, or raise UserError for the first fault: where, key, what was expected."""
     try:
         return model.model_validate(values)
     except ValidationError as error:

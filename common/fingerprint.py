@@ -1,7 +1,7 @@
 """Manifest of a prepared data set: which files, how many bytes, which content.
 
-`manifest.json` lists every file with its size and SHA-256, the facts that a run needs without reading the data
-(sample counts), and one fingerprint over all of it, which stands in each log.
+`manifest.json` lists every file with its size and SHA-256, the facts that a run needs without reading the
+data (sample counts), and one fingerprint over all of it, which stands in each log.
 """
 
 import hashlib

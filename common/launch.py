@@ -1,4 +1,4 @@
-"""A run set: reserves result files, draws seeds, starts each run as a process, keeps what a dead one leaves."""
+"""A run set: reserves results, draws seeds, starts each run as a process, keeps what a dead one leaves."""
 
 import json
 import os
@@ -67,7 +67,10 @@ def check_data(loaded: Loaded) -> None:
 
 
 def reserve(directory: Path, index: int | None) -> Path:
-    """Create result_N.txt exclusively: the next free one, or exactly `index`. Raises UserError when it exists."""
+    """Create result_N.txt exclusively: the next free one, or exactly `index`.
+
+    Raises UserError when it exists.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         taken = {path.name for path in directory.iterdir()}
@@ -86,7 +89,7 @@ def reserve(directory: Path, index: int | None) -> Path:
 
 
 def head(run_set: RunSet, command: Sequence[str]) -> str:
-    """Return the plain lines at the head of a result file: command, commit, versions, merged configuration."""
+    """Return the plain lines at the head of a result: command, commit, versions, merged configuration."""
     config = run_set.loaded.config
     facts = {
         "benchmark": config.benchmark,
@@ -128,7 +131,7 @@ def expected_seconds(directory: Path) -> float | None:
 
 
 def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> int:
-    """Run the set's run `number` (from 0) as a process and return its exit code; its log is closed in any case."""
+    """Run number `number` (from 0) as a process and return its exit code; its log is closed in any case."""
     config = run_set.loaded.config
     expected = expected_seconds(run_set.directory)
     path = reserve(run_set.directory, index)

@@ -1,7 +1,7 @@
-"""The Method protocol: one speed-up is one file with a plain function and the few lines that hook it into the loop.
+"""The Method protocol: one speed-up is one file, a plain function and the lines that hook it into the loop.
 
-A method lives in `<benchmark>/methods/<name>.py` or `common/methods/<name>.py`; its class carries the name of the
-file in CamelCase and its settings are the class's `Config`.
+A method lives in `<benchmark>/methods/<name>.py` or `common/methods/<name>.py`; its class carries the name of
+the file in CamelCase and its settings are the class's `Config`.
 """
 
 import importlib
@@ -38,7 +38,10 @@ class Progress:
 
 
 class Method:
-    """Every hook does nothing unless a method overrides it. They are called in the order of the configuration."""
+    """Every hook does nothing unless a method overrides it.
+
+    They are called in the order of the configuration.
+    """
 
     class Config(Strict):
         """No settings."""
@@ -63,7 +66,7 @@ class Method:
         return optimizer
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Return the batch to use, on its device; `progress` is None in evaluation. Must not wait for the device."""
+        """Return the batch to use, before it moves to the device; `progress` is None in evaluation."""
         return batch
 
     def after_step(self, model: nn.Module, num_steps: int) -> None:

@@ -1,4 +1,7 @@
-"""The only writer of :::MLLOG lines. It refuses an order that the rules forbid and values that would be lost."""
+"""The only writer of :::MLLOG lines.
+
+It refuses an order that the rules forbid and values that would be lost.
+"""
 
 import logging
 import math

@@ -14,13 +14,13 @@ from common.config import OptimizerConfig, ScheduleConfig
 class DecoupledSGD(SGD):
     """SGD with momentum whose weight decay follows the schedule, not the gradient.
 
-    Each step: p <- p * (1 - weight_decay * lr / peak_lr), then buf <- momentum * buf + g, p <- p - lr * buf. At the
-    peak a step decays by `weight_decay` itself, whatever the learning rate. Every parameter decays.
+    Each step: p <- p * (1 - weight_decay * lr / peak_lr), then buf <- momentum * buf + g, p <- p - lr * buf.
+    At the peak a step decays by `weight_decay` itself, whatever the learning rate. Every parameter decays.
     Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; MosaicML's DecoupledSGDW.
     """
 
     def __init__(self, parameters: Any, *, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=0.0)
+        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=0.0, fused=True)
         self.peak_lr, self.decay = lr, weight_decay
 
     @torch.no_grad()
@@ -46,7 +46,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 def schedule_factor(step: int, *, name: str, warmup_steps: int, num_steps: int) -> float:
     """Return the factor in [0, 1] on the peak learning rate at a step counted from 0.
 
-    Linear from 0 over the warm-up (step 0 has factor 0, as in the published runs), then `cosine` or `linear` to 0.
+    Linear from 0 over the warm-up (step 0 has factor 0, as in the published runs), then `cosine` or `linear`
+    to 0.
     """
     if step < warmup_steps:
         return step / warmup_steps

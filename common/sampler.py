@@ -6,7 +6,10 @@ import numpy as np
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Return the permutation (num_samples,) int64 of one epoch (from 0). Philox: the same on every machine."""
+    """Return the permutation (num_samples,) int64 of one epoch (from 0).
+
+    Philox: the same on every machine.
+    """
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_samples)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,7 +15,7 @@ PRINT_EVERY_S = 10.0  # how often a line is printed where no line can be redrawn
 
 
 class StepClock:
-    """Counts steps; now and then starts an asynchronous copy of the loss and shows the newest that has arrived.
+    """Counts steps; now and then starts an asynchronous copy of the loss and shows what has arrived.
 
     `show(steps, steps_per_s, loss)` makes the text of the progress line. Times are monotonic seconds.
     """
@@ -24,7 +25,7 @@ class StepClock:
         self.live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self.num_steps, self.loss = 0, float("nan")
         self.copy: Tensor | None = None
-        self.copied: torch.cuda.Event | None = None
+        self.copied: Any = None  # a CUDA event
         self.block_start = self.fetched_at = self.printed_at = time.monotonic()
         self.steps_before_block = 0
 
@@ -66,7 +67,7 @@ class StepClock:
         if self.copy is None:
             self.copy = loss.detach().to("cpu", non_blocking=True)
             if loss.is_cuda:
-                self.copied = torch.cuda.Event()
+                self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self.copied.record()
             else:
                 self.loss, self.copy = float(self.copy), None

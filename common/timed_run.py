@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from common.benchmark import Benchmark
 from common.config import ROOT, Plan, RunConfig, benchmark_module
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
-from common.method import Batch, Method, Progress, build_methods
+from common.method import Batch, Loss, Method, Progress, build_methods
 from common.mllog import RunLog
 from common.optim import build_optimizer, build_schedule
 from common.stepclock import StepClock
@@ -60,7 +60,9 @@ class TrainingRun:
         torch.manual_seed(self.spec.seed)
         model = self.benchmark.build_model().to(self.device)
         self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
-        self.loss = reduce(lambda loss, method: method.loss(loss), self.methods, self.benchmark.loss)
+        self.loss: Loss = self.benchmark.loss
+        for method in self.methods:
+            self.loss = method.loss(self.loss)
         optimizer = build_optimizer(self.model, self.config.optimizer)
         self.optimizer = reduce(lambda built, method: method.optimizer(built), self.methods, optimizer)
         self.set_rate = build_schedule(
@@ -111,7 +113,7 @@ class TrainingRun:
         with self.autocast():
             outputs = self.model(**batch.inputs)
         loss = self.loss(outputs, batch.targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     def train_step(self, batch: Batch, step: int) -> Tensor:
@@ -172,12 +174,12 @@ class TrainingRun:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Return the quality over the whole evaluation set: right predictions over all, one division at the end."""
+        """Return the quality over the whole evaluation set: right over all, one division at the end."""
         number = self.benchmark.epoch_number(self.num_samples)
         self.log.start("eval_start", epoch_num=number)
         model = reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model)
         model.eval()
-        correct, total = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+        correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
         for batch in self.benchmark.evaluation_batches():
             batch = self.prepared(batch, None)
             with self.autocast():
@@ -219,7 +221,8 @@ class TrainingRun:
             expected = f"about {self.spec.expected_s - elapsed:.0f} s left"
         rate = steps_per_s * self.config.global_batch_size
         return (
-            f"  {elapsed:6.1f} s  step {num_steps}/{self.plan.num_steps}  {rate:.0f} {self.benchmark.samples_name}/s"
+            f"  {elapsed:6.1f} s  step {num_steps}/{self.plan.num_steps}"
+            f"  {rate:.0f} {self.benchmark.samples_name}/s"
             f"  loss {loss:.3f}  quality {self.quality:.4f} of {self.config.target:g}  {expected}"
         )
 
@@ -234,7 +237,10 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 def drop_page_cache() -> tuple[bool, str]:
-    """Drop the page cache, so that data come from storage. Returns whether it was dropped, and how or why not."""
+    """Drop the page cache, so that data come from storage.
+
+    Returns whether it was dropped, and how or why not.
+    """
     try:
         os.sync()
         DROP_CACHES.write_text("3")

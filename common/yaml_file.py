@@ -1,6 +1,7 @@
 """Strict YAML: plain data only, every key with its file and line.
 
-`yaml.safe_load` alone would read `5e-4` as text, `12:30` as 750, `no` as false, and let a repeated key win silently.
+`yaml.safe_load` alone would read `5e-4` as text, `12:30` as 750, `no` as false, and let a repeated key win
+silently.
 """
 
 import re

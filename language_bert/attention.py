@@ -1,4 +1,4 @@
-"""Attention over sequences of different lengths that lie one behind the other, without padding between them."""
+"""Attention over sequences of different lengths that lie one behind the other, without padding."""
 
 from dataclasses import dataclass
 
@@ -55,8 +55,9 @@ def group_by_length(cu_seqlens: Tensor, *, num_groups: int = NUM_GROUPS) -> Sequ
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
     """Return softmax(query key^T / sqrt(head_size)) value, every sequence seeing only itself.
 
-    All tensors are (num_tokens, num_heads, head_size). Group by group in batched matrix products: on CPU these take
-    a fifth of the time of scaled_dot_product_attention on the padded batch (it has no bf16 kernel for short rows).
+    All tensors are (num_tokens, num_heads, head_size). Group by group in batched matrix products: on CPU
+    these take a fifth of the time of scaled_dot_product_attention on the padded batch (it has no bf16 kernel
+    for short rows).
     """
     num_heads, head_size = query.shape[1:]
     attended = []

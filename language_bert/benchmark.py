@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ class Config(RunConfig):
 
 
 class Benchmark(benchmark.Benchmark):
-    """Quality is the official masked-LM accuracy: right masked tokens over all of the whole evaluation set."""
+    """Quality is the official masked-LM accuracy: right masked tokens over all, whole evaluation set."""
 
     config: Config
     mlperf_name = "bert"
@@ -119,7 +118,10 @@ class Benchmark(benchmark.Benchmark):
             yield padded_batch(records, self.config.data.max_seq_length)
 
     def shard(self, name: str, num_samples: int) -> Shard:
-        """Open a part of the data. Raises UserError unless it holds as many samples as the configuration says."""
+        """Open a part of the data.
+
+        Raises UserError unless it holds as many samples as the configuration says.
+        """
         shard = Shard(self.directory / name)
         if len(shard) != num_samples:
             raise UserError(f"{len(shard)} samples, expected {num_samples}", where=str(shard.path))

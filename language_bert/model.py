@@ -1,7 +1,7 @@
 """BERT: Hugging Face's module as the baseline, and the same parameters computed on packed tokens.
 
-Shapes: B sequences, S padded length, T packed tokens (the sequences of a batch one behind the other), M masked
-tokens, D hidden size, N heads, H head size, V vocabulary.
+Shapes: B sequences, S padded length, T packed tokens (the sequences of a batch one behind the other), M
+masked tokens, D hidden size, N heads, H head size, V vocabulary.
 """
 
 import math
@@ -25,10 +25,11 @@ def build_bert(config: BertConfig, *, next_sentence: bool) -> BertModule:
 
 @torch.no_grad()
 def spread_positions(model: BertModule, scale: float) -> None:
-    """Start position embeddings (S, D) as sines of growing period times `scale`, and the keys equal to the queries.
+    """Start position embeddings (S, D) as sines times `scale`, and keys equal to queries.
 
-    For small models trained from scratch: attention to near and to equal tokens then need not be discovered first,
-    and 0.20 masked-LM accuracy takes about half the samples. Source: sines of https://arxiv.org/abs/1706.03762.
+    For small models trained from scratch: attention to near and to equal tokens then need not be discovered
+    first, and 0.20 masked-LM accuracy takes about half the samples. Source: sines of
+    https://arxiv.org/abs/1706.03762.
     """
     weight = model.bert.embeddings.position_embeddings.weight
     num_positions, size = weight.shape
@@ -44,9 +45,10 @@ def spread_positions(model: BertModule, scale: float) -> None:
 class PackedBert(nn.Module):
     """The parameters of a Hugging Face BERT, under their stock names, computed on T packed tokens.
 
-    Three savings, each switched on by its method: `fused_qkv` (one projection), `masked_tokens_only` (the head
-    computes masked tokens, not all), `needed_tokens_only` (the last layer computes only what the heads read).
-    Raises UserError for a model with dropout: packing would change which random numbers meet which token.
+    Three savings, each switched on by its method: `fused_qkv` (one projection), `masked_tokens_only` (the
+    head computes masked tokens, not all), `needed_tokens_only` (the last layer computes only what the heads
+    read). Raises UserError for a model with dropout: packing would change which random numbers meet which
+    token.
     """
 
     def __init__(self, model: BertModule) -> None:
@@ -65,14 +67,15 @@ class PackedBert(nn.Module):
         token_type_ids: Tensor,
         position_ids: Tensor,
         masked_tokens: Tensor,
+        first_tokens: Tensor,
         sequences: Sequences,
     ) -> ModelOutput:
-        """Return `prediction_logits` (T or M, V) and, with a next-sentence head, `seq_relationship_logits` (B, 2).
+        """Return `prediction_logits` (T or M, V) and `seq_relationship_logits` (B, 2) if it has that head.
 
-        `input_ids`, `token_type_ids`, `position_ids` are (T,); `masked_tokens` (M,) are indices into T.
+        `input_ids`, `token_type_ids`, `position_ids` are (T,); `masked_tokens` (M,) and `first_tokens` (B,)
+        are indices into T.
         """
         hidden = self.embed(input_ids, token_type_ids, position_ids)
-        first_tokens = sequences.cu_seqlens[:-1]
         needed = None
         if self.needed_tokens_only:
             if not self.masked_tokens_only:

@@ -1,7 +1,7 @@
 """Prepare the data, time baseline and optimized of both benchmarks in turn, audit, score and report.
 
-Runs alternate (baseline, optimized, baseline, ...), so that a slow spell of the machine meets both. Results go to
-results/, the page to report/index.html; nothing that exists is overwritten.
+Runs alternate (baseline, optimized, baseline, ...), so that a slow spell of the machine meets both. Results
+go to results/, the page to report/index.html; nothing that exists is overwritten.
 
 examples:
   ttt all
@@ -24,8 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = configs.benchmarks()
     parser.add_argument("--benchmarks", nargs="+", default=known, metavar="NAME", help="which benchmarks")
     parser.add_argument("--configurations", nargs="+", default=["baseline", "optimized"], metavar="NAME")
-    parser.add_argument("--size", choices=configs.SIZES, default="mini", help="full needs prepared data and GPUs")
-    parser.add_argument("--runs", default="3", metavar="N", help="runs of each, or official: 5 (resnet), 10 (bert)")
+    parser.add_argument(
+        "--size", choices=configs.SIZES, default="mini", help="full needs prepared data and GPUs"
+    )
+    parser.add_argument(
+        "--runs", default="3", metavar="N", help="runs of each, or official: 5 (resnet), 10 (bert)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -40,7 +44,9 @@ def main(args: argparse.Namespace) -> int:
     for benchmark in args.benchmarks:
         for name in args.configurations:
             loaded = configs.load(benchmark, name, size=args.size, settings=[])
-            sets[benchmark, name] = launch.plan_run_set(loaded, results=ROOT / "results", runs=args.runs, seed=None)
+            sets[benchmark, name] = launch.plan_run_set(
+                loaded, results=ROOT / "results", runs=args.runs, seed=None
+            )
             system.write_description(loaded.config, ROOT / "systems")
         data.prepare(loaded.config)
         launch.check_data(loaded)

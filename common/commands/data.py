@@ -1,7 +1,8 @@
 """Prepare the data of a benchmark, or verify every byte of what was prepared.
 
 `prepare` writes the embedded data of size mini: real handwritten digits as JPEG files, and real prose as BERT
-instances, both from what is installed; no network. `verify` finds a changed, missing or extra file: exit code 1.
+instances, both from what is installed; no network. `verify` finds a changed, missing or extra file: exit code
+1.
 
 examples:
   ttt data prepare image_classification --size mini
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("prepare", "verify"))
     parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: embedded data, no network")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as data.directory")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as data.directory"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -31,11 +34,14 @@ def main(args: argparse.Namespace) -> int:
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     if args.action == "prepare":
         return prepare(config)
-    problems = fingerprint.verify(directory, hint=f"run: ttt data prepare {args.benchmark} --size {args.size}")
+    problems = fingerprint.verify(
+        directory, hint=f"run: ttt data prepare {args.benchmark} --size {args.size}"
+    )
     for problem in problems:
         print(problem.replace(f"{ROOT}/", ""))
     manifest = fingerprint.read_manifest(directory, hint="")
-    print(f"{args.benchmark} {args.size}: {'damaged' if problems else 'intact'}, fingerprint {manifest['fingerprint']}")
+    state = "damaged" if problems else "intact"
+    print(f"{args.benchmark} {args.size}: {state}, fingerprint {manifest['fingerprint']}")
     return EXIT_FINDINGS if problems else EXIT_OK
 
 

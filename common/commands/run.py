@@ -1,7 +1,7 @@
 """Time one configuration of a benchmark from run_start to its target quality, N times.
 
-Each run is one process and one result file, results/<system>/<resnet|bert>/result_N.txt, which is never overwritten.
-A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1.
+Each run is one process and one result file, results/<system>/<resnet|bert>/result_N.txt, which is never
+overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1.
 
 examples:
   ttt run language_bert optimized --size mini --runs 3
@@ -15,9 +15,13 @@ from pathlib import Path
 
 from common import config as configs
 from common.config import ROOT, SIZES, Loaded
-from common.errors import EXIT_INTERRUPTED, EXIT_OK
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 
-BYTES_PER_PARAMETER = {"adamw": 16, "sgd": 12, "decoupled_sgd": 12}  # float32 weight, gradient, optimizer state
+BYTES_PER_PARAMETER = {
+    "adamw": 16,
+    "sgd": 12,
+    "decoupled_sgd": 12,
+}  # float32 weight, gradient, optimizer state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,15 +29,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
     parser.add_argument("configuration", help="baseline, optimized, or another YAML file of the benchmark")
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
-    parser.add_argument("--runs", default="1", metavar="N", help="a number, or official: 5 (resnet), 10 (bert)")
-    parser.add_argument("--seed", type=seed, help="seed of the first run, the next ones count up; default: random")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as optimizer.learning_rate"
+        "--runs", default="1", metavar="N", help="a number, or official: 5 (resnet), 10 (bert)"
     )
-    parser.add_argument("--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one")
+    parser.add_argument(
+        "--seed", type=seed, help="seed of the first run, the next ones count up; default: random"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key, such as optimizer.learning_rate",
+    )
+    parser.add_argument(
+        "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
     parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
-    parser.add_argument("--dry-run", action="store_true", help="print the merged configuration and the plan, then stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the merged configuration and the plan, then stop"
+    )
 
 
 def seed(text: str) -> int:
@@ -54,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     run_set = launch.plan_run_set(loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed)
     launch.check_data(loaded)
     if args.index is not None and run_set.num_runs > 1:
-        raise configs.UserError("--index names one result; use it with --runs 1")
+        raise UserError("--index names one result; use it with --runs 1")
     system.write_description(loaded.config, args.systems.resolve())
     codes = []
     for number in range(run_set.num_runs):
@@ -65,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def dry_run(loaded: Loaded) -> str:
-    """Return the merged configuration with the origin of each key, the planned steps and evaluations, and memory."""
+    """Return the merged configuration, the origin of each key, the planned steps, evaluations and memory."""
     config, plan = loaded.config, loaded.config.plan()
     lines = ["# configuration"]
     lines += [f"{line}" for line in configs.to_yaml(config).splitlines()]
@@ -75,8 +91,8 @@ def dry_run(loaded: Loaded) -> str:
     evaluations = plan.evaluation_steps
     lines += [
         "# plan",
-        f"#   steps: {plan.num_steps:,} of {config.global_batch_size} samples; {plan.steps_per_epoch:,} per epoch, "
-        f"{plan.warmup_steps:,} of warm-up",
+        f"#   steps: {plan.num_steps:,} of {config.global_batch_size} samples; "
+        f"{plan.steps_per_epoch:,} per epoch, {plan.warmup_steps:,} of warm-up",
         f"#   evaluations: {len(evaluations)}, after steps {', '.join(map(str, evaluations[:8]))}"
         + (" ..." if len(evaluations) > 8 else ""),
         f"#   memory: {memory(loaded)}",
@@ -93,4 +109,7 @@ def memory(loaded: Loaded) -> str:
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in benchmark.build_model().parameters())
     gigabytes = parameters * BYTES_PER_PARAMETER[config.optimizer.name] / 1e9
-    return f"{gigabytes:.2f} GB for {parameters:,} parameters with gradients and optimizer state; activations come on top"
+    return (
+        f"{gigabytes:.2f} GB for {parameters:,} parameters with gradients and optimizer state; "
+        "activations come on top"
+    )

@@ -14,8 +14,8 @@ IGNORED = -100  # the label of a token that was not masked
 def padded_batch(records: Sequence[Record], max_seq_length: int) -> Batch:
     """Return B records padded to S = max_seq_length.
 
-    Inputs: `input_ids`, `token_type_ids`, `attention_mask`, all (B, S) int64. Targets: `labels` (B, S) int64, -100
-    where no token was masked, and `next_sentence_label` (B,) int64.
+    Inputs: `input_ids`, `token_type_ids`, `attention_mask`, all (B, S) int64. Targets: `labels` (B, S) int64,
+    -100 where no token was masked, and `next_sentence_label` (B,) int64.
     """
     shape = (len(records), max_seq_length)
     input_ids, token_type_ids, attention_mask = (np.zeros(shape, np.int64) for _ in range(3))

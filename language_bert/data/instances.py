@@ -1,7 +1,7 @@
-"""Turn documents into BERT training instances, drawing from one random stream exactly as the MLPerf reference does.
+"""Turn documents into BERT training instances, drawing random numbers in the MLPerf reference's order.
 
-A document is a list of sentences, a sentence a list of token ids. Source: `create_pretraining_data.py` of the MLPerf
-Training BERT reference; the order of the random draws is part of the definition.
+A document is a list of sentences, a sentence a list of token ids. Source: `create_pretraining_data.py` of the
+MLPerf Training BERT reference; the order of the random draws is part of the definition.
 """
 
 import random
@@ -48,8 +48,8 @@ def create_instances(
 ) -> list[Instance]:
     """Return the shuffled instances of all documents, `num_duplicates` times with different masks and pairs.
 
-    `documents` is shuffled in place, as the reference does; it needs at least two (a random next sentence comes
-    from another one). Empty documents must have been dropped.
+    `documents` is shuffled in place, as the reference does; it needs at least two (a random next sentence
+    comes from another one). Empty documents must have been dropped.
     """
     rng.shuffle(documents)
     instances = [

@@ -1,4 +1,4 @@
-"""Make the embedded data set of size `mini`: prose, a WordPiece vocabulary, training and evaluation instances."""
+"""Make the embedded data of size `mini`: prose, a WordPiece vocabulary, training and evaluation instances."""
 
 import os
 import random
@@ -83,7 +83,7 @@ def tokenized(texts: list[list[str]], tokenizer: BertWordPieceTokenizer) -> list
 def draw(
     texts: list[Document], num_samples: int, tokenizer: BertWordPieceTokenizer, config: Any
 ) -> list[Instance]:
-    """Return `num_samples` instances evenly spaced over as many duplicates as are needed, as the reference picks."""
+    """Return `num_samples` instances, evenly spaced over as many duplicates as are needed."""
     vocabulary = Vocabulary(
         num_tokens=tokenizer.get_vocab_size(),
         cls_id=tokenizer.token_to_id("[CLS]"),

@@ -1,7 +1,7 @@
-"""Training instances on disk: records of uint16 one behind the other, and an index with their offsets and CRCs.
+"""Training instances on disk: records of uint16 one behind the other, an index of offsets and CRCs.
 
-A record is [length, num_a_tokens, num_masked, is_random_next, input_ids..., masked_positions..., masked_ids...].
-Variable length and two bytes a token: a twentieth of the reference's TFRecords.
+A record is [length, num_a_tokens, num_masked, is_random_next, input_ids..., masked_positions...,
+masked_ids...]. Variable length and two bytes a token: a twentieth of the reference's TFRecords.
 """
 
 import zlib
@@ -43,7 +43,7 @@ def write_shard(path: Path, instances: Iterable[Instance]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One instance, its arrays int64: `input_ids` (length,), `masked_positions` and `masked_ids` (num_masked,)."""
+    """One instance, arrays int64: `input_ids` (length,), `masked_positions`, `masked_ids` (num_masked,)."""
 
     input_ids: np.ndarray
     num_a_tokens: int

@@ -18,7 +18,7 @@ from language_bert.model import PackedBert
 
 @torch.no_grad()
 def fuse_qkv(model: PackedBert) -> int:
-    """Replace query, key and value (D, D) of every layer by one `qkv` (3D, D); returns the number of layers."""
+    """Replace query, key and value (D, D) of every layer by one `qkv` (3D, D); returns how many layers."""
     for layer in model.bert.encoder.layer:
         attention = layer.attention.self
         parts = [attention.query, attention.key, attention.value]

@@ -2,10 +2,10 @@
 
 What. The transform and the product with the vocabulary run on M masked tokens (15 %) instead of all.
 Effect on quality. None: other positions have no label.
-Effect on time. The head is a large part of a small model; at BERT-large it is 14 % of the baseline's arithmetic.
-Relieves. Compute and memory (B x S x V logits are the baseline's largest tensor).
-When not. Never harmful; needs `unpad`.
-Source. The MLPerf reference gathers the masked positions; MLPerf Training v2.1, MosaicML.
+Effect on time. The head is a large part of a small model; at BERT-large it is 14 % of the baseline's
+arithmetic. Relieves. Compute and memory (B x S x V logits are the baseline's largest tensor). When not. Never
+harmful; needs `unpad`. Source. The MLPerf reference gathers the masked positions; MLPerf Training v2.1,
+MosaicML.
 """
 
 import torch.nn.functional as F

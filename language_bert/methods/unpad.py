@@ -22,11 +22,13 @@ from language_bert.model import PackedBert
 def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
     """Return a padded batch (B, S) as the packed batch that PackedBert takes, targets included.
 
-    T is rounded up to a multiple of `round_to` by one extra sequence of padding tokens, and the M masked tokens
-    likewise by ignored labels: few distinct shapes, so libraries reuse their kernels. `labels` becomes (T,).
+    T is rounded up to a multiple of `round_to` by one extra sequence of padding tokens, and the M masked
+    tokens likewise by ignored labels: few distinct shapes, so libraries reuse their kernels. `labels` becomes
+    (T,).
     """
     is_token = batch.inputs["attention_mask"].bool()
     lengths = is_token.sum(dim=1)
+    first_tokens = lengths.cumsum(0) - lengths
     place = is_token.flatten().nonzero()[:, 0]
     labels = batch.targets["labels"].flatten()[place]
     position_ids = place % is_token.shape[1]
@@ -41,6 +43,7 @@ def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
             "token_type_ids": F.pad(batch.inputs["token_type_ids"].flatten()[place], (0, num_padding)),
             "position_ids": position_ids,
             "masked_tokens": masked_tokens,
+            "first_tokens": first_tokens,
             "sequences": group_by_length(F.pad(lengths.cumsum(0), (1, 0))),
         },
         targets=batch.targets | {"labels": F.pad(labels, (0, num_padding), value=IGNORED)},

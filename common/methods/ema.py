@@ -1,0 +1,76 @@
+"""Exponential moving average of the weights.
+
+What. Keeps a second copy of the model whose parameters and buffers follow the trained ones slowly, and
+evaluates it. The trained weights are never touched.
+Effect on quality. The average behaves like a lower learning rate, so accuracy is higher in the middle of
+training and a target is reached earlier. Its share of the published result was not measured here.
+Effect on time. One pass over weights and average every `every_steps`; one more copy of the model in memory.
+Relieves. Nothing itself: it saves epochs.
+When not. When the learning rate has decayed to zero anyway before the first evaluation that counts.
+Source. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; MosaicML Composer 0.7, algorithms/ema
+(half-life 100 steps, updated every 20, buffers too).
+"""
+
+import copy
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from common.config import Strict
+from common.method import Method
+
+
+def ema_smoothing(half_life_steps: float, every_steps: int) -> float:
+    """Return the weight that the average keeps in an update, so that it halves in `half_life_steps`."""
+    return float(2 ** (-every_steps / half_life_steps))
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a copy without gradients, for evaluation."""
+    average = copy.deepcopy(model).requires_grad_(False)
+    average.zero_grad(set_to_none=True)
+    return average
+
+
+@torch.no_grad()
+def update_average(average: nn.Module, model: nn.Module, smoothing: float) -> None:
+    """Set average <- smoothing * average + (1 - smoothing) * model, in place, for parameters and buffers.
+
+    Buffers that are not of a float type, such as counters, are copied.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = [
+        *zip(average.parameters(), model.parameters(), strict=True),
+        *zip(average.buffers(), model.buffers(), strict=True),
+    ]
+    floats = [(old, new) for old, new in pairs if old.is_floating_point()]
+    torch._foreach_lerp_([old for old, _ in floats], [new for _, new in floats], 1 - smoothing)
+    for old, new in pairs:
+        if not old.is_floating_point():
+            old.copy_(new)
+
+
+class Ema(Method):
+    """Evaluates the average; before its first update, the model itself."""
+
+    class Config(Strict):
+        """`half_life_steps`: when old weights count half; `every_steps`: how often the average moves."""
+
+        half_life_steps: float = Field(gt=0)
+        every_steps: int = Field(ge=1)
+
+    average: nn.Module | None = None
+
+    def after_step(self, model: nn.Module, num_steps: int) -> None:
+        """Start the average as a copy, later move it."""
+        if num_steps % self.settings.every_steps:
+            return
+        if self.average is None:
+            self.average = copy_model(model)
+        else:
+            smoothing = ema_smoothing(self.settings.half_life_steps, self.settings.every_steps)
+            update_average(self.average, model, smoothing)
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return the average."""
+        return self.average or model

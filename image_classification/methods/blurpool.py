@@ -1,0 +1,90 @@
+"""BlurPool.
+
+What. Blurs with the filter [1, 2, 1] x [1, 2, 1] / 16 before every subsampling, so that a shift of the image
+by a pixel does not change what survives. In ResNet-50 seven layers change: the max-pool and six strided
+convolutions.
+Effect on quality. Published: +0.5 to 1 % top-1 on ImageNet (Zhang 2019). Not measured here.
+Effect on time. Costs time. Published form: about 20 % of the step (calculated from memory traffic). Two exact
+rewrites make it cheaper: before a 1x1 convolution the blur itself takes the stride (a quarter of its work),
+and on a CPU in bfloat16 the strided blur is a sliced dense one: 3.7 instead of 22 ms for (32, 64, 32, 32),
+forward and backward, one thread, torch 2.15; in float32 the strided one stays faster (1.2 against 7.4 ms).
+Relieves. Nothing itself: it buys accuracy that fewer epochs and smaller images spend.
+When not. Fine textures that alias into a useful signal; few channels, where it costs more than the
+convolution.
+Source. Zhang 2019, Making Convolutional Networks Shift-Invariant Again,
+http://proceedings.mlr.press/v97/zhang19a.html; MosaicML Composer 0.7, algorithms/blurpool (blur first, zero
+padding).
+"""
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from common.config import Strict
+from common.errors import UserError
+from common.method import Method
+
+
+def apply_blurpool(model: nn.Module, min_channels: int = 16) -> int:
+    """Blur before every max-pool and convolution of stride 2, in place; returns how many layers changed.
+
+    Convolutions with fewer than `min_channels` input channels are left alone.
+    """
+    num_replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if blurred := blurred_layer(child, min_channels):
+                setattr(parent, name, blurred)
+                num_replaced += 1
+    return num_replaced
+
+
+def blurred_layer(layer: nn.Module, min_channels: int) -> nn.Module | None:
+    """Return the blurred form of a layer, sharing its weights, or None where there is nothing to blur."""
+    if isinstance(layer, nn.MaxPool2d) and layer.stride in (2, (2, 2)):
+        dense = nn.MaxPool2d(layer.kernel_size, 1, layer.padding, layer.dilation, ceil_mode=layer.ceil_mode)
+        return nn.Sequential(dense, Blur(stride=2))
+    if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2) and layer.in_channels >= min_channels:
+        is_pointwise = layer.kernel_size == (1, 1) and layer.padding == (0, 0)
+        if is_pointwise:
+            layer.stride = (1, 1)
+        return nn.Sequential(Blur(stride=2 if is_pointwise else 1), layer)
+    return None
+
+
+class Blur(nn.Module):
+    """Depthwise [1, 2, 1] x [1, 2, 1] / 16, zero padding 1; the filter is exact in every float type."""
+
+    def __init__(self, *, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        line = torch.tensor([1.0, 2.0, 1.0])
+        self.register_buffer("filter", (line[:, None] * line / 16)[None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Blur (batch, channels, height, width), keeping the layout; stride 2 halves and rounds up."""
+        weight = self.filter.to(images.dtype).expand(images.shape[1], 1, 3, 3)
+        is_sliced = self.stride == 2 and images.device.type == "cpu" and images.dtype == torch.bfloat16
+        stride = 1 if is_sliced else self.stride
+        blurred = F.conv2d(images, weight, stride=stride, padding=1, groups=images.shape[1])
+        if is_sliced:
+            is_channels_last = blurred.is_contiguous(memory_format=torch.channels_last)
+            layout = torch.channels_last if is_channels_last else torch.contiguous_format
+            blurred = blurred[:, :, ::2, ::2].contiguous(memory_format=layout)
+        return blurred
+
+
+class Blurpool(Method):
+    """Replaces layers of the model once."""
+
+    class Config(Strict):
+        """`min_channels`: convolutions with fewer input channels are left alone."""
+
+        min_channels: int = Field(ge=1)
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """Raise UserError when the model has nothing to blur."""
+        if apply_blurpool(model, self.settings.min_channels) == 0:
+            raise UserError("no strided layer in this model", where=f"methods.{self.name}")
+        return model

@@ -1,0 +1,25 @@
+"""Scale schedule: the published length, and a warm-up that stays."""
+
+import pytest
+
+from common.config import load
+from common.errors import UserError
+from common.methods.scale_schedule import ScaleSchedule, scaled_duration
+
+
+def test_durations_are_rounded_down() -> None:
+    assert scaled_duration("90ep", 0.32) == "28ep"
+    assert scaled_duration("8ep", 0.75) == "6ep"
+    assert scaled_duration("1001ba", 0.5) == "500ba"
+
+
+def test_warm_up_keeps_its_length() -> None:
+    config = load("image_classification", "baseline", size="full", settings=[]).config
+    changed = ScaleSchedule("scale_schedule", ScaleSchedule.Config(ratio=0.32)).configure(config)
+    assert (changed.plan().num_steps, changed.plan().warmup_steps) == (17_500, 5_000)
+
+
+def test_a_ratio_without_effect_is_refused() -> None:
+    config = load("image_classification", "baseline", size="full", settings=[]).config
+    with pytest.raises(UserError, match="max_duration stays 90ep"):
+        ScaleSchedule("scale_schedule", ScaleSchedule.Config(ratio=1.001)).configure(config)

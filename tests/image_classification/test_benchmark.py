@@ -1,0 +1,148 @@
+"""The published recipe in numbers: steps, rates, decay, initial weights, epochs."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from common.config import load
+from common.method import build_methods
+from common.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
+from image_classification.benchmark import Benchmark
+from image_classification.model import build_resnet
+
+
+def benchmark(configuration: str, size: str) -> Benchmark:
+    return Benchmark(load("image_classification", configuration, size=size, settings=[]).config, seed=1)
+
+
+def test_steps_are_the_published_ones() -> None:
+    baseline = benchmark("baseline", "full").config.plan()
+    optimized = benchmark("optimized", "full").config.plan()
+    assert (baseline.num_steps, optimized.num_steps) == (56_250, 17_500)
+    for plan in (baseline, optimized):
+        assert (plan.steps_per_epoch, plan.warmup_steps) == (625, 5_000)
+    assert optimized.evaluation_steps[-2:] == (27 * 625, 28 * 625)
+    assert 84 * 625 in baseline.evaluation_steps
+
+
+@pytest.mark.parametrize(
+    ("configuration", "step", "rate"),
+    [
+        ("optimized", 0, 0.0),
+        ("optimized", 1, 4.096e-4),
+        ("optimized", 5_000, 2.048),
+        ("optimized", 11_250, 1.024),
+        ("optimized", 15_000, 0.195567),
+        ("optimized", 16_250, 0.050118),
+        ("optimized", 16_875, 0.012607),
+        ("baseline", 30_625, 1.024),
+        ("baseline", 50_000, 0.074237),
+        ("baseline", 52_500, 0.026936),
+    ],
+)
+def test_learning_rates_are_the_published_ones(configuration: str, step: int, rate: float) -> None:
+    config = benchmark(configuration, "full").config
+    plan = config.plan()
+    factor = schedule_factor(
+        step, name=config.schedule.name, warmup_steps=plan.warmup_steps, num_steps=plan.num_steps
+    )
+    assert config.optimizer.learning_rate * factor == pytest.approx(rate, abs=5.1e-7)
+
+
+def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
+    config = benchmark("optimized", "full").config.optimizer
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3).double()
+    optimizer = build_optimizer(layer, config)
+    assert isinstance(optimizer, DecoupledSGD)
+    set_rate = build_schedule(
+        optimizer, benchmark("optimized", "full").config.schedule, warmup_steps=4, num_steps=20
+    )
+    plain = [parameter.detach().clone() for parameter in layer.parameters()]
+    buffers = [torch.zeros_like(parameter) for parameter in plain]
+    for step in range(20):
+        set_rate(step)
+        factor = schedule_factor(step, name="cosine", warmup_steps=4, num_steps=20)
+        for parameter, value, buffer in zip(layer.parameters(), plain, buffers, strict=True):
+            parameter.grad = torch.randn_like(parameter)
+            value *= 1 - factor * 5e-4
+            buffer.mul_(0.875).add_(parameter.grad)
+            value -= 2.048 * factor * buffer
+        optimizer.step()
+    for parameter, value in zip(layer.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.detach(), value, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_decay_by_the_published_factor_at_the_peak() -> None:
+    config = benchmark("optimized", "full").config.optimizer
+    layer = nn.Linear(2, 2, bias=False)
+    before = layer.weight.detach().clone()
+    optimizer = build_optimizer(layer, config)
+    layer.weight.grad = torch.zeros_like(layer.weight)
+    optimizer.step()
+    torch.testing.assert_close(layer.weight.detach(), before * 0.9995)
+
+
+def test_coupled_decay_of_the_baseline_corresponds_to_the_decoupled_one() -> None:
+    coupled = benchmark("baseline", "full").config.optimizer
+    decoupled = benchmark("optimized", "full").config.optimizer
+    per_step = coupled.learning_rate / (1 - coupled.momentum) * coupled.weight_decay
+    assert per_step == pytest.approx(decoupled.weight_decay)
+
+
+@torch.no_grad()
+def test_initial_weights_are_the_published_ones() -> None:
+    torch.manual_seed(0)
+    model = build_resnet("resnet18", 1000)
+    assert float(model.fc.weight.std()) == pytest.approx(math.sqrt(2 / 512), rel=0.01)
+    convolution = model.layer4[0].conv2
+    assert float(convolution.weight.std()) == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.01)
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    weights = torch.cat([norm.weight for norm in norms])
+    assert float(weights.min()) >= 0 and float(weights.max()) < 1
+    assert float(weights.mean()) == pytest.approx(0.5, abs=0.02)
+    assert all(float(norm.bias.abs().max()) == 0 for norm in norms)
+    assert float(model.layer1[0].bn2.weight.max()) > 0.5  # the last of a block is not zero
+
+
+def test_epochs_count_from_one_and_end_with_their_last_sample() -> None:
+    mini = benchmark("baseline", "mini")
+    samples = 44 * 32  # an epoch without its incomplete batch
+    found = [mini.epoch_number(n) for n in (0, 1, samples, samples + 1, 8 * samples)]
+    assert found == [1, 1, 1, 2, 8]
+
+
+def test_correct_predictions_are_counted() -> None:
+    outputs = torch.eye(4)
+    right, counted = benchmark("baseline", "mini").count_correct(
+        outputs, {"labels": torch.tensor([0, 1, 0, 0])}
+    )
+    assert (int(right), int(counted)) == (2, 4)
+
+
+def test_loss_accepts_indices_and_probabilities() -> None:
+    loss = benchmark("baseline", "mini").loss
+    outputs, labels = torch.randn(6, 10).bfloat16(), torch.arange(6)
+    dense = nn.functional.one_hot(labels, 10).float()
+    torch.testing.assert_close(loss(outputs, {"labels": labels}), loss(outputs, {"labels": dense}))
+
+
+@pytest.mark.parametrize("configuration", ["baseline", "optimized"])
+def test_a_step_of_either_configuration_has_a_finite_loss_and_gradient(configuration: str) -> None:
+    torch.manual_seed(0)
+    settings = ["global_batch_size=4", "data.train_crop_px=64"] if configuration == "baseline" else []
+    settings = settings or ["global_batch_size=4", "methods.fixres.train_crop_px=64"]
+    config = load("image_classification", configuration, size="mini", settings=settings).config
+    bench = Benchmark(config, seed=1)
+    model, loss = bench.build_model(), bench.loss
+    for method in build_methods(config):
+        model, loss = method.model(model), method.loss(loss)
+    batch = next(bench.synthetic_batches())
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(**batch.inputs)
+    value = loss(outputs, batch.targets)
+    value.backward()
+    assert bool(value.isfinite())
+    assert all(parameter.grad is not None for parameter in model.parameters())

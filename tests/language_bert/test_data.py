@@ -1,0 +1,101 @@
+"""Instances by the reference algorithm, and their storage."""
+
+import random
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from language_bert.data.corpus import documents
+from language_bert.data.instances import InstanceSettings, Vocabulary, create_instances
+from language_bert.data.shards import Shard, write_shard
+
+VOCABULARY = Vocabulary(num_tokens=100, cls_id=2, sep_id=3, mask_id=4)
+SETTINGS = InstanceSettings(max_seq_length=32, max_predictions=5, num_duplicates=3)
+
+
+def make_documents():
+    rng = random.Random(0)
+    return [
+        [[rng.randint(5, 99) for _ in range(rng.randint(1, 12))] for _ in range(rng.randint(1, 15))]
+        for _ in range(20)
+    ]
+
+
+def make_instances():
+    return create_instances(make_documents(), VOCABULARY, SETTINGS, random.Random(12345))
+
+
+def test_every_instance_is_a_masked_pair_within_the_limits():
+    instances = make_instances()
+    assert len(instances) > 60
+    for instance in instances:
+        length = len(instance.input_ids)
+        assert 5 <= length <= 32
+        assert len(instance.masked_ids) == min(5, max(1, round(length * 0.15)))
+        assert instance.masked_positions == sorted(set(instance.masked_positions))
+        original = list(instance.input_ids)
+        for position, token in zip(instance.masked_positions, instance.masked_ids, strict=True):
+            original[position] = token
+        assert original[0] == VOCABULARY.cls_id
+        assert [i for i, token in enumerate(original) if token == VOCABULARY.sep_id] == [
+            instance.num_a_tokens - 1,
+            length - 1,
+        ]
+
+
+def test_of_the_masked_tokens_80_percent_are_hidden_and_half_of_the_pairs_are_random():
+    many = InstanceSettings(max_seq_length=32, max_predictions=5, num_duplicates=60)
+    instances = create_instances(make_documents(), VOCABULARY, many, random.Random(1))
+    pairs = [
+        (i.input_ids[p], t) for i in instances for p, t in zip(i.masked_positions, i.masked_ids, strict=True)
+    ]
+    hidden = np.mean([shown == VOCABULARY.mask_id for shown, _ in pairs])
+    kept = np.mean([shown == token for shown, token in pairs])
+    assert hidden == pytest.approx(0.8, abs=0.02) and kept == pytest.approx(0.1, abs=0.02)
+    assert np.mean([i.is_random_next for i in instances]) == pytest.approx(0.55, abs=0.1)
+
+
+def test_the_same_seed_gives_the_same_instances_and_another_does_not():
+    assert make_instances() == make_instances()
+    other = create_instances(make_documents(), VOCABULARY, SETTINGS, random.Random(1))
+    assert other != make_instances()
+
+
+def test_a_shard_gives_back_what_was_written(tmp_path):
+    instances = make_instances()
+    assert write_shard(tmp_path / "train", instances) == len(instances)
+    shard = Shard(tmp_path / "train")
+    assert len(shard) == len(instances)
+    for number in (0, 7, len(shard) - 1):
+        record, instance = shard[number], instances[number]
+        assert record.input_ids.tolist() == instance.input_ids
+        assert record.masked_positions.tolist() == instance.masked_positions
+        assert record.masked_ids.tolist() == instance.masked_ids
+        assert (record.num_a_tokens, record.is_random_next) == (
+            instance.num_a_tokens,
+            instance.is_random_next,
+        )
+
+
+def test_a_changed_byte_is_named_with_file_and_record(tmp_path):
+    write_shard(tmp_path / "train", make_instances())
+    content = bytearray((tmp_path / "train.bin").read_bytes())
+    content[20] ^= 1
+    (tmp_path / "train.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"train\.bin: record 0 is corrupt"):
+        Shard(tmp_path / "train")[0]
+
+
+def test_a_truncated_shard_is_refused(tmp_path):
+    write_shard(tmp_path / "train", make_instances())
+    (tmp_path / "train.bin").write_bytes((tmp_path / "train.bin").read_bytes()[:-2])
+    with pytest.raises(UserError, match="its index says"):
+        Shard(tmp_path / "train")
+
+
+def test_no_paragraph_of_the_corpus_stands_in_two_documents():
+    corpus = documents()
+    assert len(corpus) > 5000
+    sentences = [sentence for document in corpus for sentence in document if len(sentence) > 200]
+    assert len(set(sentences)) / len(sentences) > 0.99
