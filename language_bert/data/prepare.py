@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from language_bert.data.shards import write_shard
 
 SPLIT_SEED = 12345  # as in the reference
 HELD_OUT_FRACTION = 0.05
+MIN_CHARACTER_COUNT = 10  # rarer ones become [UNK]
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -40,12 +42,7 @@ def prepare(directory: Path, config: Any) -> str:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     train_text, evaluation_text = split(documents())
-    tokenizer = BertWordPieceTokenizer(lowercase=True)
-    text = (" ".join(document) for document in train_text)
-    tokenizer.train_from_iterator(
-        text, vocab_size=config.model.vocab_size, show_progress=False, special_tokens=list(SPECIAL_TOKENS)
-    )
-    tokenizer.save_model(str(partial))
+    tokenizer = train_tokenizer(train_text, config.model.vocab_size, partial)
     facts = {"tokens": list(SPECIAL_TOKENS)}
     wanted = {
         "train": (train_text, config.data.num_train_samples),
@@ -69,6 +66,28 @@ def split(texts: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
     order = random.Random(SPLIT_SEED).sample(range(len(texts)), len(texts))
     num_held_out = int(len(texts) * HELD_OUT_FRACTION)
     return [texts[i] for i in order[num_held_out:]], [texts[i] for i in order[:num_held_out]]
+
+
+def train_tokenizer(texts: list[list[str]], vocab_size: int, directory: Path) -> BertWordPieceTokenizer:
+    """Train WordPiece on the text, write vocab.txt and return the tokenizer that reads it.
+
+    Every character is given to the trainer in a fixed order, alone and as a continuation: it would number the
+    continuations in the order of a hash table, and break ties by number, differently in every process.
+    """
+    lines = [" ".join(text) for text in texts]
+    trainer = BertWordPieceTokenizer(lowercase=True)
+    counts = Counter(trainer.normalize("\n".join(lines)))
+    alphabet = sorted(c for c, count in counts.items() if count >= MIN_CHARACTER_COUNT and not c.isspace())
+    trainer.train_from_iterator(
+        lines,
+        vocab_size=vocab_size,
+        show_progress=False,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        special_tokens=[*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)],
+    )
+    trainer.save_model(str(directory))
+    return BertWordPieceTokenizer(str(directory / "vocab.txt"), lowercase=True)
 
 
 def tokenized(texts: list[list[str]], tokenizer: BertWordPieceTokenizer) -> list[Document]:
