@@ -29,6 +29,7 @@ class ImageDataConfig(DataConfig):
     evaluation_resize_px: int = Field(ge=32)  # the shorter side
     evaluation_crop_px: int = Field(ge=32)
     min_crop_area: float = Field(gt=0, le=1)
+    keep_decoded: bool  # hold every decoded image in memory from its first use on
     flip_probability: Fraction
 
 
@@ -99,6 +100,7 @@ class Benchmark(benchmark.Benchmark):
             self.directory / name,
             num_samples=num_samples,
             num_classes=self.config.model.num_classes,
+            keep_decoded=self.config.data.keep_decoded,
             hint=benchmark.prepared_hint(self.config),
         )
 

@@ -27,6 +27,7 @@ ASPECT_RATIOS = (3 / 4, 4 / 3)
 NUM_TRIES = 10
 
 Item = TypeVar("Item")
+Drawn = tuple[np.ndarray, np.ndarray]  # samples (batch,), pixels (batch, size, size, 3) uint8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,12 @@ class ImageFolder:
 
     paths: list[Path]
     labels: Tensor  # (num_samples,) int64
+    decoded: dict[int, Image.Image] | None  # images kept from their first use on; None: decode each time
 
     @classmethod
-    def open(cls, directory: Path, *, num_samples: int, num_classes: int, hint: str) -> "ImageFolder":
+    def open(
+        cls, directory: Path, *, num_samples: int, num_classes: int, keep_decoded: bool, hint: str
+    ) -> "ImageFolder":
         """List `directory`. Raises UserError unless it holds so many classes and images."""
         if not directory.is_dir():
             raise UserError("no such folder", where=str(directory), hint=hint)
@@ -51,21 +55,26 @@ class ImageFolder:
         if len(paths) != num_samples:
             raise UserError(f"{len(paths)} images, expected {num_samples}", where=str(directory), hint=hint)
         counts = torch.tensor([len(inner) for inner in files])
-        return cls(paths=paths, labels=torch.arange(num_classes).repeat_interleave(counts))
+        labels = torch.arange(num_classes).repeat_interleave(counts)
+        return cls(paths=paths, labels=labels, decoded={} if keep_decoded else None)
 
-    def image(self, sample: int) -> Tensor:
-        """Return an image (3, height, width) uint8. Raises UserError for a file that cannot be decoded."""
+    def image(self, sample: int) -> Image.Image:
+        """Return an RGB image. Raises UserError for a file that cannot be decoded."""
+        if self.decoded is not None and sample in self.decoded:
+            return self.decoded[sample]
         path = self.paths[sample]
         try:
             with Image.open(path) as file:
-                pixels = np.array(file.convert("RGB"))
+                image = file.convert("RGB")
         except OSError as error:
             raise UserError(f"cannot be decoded ({error})", where=str(path)) from error
-        return torch.from_numpy(pixels).permute(2, 0, 1)
+        if self.decoded is not None:
+            self.decoded[sample] = image
+        return image
 
-    def batch(self, samples: np.ndarray, images: list[Tensor]) -> Batch:
-        """Return the batch of these samples; `images` are (3, size, size) uint8."""
-        stacked = torch.stack(images).contiguous(memory_format=torch.channels_last)
+    def batch(self, samples: np.ndarray, images: np.ndarray) -> Batch:
+        """Return the batch of these samples; `images` are (batch, size, size, 3) uint8, so channels-last."""
+        stacked = torch.from_numpy(images).permute(0, 3, 1, 2)
         targets = {"labels": self.labels[torch.from_numpy(samples)]}
         return Batch(inputs={"x": normalize(stacked)}, targets=targets, num_samples=len(images))
 
@@ -77,18 +86,19 @@ def train_batches(
     num_samples = len(folder.paths)
     steps_per_epoch = num_samples // batch_size
 
-    def crop(sample: int, epoch: int) -> Tensor:
+    def crop(sample: int, epoch: int) -> np.ndarray:
         image, rng = folder.image(sample), sample_generator(seed, epoch, sample)
-        top, left, height, width = crop_box(*image.shape[-2:], rng, min_area=min_area)
-        size = [crop_px, crop_px]
-        image = functional.resized_crop(image, top, left, height, width, size, antialias=True)
-        return image.flip(-1) if rng.random() < flip_probability else image
+        top, left, height, width = crop_box(image.height, image.width, rng, min_area=min_area)
+        box = (left, top, left + width, top + height)
+        pixels = np.asarray(image.resize((crop_px, crop_px), Image.Resampling.BILINEAR, box=box))
+        return pixels[:, ::-1] if rng.random() < flip_probability else pixels
 
-    def build(numbered: tuple[int, np.ndarray]) -> Batch:
+    def build(numbered: tuple[int, np.ndarray]) -> Drawn:
         step, samples = numbered
-        return folder.batch(samples, [crop(int(sample), step // steps_per_epoch) for sample in samples])
+        return samples, np.stack([crop(int(sample), step // steps_per_epoch) for sample in samples])
 
-    yield from one_ahead(build, enumerate(sampler.batches(num_samples, batch_size, seed=seed)))
+    for drawn in one_ahead(build, enumerate(sampler.batches(num_samples, batch_size, seed=seed))):
+        yield folder.batch(*drawn)
 
 
 def evaluation_batches(
@@ -96,24 +106,26 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Yield every image once: its shorter side resized to `resize_px`, then a centre crop of `crop_px`."""
 
-    def centre(sample: int) -> Tensor:
+    def centre(sample: int) -> np.ndarray:
         image = functional.resize(folder.image(sample), [resize_px], antialias=True)
-        return functional.center_crop(image, [crop_px, crop_px])
+        return np.asarray(functional.center_crop(image, [crop_px, crop_px]))
 
-    def build(samples: np.ndarray) -> Batch:
-        return folder.batch(samples, [centre(int(sample)) for sample in samples])
+    def build(samples: np.ndarray) -> Drawn:
+        return samples, np.stack([centre(int(sample)) for sample in samples])
 
     order = np.arange(len(folder.paths))
-    yield from one_ahead(build, (order[first : first + batch_size] for first in order[::batch_size]))
+    for drawn in one_ahead(build, (order[first : first + batch_size] for first in order[::batch_size])):
+        yield folder.batch(*drawn)
 
 
-def one_ahead(build: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[Batch]:
+def one_ahead(build: Callable[[Item], Drawn], items: Iterable[Item]) -> Iterator[Drawn]:
     """Yield `build(item)` of every item while a second thread works on the next; its errors rise here.
 
-    Decoding, resizing and torch's operations release the interpreter lock, so both threads make progress.
+    Decoding and resizing in PIL release the interpreter lock and use one core. No torch operation belongs in
+    `build`: it would start a second set of compute threads, which cost the training thread a quarter of its speed.
     """
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="images") as pool:
-        pending: Future[Batch] | None = None
+        pending: Future[Drawn] | None = None
         for item in items:
             started = pool.submit(build, item)
             if pending is not None:

@@ -1,0 +1,159 @@
+"""Configurations: what is refused, and what a merged one means."""
+
+import pytest
+
+from common import config, yaml_file
+from common.config import ROOT, benchmarks, configurations, load
+from common.errors import UserError
+
+
+def bert(*settings, configuration="baseline", size="mini"):
+    return load("language_bert", configuration, size=size, settings=list(settings))
+
+
+def test_numbers_are_numbers_and_names_are_names():
+    values = yaml_file.parse("a: 5e-4\nb: 12:30\nc: no\nd: true\ne: '7'\nf: 3\n", "x.yaml").values
+    assert values == {"a": 5e-4, "b": "12:30", "c": "no", "d": True, "e": "7", "f": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2\n", "x.yaml:2: 'a' is written twice"),
+        ("- 1\n", "x.yaml:1: expected"),
+        ("a: [1\n", "x.yaml:2: not YAML"),
+        ("{a: " * 14 + "1" + "}" * 14, "nested too deeply"),
+    ],
+)
+def test_bad_yaml_is_refused_with_file_and_line(text, message):
+    with pytest.raises(UserError, match=message):
+        yaml_file.parse(text, "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "optimizer.learning_rat=1",
+            "--set: optimizer.learning_rat: unknown key; did you mean learning_rate",
+        ),
+        ("target=75.9", r"--set: target: .*less than 1.*75\.9.*fraction"),
+        ("global_batch_size=many", "--set: global_batch_size: .*integer"),
+        ("global_batch_size=-1", "greater than 0"),
+        ("global_batch_size=40000", "more than the training set"),
+        ("max_duration=90 epochs", "max_duration"),
+        ("schedule.warmup=99ep", "must be shorter"),
+        ("methods.unpadd={}", "no such method; did you mean unpad"),
+        ("methods.unpad.round=3", "unknown key; did you mean round_to"),
+        ("target", "expected key=value"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_key_and_what_was_expected(setting, message):
+    with pytest.raises(UserError, match=message):
+        bert(setting)
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean language_bert"):
+        load("langage_bert", "baseline", size="mini", settings=[])
+    with pytest.raises(UserError, match="did you mean optimized"):
+        bert(configuration="optimised")
+
+
+def test_a_method_can_be_removed_and_keeps_its_place_otherwise():
+    assert list(bert("methods.fused_qkv=false", configuration="optimized").config.methods) == [
+        "unpad",
+        "sparse_head",
+        "last_layer_subset",
+    ]
+
+
+def test_a_size_adjusts_methods_and_never_switches_one_on():
+    for benchmark in benchmarks():
+        for name in configurations(benchmark):
+            full, mini = (load(benchmark, name, size=size, settings=[]).config for size in ("full", "mini"))
+            assert list(full.methods) == list(mini.methods)
+
+
+def test_the_plan_counts_in_epochs_batches_and_samples():
+    plan = bert(
+        "max_duration=2ep", "evaluate_every=1600sp", "evaluate_from=0sp", "schedule.warmup=7ba"
+    ).config.plan()
+    assert (plan.num_steps, plan.steps_per_epoch, plan.warmup_steps) == (4096, 2048, 7)
+    assert plan.evaluation_steps[:2] == (100, 200) and plan.evaluation_steps[-2:] == (4000, 4096)
+
+
+def test_the_published_resnet_plan():
+    baseline = load("image_classification", "baseline", size="full", settings=[]).config.plan()
+    optimized = load("image_classification", "optimized", size="full", settings=[]).config.plan()
+    assert (baseline.steps_per_epoch, baseline.num_steps, baseline.warmup_steps) == (625, 56250, 5000)
+    assert (optimized.num_steps, optimized.warmup_steps) == (17500, 5000)
+
+
+def test_each_key_knows_where_it_was_written():
+    loaded = bert("target=0.3")
+    assert loaded.origins["target",] == "--set"
+    assert loaded.origins["precision",].startswith("language_bert/baseline.yaml:")
+    assert loaded.origins["max_duration",].startswith("language_bert/mini.yaml:")
+
+
+def test_steps_round_up_and_the_last_step_is_evaluated_once():
+    plan = bert(
+        "max_duration=1601sp", "evaluate_every=30ba", "evaluate_from=31ba", "schedule.warmup=17sp"
+    ).config.plan()
+    assert (plan.num_steps, plan.warmup_steps, plan.evaluation_steps) == (101, 2, (60, 90, 101))
+    exact = bert("max_duration=90ba", "evaluate_every=30ba", "evaluate_from=0sp", "schedule.warmup=0ba")
+    assert exact.config.plan().evaluation_steps == (30, 60, 90)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A copy of the configurations of language_bert that a test may edit."""
+    for file in ("benchmark.py", "baseline.yaml", "optimized.yaml", "mini.yaml"):
+        (tmp_path / "language_bert").mkdir(exist_ok=True)
+        (tmp_path / "language_bert" / file).write_text((ROOT / "language_bert" / file).read_text())
+    monkeypatch.setattr(config, "ROOT", tmp_path)
+    return tmp_path / "language_bert"
+
+
+def append(path, text):
+    path.write_text(path.read_text() + text)
+
+
+def test_an_overlay_adjusts_a_method_that_is_on_and_ignores_one_that_is_off(folder):
+    append(folder / "mini.yaml", "methods: {unpad: {round_to: 4}}\n")
+    assert bert().config.methods == {}
+    assert bert(configuration="optimized").config.methods["unpad"] == {"round_to": 4}
+    assert bert("methods.unpad=false", configuration="optimized").config.methods.get("unpad") is None
+    (folder / "derived.yaml").write_text("extends: optimized\nmethods: {unpad: false}\n")
+    assert "unpad" not in bert(configuration="derived").config.methods
+
+
+def test_a_fault_in_a_file_is_named_with_file_and_line(folder):
+    (folder / "derived.yaml").write_text("extends: baseline\n\nschedule: {warmpu: 3ba}\n")
+    with pytest.raises(UserError, match="language_bert/derived.yaml:3: schedule.warmpu: .*mean warmup"):
+        bert(configuration="derived")
+    (folder / "derived.yaml").write_text("extends: derived\n")
+    with pytest.raises(UserError, match="goes too deep"):
+        bert(configuration="derived")
+
+
+@pytest.mark.xfail(strict=True, raises=(AttributeError, ValueError), reason="a fault of the code, reported")
+@pytest.mark.parametrize("setting", ["methods=3", "methods=", f"global_batch_size={'9' * 5000}"])
+def test_a_wrong_type_is_a_persons_mistake_not_an_internal_fault(setting):
+    with pytest.raises(UserError):
+        bert(setting)
+
+
+@pytest.mark.xfail(strict=True, reason="a fault of the code, reported")
+@pytest.mark.parametrize("setting", ["size=full", "benchmark=x", "configuration=x"])
+def test_a_setting_is_refused_rather_than_ignored(setting):
+    with pytest.raises(UserError):
+        bert(setting)
+
+
+@pytest.mark.xfail(strict=True, reason="a fault of the code, reported")
+@pytest.mark.parametrize("key", ["optimizer.learning_rate", "optimizer.epsilon", "optimizer.weight_decay"])
+def test_infinity_is_no_setting(key):
+    with pytest.raises(UserError):
+        bert(f"{key}=1e400")

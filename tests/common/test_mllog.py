@@ -1,0 +1,154 @@
+"""The log writer refuses what the rules forbid, and what would be lost."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from common import mllog
+from common.mllog import LogOrderError, RunLog
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "result_0.txt"
+
+
+@pytest.fixture
+def new(path):
+    log = RunLog(path)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def run(new):
+    return start_run(new)
+
+
+def start_run(log):
+    log.event("cache_clear", True, how="test")
+    log.start("init_start")
+    log.event("seed", 3)
+    log.stop("init_stop")
+    log.start("run_start")
+    return log
+
+
+def records(path):
+    return [
+        json.loads(line.split(" ", 1)[1])
+        for line in path.read_text().splitlines()
+        if line.startswith(":::MLLOG ")
+    ]
+
+
+@pytest.mark.parametrize(
+    "key", ["init_start", "run_start", "run_stop", "block_start", "eval_accuracy", "seed"]
+)
+def test_nothing_comes_before_cache_clear(new, key):
+    with pytest.raises(LogOrderError, match=key):
+        new.event(key, 1)
+
+
+@pytest.mark.parametrize(
+    "key", ["run_start", "init_stop", "cache_clear", "seed", "eval_accuracy", "block_stop", "eval_stop"]
+)
+def test_a_started_run_refuses_what_cannot_follow(run, key):
+    with pytest.raises(LogOrderError):
+        run.event(key, 1)
+
+
+def test_nothing_follows_run_stop(run):
+    run.stop("run_stop", status="aborted")
+    for key in ("run_stop", "eval_start", "throughput"):
+        with pytest.raises(LogOrderError, match="stopped"):
+            run.event(key, 1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor(1.0),
+        np.float32(1),
+        np.bool_(True),
+        b"x",
+        {1},
+        math.nan,
+        math.inf,
+        [torch.tensor(1)],
+        {"a": b"x"},
+    ],
+    ids=str,
+)
+def test_a_value_that_would_be_lost_or_changed_is_refused(run, value):
+    with pytest.raises(LogOrderError, match="plain"):
+        run.event("throughput", value)
+    with pytest.raises(LogOrderError, match="plain"):
+        run.event("throughput", 1.0, epoch_num=value)
+
+
+def test_records_name_their_call_site_relative_to_the_repository(run, path):
+    assert {record["metadata"]["file"] for record in records(path)} == {"tests/common/test_mllog.py"}
+
+
+def test_the_log_of_a_dead_process_is_closed_as_aborted_even_inside_a_line(run, path):
+    run.close()
+    path.write_text(path.read_text() + ':::MLLOG {"namespace": "", "time_')
+    assert mllog.abort(path, reason="killed")
+    last = json.loads(path.read_text().splitlines()[-1].split(" ", 1)[1])
+    assert (last["key"], last["metadata"]["status"]) == ("run_stop", "aborted")
+
+
+def test_a_finished_log_and_one_that_never_started_stay_as_they_are(run, path):
+    run.stop("run_stop", status="success")
+    before = path.read_bytes()
+    assert not mllog.abort(path)
+    assert path.read_bytes() == before
+    path.write_text("# head\n")
+    assert not mllog.abort(path)
+    assert path.read_text() == "# head\n"
+
+
+def finish(log):
+    log.start("block_start", first_epoch_num=1, epoch_count=1)
+    log.start("epoch_start", epoch_num=1)
+    log.stop("epoch_stop", epoch_num=1)
+    log.stop("block_stop", first_epoch_num=1)
+    log.start("eval_start", epoch_num=1)
+    log.stop("eval_stop", epoch_num=1)
+    log.event("eval_accuracy", 0.5, epoch_num=1, samples=1)
+    log.stop("run_stop", status="success")
+
+
+def test_the_legal_order_is_accepted_and_every_record_is_on_disk_when_the_call_returns(run, path):
+    finish(run)
+    assert records(path)[-1]["metadata"]["status"] == "success"
+
+
+def test_a_fact_that_is_logged_once_is_refused_twice(new):
+    new.event("cache_clear", True)
+    new.start("init_start")
+    new.event("seed", 3)
+    with pytest.raises(LogOrderError, match="already"):
+        new.event("seed", 3)
+
+
+@pytest.mark.parametrize("written", [1, 40, -1])
+def test_a_log_cut_inside_its_last_record_is_closed(run, path, written):
+    run.close()
+    start = path.read_text().splitlines()[-1].replace("INTERVAL_START", "INTERVAL_END")
+    path.write_text(path.read_text() + start.replace("run_start", "eval_start")[:written])
+    assert mllog.abort(path)
+    assert path.read_text().count('"run_stop"') == 1
+    assert not mllog.abort(path)
+
+
+@pytest.mark.xfail(strict=True, reason="a fault of the code, reported")
+def test_a_log_cut_inside_run_stop_is_closed(run, path):
+    run.close()
+    start = path.read_text().splitlines()[-1]
+    path.write_text(path.read_text() + start.replace("run_start", "run_stop")[:-20])
+    assert mllog.abort(path)

@@ -1,0 +1,74 @@
+"""Order of samples, fingerprints of data, names and seeds of runs."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from common import fingerprint, launch, sampler
+from common.config import load
+from common.errors import UserError
+
+
+def test_an_epoch_is_a_permutation_that_seed_and_epoch_decide():
+    order = sampler.epoch_order(101, seed=4, epoch=2)
+    assert sorted(order) == list(range(101))
+    assert np.array_equal(order, sampler.epoch_order(101, seed=4, epoch=2))
+    assert not np.array_equal(order, sampler.epoch_order(101, seed=5, epoch=2))
+    assert not np.array_equal(order, sampler.epoch_order(101, seed=4, epoch=3))
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 5, 13])
+def test_training_can_start_at_any_step_and_sees_the_same_batches(start):
+    whole = list(itertools.islice(sampler.batches(52, 10, seed=1), 20))
+    assert all(len(batch) == 10 for batch in whole)
+    resumed = itertools.islice(sampler.batches(52, 10, seed=1, start_step=start), 20 - start)
+    assert all(np.array_equal(one, other) for one, other in zip(whole[start:], resumed, strict=True))
+
+
+def make_data(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.bin").write_bytes(b"12345")
+    (tmp_path / "vocab.txt").write_text("x")
+    return fingerprint.write_manifest(tmp_path, {"num": 3})
+
+
+def test_verify_finds_a_changed_missing_or_extra_byte(tmp_path):
+    digest = make_data(tmp_path)
+    assert fingerprint.verify(tmp_path, hint="") == []
+    assert fingerprint.read_manifest(tmp_path, hint="")["fingerprint"] == digest
+    file = tmp_path / "train" / "a.bin"
+    for content, expected in ((b"12346", "SHA-256"), (b"123456", "6 bytes, expected 5")):
+        file.write_bytes(content)
+        assert expected in fingerprint.verify(tmp_path, hint="")[0]
+    file.rename(tmp_path / "b.bin")
+    assert len(fingerprint.verify(tmp_path, hint="")) == 2
+
+
+def test_a_manifest_that_was_edited_is_refused(tmp_path):
+    make_data(tmp_path)
+    manifest = tmp_path / fingerprint.MANIFEST
+    manifest.write_text(manifest.read_text().replace('"num": 3', '"num": 4'))
+    with pytest.raises(UserError, match="does not belong"):
+        fingerprint.verify(tmp_path, hint="")
+
+
+def test_a_result_is_reserved_once_and_never_overwritten(tmp_path):
+    names = [launch.reserve(tmp_path / "bert", None).name for _ in range(3)]
+    assert names == ["result_0.txt", "result_1.txt", "result_2.txt"]
+    with pytest.raises(UserError, match="never overwritten"):
+        launch.reserve(tmp_path / "bert", 1)
+    (tmp_path / "bert" / "result_1.txt").unlink()
+    assert launch.reserve(tmp_path / "bert", None).name == "result_1.txt"
+
+
+def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(tmp_path):
+    for benchmark, expected in (("image_classification", 5), ("language_bert", 10)):
+        loaded = load(benchmark, "baseline", size="mini", settings=[])
+        drawn = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None)
+        assert len(set(drawn.seeds)) == drawn.num_runs == expected
+        counted = launch.plan_run_set(loaded, results=tmp_path, runs="3", seed=7)
+        assert counted.seeds == (7, 8, 9)
+        assert counted.system.endswith("-mini-baseline")
+    with pytest.raises(UserError, match="--runs x"):
+        launch.plan_run_set(loaded, results=tmp_path, runs="x", seed=None)

@@ -1,0 +1,247 @@
+"""What a person meets at the command line: exit codes, one line per error, logs that survive."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.cli import COMMANDS
+from common.config import ROOT
+
+TTT = Path(sys.executable).with_name("ttt")
+TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
+
+
+def ttt(*arguments):
+    return subprocess.run([TTT, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def run_arguments(folder, *settings):
+    sets = [part for setting in settings for part in ("--set", setting)]
+    where = ["--results", folder / "results", "--systems", folder / "systems"]
+    return ["run", "language_bert", "optimized", "--size", "mini", *where, *sets]
+
+
+def one_line(done, code):
+    """Assert that a command failed with this code and one line on stderr, and return the line."""
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and "Traceback" not in done.stderr, done.stderr
+    return lines[0]
+
+
+def results(folder):
+    return sorted((folder / "results").rglob("result_*.txt"))
+
+
+def status(path):
+    last = json.loads(path.read_text().splitlines()[-1].split(" ", 1)[1])
+    assert last["key"] == "run_stop"
+    return last["metadata"]["status"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data():
+    for benchmark in ("language_bert", "image_classification"):
+        done = ttt("data", "prepare", benchmark, "--size", "mini")
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reached")
+    return folder, ttt(*run_arguments(folder, "target=0.01", *TINY), "--seed", 5)
+
+
+def test_help_of_every_command_exits_0():
+    for command in (["--help"], *([verb, "--help"] for verb in COMMANDS)):
+        done = ttt(*command)
+        assert done.returncode == 0 and "exit codes" in done.stdout
+
+
+def test_a_run_that_reaches_its_target_exits_0_and_passes_every_checker(reached):
+    folder, done = reached
+    assert done.returncode == 0, done.stderr
+    assert "success" in done.stdout and "masked-LM accuracy" in done.stdout
+    (path,) = results(folder)
+    assert status(path) == "success"
+    checked = ttt("check", folder / "results")
+    assert checked.returncode == 0 and "2.1.0: 1 of 1 SUCCESS" in checked.stdout
+    (system,) = (folder / "systems").glob("*.json")
+    assert json.loads(system.read_text())["system_name"] == system.stem == path.parts[-3]
+
+
+def test_a_log_starts_with_its_configuration_and_names_no_folder_of_the_machine(reached):
+    folder, _ = reached
+    text = results(folder)[0].read_text()
+    assert "# size: mini (a proxy: not a submission)" in text and "#   methods:" in text
+    assert str(ROOT) not in text
+    order = [json.loads(line[9:])["key"] for line in text.splitlines() if line.startswith(":::MLLOG ")]
+    assert order[0] == "cache_clear" and order[-1] == "run_stop"
+    assert order.index("run_start") < order.index("dataset_fingerprint") < order.index("block_start")
+
+
+def test_a_run_that_misses_its_target_exits_1_and_keeps_its_log(tmp_path):
+    done = ttt(*run_arguments(tmp_path, "target=0.99", *TINY))
+    assert one_line_of(done.stderr).startswith("  aborted") and done.returncode == 1
+    assert status(results(tmp_path)[0]) == "aborted"
+
+
+def one_line_of(text):
+    (line,) = text.rstrip("\n").splitlines()
+    return line
+
+
+def test_a_result_that_exists_is_refused_and_stays(reached):
+    folder, _ = reached
+    (path,) = results(folder)
+    before = path.read_bytes()
+    line = one_line(ttt(*run_arguments(folder, *TINY), "--index", 0), 2)
+    assert "never overwritten" in line
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["run", "language_bert", "baseline", "--size", "mini", "--set", "optimizer.learning_rat=1"],
+            "learning_rate?",
+        ),
+        (["run", "language_bert", "baseline", "--size", "mini", "--set", "target=75.9"], "less than 1"),
+        (["run", "language_bert", "baseline", "--set", "global_batch_size=many"], "valid integer"),
+        (["run", "language_bert", "baseline", "--runs", "0"], "--runs 0"),
+        (["run", "langage_bert", "baseline"], "did you mean language_bert?"),
+        (["run", "language_bert", "fast"], "known: baseline, optimized"),
+        (["rum"], "did you mean run?"),
+        (["check", "no/such/folder"], "no/such/folder"),
+        (
+            ["run", "language_bert", "baseline", "--size", "mini", "--set", "data.directory=data/none"],
+            "ttt data prepare",
+        ),
+        (["data", "verify", "language_bert", "--set", "data.directory=data/none"], "ttt data prepare"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_with_one_line_and_exit_code_2(arguments, message):
+    assert message in one_line(ttt(*arguments), 2)
+
+
+def test_a_results_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "results").write_text("a file")
+    assert "results" in one_line(ttt(*run_arguments(tmp_path, *TINY)), 2)
+
+
+def test_corrupted_data_are_named_before_anything_is_timed(tmp_path):
+    copy = tmp_path / "data"
+    shutil.copytree(ROOT / "data/language_bert/mini", copy)
+    content = bytearray((copy / "train.bin").read_bytes())
+    content[1000] ^= 1
+    (copy / "train.bin").write_bytes(content)
+    line = one_line(ttt(*run_arguments(tmp_path, f"data.directory={copy}")), 2)
+    assert "train.bin" in line and "content changed" in line
+    verified = ttt("data", "verify", "language_bert", "--size", "mini", "--set", f"data.directory={copy}")
+    assert verified.returncode == 1 and "train.bin" in verified.stdout
+    assert results(tmp_path) == []
+
+
+def start_long_run(folder, until='"run_start"'):
+    """Start a run in a session of its own and wait until a text, its clock's start, is in the log."""
+    command = [TTT, *map(str, run_arguments(folder, "target=0.99"))]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any(until in path.read_text() for path in results(folder)):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    return process
+
+
+def test_ctrl_c_closes_the_log_as_aborted(tmp_path):
+    process = start_long_run(tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert status(results(tmp_path)[0]) == "aborted"
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.5])
+def test_ctrl_c_twice_still_closes_the_log(tmp_path, seconds):
+    process = start_long_run(tmp_path)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert status(results(tmp_path)[0]) == "aborted"
+
+
+def test_ctrl_c_before_the_clock_starts_leaves_no_result_and_no_traceback(tmp_path):
+    process = start_long_run(tmp_path, until="# --- configuration")
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert results(tmp_path) == []
+
+
+def test_the_log_of_a_killed_process_is_closed_by_the_launcher(tmp_path):
+    process = start_long_run(tmp_path)
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout
+    os.kill(int(children.split()[0]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and "Traceback" not in errors and "aborted" in errors
+    assert status(results(tmp_path)[0]) == "aborted"
+
+
+def test_a_dry_run_prints_configuration_plan_and_memory_and_runs_nothing(tmp_path):
+    done = ttt(*run_arguments(tmp_path), "--dry-run")
+    assert done.returncode == 0 and results(tmp_path) == []
+    for expected in (
+        "target: 0.2",
+        "language_bert/mini.yaml:",
+        "#   steps: 1,800",
+        "#   evaluations:",
+        "#   memory:",
+    ):
+        assert expected in done.stdout
+
+
+def readme_commands():
+    lines, inside = [], False
+    for line in (ROOT / "README.md").read_text().splitlines():
+        if line.startswith("```"):
+            inside = line == "```sh"
+        elif inside and line.strip():
+            lines.append(line.split("#")[0].split())
+    return lines
+
+
+def test_the_readme_shows_commands():
+    assert len(readme_commands()) >= 5
+
+
+@pytest.mark.parametrize("command", readme_commands(), ids=" ".join)
+def test_every_command_of_the_readme_works(command):
+    if command[0] != "ttt":
+        assert os.access(ROOT / command[0], os.X_OK)
+        return
+    assert command[1] in COMMANDS
+    extra = {"run": ["--dry-run"], "data": [], "check": ["--help"], "score": ["--help"], "report": ["--help"]}
+    done = ttt(*command[1:], *extra.get(command[1], ["--help"]))
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,126 @@
+"""The rules of the house, as tests."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import yaml_file
+from common.config import ROOT, benchmarks, configurations, load
+from common.method import available
+
+PACKAGES = ("common", *benchmarks())
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+CARD = ("What.", "Effect on quality.", "Effect on time.", "Relieves.", "When not.", "Source.")
+NAMES_ALLOWED_IN = {"common/commands/all.py", "common/commands/data.py", "common/evidence/score.py"}
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def tracked():
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
+    ).stdout
+    return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_imports_run_one_way(path):
+    package, found = name(path).split("/")[0], set(imports(path))
+    for other in benchmarks():
+        if other != package:
+            assert not any(module.split(".")[0] == other for module in found)
+    if name(path).startswith("common/evidence/"):
+        allowed = ("common.evidence", "common.errors")
+        assert all(
+            module.startswith(allowed)
+            for module in found
+            if module.startswith("common.") and module != "common"
+        )
+    if name(path) != "common/mllog.py":
+        assert not any(module.startswith("mlperf_logging") for module in found)
+
+
+def test_the_evidence_layer_loads_no_torch():
+    modules = ", ".join(
+        f"common.evidence.{path.stem}" for path in (ROOT / "common/evidence").glob("[a-z]*.py")
+    )
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_files_are_short_ascii_and_name_no_configuration(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert text.isascii()
+    if name(path) not in NAMES_ALLOWED_IN:
+        assert not re.search(r"""["'](baseline|optimized)["']""", text)
+
+
+def repeated(values, base, path=""):
+    """Return the key paths of `values` that say what `base` says already."""
+    found = []
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            found += repeated(value, base[key], f"{path}{key}.")
+        elif key in base and base[key] == value:
+            found.append(f"{path}{key}")
+    return found
+
+
+@pytest.mark.parametrize("benchmark", benchmarks())
+def test_configurations_load_and_state_only_differences(benchmark):
+    base = yaml_file.parse((ROOT / benchmark / "baseline.yaml").read_text(), "baseline.yaml")
+    for configuration in configurations(benchmark):
+        text = (ROOT / benchmark / f"{configuration}.yaml").read_text()
+        assert len(text.splitlines()) <= 60
+        for size in ("full", "mini"):
+            load(benchmark, configuration, size=size, settings=[])
+        if configuration == "baseline":
+            continue
+        values = yaml_file.parse(text, configuration).values
+        assert repeated(values, base.values) == []
+
+
+@pytest.mark.parametrize("benchmark", benchmarks())
+def test_every_method_has_a_card_and_a_test(benchmark):
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for method, module in available(benchmark).items():
+        card = ast.get_docstring(ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text()))
+        assert [line for line in CARD if line not in card] == [], module
+        assert module in tests or f'"{method}"' in tests, module
+
+
+def test_no_path_of_a_machine_is_tracked():
+    forbidden = re.compile(r"(?<![A-Za-z0-9._/-])/(work|root|home)/[A-Za-z0-9._-]+")
+    here = Path(__file__)
+    found = [
+        name(path)
+        for path in tracked()
+        if path != here and forbidden.search(path.read_text(errors="replace"))
+    ]
+    assert found == []
+
+
+def test_shell_scripts_are_short_and_strict():
+    scripts = [path for path in tracked() if path.read_bytes().startswith(b"#!/usr/bin/env bash")]
+    assert {ROOT / "run_all.sh", ROOT / "tests/run.sh"} <= set(scripts)
+    for path in scripts:
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 25 and "set -euo pipefail" in lines, path
+    assert all(len(path.read_text().splitlines()) <= 25 for path in tracked() if path.suffix == ".sh")
