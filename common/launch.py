@@ -158,10 +158,12 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
 def supervise(arguments: list[str]) -> int:
     """Run a process to its end; an interruption is passed on, and the process gets time to close its log."""
     process = subprocess.Popen(arguments, cwd=ROOT)
-    previous = signal.signal(signal.SIGTERM, raise_interrupt)
+    previous = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    signal.signal(signal.SIGTERM, raise_interrupt)
     try:
         return process.wait()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave the log open
         process.send_signal(signal.SIGINT)
         try:
             process.wait(GRACE_S)
@@ -170,7 +172,8 @@ def supervise(arguments: list[str]) -> int:
             process.wait()
         return EXIT_INTERRUPTED
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous:
+            signal.signal(number, handler)
 
 
 def raise_interrupt(number: int, frame: Any) -> None:

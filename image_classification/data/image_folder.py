@@ -122,7 +122,7 @@ def one_ahead(build: Callable[[Item], Drawn], items: Iterable[Item]) -> Iterator
     """Yield `build(item)` of every item while a second thread works on the next; its errors rise here.
 
     Decoding and resizing in PIL release the interpreter lock and use one core. No torch operation belongs in
-    `build`: it would start a second set of compute threads, which cost the training thread a quarter of its speed.
+    `build`: it would start a second set of compute threads, and the training thread would wait for them.
     """
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="images") as pool:
         pending: Future[Drawn] | None = None

@@ -152,3 +152,11 @@ def test_a_log_cut_inside_run_stop_is_closed(run, path):
     start = path.read_text().splitlines()[-1]
     path.write_text(path.read_text() + start.replace("run_start", "run_stop")[:-20])
     assert mllog.abort(path)
+
+
+@pytest.mark.xfail(strict=True, reason="a fault of the code, reported: the official checker fails such a log")
+def test_every_record_of_a_log_that_was_cut_is_json_once_it_is_closed(run, path):
+    run.close()
+    path.write_text(path.read_text() + ':::MLLOG {"namespace": "", "time_')
+    assert mllog.abort(path)
+    assert records(path)[-1]["key"] == "run_stop"
