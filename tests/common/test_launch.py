@@ -61,7 +61,6 @@ def test_a_run_that_does_not_end_is_killed(tmp_path):
     assert not (tmp_path / "closed").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="a fault of the code, reported: the launcher leaves before the log")
 def test_an_impatient_second_ctrl_c_does_not_abandon_the_log(tmp_path):
     assert supervised(tmp_path, signal.SIGINT, signal.SIGINT, closes_in_s=2) == EXIT_INTERRUPTED
     assert (tmp_path / "closed").exists()
