@@ -51,12 +51,17 @@ def dispatch(arguments: list[str]) -> int:
     return int(command.main(parser.parse_args(rest)))
 
 
+def one_line(error: UserError) -> str:
+    """Return the message without line breaks and control characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
+
+
 def main() -> int:
     """Entry point of `ttt`."""
     try:
         return dispatch(sys.argv[1:])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)

@@ -32,7 +32,7 @@ Duration = Annotated[str, Field(pattern=r"^[0-9]+(ep|ba|sp)$")]  # epochs, batch
 class Strict(BaseModel):
     """A checked mapping: no unknown key, no silent conversion, no change after loading."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class OptimizerConfig(Strict):
@@ -171,10 +171,12 @@ def load(benchmark: str, configuration: str, *, size: str, settings: list[str]) 
     values, origins = merge_files(benchmark, configuration, size)
     for setting in settings:
         merge(values, parse_setting(setting), origins)
-    values["methods"] = {
-        name: entry for name, entry in values.get("methods", {}).items() if entry is not False
-    }
-    values |= {"benchmark": benchmark, "configuration": configuration, "size": size}
+    fixed = {"benchmark": benchmark, "configuration": configuration, "size": size}
+    for key in sorted(fixed.keys() & values.keys()):
+        raise UserError("is chosen on the command line", where=f"{origins[key,]}: {key}")
+    switched = mapping(values, "methods", origins)
+    values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
+    values |= fixed
     config = validated(module.Config, values, origins)
     methods = method.build_methods(config, origins)
     changes = []
@@ -204,13 +206,21 @@ def merge_files(
         merge(values, document, origins)
     if size == "mini":
         overlay = read(benchmark, size)
-        adjusted = overlay.values.get("methods", {})
-        on = values.get("methods", {})
+        adjusted = mapping(overlay.values, "methods", overlay.origins)
+        on = mapping(values, "methods", origins)
         overlay.values["methods"] = {
             name: adjusted[name] for name in adjusted if on.get(name, False) is not False
         }
         merge(values, overlay, origins)
     return values, origins
+
+
+def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str]) -> dict[str, Any]:
+    """Return the mapping below a key, empty where nothing is written there."""
+    found = values.get(key) or {}
+    if not isinstance(found, dict):
+        raise UserError("expected `name: settings` lines", where=f"{origins.get((key,), '')}: {key}")
+    return found
 
 
 def read(benchmark: str, name: str) -> yaml_file.Document:

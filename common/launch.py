@@ -148,23 +148,27 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         "label": label,
         "expected_s": expected,
     }
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "spec.json"
-        file.write_text(json.dumps(spec))
-        code = supervise([sys.executable, "-m", "common.timed_run", str(file)])
-    return close(path, code, shown)
+    code = EXIT_INTERRUPTED  # until the process says otherwise
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "spec.json"
+            file.write_text(json.dumps(spec))
+            code = supervise([sys.executable, "-m", "common.timed_run", str(file)])
+    finally:
+        code = close(path, code, shown)
+    return code
 
 
 def supervise(arguments: list[str]) -> int:
     """Run a process to its end; an interruption is passed on, and the process gets time to close its log."""
-    process = subprocess.Popen(arguments, cwd=ROOT)
+    process = subprocess.Popen(arguments, cwd=ROOT, start_new_session=True)  # only we signal it
     previous = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     signal.signal(signal.SIGTERM, raise_interrupt)
     try:
         return process.wait()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave the log open
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             process.wait(GRACE_S)
         except subprocess.TimeoutExpired:

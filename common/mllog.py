@@ -5,6 +5,7 @@ It refuses an order that the rules forbid and values that would be lost.
 
 import logging
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -97,13 +98,14 @@ def abort(path: Path, **metadata: Any) -> bool:
 
     Returns False, and writes nothing, when the clock had not been started or was stopped already.
     """
-    text = path.read_text(encoding="ascii", errors="replace")
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]  # without the line that the process died in
+    text = whole.decode("ascii", errors="replace")
     keys = re.findall(rf'{TOKEN} .*?"key": "(run_start|run_stop)"', text)
     if keys != ["run_start"]:
         return False
-    if not text.endswith("\n"):  # the process died inside a line
-        with path.open("a", encoding="ascii") as file:
-            file.write("\n")
+    if whole != content:
+        os.truncate(path, len(whole))
     log = RunLog(path, state="run")
     log.stop("run_stop", status="aborted", **metadata)
     log.close()

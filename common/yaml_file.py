@@ -15,7 +15,7 @@ from common.errors import UserError
 SCALARS = (
     (re.compile(r"null|~|"), lambda text: None),
     (re.compile(r"true|false"), lambda text: text == "true"),
-    (re.compile(r"[-+]?[0-9]+"), int),
+    (re.compile(r"[-+]?[0-9]{1,18}"), int),
     (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
 )
 MAX_DEPTH = 12

@@ -177,7 +177,6 @@ def test_ctrl_c_closes_the_log_as_aborted(tmp_path):
     assert status(results(tmp_path)[0]) == "aborted"
 
 
-@pytest.mark.xfail(strict=True, reason="a fault of the code, reported: a traceback of the imports")
 def test_ctrl_c_before_the_clock_starts_leaves_no_result_and_no_traceback(tmp_path):
     process = start_long_run(tmp_path, until="# --- configuration")
     os.killpg(process.pid, signal.SIGINT)
@@ -235,8 +234,5 @@ def test_every_command_of_the_readme_works(command):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a fault of the code, reported: a text that YAML refuses takes two lines"
-)
 def test_a_setting_with_a_control_character_is_answered_with_one_line():
     one_line(ttt("run", "language_bert", "baseline", "--size", "mini", "--set", "target=\x01"), 2)

@@ -15,7 +15,7 @@ from common.errors import EXIT_INTERRUPTED, UserError
 CHILD = """
 import pathlib, signal, sys, time
 told = []
-signal.signal(signal.SIGINT, lambda *_: told.append(1))
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 pathlib.Path(sys.argv[1], "started").touch()
 while not told: time.sleep(0.02)
 time.sleep(float(sys.argv[2]))

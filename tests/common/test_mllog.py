@@ -146,7 +146,6 @@ def test_a_log_cut_inside_its_last_record_is_closed(run, path, written):
     assert not mllog.abort(path)
 
 
-@pytest.mark.xfail(strict=True, reason="a fault of the code, reported")
 def test_a_log_cut_inside_run_stop_is_closed(run, path):
     run.close()
     start = path.read_text().splitlines()[-1]
@@ -154,7 +153,6 @@ def test_a_log_cut_inside_run_stop_is_closed(run, path):
     assert mllog.abort(path)
 
 
-@pytest.mark.xfail(strict=True, reason="a fault of the code, reported: the official checker fails such a log")
 def test_every_record_of_a_log_that_was_cut_is_json_once_it_is_closed(run, path):
     run.close()
     path.write_text(path.read_text() + ':::MLLOG {"namespace": "", "time_')
