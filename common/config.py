@@ -111,6 +111,14 @@ class RunConfig(Strict):
         """Whole batches per epoch; the incomplete last one is dropped."""
         return int(self.data.num_train_samples // self.global_batch_size)  # type: ignore[attr-defined]
 
+    def prepared_with(self) -> dict[str, Any]:
+        """Return the settings that shape the prepared data, by key; its manifest records them."""
+        data: DataConfig = self.data  # type: ignore[attr-defined]
+        return {
+            "data.num_train_samples": data.num_train_samples,
+            "data.num_evaluation_samples": data.num_evaluation_samples,
+        }
+
     def plan(self) -> Plan:
         """Return the run in steps. The last step is always evaluated."""
         num_steps, every = self.steps(self.max_duration), self.steps(self.evaluate_every)
@@ -285,9 +293,10 @@ def validated(
             raise UserError(
                 "unknown key", where=where, hint=nearest(inner[-1], known_keys(model, inner[:-1]))
             ) from None
-        found = f" (found {fault['input']!r})" if fault["type"] != "missing" else ""
+        found = f" (found {fault['input']!r})" if fault["type"] not in ("missing", "value_error") else ""
         hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
-        raise UserError(fault["msg"].lower() + found, where=where, hint=hint) from None
+        what = fault["msg"].removeprefix("Value error, ")
+        raise UserError(what[0].lower() + what[1:] + found, where=where, hint=hint) from None
 
 
 def known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:

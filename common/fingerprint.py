@@ -68,11 +68,20 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
     return dict(manifest)
 
 
-def verify(directory: Path, *, hint: str) -> list[str]:
-    """Return one line for each file that is missing, extra or changed; an empty list means intact."""
-    expected = read_manifest(directory, hint=hint)["files"]
-    found = data_files(directory)
-    problems = [f"{directory / name}: missing" for name in expected if name not in found]
+def verify(directory: Path, settings: dict[str, Any], *, hint: str) -> list[str]:
+    """Return one line for each file that is missing, extra or changed; an empty list means intact.
+
+    A line, too, for each of the settings (`prepared_with` of a configuration) that the data do not follow.
+    """
+    manifest = read_manifest(directory, hint=hint)
+    expected, found = manifest["files"], data_files(directory)
+    made_with = manifest["facts"].get("settings", {})
+    problems = [
+        f"{directory / MANIFEST}: made with {key} {made_with.get(key)}, the configuration says {value}"
+        for key, value in settings.items()
+        if made_with.get(key) != value
+    ]
+    problems += [f"{directory / name}: missing" for name in expected if name not in found]
     problems += [f"{directory / name}: not in the manifest" for name in found if name not in expected]
     for name in sorted(expected.keys() & found.keys()):
         num_bytes = found[name].stat().st_size

@@ -1,5 +1,6 @@
 """A run set: reserves results, draws seeds, starts each run as a process, keeps what a dead one leaves."""
 
+import itertools
 import json
 import os
 import secrets
@@ -60,7 +61,7 @@ def check_data(loaded: Loaded) -> None:
     config = loaded.config
     directory = config.data.directory  # type: ignore[attr-defined]
     hint = f"run: ttt data prepare {config.benchmark} --size {config.size}"
-    problems = fingerprint.verify(ROOT / directory, hint=hint)
+    problems = fingerprint.verify(ROOT / directory, config.prepared_with(), hint=hint)
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=hint)
@@ -73,12 +74,14 @@ def reserve(directory: Path, index: int | None) -> Path:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        taken = {path.name for path in directory.iterdir()}
-        number = index
-        if number is None:
-            number = next(n for n in range(len(taken) + 1) if f"result_{n}.txt" not in taken)
-        path = directory / f"result_{number}.txt"
-        path.open("x").close()
+        for number in itertools.count() if index is None else [index]:
+            path = directory / f"result_{number}.txt"
+            try:
+                path.open("x").close()
+                break
+            except FileExistsError:
+                if index is not None:
+                    raise
     except FileExistsError:
         if not directory.is_dir():
             raise UserError("not a folder", where=str(directory)) from None
@@ -162,12 +165,16 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
 def supervise(arguments: list[str]) -> int:
     """Run a process to its end; an interruption is passed on, and the process gets time to close its log."""
     process = subprocess.Popen(arguments, cwd=ROOT, start_new_session=True)  # only we signal it
-    previous = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
-    signal.signal(signal.SIGTERM, raise_interrupt)
+    endings = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = [(number, signal.getsignal(number)) for number in endings]
+    for number, handler in previous[1:]:
+        if handler != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, raise_interrupt)
     try:
         return process.wait()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave the log open
+        for number in endings:  # a second Ctrl-C must not leave the log open
+            signal.signal(number, signal.SIG_IGN)
         process.terminate()
         try:
             process.wait(GRACE_S)
@@ -181,7 +188,7 @@ def supervise(arguments: list[str]) -> int:
 
 
 def raise_interrupt(number: int, frame: Any) -> None:
-    """Treat SIGTERM as Ctrl-C."""
+    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
     raise KeyboardInterrupt
 
 

@@ -130,8 +130,13 @@ def write_description(config: RunConfig, directory: Path) -> Path:
     """Write `<system id>.json` once; an existing one is a person's and stays as it is."""
     path = directory / f"{system_id(config)}.json"
     if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
+        description = json.dumps(describe(config), indent=4) + "\n"
         temporary = path.with_suffix(".json.part")
-        temporary.write_text(json.dumps(describe(config), indent=4) + "\n")
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(description)
+        except OSError as error:
+            what = f"cannot write system descriptions here ({error.strerror})"
+            raise UserError(what, where=str(directory)) from error
         os.replace(temporary, path)
     return path

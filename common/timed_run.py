@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from common.benchmark import Benchmark
 from common.config import ROOT, Plan, RunConfig, benchmark_module
-from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.method import Batch, Loss, Method, Progress, build_methods
 from common.mllog import RunLog
 from common.optim import build_optimizer, build_schedule
@@ -329,6 +330,9 @@ def main() -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return EXIT_INTERNAL
 
 
 if __name__ == "__main__":

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
-from transformers import BertConfig
 
 from common import benchmark, fingerprint, sampler
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.method import Batch
 from language_bert.data.batches import IGNORED, padded_batch, random_record
+from language_bert.data.instances import NUM_SPECIAL
 from language_bert.data.shards import Shard
 from language_bert.model import build_bert, spread_positions
 
@@ -31,6 +31,16 @@ class ModelConfig(Strict):
     position_scale: float = Field(ge=0)
     next_sentence: bool
 
+    @model_validator(mode="after")
+    def check_heads(self) -> "ModelConfig":
+        """Refuse heads of unequal size."""
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+        return self
+
 
 class TextDataConfig(DataConfig):
     """Lengths in tokens."""
@@ -39,12 +49,31 @@ class TextDataConfig(DataConfig):
     max_predictions: int = Field(gt=0)
     masked_fraction: Fraction
 
+    @model_validator(mode="after")
+    def check_predictions(self) -> "TextDataConfig":
+        """Refuse more predictions than a sequence has ordinary tokens."""
+        if self.max_predictions > self.max_seq_length - NUM_SPECIAL:
+            raise ValueError(
+                f"max_predictions {self.max_predictions} does not fit in "
+                f"max_seq_length {self.max_seq_length} with its {NUM_SPECIAL} special tokens"
+            )
+        return self
+
 
 class Config(RunConfig):
     """The keys of this benchmark."""
 
     model: ModelConfig
     data: TextDataConfig
+
+    def prepared_with(self) -> dict[str, Any]:
+        """Return also lengths, masking and the size of the vocabulary."""
+        return super().prepared_with() | {
+            "data.max_seq_length": self.data.max_seq_length,
+            "data.max_predictions": self.data.max_predictions,
+            "data.masked_fraction": self.data.masked_fraction,
+            "model.vocab_size": self.model.vocab_size,
+        }
 
 
 class Benchmark(benchmark.Benchmark):
@@ -58,6 +87,8 @@ class Benchmark(benchmark.Benchmark):
 
     def build_model(self) -> nn.Module:
         """Return Hugging Face's BERT, unmodified; sdpa attention."""
+        from transformers import BertConfig  # slow to import
+
         settings = self.config.model
         model = build_bert(
             BertConfig(

@@ -5,26 +5,38 @@ masked tokens, D hidden size, N heads, H head size, V vocabulary.
 """
 
 import math
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
-from transformers.modeling_outputs import ModelOutput
 
 from common.errors import UserError
 from language_bert.attention import Sequences, varlen_attention
 
-BertModule = BertForMaskedLM | BertForPreTraining
+if TYPE_CHECKING:
+    from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
+
+    BertModule = BertForMaskedLM | BertForPreTraining
+
 LONGEST_PERIOD = 100.0  # in radians per position; 1000 learned more slowly at 128 positions
 
 
-def build_bert(config: BertConfig, *, next_sentence: bool) -> BertModule:
+class Predictions(NamedTuple):
+    """Logits (T or M, V) of the vocabulary, and (B, 2) of the next-sentence head if there is one."""
+
+    prediction_logits: Tensor
+    seq_relationship_logits: Tensor | None = None
+
+
+def build_bert(config: "BertConfig", *, next_sentence: bool) -> "BertModule":
     """Return the unmodified Hugging Face model, with the next-sentence head or without it."""
+    from transformers import BertForMaskedLM, BertForPreTraining  # slow to import
+
     return (BertForPreTraining if next_sentence else BertForMaskedLM)(config)
 
 
 @torch.no_grad()
-def spread_positions(model: BertModule, scale: float) -> None:
+def spread_positions(model: "BertModule", scale: float) -> None:
     """Start position embeddings (S, D) as sines times `scale`, and keys equal to queries.
 
     For small models trained from scratch: attention to near and to equal tokens then need not be discovered
@@ -51,7 +63,7 @@ class PackedBert(nn.Module):
     token.
     """
 
-    def __init__(self, model: BertModule) -> None:
+    def __init__(self, model: "BertModule") -> None:
         super().__init__()
         config = model.config
         if config.hidden_dropout_prob or config.attention_probs_dropout_prob:
@@ -69,7 +81,7 @@ class PackedBert(nn.Module):
         masked_tokens: Tensor,
         first_tokens: Tensor,
         sequences: Sequences,
-    ) -> ModelOutput:
+    ) -> Predictions:
         """Return `prediction_logits` (T or M, V) and `seq_relationship_logits` (B, 2) if it has that head.
 
         `input_ids`, `token_type_ids`, `position_ids` are (T,); `masked_tokens` (M,) and `first_tokens` (B,)
@@ -90,11 +102,11 @@ class PackedBert(nn.Module):
         else:
             predicted = hidden[masked_tokens] if self.masked_tokens_only else hidden
             first = hidden[first_tokens]
-        output = ModelOutput(prediction_logits=self.cls.predictions(predicted))
-        if self.has_next_sentence:
-            pooled = self.bert.pooler.activation(self.bert.pooler.dense(first))
-            output["seq_relationship_logits"] = self.cls.seq_relationship(pooled)
-        return output
+        logits = self.cls.predictions(predicted)
+        if not self.has_next_sentence:
+            return Predictions(logits)
+        pooled = self.bert.pooler.activation(self.bert.pooler.dense(first))
+        return Predictions(logits, self.cls.seq_relationship(pooled))
 
     @property
     def has_next_sentence(self) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import COMMANDS
+from common.cli import COMMANDS, main
 from common.config import ROOT
 
 TTT = Path(sys.executable).with_name("ttt")
@@ -20,6 +20,22 @@ TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "sched
 
 def ttt(*arguments):
     return subprocess.run([TTT, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def ttt_here(monkeypatch, capsys):
+    """Return `ttt` in this process: what it answers without training, 4 s sooner."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ttt", *arguments])
+        try:
+            code = main()
+        except SystemExit as end:  # argparse's own help
+            code = end.code
+        captured = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
+
+    return run
 
 
 def run_arguments(folder, *settings):
@@ -129,8 +145,8 @@ def test_a_result_that_exists_is_refused_and_stays(reached):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_answered_with_one_line_and_exit_code_2(arguments, message):
-    assert message in one_line(ttt(*arguments), 2)
+def test_a_mistake_is_answered_with_one_line_and_exit_code_2(ttt_here, arguments, message):
+    assert message in one_line(ttt_here(*arguments), 2)
 
 
 def test_a_results_folder_that_cannot_be_written_is_named(tmp_path):
@@ -224,15 +240,15 @@ def test_the_readme_shows_commands():
 
 
 @pytest.mark.parametrize("command", readme_commands(), ids=" ".join)
-def test_every_command_of_the_readme_works(command):
+def test_every_command_of_the_readme_works(ttt_here, command):
     if command[0] != "ttt":
         assert os.access(ROOT / command[0], os.X_OK)
         return
     assert command[1] in COMMANDS
     extra = {"run": ["--dry-run"], "data": [], "check": ["--help"], "score": ["--help"], "report": ["--help"]}
-    done = ttt(*command[1:], *extra.get(command[1], ["--help"]))
+    done = ttt_here(*command[1:], *extra.get(command[1], ["--help"]))
     assert done.returncode == 0, done.stderr
 
 
-def test_a_setting_with_a_control_character_is_answered_with_one_line():
-    one_line(ttt("run", "language_bert", "baseline", "--size", "mini", "--set", "target=\x01"), 2)
+def test_a_setting_with_a_control_character_is_answered_with_one_line(ttt_here):
+    one_line(ttt_here("run", "language_bert", "baseline", "--size", "mini", "--set", "target=\x01"), 2)

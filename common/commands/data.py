@@ -35,7 +35,9 @@ def main(args: argparse.Namespace) -> int:
     if args.action == "prepare":
         return prepare(config)
     problems = fingerprint.verify(
-        directory, hint=f"run: ttt data prepare {args.benchmark} --size {args.size}"
+        directory,
+        config.prepared_with(),
+        hint=f"run: ttt data prepare {args.benchmark} --size {args.size}",
     )
     for problem in problems:
         print(problem.replace(f"{ROOT}/", ""))
@@ -48,10 +50,12 @@ def main(args: argparse.Namespace) -> int:
 def prepare(config: configs.RunConfig) -> int:
     """Prepare the data unless they are there and whole."""
     name: str = config.data.directory  # type: ignore[attr-defined]
-    if (ROOT / name / fingerprint.MANIFEST).is_file() and not fingerprint.verify(ROOT / name, hint=""):
+    directory = ROOT / name
+    is_there = (directory / fingerprint.MANIFEST).is_file()
+    if is_there and not fingerprint.verify(directory, config.prepared_with(), hint=""):
         print(f"{config.benchmark}: {name} is prepared and intact")
         return EXIT_OK
     module = importlib.import_module(f"{config.benchmark}.data.prepare")
-    digest = module.prepare(ROOT / name, config)
+    digest = module.prepare(directory, config)
     print(f"{config.benchmark}: {name} prepared, fingerprint {digest}")
     return EXIT_OK

@@ -27,7 +27,7 @@ def prepare(directory: Path, config: Any) -> str:
     holds something else, and for size `full` without its images.
     """
     hint = f"run: ttt data prepare {config.benchmark} --size {config.size}"
-    if is_intact(directory):
+    if is_intact(directory, config):
         return str(fingerprint.read_manifest(directory, hint=hint)["fingerprint"])
     if config.size == "full":
         return describe_tree(directory, config)
@@ -40,22 +40,26 @@ def prepare(directory: Path, config: Any) -> str:
     partial = directory.with_name(f".{directory.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    result = fingerprint.write_manifest(partial, write_digits(partial))
+    settings = write_digits(partial)
+    if settings != config.prepared_with():
+        shutil.rmtree(partial)
+        raise UserError(f"the embedded set has {settings}, not {config.prepared_with()}", where="data")
+    result = fingerprint.write_manifest(partial, {"settings": settings})
     shutil.rmtree(directory, ignore_errors=True)
     os.replace(partial, directory)
     return result
 
 
-def is_intact(directory: Path) -> bool:
+def is_intact(directory: Path, config: Any) -> bool:
     """Return whether a folder is a prepared data set without a changed, missing or additional file."""
     try:
-        return not fingerprint.verify(directory, hint="")
+        return not fingerprint.verify(directory, config.prepared_with(), hint="")
     except UserError:
         return False
 
 
 def write_digits(directory: Path) -> dict[str, int]:
-    """Write scikit-learn's 1797 handwritten digits as `<part>/<digit>/NNNN.jpg`; returns the sample counts.
+    """Write scikit-learn's 1797 handwritten digits as `<part>/<digit>/NNNN.jpg`; returns the counts.
 
     8 x 8 pixels in 16 grey levels, enlarged to 144 x 144 RGB. Split by digit with a fixed seed; NNNN is the
     number of the image in scikit-learn's order. Source: https://archive.ics.uci.edu/dataset/80 (test set).
@@ -72,7 +76,7 @@ def write_digits(directory: Path) -> dict[str, int]:
             image = Image.fromarray((digits.images[number] * (255 / 16)).round().astype(np.uint8))
             image = image.resize((IMAGE_PX, IMAGE_PX), Image.Resampling.BICUBIC).convert("RGB")
             image.save(path, quality=JPEG_QUALITY)
-    return {"num_train_samples": len(parts[0]), "num_evaluation_samples": len(parts[1])}
+    return {"data.num_train_samples": len(parts[0]), "data.num_evaluation_samples": len(parts[1])}
 
 
 def describe_tree(directory: Path, config: Any) -> str:
@@ -94,5 +98,4 @@ def describe_tree(directory: Path, config: Any) -> str:
     expected = {"train": config.data.num_train_samples, "validation": config.data.num_evaluation_samples}
     if counts != expected:
         raise UserError(f"{counts} images, expected {expected}", where=where)
-    facts = {"num_train_samples": counts["train"], "num_evaluation_samples": counts["validation"]}
-    return fingerprint.write_manifest(directory, facts)
+    return fingerprint.write_manifest(directory, {"settings": config.prepared_with()})

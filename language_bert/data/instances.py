@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Document = Sequence[Sequence[int]]
+NUM_SPECIAL = 3  # [CLS] and two [SEP]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def document_instances(
 ) -> Iterator[Instance]:
     """Yield the instances of one visit to one document."""
     document = documents[index]
-    max_tokens = settings.max_seq_length - 3
+    max_tokens = settings.max_seq_length - NUM_SPECIAL
     target = max_tokens
     if rng.random() < settings.short_sequence_fraction:
         target = rng.randint(2, max_tokens)

@@ -43,7 +43,7 @@ def prepare(directory: Path, config: Any) -> str:
     partial.mkdir(parents=True)
     train_text, evaluation_text = split(documents())
     tokenizer = train_tokenizer(train_text, config.model.vocab_size, partial)
-    facts = {"tokens": list(SPECIAL_TOKENS)}
+    facts: dict[str, Any] = {"settings": config.prepared_with(), "tokens": list(SPECIAL_TOKENS)}
     wanted = {
         "train": (train_text, config.data.num_train_samples),
         "evaluation": (evaluation_text, config.data.num_evaluation_samples),
@@ -52,7 +52,6 @@ def prepare(directory: Path, config: Any) -> str:
         instances = draw(tokenized(part, tokenizer), num_samples, tokenizer, config)
         write_shard(partial / name, instances)
         num_tokens = sum(len(instance.input_ids) for instance in instances)
-        facts[f"num_{name}_samples"] = num_samples
         facts[f"num_{name}_masked_tokens"] = sum(len(instance.masked_ids) for instance in instances)
         facts[f"{name}_valid_fraction"] = round(num_tokens / (num_samples * config.data.max_seq_length), 4)
     result = fingerprint.write_manifest(partial, facts)
@@ -86,6 +85,11 @@ def train_tokenizer(texts: list[list[str]], vocab_size: int, directory: Path) ->
         limit_alphabet=len(alphabet),
         special_tokens=[*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)],
     )
+    if trainer.get_vocab_size() > vocab_size:
+        raise UserError(
+            f"the text alone needs {trainer.get_vocab_size()} tokens, found {vocab_size}",
+            where="model.vocab_size",
+        )
     trainer.save_model(str(directory))
     return BertWordPieceTokenizer(str(directory / "vocab.txt"), lowercase=True)
 

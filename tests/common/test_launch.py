@@ -50,7 +50,7 @@ def supervised(folder, *signals, closes_in_s):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_ended_run_gets_time_to_close_its_log(tmp_path, number):
     assert supervised(tmp_path, number, closes_in_s=1) == EXIT_INTERRUPTED
     assert (tmp_path / "closed").exists()

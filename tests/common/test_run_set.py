@@ -35,14 +35,24 @@ def make_data(tmp_path):
 
 def test_verify_finds_a_changed_missing_or_extra_byte(tmp_path):
     digest = make_data(tmp_path)
-    assert fingerprint.verify(tmp_path, hint="") == []
+    assert fingerprint.verify(tmp_path, {}, hint="") == []
     assert fingerprint.read_manifest(tmp_path, hint="")["fingerprint"] == digest
     file = tmp_path / "train" / "a.bin"
     for content, expected in ((b"12346", "SHA-256"), (b"123456", "6 bytes, expected 5")):
         file.write_bytes(content)
-        assert expected in fingerprint.verify(tmp_path, hint="")[0]
+        assert expected in fingerprint.verify(tmp_path, {}, hint="")[0]
     file.rename(tmp_path / "b.bin")
-    assert len(fingerprint.verify(tmp_path, hint="")) == 2
+    assert len(fingerprint.verify(tmp_path, {}, hint="")) == 2
+
+
+def test_data_made_with_other_settings_are_told(tmp_path):
+    make_data(tmp_path)
+    fingerprint.write_manifest(tmp_path, {"settings": {"data.max_seq_length": 128}})
+    assert fingerprint.verify(tmp_path, {"data.max_seq_length": 128}, hint="") == []
+    assert (
+        "128, the configuration says 160"
+        in fingerprint.verify(tmp_path, {"data.max_seq_length": 160}, hint="")[0]
+    )
 
 
 def test_a_manifest_that_was_edited_is_refused(tmp_path):
@@ -50,7 +60,7 @@ def test_a_manifest_that_was_edited_is_refused(tmp_path):
     manifest = tmp_path / fingerprint.MANIFEST
     manifest.write_text(manifest.read_text().replace('"num": 3', '"num": 4'))
     with pytest.raises(UserError, match="does not belong"):
-        fingerprint.verify(tmp_path, hint="")
+        fingerprint.verify(tmp_path, {}, hint="")
 
 
 def test_a_result_is_reserved_once_and_never_overwritten(tmp_path):

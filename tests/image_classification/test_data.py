@@ -36,9 +36,11 @@ def own_copy(prepared: Path, tmp_path: Path) -> Path:
 
 
 def test_prepared_digits_verify_and_hold_both_parts(prepared: Path) -> None:
-    assert fingerprint.verify(prepared, hint="") == []
+    assert fingerprint.verify(prepared, {}, hint="") == []
     manifest = fingerprint.read_manifest(prepared, hint="")
-    assert manifest["facts"] == {"num_train_samples": 1437, "num_evaluation_samples": 360}
+    assert manifest["facts"] == {
+        "settings": {"data.num_train_samples": 1437, "data.num_evaluation_samples": 360}
+    }
     names = [name.split("/") for name in manifest["files"]]
     assert sum(part == "validation" for part, _, _ in names) == 360
     per_digit = [sum(part == "validation" and digit == str(i) for part, digit, _ in names) for i in range(10)]
@@ -51,9 +53,9 @@ def test_damage_is_repaired_to_the_same_fingerprint(own_copy: Path) -> None:
     before = fingerprint.read_manifest(own_copy, hint="")["fingerprint"]
     victim = next(own_copy.rglob("*.jpg"))
     victim.write_bytes(b"damaged")
-    assert fingerprint.verify(own_copy, hint="")
+    assert fingerprint.verify(own_copy, {}, hint="")
     assert prepare(own_copy, mini(own_copy).config) == before
-    assert fingerprint.verify(own_copy, hint="") == []
+    assert fingerprint.verify(own_copy, {}, hint="") == []
     assert [path.name for path in own_copy.parent.iterdir()] == ["mini"]
 
 
