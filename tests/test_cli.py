@@ -216,9 +216,9 @@ def test_a_dry_run_prints_configuration_plan_and_memory_and_runs_nothing(tmp_pat
     done = ttt(*run_arguments(tmp_path), "--dry-run")
     assert done.returncode == 0 and results(tmp_path) == []
     for expected in (
-        "target: 0.2",
+        "target: 0.18",
         "language_bert/mini.yaml:",
-        "#   steps: 1,800",
+        "#   steps: 1,500",
         "#   evaluations:",
         "#   memory:",
     ):
