@@ -1,14 +1,44 @@
 """What the loop asks of a benchmark."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from common.config import ROOT, RunConfig
 from common.method import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What training on one sample costs at least: floating-point operations, bytes of memory traffic.
+
+    `num_bytes` is None where memory is not what bounds the benchmark.
+    """
+
+    flops: float
+    num_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A piece of a training step, or of what feeds it, to be timed alone; a call takes `num_samples`."""
+
+    name: str
+    call: Callable[[], object]
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """Minutes to the target, calculated from throughput, and what that assumes."""
+
+    minutes: float
+    assuming: str
 
 
 class Benchmark(ABC):
@@ -27,9 +57,23 @@ class Benchmark(ABC):
         self.config, self.seed = config, seed
 
     @property
+    def device(self) -> torch.device:
+        """The GPU of this process, or the CPU."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
     def directory(self) -> Path:
         """Where the prepared data lie."""
         return ROOT / str(self.config.data.directory)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the data take while training runs, beyond the batches."""
+        return 0
+
+    def check_memory(self) -> None:
+        """Raise UserError, before the clock starts, when the data would not fit into memory."""
+        return
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -50,6 +94,22 @@ class Benchmark(ABC):
     @abstractmethod
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield the whole evaluation set, every sample once."""
+
+    @abstractmethod
+    def bench_batches(self, num_samples: int) -> dict[str, Batch]:
+        """Return batches of random values to measure throughput on, by the name of their shape."""
+
+    def bench_parts(self) -> Iterator[Part]:
+        """Yield the pieces that are worth timing alone; none unless a benchmark has some."""
+        yield from ()
+
+    @abstractmethod
+    def work(self, shape: str) -> Work:
+        """Return the work of a sample of such a batch."""
+
+    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
+        """Return what devices of these rates by shape would need, or None where nothing says how long."""
+        return None
 
     @abstractmethod
     def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

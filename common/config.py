@@ -93,7 +93,8 @@ class RunConfig(Strict):
     evaluate_from: Duration = "0sp"
     global_batch_size: int = Field(gt=0)
     evaluation_batch_size: int = Field(gt=0)
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16", "fp16"]
+    evaluation_precision: Literal["fp32", "bf16", "fp16"]
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     submission: SubmissionConfig

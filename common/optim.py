@@ -20,16 +20,21 @@ class DecoupledSGD(SGD):
     """
 
     def __init__(self, parameters: Any, *, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=0.0, fused=True)
-        self.peak_lr, self.decay = lr, weight_decay
+        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
+        self.peak_lr = lr
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Decay the weights, then take a plain SGD step."""
-        for group in self.param_groups:
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group, decay in zip(self.param_groups, decays, strict=True):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            torch._foreach_mul_(parameters, 1 - self.decay * group["lr"] / self.peak_lr)
-        return super().step(closure)
+            torch._foreach_mul_(parameters, 1 - decay * group["lr"] / self.peak_lr)
+            group["weight_decay"] = 0.0  # not once more, in the gradient
+        result = super().step(closure)
+        for group, decay in zip(self.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
+        return result
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:

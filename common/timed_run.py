@@ -30,6 +30,9 @@ from common.mllog import RunLog
 from common.optim import build_optimizer, build_schedule
 from common.stepclock import StepClock
 
+WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
+RATES_AFTER_STEPS = 50
+LOADER_BOUND = 0.1  # of the time spent waiting for batches
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
@@ -52,12 +55,15 @@ class TrainingRun:
         self.spec, self.config, self.benchmark, self.log = spec, config, benchmark, log
         self.plan: Plan = config.plan()
         self.methods: list[Method] = build_methods(config)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = benchmark.device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True))
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
+        self.waited_s = 0.0
 
     def initialize(self) -> None:
         """Build everything and run every shape once on random values; nothing here may open the data set."""
+        self.benchmark.check_memory()
         torch.manual_seed(self.spec.seed)
         model = self.benchmark.build_model().to(self.device)
         self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
@@ -79,13 +85,18 @@ class TrainingRun:
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
         shapes = set()
+        self.step_s = math.inf
         for batch in self.benchmark.synthetic_batches():
             for step in range(0, self.plan.num_steps, self.plan.steps_per_epoch):
                 inputs = self.prepared(batch, self.progress(step)).inputs.values()
                 shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
                 if shape not in shapes:
                     shapes.add(shape)
-                    self.forward_backward(batch, step)
+                    for _ in range(WARM_UP_CALLS):
+                        before = time.perf_counter()
+                        self.forward_backward(batch, step).item()
+                        alone_s = time.perf_counter() - before
+                    self.step_s = alone_s if len(shapes) == 1 else self.step_s
         self.optimizer.zero_grad(set_to_none=True)
         self.model.load_state_dict(state)
         torch.set_rng_state(random_state)
@@ -98,9 +109,10 @@ class TrainingRun:
             step=step, num_steps=self.plan.num_steps, epoch=step // per_epoch, num_epochs=num_epochs
         )
 
-    def autocast(self) -> torch.autocast:
-        """Mixed precision: matrix products in bfloat16, parameters in float32."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+    def autocast(self, precision: str) -> torch.autocast:
+        """Mixed precision: matrix products in 16 bits, parameters in float32."""
+        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype, enabled=precision != "fp32")
 
     def prepared(self, batch: Batch, progress: Progress | None) -> Batch:
         """Move a batch to the device and let each method change it."""
@@ -111,10 +123,10 @@ class TrainingRun:
     def forward_backward(self, batch: Batch, step: int) -> Tensor:
         """Return the loss of a batch, with its gradients added to the parameters'."""
         batch = self.prepared(batch, self.progress(step))
-        with self.autocast():
+        with self.autocast(self.config.precision):
             outputs = self.model(**batch.inputs)
         loss = self.loss(outputs, batch.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss
 
     def train_step(self, batch: Batch, step: int) -> Tensor:
@@ -122,7 +134,8 @@ class TrainingRun:
         self.set_rate(step)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.forward_backward(batch, step)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         for method in self.methods:
             method.after_step(self.model, step + 1)
         return loss
@@ -148,12 +161,16 @@ class TrainingRun:
         self.clock.start()
         epoch = None
         for step in range(first, last):
+            before = time.perf_counter()
             batch = next(batches)
+            self.waited_s += time.perf_counter() - before
             if epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
                 self.change_epoch(epoch, epoch := self.benchmark.epoch_number(self.num_samples + 1))
             loss = self.train_step(batch, step)
             self.num_samples += batch.num_samples
             self.clock.step(loss)
+            if step + 1 == RATES_AFTER_STEPS:
+                self.report_rates()
         self.rate = self.clock.steps_per_s() * self.config.global_batch_size
         self.change_epoch(epoch, None)
         where = {"epoch_num": until, "samples": self.num_samples}
@@ -165,6 +182,17 @@ class TrainingRun:
             )
         self.log.event("train_loss", value, **where)
         self.log.stop("block_stop", first_epoch_num=number)
+
+    def report_rates(self) -> None:
+        """Say what holds the first steps up: the loader or the step."""
+        together = self.clock.steps_per_s() * self.config.global_batch_size
+        alone = self.config.global_batch_size / self.step_s
+        is_waiting = self.waited_s * self.clock.steps_per_s() > LOADER_BOUND * RATES_AFTER_STEPS
+        self.clock.line(
+            f"  {self.benchmark.samples_name}/s: loader {together:.0f}{'' if is_waiting else ' or more'}, "
+            f"step alone {alone:.0f}, together {together:.0f}; "
+            f"the {'loader' if is_waiting else 'step'} is the bottleneck"
+        )
 
     def change_epoch(self, ended: int | None, started: int | None) -> None:
         """Log the border between two epochs."""
@@ -183,7 +211,7 @@ class TrainingRun:
         correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
         for batch in self.benchmark.evaluation_batches():
             batch = self.prepared(batch, None)
-            with self.autocast():
+            with self.autocast(self.config.evaluation_precision):
                 outputs = model(**batch.inputs)
             right, counted = self.benchmark.count_correct(outputs, batch.targets)
             correct, total = correct + right, total + counted

@@ -1,18 +1,30 @@
 """ResNet on image classification: what the loop asks of this benchmark."""
 
+import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from common import benchmark, fingerprint
+from common.benchmark import Part, Projection, Work
 from common.config import DataConfig, Fraction, RunConfig, Strict
-from common.method import Batch
-from image_classification.data.image_folder import ImageFolder, evaluation_batches, train_batches
+from common.method import Batch, build_methods
+from image_classification.bench_parts import bench_parts
+from image_classification.data.images import Images, open_images
+from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
+from image_classification.data.loaders import check_resident, keep_evaluation, open_loader
+from image_classification.data.resident import EvaluationCache
+from image_classification.methods.progressive_resizing import ProgressiveResizing
 from image_classification.model import build_resnet
+from image_classification.roofline import project, training_work
+
+BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (64, 80, 96, 128)}
+EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs
 
 
 class ModelConfig(Strict):
@@ -26,11 +38,22 @@ class ImageDataConfig(DataConfig):
     """Sizes in pixels; `min_crop_area` is the smallest part of an image that a training crop shows."""
 
     train_crop_px: int = Field(ge=32)
+    crop_px_by_epoch: list[Annotated[int, Field(ge=32)]]  # empty: train_crop_px in every epoch
     evaluation_resize_px: int = Field(ge=32)  # the shorter side
     evaluation_crop_px: int = Field(ge=32)
     min_crop_area: float = Field(gt=0, le=1)
-    keep_decoded: bool  # hold every decoded image in memory from its first use on
     flip_probability: Fraction
+    loader: Literal["thread", "workers", "dali", "resident"]
+    num_workers: int = Field(ge=1)  # decoding processes or threads
+    keep_decoded: bool  # loader thread: hold every decoded image in memory from its first use on
+    stored_px: int = Field(ge=32)  # loader resident: images are held squashed to this size ...
+    stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
+
+    def crop_px(self, epoch: int) -> int:
+        """Return the size of the training crops of an epoch, from 0."""
+        if not self.crop_px_by_epoch:
+            return self.train_crop_px
+        return self.crop_px_by_epoch[min(epoch, len(self.crop_px_by_epoch) - 1)]
 
 
 class Config(RunConfig):
@@ -48,6 +71,7 @@ class Benchmark(benchmark.Benchmark):
     """
 
     config: Config
+    evaluated: EvaluationCache | None = None
     mlperf_name = "resnet"
     samples_name = "images"
     quality_name = "top-1 accuracy"
@@ -62,45 +86,119 @@ class Benchmark(benchmark.Benchmark):
         return F.cross_entropy(outputs.float(), targets["labels"])
 
     def synthetic_batches(self) -> Iterator[Batch]:
-        """Yield one batch of noise as large as the loader's; methods that resize batches resize this too."""
+        """Yield noise in each size of the loader's batches; methods that resize batches resize this too."""
+        data = self.config.data
+        for size_px in dict.fromkeys(data.crop_px_by_epoch or [data.train_crop_px]):
+            yield self.noise(self.config.global_batch_size, size_px)
+
+    def noise(self, num_samples: int, size_px: int) -> Batch:
+        """Return a batch of noise in the layout of the loaders."""
         generator = torch.Generator().manual_seed(0)
-        num_samples, size = self.config.global_batch_size, self.config.data.train_crop_px
-        images = torch.randn(num_samples, 3, size, size, generator=generator)
+        images = torch.randn(num_samples, 3, size_px, size_px, generator=generator)
         labels = torch.randint(self.config.model.num_classes, (num_samples,), generator=generator)
         images = images.contiguous(memory_format=torch.channels_last)
-        yield Batch(inputs={"x": images}, targets={"labels": labels}, num_samples=num_samples)
+        return Batch(inputs={"x": images}, targets={"labels": labels}, num_samples=num_samples)
+
+    def bench_batches(self, num_samples: int) -> dict[str, Batch]:
+        """Return noise in the sizes of the optimized schedules and of the baseline."""
+        return {
+            f"{size_px} px": self.noise(num_samples, size_px) for size_px in BENCH_SIZES_PX[self.config.size]
+        }
+
+    def bench_parts(self) -> Iterator[Part]:
+        """Yield the loaders alone, crop and resize, and the two forms of blurring before a shortcut."""
+        return bench_parts(self.config.data, self.config.global_batch_size, self.device)
+
+    def work(self, shape: str) -> Work:
+        """Return the work of an image of such a size when batch norm, addition and ReLU are fused."""
+        with torch.device("meta"):
+            model = self.build_model()
+        return training_work(model, int(shape.split()[0]), is_fused=True)
+
+    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
+        """Return the minutes of the published number of epochs, the loader keeping up."""
+        sizes = self.epoch_sizes_px()
+        num_epochs = EPOCHS_TO_TARGET.get(len(sizes))
+        if num_epochs is None or self.config.size != "full":
+            return None
+        last = num_epochs * self.config.steps_per_epoch
+        evaluations = [step for step in self.config.plan().evaluation_steps if step <= last]
+        return project(
+            sizes[:num_epochs],
+            {int(shape.split()[0]): rate for shape, rate in samples_per_s.items()},
+            self.config.data,
+            num_evaluations=len(evaluations),
+            num_devices=num_devices,
+        )
+
+    def epoch_sizes_px(self) -> list[int]:
+        """Return the size of the images that the model sees in each epoch."""
+        plan, methods = self.config.plan(), build_methods(self.config)
+        num_epochs = math.ceil(plan.num_steps / plan.steps_per_epoch)
+        sizes = [self.config.data.crop_px(epoch) for epoch in range(num_epochs)]
+        for method in methods:
+            if isinstance(method, ProgressiveResizing):
+                sizes = [method.size_px(epoch, num_epochs, full) for epoch, full in enumerate(sizes)]
+        return sizes
+
+    @property
+    def resident_bytes(self) -> int:
+        """The decoded images of the loader that keeps them."""
+        data = self.config.data
+        return data.num_train_samples * data.stored_px**2 * 3 if data.loader == "resident" else 0
+
+    def check_memory(self) -> None:
+        """Raise UserError when decoded images are to stay in memory and would not fit."""
+        if self.resident_bytes:
+            check_resident(self.config.data, self.device)
 
     def train_batches(self) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
-        folder = self.folder("train", self.config.data.num_train_samples)
         data = self.config.data
-        yield from train_batches(
-            folder,
-            self.config.global_batch_size,
+        images = self.images("train", data.num_train_samples)
+        settings = TrainSettings(
+            batch_size=self.config.global_batch_size,
             seed=self.seed,
-            crop_px=data.train_crop_px,
+            crop_px=data.crop_px,
             min_area=data.min_crop_area,
             flip_probability=data.flip_probability,
         )
+        for samples, pixels in open_loader(images, settings, data, self.device, self.config.precision):
+            yield self.batch(images, samples, pixels)
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield one centre crop of every evaluation image, in the order of the listing."""
-        folder = self.folder("validation", self.config.data.num_evaluation_samples)
         data = self.config.data
-        yield from evaluation_batches(
-            folder,
+        images = self.images("validation", data.num_evaluation_samples)
+        drawn = evaluation_batches(
+            images,
             self.config.evaluation_batch_size,
             resize_px=data.evaluation_resize_px,
             crop_px=data.evaluation_crop_px,
+            num_workers=0 if data.loader == "thread" else data.num_workers,
+        )
+        if data.loader == "resident":
+            self.evaluated = self.evaluated or keep_evaluation(data, self.device)
+            drawn = self.evaluated.batches(drawn)
+        for samples, pixels in drawn:
+            yield self.batch(images, samples, pixels)
+
+    def batch(self, images: Images, samples: np.ndarray, pixels: np.ndarray | Tensor) -> Batch:
+        """Return a loader's pixels, (batch, size, size, 3) uint8 or normalised already, with labels."""
+        on_device = torch.as_tensor(pixels).to(self.device, non_blocking=True)
+        return Batch(
+            inputs={"x": normalize(on_device) if on_device.dtype == torch.uint8 else on_device},
+            targets={"labels": torch.from_numpy(images.labels[samples])},
+            num_samples=len(samples),
         )
 
-    def folder(self, name: str, num_samples: int) -> ImageFolder:
+    def images(self, part: str, num_samples: int) -> Images:
         """Open a part of the data. Raises UserError unless it holds what the configuration says."""
-        return ImageFolder.open(
-            self.directory / name,
+        return open_images(
+            self.directory,
+            part,
             num_samples=num_samples,
             num_classes=self.config.model.num_classes,
-            keep_decoded=self.config.data.keep_decoded,
             hint=benchmark.prepared_hint(self.config),
         )
 

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.method import Batch
 from language_bert.data.batches import IGNORED, padded_batch, random_record
 from language_bert.data.instances import NUM_SPECIAL
-from language_bert.data.shards import Shard
+from language_bert.data.shards import Record, Shard
 from language_bert.model import build_bert, spread_positions
 
 
@@ -123,16 +123,35 @@ class Benchmark(benchmark.Benchmark):
         """Yield one batch of random tokens with lengths over the whole range."""
         rng = np.random.default_rng(0)
         data, size = self.config.data, self.config.global_batch_size
-        records = [
-            random_record(
-                rng,
-                length=int(length),
-                vocab_size=self.config.model.vocab_size,
-                num_masked=max(1, round(length * data.masked_fraction)),
-            )
-            for length in np.linspace(8, data.max_seq_length, size)
-        ]
+        records = [self.random_record(rng, length) for length in np.linspace(8, data.max_seq_length, size)]
         yield padded_batch(records, data.max_seq_length)
+
+    def random_record(self, rng: np.random.Generator, length: float) -> Record:
+        """Return random tokens with the configured share of masked ones."""
+        return random_record(
+            rng,
+            length=int(length),
+            vocab_size=self.config.model.vocab_size,
+            num_masked=max(1, round(length * self.config.data.masked_fraction)),
+        )
+
+    def bench_batches(self, num_samples: int) -> dict[str, Batch]:
+        """Return a batch of random tokens whose lengths have the real mean, half of the longest allowed."""
+        rng, data = np.random.default_rng(0), self.config.data
+        lengths = np.linspace(8, data.max_seq_length, num_samples).round().astype(int)
+        records = [self.random_record(rng, length) for length in rng.permutation(lengths)]
+        return {f"{data.max_seq_length} tokens": padded_batch(records, data.max_seq_length)}
+
+    def work(self, shape: str) -> benchmark.Work:
+        """Return the matrix products on real tokens of such a sample, forward and twice backward."""
+        model, data = self.config.model, self.config.data
+        lengths = np.linspace(8, data.max_seq_length, 1000)
+        size, wide = model.hidden_size, model.intermediate_size
+        layer = lengths * (8 * size**2 + 4 * size * wide) + 4 * lengths**2 * size
+        head = lengths * data.masked_fraction * 2 * size * (size + model.vocab_size)
+        return benchmark.Work(
+            flops=3 * float((model.num_hidden_layers * layer + head).mean()), num_bytes=None
+        )
 
     def train_batches(self) -> Iterator[Batch]:
         """Yield shuffled batches without end."""

@@ -1,74 +1,193 @@
-"""Measure what the logging and timing layer costs, as a share of a training step.
+"""Measure throughput, or what the suite's own logging costs; synthetic batches, no data set needed.
 
-Takes real training steps on synthetic batches, alternating steps with the layer and without it, and times the
-layer's own calls; then adds the log lines of an evaluation block, spread over the steps between two
-evaluations.
+Throughput: training steps of every configuration at every shape (image sizes, sequence lengths), a few steps
+of each in turn, as a share of what this device does at best; the figures go to results/throughput/ as JSON.
+A name such as optimized+methods.blurpool=false is a configuration with changes.
 
 examples:
+  ttt bench image_classification
+  ttt bench image_classification baseline optimized optimized+methods.blurpool=false
+  ttt bench language_bert --size mini --seconds 10
   ttt bench language_bert optimized --size mini --logging
-  ttt bench image_classification optimized --size mini --logging
 """
 
 import argparse
+import dataclasses
 import json
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from common import config as configs
-from common.errors import EXIT_FINDINGS, EXIT_OK
+from common.config import ROOT
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
 if TYPE_CHECKING:
     from common.mllog import RunLog
+    from common.throughput import Rate
     from common.timed_run import TrainingRun
 
 LIMIT = 0.005  # of a step
+NUM_DEVICES = 8  # of the published systems; one of them, here, takes its share of the batch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
-    parser.add_argument("configuration")
-    parser.add_argument("--size", choices=configs.SIZES, default="mini")
+    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
+    parser.add_argument("--size", choices=configs.SIZES, default="full")
     parser.add_argument(
-        "--logging", action="store_true", required=True, help="the cost of logging and timing"
+        "--batch-size", type=int, metavar="N", help="samples a step; default: the configuration's, full / 8"
     )
-    parser.add_argument("--steps", type=int, default=60, help="training steps of each kind")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each configuration and shape")
+    parser.add_argument("--logging", action="store_true", help="measure the cost of logging and timing")
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, print, and fail when the layer costs more than 0.5 % of a step."""
+    """Measure, print, and keep the figures."""
+    configs.benchmark_module(args.benchmark)  # answers an unknown name
+    names = args.configurations or configs.configurations(args.benchmark)
+    loaded = [load(args, name) for name in names]
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
+        runs = {name: build(config, Path(directory)) for name, config in loaded}
+        for run in runs.values():
+            logs.callback(run.log.close)
+        if args.logging:
+            return max(logging_cost(name, run, args.json) for name, run in runs.items())
+        return compare(args, runs)
+
+
+def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
+    """Return a configuration under its full name, with the batch of one device."""
+    configuration, *settings = name.split("+")
+    config = configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
+    batch_size = args.batch_size
+    if batch_size is None:
+        batch_size = config.global_batch_size // (NUM_DEVICES if args.size == "full" else 1)
+    if batch_size < 1 or args.seconds <= 0:
+        raise UserError("--batch-size and --seconds must be positive")
+    settings = [f"global_batch_size={batch_size}", *settings]
+    return name, configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
+
+
+def build(config: configs.RunConfig, directory: Path) -> "TrainingRun":
+    """Return an initialized run whose log goes to a folder that nobody keeps."""
     from common.mllog import RunLog
     from common.timed_run import Spec, TrainingRun
 
-    config = configs.load(args.benchmark, args.configuration, size=args.size, settings=[]).config
+    number = sum(1 for _ in directory.iterdir())
+    log = RunLog(directory / f"result_{number}.txt", state="run")
+    spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
     benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0)
-    with tempfile.TemporaryDirectory() as directory:
-        log = RunLog(Path(directory) / "result_0.txt", state="run")
-        spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
-        run = TrainingRun(spec, config, benchmark, log)
-        run.initialize()
-        steps, layer = time_steps(run, args.steps)
-        block = time_block(log)
-        log.close()
-    between = config.steps(config.evaluate_every)
-    share = (layer + block / between) / steps
-    found = {"step_ms": steps * 1e3, "layer_us": layer * 1e6, "block_us": block * 1e6, "share": share}
+    run = TrainingRun(spec, config, benchmark, log)
+    run.initialize()
+    return run
+
+
+def compare(args: argparse.Namespace, runs: "dict[str, TrainingRun]") -> int:
+    """Print each figure as it is measured and each configuration's projection; write all of it as JSON."""
+    from common import system, throughput
+
+    first = next(iter(runs.values()))
+    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    peaks = throughput.measure_peaks(first.device)
+    console.print(
+        f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a bfloat16 matrix product, "
+        f"{peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; {first.config.global_batch_size} samples a step"
+    )
+    rates = throughput.measure(
+        runs,
+        peaks,
+        seconds=args.seconds,
+        report=lambda rate: console.print(describe(rate, first.benchmark.samples_name)),
+    )
+    parts = throughput.measure_parts(
+        first.benchmark.bench_parts(),
+        first.device,
+        seconds=args.seconds,
+        report=lambda name, per_s: console.print(
+            f"  {name:46} {per_s:10.1f} {first.benchmark.samples_name}/s"
+        ),
+    )
+    projections = {}
+    for name, run in runs.items():
+        per_s = {rate.shape: rate.samples_per_s for rate in rates if rate.configuration == name}
+        projections[name] = projection = run.benchmark.projection(per_s, NUM_DEVICES)
+        if projection is not None:
+            console.print(
+                f"{name}: {projection.minutes:.1f} min on {NUM_DEVICES} of it, {projection.assuming}"
+            )
+    figures: dict[str, Any] = {
+        "benchmark": args.benchmark,
+        "size": args.size,
+        "batch_size": first.config.global_batch_size,
+        "versions": system.versions(),
+        "peaks": dataclasses.asdict(peaks),
+        "rates": [dataclasses.asdict(rate) for rate in rates],
+        "parts": parts,
+        "projected": {name: dataclasses.asdict(each) for name, each in projections.items() if each},
+    }
+    path = keep(figures, args.results / "throughput" / system.hardware_name(), args.benchmark)
+    console.print(f"-> {path}")
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
+    return EXIT_OK
+
+
+def describe(rate: "Rate", samples_name: str) -> str:
+    """Return one line of the table."""
+    memory = "" if rate.memory_gb is None else f"  {rate.memory_gb:6.1f} GB"
+    traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of the copy"
+    return (
+        f"  {rate.shape:>10}  {rate.configuration:24} {rate.samples_per_s:9.1f} {samples_name}/s"
+        f" {rate.step_ms:9.2f} ms  {rate.flops_share:4.0%} of the product{traffic}{memory}"
+    )
+
+
+def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:
+    """Write a new file NAME_N.json; an existing one is never overwritten."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        number = sum(1 for _ in directory.glob(f"{name}_*.json"))
+        path = directory / f"{name}_{number}.json"
+        with path.open("x") as file:
+            file.write(json.dumps(figures, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write figures here ({error.strerror})", where=str(directory)) from error
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
+def logging_cost(name: str, run: "TrainingRun", as_json: bool) -> int:
+    """Measure what the layer costs, and fail when that is more than 0.5 % of a step."""
+    step_s, layer_s = time_steps(run)
+    block_s = time_block(run.log)
+    between = run.config.steps(run.config.evaluate_every)
+    share = (layer_s + block_s / between) / step_s
+    if as_json:
+        found = {
+            "step_ms": step_s * 1e3,
+            "layer_us": layer_s * 1e6,
+            "block_us": block_s * 1e6,
+            "share": share,
+        }
+        print(json.dumps({"configuration": name} | found))
     else:
         print(
-            f"step {steps * 1e3:.2f} ms; logging and timing {layer * 1e6:.1f} us a step "
-            f"and {block * 1e6:.0f} us a block of {between} steps: {share:.4%} of a step (limit {LIMIT:.1%})"
+            f"{name}: step {step_s * 1e3:.2f} ms; logging and timing {layer_s * 1e6:.1f} us a step "
+            f"and {block_s * 1e6:.0f} us a block of {between} steps: {share:.4%} (limit {LIMIT:.1%})"
         )
     return EXIT_OK if share <= LIMIT else EXIT_FINDINGS
 
 
-def time_steps(run: "TrainingRun", num_steps: int) -> tuple[float, float]:
+def time_steps(run: "TrainingRun", num_steps: int = 60) -> tuple[float, float]:
     """Return the median seconds of a training step and of the layer's call after it."""
     steps, calls = [], []
     batches = cycle(list(run.benchmark.synthetic_batches()))

@@ -1,21 +1,26 @@
 """Prepare the data of a benchmark, or verify every byte of what was prepared.
 
 `prepare` writes the embedded data of size mini: real handwritten digits as JPEG files, and real prose as BERT
-instances, both from what is installed; no network. `verify` finds a changed, missing or extra file: exit code
-1.
+instances, both from what is installed; no network. For size full, --source of image_classification is a
+folder with ImageNet's two tars, or with train/CLASS/* and validation/CLASS/*: its images are checked and
+written as large sequential files. A preparation that was stopped goes on where it was. `verify` finds a
+changed, missing or extra file: exit code 1.
 
 examples:
   ttt data prepare image_classification --size mini
+  ttt data prepare image_classification --size full --source DIR
   ttt data verify language_bert --size mini
 """
 
 import argparse
 import importlib
+import inspect
+from pathlib import Path
 
 from common import config as configs
 from common import fingerprint
 from common.config import ROOT, SIZES
-from common.errors import EXIT_FINDINGS, EXIT_OK
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("prepare", "verify"))
     parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: embedded data, no network")
+    parser.add_argument("--source", metavar="DIR", help="what size full is prepared from")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as data.directory"
     )
@@ -33,7 +39,9 @@ def main(args: argparse.Namespace) -> int:
     config = configs.load(args.benchmark, "baseline", size=args.size, settings=args.set).config
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     if args.action == "prepare":
-        return prepare(config)
+        return prepare(config, args.source)
+    if args.source is not None:
+        raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
     problems = fingerprint.verify(
         directory,
         config.prepared_with(),
@@ -47,8 +55,8 @@ def main(args: argparse.Namespace) -> int:
     return EXIT_FINDINGS if problems else EXIT_OK
 
 
-def prepare(config: configs.RunConfig) -> int:
-    """Prepare the data unless they are there and whole."""
+def prepare(config: configs.RunConfig, source: str | None = None) -> int:
+    """Prepare the data unless they are there and whole. Raises UserError where no source is taken."""
     name: str = config.data.directory  # type: ignore[attr-defined]
     directory = ROOT / name
     is_there = (directory / fingerprint.MANIFEST).is_file()
@@ -56,6 +64,11 @@ def prepare(config: configs.RunConfig) -> int:
         print(f"{config.benchmark}: {name} is prepared and intact")
         return EXIT_OK
     module = importlib.import_module(f"{config.benchmark}.data.prepare")
-    digest = module.prepare(directory, config)
+    if source is None:
+        digest = module.prepare(directory, config)
+    elif "source" in inspect.signature(module.prepare).parameters:
+        digest = module.prepare(directory, config, Path(source))
+    else:
+        raise UserError(f"{config.benchmark} is not prepared from a source", where=f"--source {source}")
     print(f"{config.benchmark}: {name} prepared, fingerprint {digest}")
     return EXIT_OK

@@ -112,4 +112,4 @@ def memory(loaded: Loaded) -> str:
     return (
         f"{gigabytes:.2f} GB for {parameters:,} parameters with gradients and optimizer state; "
         "activations come on top"
-    )
+    ) + (f"; {benchmark.resident_bytes / 1e9:.0f} GB of decoded data" if benchmark.resident_bytes else "")

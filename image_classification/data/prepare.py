@@ -1,53 +1,67 @@
-"""Make the embedded data set of size `mini`, or describe an ImageNet tree that is already there."""
+"""Prepare the data: the embedded digits of size `mini`, or ImageNet as shards for size `full`.
 
+Work is done in a folder beside the wanted one, which appears whole or not at all. A preparation of ImageNet
+that was stopped goes on where it was: a shard is finished when its rows of the index are there, in a file
+whose name holds a digest of the images they describe, so a source that has changed is noticed.
+"""
+
+import hashlib
+import json
 import os
 import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from common import fingerprint
 from common.errors import UserError
+from image_classification.data import shards
+from image_classification.data.images import PARTS
+from image_classification.data.sources import Record, check_md5, list_source, read_image
 
-PARTS = ("train", "validation")
-NUM_EVALUATION_SAMPLES = 360  # of 1797
-SPLIT_SEED = 0
-IMAGE_PX = 144
-JPEG_QUALITY = 90
+SHARD_BYTES = 256 * 2**20
+NUM_NAMED = 5  # of the images that cannot be decoded
+PRINT_EVERY_S = 10.0
+GIB = 2**30
 
 
-def prepare(directory: Path, config: Any) -> str:
+def prepare(
+    directory: Path, config: Any, source: Path | None = None, *, shard_bytes: int = SHARD_BYTES
+) -> str:
     """Prepare the data in `directory`, unless they are there and whole; returns the fingerprint.
 
-    The folder appears whole or not at all; a damaged one is replaced. Raises UserError for a folder that
-    holds something else, and for size `full` without its images.
+    Size `full` needs a `source`, see sources.py. The folder appears whole or not at all; a damaged one is
+    replaced. Raises UserError for a folder that holds something else, a source that is incomplete or has
+    images that cannot be decoded, and a disk without room.
     """
-    hint = f"run: ttt data prepare {config.benchmark} --size {config.size}"
+    directory = directory.resolve()  # a link to another disk stays one
     if is_intact(directory, config):
-        return str(fingerprint.read_manifest(directory, hint=hint)["fingerprint"])
-    if config.size == "full":
-        return describe_tree(directory, config)
-    if directory.exists() and any(directory.iterdir()) and not (directory / fingerprint.MANIFEST).exists():
+        return str(fingerprint.read_manifest(directory, hint="")["fingerprint"])
+    if config.size == "full" and source is None:
         raise UserError(
-            "holds files but no manifest, and is not replaced",
+            "no intact data here, and ImageNet cannot be downloaded",
             where=str(directory),
-            hint="move it away or choose another folder with --set data.directory=DIR",
+            hint=f"run: ttt data prepare {config.benchmark} --size full --source DIR, with its two tars "
+            "or train/CLASS/* and validation/CLASS/*; or --set data.directory=DIR to prepared data",
         )
-    partial = directory.with_name(f".{directory.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    settings = write_digits(partial)
-    if settings != config.prepared_with():
-        shutil.rmtree(partial)
-        raise UserError(f"the embedded set has {settings}, not {config.prepared_with()}", where="data")
-    result = fingerprint.write_manifest(partial, {"settings": settings})
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(partial, directory)
-    return result
+    if config.size == "mini" and source is not None:
+        raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
+    refuse_to_replace(directory)
+    work = directory.with_name(f".{directory.name}.part")
+    try:
+        if source is None:
+            return prepare_digits(directory, work, config)
+        return prepare_imagenet(directory, work, config, source.resolve(), shard_bytes)
+    except OSError as error:
+        where = str(error.filename or work)
+        raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
 
 
 def is_intact(directory: Path, config: Any) -> bool:
@@ -58,44 +72,201 @@ def is_intact(directory: Path, config: Any) -> bool:
         return False
 
 
-def write_digits(directory: Path) -> dict[str, int]:
-    """Write scikit-learn's 1797 handwritten digits as `<part>/<digit>/NNNN.jpg`; returns the counts.
+def refuse_to_replace(directory: Path) -> None:
+    """Raise UserError for a place where a prepared folder could not or must not be put."""
+    hint = "choose another folder with --set data.directory=DIR"
+    if directory.is_mount():
+        raise UserError("is a mount point, which cannot be replaced", where=str(directory), hint=hint)
+    if directory.exists() and not directory.is_dir():
+        raise UserError("is a file, and is not replaced", where=str(directory), hint=hint)
+    has_manifest = (directory / fingerprint.MANIFEST).is_file()
+    ours = fingerprint.read_manifest(directory, hint="remove the folder")["files"] if has_manifest else {}
+    if others := sorted(fingerprint.data_files(directory).keys() - ours):
+        what = f"holds other files ({others[0]}) than prepared data, and is not replaced"
+        raise UserError(what, where=str(directory), hint=f"move them away, or {hint}")
 
-    8 x 8 pixels in 16 grey levels, enlarged to 144 x 144 RGB. Split by digit with a fixed seed; NNNN is the
-    number of the image in scikit-learn's order. Source: https://archive.ics.uci.edu/dataset/80 (test set).
+
+def put_in_place(finished: Path, directory: Path) -> None:
+    """Make a finished folder the prepared one."""
+    shutil.rmtree(directory, ignore_errors=True)
+    os.replace(finished, directory)
+
+
+def prepare_digits(directory: Path, work: Path, config: Any) -> str:
+    """Write the embedded data set; returns its fingerprint."""
+    from image_classification.data.digits import write_digits  # scikit-learn takes a second to import
+
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    settings = write_digits(work)
+    if settings != config.prepared_with():
+        shutil.rmtree(work)
+        raise UserError(f"the embedded set has {settings}, not {config.prepared_with()}", where="data")
+    result = fingerprint.write_manifest(work, {"settings": settings})
+    put_in_place(work, directory)
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: it holds long lists
+class PlannedShard:
+    """A shard to be written in `work`: its file in data/ and, when it is finished, its rows of the index."""
+
+    work: Path
+    part: str
+    number: int
+    records: list[Record]
+    labels: dict[str, int]
+
+    @property
+    def path(self) -> Path:
+        """Where its images go."""
+        return shards.shard_path(self.work / "data", self.part, self.number)
+
+    @property
+    def rows(self) -> Path:
+        """Where its rows of the index go."""
+        described = [(*record, self.labels[record.synset]) for record in self.records]
+        digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+        return self.work / "rows" / f"{self.part}-{self.number:05}-{digest}.npy"
+
+    @property
+    def num_bytes(self) -> int:
+        """How long it will be."""
+        return sum(record.num_bytes for record in self.records)
+
+    def is_finished(self) -> bool:
+        """Return whether an earlier preparation wrote it from these images."""
+        return self.rows.is_file() and self.path.is_file() and self.path.stat().st_size == self.num_bytes
+
+
+def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, shard_bytes: int) -> str:
+    """Write the images of `source` as shards; returns the fingerprint."""
+    expected = {
+        "train": config.data.num_train_samples,
+        "validation": config.data.num_evaluation_samples,
+    }
+    print(f"listing {source}", flush=True)
+    listed = list_source(source, expected=expected, num_classes=config.model.num_classes)
+    labels = {synset: number for number, synset in enumerate(listed.classes)}
+    planned = [
+        PlannedShard(work=work, part=part, number=number, records=records[members], labels=labels)
+        for part, records in listed.parts.items()
+        for number, members in enumerate(shards.cut([each.num_bytes for each in records], shard_bytes))
+    ]
+    for name in ("data", "rows"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    missing = clear_unfinished(work, planned)
+    if len(missing) < len(planned):
+        print(f"{len(planned) - len(missing)} of {len(planned)} shards are finished already", flush=True)
+    check_free_space(work, sum(shard.num_bytes for shard in missing))
+    begun = {shard.part for shard in planned if shard not in missing}  # from files that were checked then
+    check_md5(source, {part: number for part, number in expected.items() if part not in begun})
+    write_missing(missing, source)
+    print(f"writing the index and the manifest of {len(planned)} shards", flush=True)
+    for part in PARTS:
+        rows = [np.load(shard.rows, allow_pickle=False) for shard in planned if shard.part == part]
+        np.save(shards.index_path(work / "data", part), np.concatenate(rows), allow_pickle=False)
+    facts = {"settings": config.prepared_with(), "classes": listed.classes}
+    result = fingerprint.write_manifest(work / "data", facts)
+    put_in_place(work / "data", directory)
+    shutil.rmtree(work)
+    return result
+
+
+def clear_unfinished(work: Path, planned: list[PlannedShard]) -> list[PlannedShard]:
+    """Remove from `work` all but finished shards; returns the others, which are to be written."""
+    finished = [shard for shard in planned if shard.is_finished()]
+    kept = {path for shard in finished for path in (shard.path, shard.rows)}
+    for path in work.glob("*/*"):
+        if path not in kept:
+            path.unlink()
+    return [shard for shard in planned if shard.path not in kept]
+
+
+def check_free_space(work: Path, num_bytes: int) -> None:
+    """Raise UserError when the disk lacks room for what is still to be written."""
+    free = shutil.disk_usage(work).free
+    if free < num_bytes:
+        raise UserError(
+            f"needs {num_bytes / GIB:.2f} GiB, but the disk has {free / GIB:.2f} GiB free",
+            where=str(work.parent),
+            hint="choose another folder with --set data.directory=DIR",
+        )
+
+
+def write_missing(missing: list[PlannedShard], source: Path) -> None:
+    """Write shards and their rows of the index; every image is decoded on the way.
+
+    Raises UserError after the last when images cannot be decoded. Shards without such images are kept.
     """
-    digits = load_digits()
-    numbers = np.arange(len(digits.target))
-    parts = train_test_split(
-        numbers, test_size=NUM_EVALUATION_SAMPLES, stratify=digits.target, random_state=SPLIT_SEED
-    )
-    for part, members in zip(PARTS, parts, strict=True):
-        for number in members:
-            path = directory / part / str(digits.target[number]) / f"{number:04}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image = Image.fromarray((digits.images[number] * (255 / 16)).round().astype(np.uint8))
-            image = image.resize((IMAGE_PX, IMAGE_PX), Image.Resampling.BICUBIC).convert("RGB")
-            image.save(path, quality=JPEG_QUALITY)
-    return {"data.num_train_samples": len(parts[0]), "data.num_evaluation_samples": len(parts[1])}
+    faults: list[str] = []
+    progress = Progress(missing)
+    with ThreadPoolExecutor(thread_name_prefix="images") as pool:
+        for shard in missing:
+            num_faults = len(faults)
+            images = encoded_images(shard, pool, faults, progress)
+            rows = shards.write_shard(shard.path, shard.number, images)
+            if len(faults) == num_faults:
+                draft = shard.rows.with_name("draft.npy")
+                np.save(draft, rows, allow_pickle=False)
+                os.replace(draft, shard.rows)
+    if faults:
+        more = "; ..." if len(faults) > NUM_NAMED else ""
+        raise UserError(
+            f"{len(faults)} of its images are damaged: {'; '.join(faults[:NUM_NAMED])}{more}",
+            where=str(source),
+            hint="replace them and run the same command again; finished shards are kept",
+        )
 
 
-def describe_tree(directory: Path, config: Any) -> str:
-    """Write the manifest of an ImageNet tree that a person has put there; reads every byte once."""
-    where = str(directory)
-    if not all((directory / part).is_dir() for part in PARTS):
-        raise UserError(
-            "ImageNet cannot be downloaded or converted from here",
-            where=where,
-            hint="--set data.directory=DIR to a tree of train/CLASS/*.JPEG and validation/CLASS/*.JPEG",
-        )
-    if (directory / fingerprint.MANIFEST).exists():
-        raise UserError(
-            "differs from its manifest",
-            where=where,
-            hint="restore the files, or remove manifest.json to describe the tree as it is",
-        )
-    counts = {part: sum(1 for _ in (directory / part).glob("*/*")) for part in PARTS}
-    expected = {"train": config.data.num_train_samples, "validation": config.data.num_evaluation_samples}
-    if counts != expected:
-        raise UserError(f"{counts} images, expected {expected}", where=where)
-    return fingerprint.write_manifest(directory, {"settings": config.prepared_with()})
+def encoded_images(
+    shard: PlannedShard, pool: ThreadPoolExecutor, faults: list[str], progress: "Progress"
+) -> Iterator[shards.EncodedImage]:
+    """Yield the images of a shard in order; those that cannot be decoded are added to `faults` instead."""
+    for record, pending in zip(shard.records, read_ahead(pool, shard.records), strict=True):
+        try:
+            content, height, width = pending.result()
+        except UserError as error:
+            faults.append(str(error))
+        else:
+            label = shard.labels[record.synset]
+            yield shards.EncodedImage(content=content, label=label, height=height, width=width)
+        progress.add(record.num_bytes)
+
+
+def read_ahead(
+    pool: ThreadPoolExecutor, records: Iterable[Record]
+) -> Iterator[Future[tuple[bytes, int, int]]]:
+    """Yield `read_image` of every record in order, while a bounded number of the next are at work."""
+    pending: deque[Future[tuple[bytes, int, int]]] = deque()
+    for record in records:
+        pending.append(pool.submit(read_image, record))
+        if len(pending) > 4 * (os.cpu_count() or 1):
+            yield pending.popleft()
+    yield from pending
+
+
+class Progress:
+    """Prints what is done, how fast, and the time left: redrawn on a terminal, else a line now and then."""
+
+    def __init__(self, missing: list[PlannedShard]) -> None:
+        self.total_images = sum(len(shard.records) for shard in missing)
+        self.total_bytes = sum(shard.num_bytes for shard in missing)
+        self.num_images = self.num_bytes = 0
+        self.started = self.printed_at = time.monotonic()
+        self.redraws = sys.stdout.isatty()
+
+    def add(self, num_bytes: int) -> None:
+        """Count an image."""
+        self.num_images += 1
+        self.num_bytes += num_bytes
+        now, is_last = time.monotonic(), self.num_images == self.total_images
+        if is_last or now - self.printed_at >= (1 if self.redraws else PRINT_EVERY_S):
+            self.printed_at = now
+            seconds = max(now - self.started, 1e-9)
+            left_s = (self.total_bytes - self.num_bytes) / max(self.num_bytes, 1) * seconds
+            text = (
+                f"{self.num_images:,} of {self.total_images:,} images, {self.num_images / seconds:,.0f} "
+                f"images/s, {self.num_bytes / seconds / 1e6:,.0f} MB/s, {left_s / 60:,.1f} min left"
+            )
+            print(text.ljust(79), end="\r" if self.redraws and not is_last else "\n", flush=True)

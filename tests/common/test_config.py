@@ -74,7 +74,7 @@ def test_a_size_adjusts_methods_and_never_switches_one_on():
     for benchmark in benchmarks():
         for name in configurations(benchmark):
             full, mini = (load(benchmark, name, size=size, settings=[]).config for size in ("full", "mini"))
-            assert list(full.methods) == list(mini.methods)
+            assert [method for method in full.methods if method in mini.methods] == list(mini.methods)
 
 
 def test_the_plan_counts_in_epochs_batches_and_samples():

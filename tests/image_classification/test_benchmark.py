@@ -19,11 +19,12 @@ def benchmark(configuration: str, size: str) -> Benchmark:
 
 def test_steps_are_the_published_ones() -> None:
     baseline = benchmark("baseline", "full").config.plan()
-    optimized = benchmark("optimized", "full").config.plan()
-    assert (baseline.num_steps, optimized.num_steps) == (56_250, 17_500)
-    for plan in (baseline, optimized):
+    mosaic, optimized = (benchmark(name, "full").config.plan() for name in ("mosaic", "optimized"))
+    assert (baseline.num_steps, mosaic.num_steps, optimized.num_steps) == (56_250, 17_500, 17_500)
+    for plan in (baseline, mosaic, optimized):
         assert (plan.steps_per_epoch, plan.warmup_steps) == (625, 5_000)
-    assert optimized.evaluation_steps[-2:] == (27 * 625, 28 * 625)
+    assert mosaic.evaluation_steps == tuple(625 * epoch for epoch in (*range(3, 28, 3), 28))
+    assert optimized.evaluation_steps == tuple(625 * epoch for epoch in range(24, 29))
     assert 84 * 625 in baseline.evaluation_steps
 
 
@@ -85,11 +86,27 @@ def test_weights_decay_by_the_published_factor_at_the_peak() -> None:
     torch.testing.assert_close(layer.weight.detach(), before * 0.9995)
 
 
-def test_coupled_decay_of_the_baseline_corresponds_to_the_decoupled_one() -> None:
-    coupled = benchmark("baseline", "full").config.optimizer
-    decoupled = benchmark("optimized", "full").config.optimizer
-    per_step = coupled.learning_rate / (1 - coupled.momentum) * coupled.weight_decay
-    assert per_step == pytest.approx(decoupled.weight_decay)
+def test_every_configuration_has_the_published_optimizer() -> None:
+    for name in ("baseline", "mosaic", "optimized"):
+        optimizer = benchmark(name, "full").config.optimizer
+        assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.weight_decay) == (
+            "decoupled_sgd",
+            2.048,
+            0.875,
+            5e-4,
+        )
+
+
+def test_optimized_has_the_convergence_settings_of_mosaic_and_four_sizes() -> None:
+    mosaic, optimized = (benchmark(name, "full") for name in ("mosaic", "optimized"))
+    for method in ("scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "ema"):
+        assert optimized.config.methods[method] == mosaic.config.methods[method]
+    assert (
+        mosaic.epoch_sizes_px()
+        == [88] * 12 + [96, 104, 112, 116, 124, 132, 140, 148, 156, 164, 172] + [176] * 5
+    )
+    assert optimized.epoch_sizes_px() == [96] * 14 + [128] * 5 + [160] * 3 + [176] * 6
+    assert benchmark("baseline", "full").epoch_sizes_px() == [224] * 90
 
 
 @torch.no_grad()
@@ -129,11 +146,10 @@ def test_loss_accepts_indices_and_probabilities() -> None:
     torch.testing.assert_close(loss(outputs, {"labels": labels}), loss(outputs, {"labels": dense}))
 
 
-@pytest.mark.parametrize("configuration", ["baseline", "optimized"])
+@pytest.mark.parametrize("configuration", ["baseline", "mosaic", "optimized"])
 def test_a_step_of_either_configuration_has_a_finite_loss_and_gradient(configuration: str) -> None:
     torch.manual_seed(0)
-    settings = ["global_batch_size=4", "data.train_crop_px=64"] if configuration == "baseline" else []
-    settings = settings or ["global_batch_size=4", "methods.fixres.train_crop_px=64"]
+    settings = ["global_batch_size=4"]
     config = load("image_classification", configuration, size="mini", settings=settings).config
     bench = Benchmark(config, seed=1)
     model, loss = bench.build_model(), bench.loss

@@ -21,7 +21,8 @@ SETTINGS = {
 
 
 def resizing(**changes: float) -> ProgressiveResizing:
-    return ProgressiveResizing("progressive_resizing", ProgressiveResizing.Config(**{**SETTINGS, **changes}))
+    settings = {**SETTINGS, "interpolation": "nearest", **changes}
+    return ProgressiveResizing("progressive_resizing", ProgressiveResizing.Config(**settings))
 
 
 def mini_config(configuration: str) -> RunConfig:
@@ -38,8 +39,8 @@ def test_sizes_of_the_published_run() -> None:
 
 
 def test_sizes_of_size_mini() -> None:
-    config = mini_config("optimized")
-    settings = config.methods["progressive_resizing"]
+    settings = dict(mini_config("mosaic").methods["progressive_resizing"])
+    assert settings.pop("interpolation") == "nearest"
     assert [image_size_px(epoch, 6, 96, **settings) for epoch in range(6)] == [64, 64, 80, 96, 96, 96]
 
 
@@ -62,11 +63,18 @@ def test_batches_change_at_epoch_borders_and_never_in_evaluation() -> None:
 
 def test_resize_keeps_constants_and_layout() -> None:
     images = torch.full((1, 3, 176, 176), 0.25).contiguous(memory_format=torch.channels_last)
-    resized = resize_images(images, 120)
+    resized = resize_images(images, 120, "bilinear")
     assert resized.shape == (1, 3, 120, 120)  # a float scale factor would give 119
     assert resized.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(resized, torch.full_like(resized, 0.25))
-    assert resize_images(images, 176) is images
+    assert resize_images(images, 176, "bilinear") is images
+
+
+def test_nearest_takes_pixels_as_they_are_and_bilinear_averages() -> None:
+    images = torch.arange(16.0).view(1, 1, 4, 4)
+    assert resize_images(images, 2, "nearest").flatten().tolist() == [0, 2, 8, 10]
+    averaged = resize_images(images, 2, "bilinear")
+    assert averaged.mean() == pytest.approx(images.mean()) and averaged[0, 0, 0, 0] > 2
 
 
 def test_settings_without_effect_are_refused() -> None:

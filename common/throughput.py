@@ -1,0 +1,139 @@
+"""Throughput of configurations side by side: training steps on synthetic batches, shape by shape."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from common.benchmark import Part
+from common.method import Batch
+from common.timed_run import TrainingRun, to_device
+
+STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
+WARM_UP_TURNS = 2  # compile, record and replay captured graphs, choose kernels
+GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
+COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
+PEAK_REPEATS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """What this device does at best, measured: a bfloat16 matrix product, and a copy (read and write)."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """One configuration at one shape. Shares are of the device's peaks; memory is None on a CPU."""
+
+    configuration: str
+    shape: str
+    samples_per_s: float
+    step_ms: float
+    flops_share: float
+    bytes_share: float | None
+    memory_gb: float | None
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(function: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one call, to its end on the device."""
+    synchronize(device)
+    before = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - before
+
+
+def measure_peaks(device: torch.device) -> Peaks:
+    """Time the two; the best of several calls counts."""
+    size, num_bytes = GEMM_SIZE[device.type], COPY_BYTES[device.type]
+    matrix = torch.randn(size, size, device=device).bfloat16()
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    product_s = min(timed(lambda: matrix @ matrix, device) for _ in range(PEAK_REPEATS))
+    copy_s = min(timed(lambda: target.copy_(source), device) for _ in range(PEAK_REPEATS))
+    return Peaks(flops_per_s=2 * size**3 / product_s, bytes_per_s=2 * num_bytes / copy_s)
+
+
+def measure(
+    runs: dict[str, TrainingRun],
+    peaks: Peaks,
+    *,
+    seconds: float,
+    report: Callable[[Rate], None],
+) -> list[Rate]:
+    """Time every configuration at every shape for about `seconds` each, a few steps of each in turn.
+
+    `runs` are initialized; the shapes are those of the benchmark.
+    """
+    rates = []
+    batches = {name: run.benchmark.bench_batches(run.config.global_batch_size) for name, run in runs.items()}
+    for shape in next(iter(batches.values())):
+        steps = {name: stepper(run, batches[name][shape]) for name, run in runs.items()}
+        memory = {name: warm_up(step, runs[name].device) for name, step in steps.items()}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        ends = time.perf_counter() + seconds * len(runs)
+        while time.perf_counter() < ends or len(next(iter(times.values()))) < 2:
+            for name, step in steps.items():
+                times[name].append(timed(step, runs[name].device) / STEPS_PER_TURN)
+        for name in runs:
+            step_s = statistics.median(times[name])
+            per_s, work = batches[name][shape].num_samples / step_s, runs[name].benchmark.work(shape)
+            rate = Rate(
+                configuration=name,
+                shape=shape,
+                samples_per_s=per_s,
+                step_ms=step_s * 1e3,
+                flops_share=per_s * work.flops / peaks.flops_per_s,
+                bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
+                memory_gb=memory[name],
+            )
+            report(rate)
+            rates.append(rate)
+    return rates
+
+
+def measure_parts(
+    parts: Iterable[Part], device: torch.device, *, seconds: float, report: Callable[[str, float], None]
+) -> dict[str, float]:
+    """Return the samples per second of each part by its name, timed for about `seconds`."""
+    rates = {}
+    for part in parts:
+        for _ in range(WARM_UP_TURNS):
+            part.call()
+        times, ends = [timed(part.call, device)], time.perf_counter() + seconds
+        while time.perf_counter() < ends:
+            times.append(timed(part.call, device))
+        rates[part.name] = part.num_samples / statistics.mean(times)
+        report(part.name, rates[part.name])
+    return rates
+
+
+def stepper(run: TrainingRun, batch: Batch) -> Callable[[], object]:
+    """Return a function that takes a turn of training steps, as in the last epoch."""
+    batch = to_device(batch, run.device)  # as from a loader that keeps up
+
+    def step() -> None:
+        for _ in range(STEPS_PER_TURN):
+            run.train_step(batch, run.plan.num_steps - 1)
+
+    return step
+
+
+def warm_up(step: Callable[[], object], device: torch.device) -> float | None:
+    """Take the first steps; returns the most memory in GB that the device held, None on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(WARM_UP_TURNS):
+        step()
+    return torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None

@@ -1,0 +1,95 @@
+"""Random crops and mirroring as a function of (seed, epoch, sample): the same in every loader.
+
+The random numbers come from a counter-based generator, Philox4x32-10, so that a crop depends neither on the
+order of the work nor on who does it. Source: Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+ASPECT_RATIOS = (3 / 4, 4 / 3)
+NUM_TRIES = 10
+MASK = np.uint64(0xFFFFFFFF)
+HALF = np.uint64(32)
+MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
+KEY_INCREMENTS = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+NUM_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crops:
+    """What a training batch shows of its images.
+
+    `boxes` (num_samples, 4) int64 are top, left, height and width in pixels of the image; `flips`
+    (num_samples,) bool say which crops are mirrored.
+    """
+
+    boxes: np.ndarray
+    flips: np.ndarray
+
+
+def draw_crops(
+    samples: np.ndarray,
+    sizes: np.ndarray,
+    *,
+    seed: int,
+    epoch: int,
+    min_area: float,
+    flip_probability: float,
+) -> Crops:
+    """Draw the crops of `samples` (num_samples,) int64 with sizes (num_samples, 2): height, width.
+
+    The area of a crop is uniform in [min_area, 1] of the image, the logarithm of its aspect ratio uniform
+    between those of 3/4 and 4/3; after ten crops that do not fit, the largest centre crop within these
+    ratios.
+    Source: torchvision.transforms.RandomResizedCrop, whose distribution this is.
+    """
+    counters = np.zeros((len(samples), NUM_TRIES + 1, 4), np.uint64)  # the last draw decides the flip
+    counters[..., 0] = samples[:, None].astype(np.uint64) & MASK
+    counters[..., 1] = samples[:, None].astype(np.uint64) >> HALF
+    counters[..., 2] = np.arange(NUM_TRIES + 1)
+    uniform = philox(counters, np.array([seed, epoch], np.uint64) & MASK) / 2.0**32
+    tries, (heights, widths) = (
+        uniform[:, :NUM_TRIES],
+        (sizes[:, axis, None].astype(np.int64) for axis in (0, 1)),
+    )
+    low, high = (math.log(ratio) for ratio in ASPECT_RATIOS)
+    areas = heights * widths * (min_area + (1 - min_area) * tries[..., 0])
+    ratios = np.exp(low + (high - low) * tries[..., 1])
+    crop_widths = np.rint(np.sqrt(areas * ratios)).astype(np.int64)
+    crop_heights = np.rint(np.sqrt(areas / ratios)).astype(np.int64)
+    fits = (crop_widths > 0) & (crop_widths <= widths) & (crop_heights > 0) & (crop_heights <= heights)
+    tops = (tries[..., 2] * (heights - crop_heights + 1)).astype(np.int64)
+    lefts = (tries[..., 3] * (widths - crop_widths + 1)).astype(np.int64)
+    drawn = np.stack([tops, lefts, crop_heights, crop_widths], axis=-1)
+    boxes = np.where(
+        fits.any(axis=1)[:, None], drawn[np.arange(len(samples)), fits.argmax(axis=1)], centre_crops(sizes)
+    )
+    return Crops(boxes=boxes, flips=uniform[:, NUM_TRIES, 0] < flip_probability)
+
+
+def centre_crops(sizes: np.ndarray) -> np.ndarray:
+    """Return the largest centre crops (num_samples, 4) whose aspect ratio lies between 3/4 and 4/3."""
+    heights, widths = sizes.astype(np.int64).T
+    low, high = ASPECT_RATIOS
+    crop_heights = np.minimum(heights, np.rint(widths / low).astype(np.int64))
+    crop_widths = np.minimum(widths, np.rint(heights * high).astype(np.int64))
+    tops, lefts = (heights - crop_heights) // 2, (widths - crop_widths) // 2
+    return np.stack([tops, lefts, crop_heights, crop_widths], axis=-1)
+
+
+def philox(counters: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Return 32 random bits for each of `counters` (..., 4), under `key` (2,); all uint64 holding uint32."""
+    a, b, c, d = np.moveaxis(counters, -1, 0)
+    for _ in range(NUM_ROUNDS):
+        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
+        a, b, c, d = (
+            (second >> HALF) ^ b ^ key[0],
+            second & MASK,
+            (first >> HALF) ^ d ^ key[1],
+            first & MASK,
+        )
+        key = (key + KEY_INCREMENTS) & MASK
+    return np.stack([a, b, c, d], axis=-1)

@@ -1,0 +1,111 @@
+"""Training batches from NVIDIA DALI, which decodes and resizes in its own threads or on a GPU.
+
+DALI gets the crops of loader.py instead of drawing its own, so that every loader shows the same.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from image_classification.data.images import Images, decode
+from image_classification.data.loader import TrainSettings, TrainStep, one_ahead, train_steps
+
+
+def dali_batches(
+    images: Images,
+    settings: TrainSettings,
+    *,
+    num_threads: int,
+    device_id: int | None = None,
+    start_step: int = 0,
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Yield the batches of `loader.train_batches`; pixels are a tensor on the GPU `device_id`, None: the CPU.
+
+    One Python thread reads files ahead, `num_threads` of DALI work on their content. Raises UserError without
+    DALI and for a file that cannot be decoded.
+    """
+    dali = import_dali()
+    waiting: deque[np.ndarray] = deque()  # the samples of the batches inside the pipeline
+
+    def read(step: TrainStep) -> tuple[np.ndarray, tuple[Any, ...]]:
+        crops = step.crops(images.size)
+        content = [np.frombuffer(images.jpeg(int(sample)), np.uint8) for sample in step.samples]
+        sizes = np.full(len(content), step.crop_px, np.float32)
+        return step.samples, (content, crops.boxes.astype(np.int32), sizes, crops.flips.astype(np.int32))
+
+    def source() -> Iterator[tuple[Any, ...]]:
+        for samples, inputs in one_ahead(read, train_steps(len(images), settings, start_step=start_step)):
+            waiting.append(samples)
+            yield inputs
+
+    pipeline = build_pipeline(dali, source(), settings.batch_size, num_threads, device_id)
+    try:
+        while True:
+            (pixels,) = pipeline.run()
+            yield waiting.popleft(), torch.from_dlpack(pixels.as_tensor())
+    except RuntimeError:
+        name_damaged(images, waiting)
+        raise
+    finally:
+        # Now, whatever an exception keeps alive: a worker process that is forked later would inherit the
+        # pipeline without its threads, and hang or crash when its garbage collector comes to it.
+        pipeline.__del__()
+
+
+def build_pipeline(
+    dali: ModuleType, source: Iterator[Any], batch_size: int, num_threads: int, device_id: int | None
+) -> Any:
+    """Return a built pipeline that gives (batch, size, size, 3) uint8 for what `source` gives.
+
+    Filters and colours are chosen to agree with PIL: linear with antialiasing, smooth upsampling of colours,
+    pixels as they are stored, whatever their EXIF orientation.
+    """
+    fn = dali.fn
+    pipeline = dali.Pipeline(
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device_id=device_id,
+        exec_dynamic=True,  # a batch owns its memory; else the pipeline would write into it again
+    )
+    with pipeline:
+        content, boxes, size, flips = fn.external_source(source=source, num_outputs=4)
+        cut = fn.decoders.image_slice(
+            content,
+            device="cpu" if device_id is None else "mixed",
+            start=boxes[:2],
+            shape=boxes[2:],
+            axis_names="HW",
+            output_type=dali.types.RGB,
+            jpeg_fancy_upsampling=True,
+            adjust_orientation=False,
+        )
+        resized = fn.resize(
+            cut, resize_x=size, resize_y=size, interp_type=dali.types.INTERP_LINEAR, antialias=True
+        )
+        pipeline.set_outputs(fn.flip(resized, horizontal=flips))
+    pipeline.build()
+    return pipeline
+
+
+def name_damaged(images: Images, waiting: deque[np.ndarray]) -> None:
+    """Raise UserError for the first of these samples that cannot be decoded; DALI does not say which."""
+    for samples in waiting:
+        for sample in samples:
+            decode(images, int(sample))
+
+
+def import_dali() -> ModuleType:
+    """Return `nvidia.dali` with its operators and types."""
+    try:
+        for module in ("nvidia.dali.fn", "nvidia.dali.types"):
+            import_module(module)
+        return import_module("nvidia.dali")
+    except ImportError as error:
+        raise UserError("NVIDIA DALI is not installed", hint="pip install nvidia-dali-cuda130") from error

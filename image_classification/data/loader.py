@@ -1,0 +1,249 @@
+"""Batches of images read while training runs: random crops to train on, centre crops to evaluate with.
+
+What a training batch shows is a function of (images, settings, step): one thread, worker processes and DALI
+(dali.py) give the same crops. On the CPU they decode the same pixels. After resizing, these differ from the
+thread's by at most one of 255 levels, on average by 0.1 (workers) or 0.25 (DALI); the outermost pixels of
+DALI by up to 20, because it repeats the edge of the crop. tests/image_classification/test_loaders.py says so.
+"""
+
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms.v2 import functional
+
+from common import sampler
+from common.errors import UserError
+from image_classification.data.crops import Crops, draw_crops
+from image_classification.data.images import Images, decode
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1]
+STD = (0.229, 0.224, 0.225)
+
+Drawn = tuple[np.ndarray, np.ndarray]  # samples (batch,) int64, pixels (batch, size, size, 3) uint8
+Item = TypeVar("Item")
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """How training batches are drawn.
+
+    `crop_px` gives the size in pixels of an epoch, from 0; `min_area` is the smallest part of an image that a
+    crop shows.
+    """
+
+    batch_size: int
+    seed: int
+    crop_px: Callable[[int], int]
+    min_area: float
+    flip_probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainStep:
+    """What one step shows. It goes to worker processes, so it holds values and named functions only."""
+
+    samples: np.ndarray  # (batch,) int64
+    crop_px: int
+    draw: Callable[[np.ndarray, np.ndarray], Crops]  # of samples and their sizes
+
+    def crops(self, size: Callable[[int], tuple[int, int]]) -> Crops:
+        """Return the crops of the samples; `size` gives height and width of an image."""
+        return self.draw(self.samples, np.array([size(int(sample)) for sample in self.samples]))
+
+
+def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -> Iterator[TrainStep]:
+    """Yield the steps from `start_step` on, without end."""
+    steps_per_epoch = num_samples // settings.batch_size
+    order = sampler.batches(num_samples, settings.batch_size, seed=settings.seed, start_step=start_step)
+    for step, samples in enumerate(order, start_step):
+        epoch = step // steps_per_epoch
+        draw = partial(
+            draw_crops,
+            seed=settings.seed,
+            epoch=epoch,
+            min_area=settings.min_area,
+            flip_probability=settings.flip_probability,
+        )
+        yield TrainStep(samples=samples, crop_px=settings.crop_px(epoch), draw=draw)
+
+
+def train_batches(
+    images: Images, settings: TrainSettings, *, start_step: int = 0, keep_decoded: bool = False
+) -> Iterator[Drawn]:
+    """Yield batches without end: samples (batch,) int64, pixels (batch, size, size, 3) uint8.
+
+    One thread prepares the next batch with PIL while the training computes. `keep_decoded` holds every image
+    in memory from its first use on. Raises UserError for a file that cannot be decoded.
+    """
+    read, size = partial(decode, images), images.size
+    if keep_decoded:
+        read, size = cache(read), cache(size)
+    build = partial(build_train_batch, size, partial(crop_with_pil, read))
+    return one_ahead(build, train_steps(len(images), settings, start_step=start_step))
+
+
+def worker_batches(
+    images: Images, settings: TrainSettings, *, num_workers: int, start_step: int = 0
+) -> Iterator[Drawn]:
+    """Yield the batches of `train_batches` from worker processes that decode and resize with torchvision.
+
+    Each of the `num_workers` prepares two whole batches ahead. `images` must be picklable.
+    """
+    build = partial(build_train_batch, images.size, partial(crop_with_torchvision, images))
+    steps = train_steps(len(images), settings, start_step=start_step)
+    return in_workers(build, steps, num_workers=num_workers)
+
+
+def evaluation_batches(
+    images: Images, batch_size: int, *, resize_px: int, crop_px: int, num_workers: int = 0
+) -> Iterator[Drawn]:
+    """Yield every sample once, in order; the last batch may be smaller.
+
+    The shorter side is resized to `resize_px` with PIL, then the centre of `crop_px` cut out. Pixels do not
+    depend on `num_workers`; 0 means one thread. Raises UserError for a file that cannot be decoded.
+    """
+    build = partial(build_evaluation_batch, images, resize_px, crop_px)
+    order = np.arange(len(images))
+    items = (order[first : first + batch_size] for first in range(0, len(order), batch_size))
+    return in_workers(build, items, num_workers=num_workers) if num_workers else one_ahead(build, items)
+
+
+def build_train_batch(
+    size: Callable[[int], tuple[int, int]],
+    crop: Callable[[int, np.ndarray, int], np.ndarray],
+    step: TrainStep,
+) -> Drawn:
+    """Return one batch; `crop` is one of the functions below."""
+    crops = step.crops(size)
+    pixels = (
+        crop(int(sample), box, step.crop_px) for sample, box in zip(step.samples, crops.boxes, strict=True)
+    )
+    mirrored = [image[:, ::-1] if flip else image for image, flip in zip(pixels, crops.flips, strict=True)]
+    return step.samples, np.stack(mirrored)
+
+
+def build_evaluation_batch(images: Images, resize_px: int, crop_px: int, samples: np.ndarray) -> Drawn:
+    """Return the centre crops of `samples`."""
+    crops = [centre_crop(decode(images, int(sample)), resize_px, crop_px) for sample in samples]
+    return samples, np.stack(crops)
+
+
+def crop_with_pil(
+    read: Callable[[int], Image.Image], sample: int, box: np.ndarray, size_px: int
+) -> np.ndarray:
+    """Return (size_px, size_px, 3) uint8, bilinear with antialiasing.
+
+    It cuts first: PIL's own `box` would let the filter see what lies beyond the crop.
+    """
+    top, left, height, width = box.tolist()
+    image = read(sample).crop((left, top, left + width, top + height))
+    return np.asarray(image.resize((size_px, size_px), Image.Resampling.BILINEAR))
+
+
+def crop_with_torchvision(images: Images, sample: int, box: np.ndarray, size_px: int) -> np.ndarray:
+    """Return what `crop_with_pil` does, computed by torchvision."""
+    content = torch.from_numpy(np.frombuffer(bytearray(images.jpeg(sample)), np.uint8))
+    try:
+        image = decode_jpeg(content, mode=ImageReadMode.RGB)
+    except RuntimeError:  # another format, or a damaged file: PIL reads it or names it
+        image = functional.pil_to_tensor(decode(images, sample))
+    crop = functional.resized_crop(image, *box.tolist(), [size_px, size_px], antialias=True)
+    return crop.permute(1, 2, 0).numpy()
+
+
+def centre_crop(image: Image.Image, resize_px: int, crop_px: int) -> np.ndarray:
+    """Return (crop_px, crop_px, 3) uint8: bilinear with antialiasing, then the centre."""
+    width, height = (resize_px * length // min(image.size) for length in image.size)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - crop_px) / 2), round((height - crop_px) / 2)
+    return np.asarray(resized.crop((left, top, left + crop_px, top + crop_px)))
+
+
+def one_ahead(build: Callable[[Item], Built], items: Iterable[Item]) -> Iterator[Built]:
+    """Yield `build(item)` of every item while a second thread works on the next; its errors rise here.
+
+    Decoding and resizing in PIL release the interpreter lock and use one core. No torch operation belongs in
+    `build`: it would start a second set of compute threads, and the training thread would wait for them.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="images") as pool:
+        pending: Future[Built] | None = None
+        for item in items:
+            started = pool.submit(build, item)
+            if pending is not None:
+                yield pending.result()
+            pending = started
+        if pending is not None:
+            yield pending.result()
+
+
+class BuiltOnRequest(Dataset[Any]):
+    """A data set whose indices are the items of `build`. An error of the data is an answer, too."""
+
+    def __init__(self, build: Callable[[Any], Drawn]) -> None:
+        self.build = build
+
+    def __getitem__(self, item: Any) -> Drawn | UserError:
+        try:
+            return self.build(item)
+        except UserError as error:  # a DataLoader would raise it again with a traceback as its text
+            return error
+
+
+def in_workers(build: Callable[[Any], Drawn], items: Iterable[Any], *, num_workers: int) -> Iterator[Drawn]:
+    """Yield `build(item)` of every item in order, computed by worker processes that live until the end.
+
+    With CUDA, the batches lie in pinned memory.
+    """
+    loader = DataLoader(
+        BuiltOnRequest(build),
+        batch_size=None,
+        sampler=items,
+        num_workers=num_workers,
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=set_up_worker,
+        generator=torch.Generator(),  # the global one would be drawn from
+    )
+    for found in loader:
+        if isinstance(found, UserError):
+            raise found
+        samples, pixels = found
+        yield samples.numpy(), pixels.numpy()
+
+
+def set_up_worker(worker: int) -> None:
+    """Leave Ctrl-C to the main process, which ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # torchvision 0.29 announces that TorchCodec will replace its decoder; 0.26 to 0.29 have it
+    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
+
+
+def normalize(pixels: Tensor) -> Tensor:
+    """Return uint8 pixels (batch, height, width, 3) as float32 (batch, 3, height, width), channels last.
+
+    Each channel by ImageNet's statistics, on the device of the pixels.
+    """
+    std = torch.tensor(STD, device=pixels.device)
+    shift = -torch.tensor(MEAN, device=pixels.device) / std
+    return pixels.float().mul_(1 / (255 * std)).add_(shift).permute(0, 3, 1, 2)
+
+
+def image_rate(batches: Iterator[tuple[np.ndarray, Any]], num_batches: int) -> float:
+    """Return the images per second of a loader alone, over `num_batches` after the first one."""
+    next(batches)  # starts threads or processes
+    before = time.perf_counter()
+    num_images = sum(len(samples) for samples, _ in islice(batches, num_batches))
+    return num_images / (time.perf_counter() - before)

@@ -1,0 +1,55 @@
+"""The four ways to read training images, by their name in the configuration."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from image_classification.data.images import Images
+from image_classification.data.loader import TrainSettings, train_batches, worker_batches
+from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, budget
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of the evaluation
+
+
+def open_loader(
+    images: Images, settings: TrainSettings, data: Any, device: torch.device, precision: str
+) -> Iterable[tuple[np.ndarray, np.ndarray | Tensor]]:
+    """Return the batches of `data.loader`: samples, and pixels uint8 or, where resident, normalised images.
+
+    All show the same crops; see loader.py, dali.py and resident.py.
+    """
+    if data.loader == "workers":
+        return worker_batches(images, settings, num_workers=data.num_workers)
+    if data.loader == "dali":
+        from image_classification.data.dali import dali_batches
+
+        device_id = (device.index or 0) if device.type == "cuda" else None
+        return dali_batches(images, settings, num_threads=data.num_workers, device_id=device_id)
+    if data.loader == "resident":
+        return ResidentLoader(
+            images,
+            settings,
+            stored_px=data.stored_px,
+            device=device,
+            where=data.stored_on,
+            dtype=DTYPES[precision],
+            num_threads=data.num_workers,
+        )
+    return train_batches(images, settings, keep_decoded=data.keep_decoded)
+
+
+def check_resident(data: Any, device: torch.device) -> None:
+    """Raise UserError when the images of `data` would not fit where they are to stay."""
+    place = "on the GPU" if device.type == "cuda" and data.stored_on == "device" else "in memory"
+    free = available_bytes(device, data.stored_on)
+    budget(data.num_train_samples, data.stored_px, available_bytes=free, place=place)
+
+
+def keep_evaluation(data: Any, device: torch.device) -> EvaluationCache:
+    """Return an empty store for the pixels of the evaluation."""
+    available = int(available_bytes(device, data.stored_on) * EVALUATION_SHARE)
+    return EvaluationCache(device=device, where=data.stored_on, available_bytes=available)

@@ -1,0 +1,217 @@
+"""Images decoded once and kept as pixels; from the second epoch on, nothing is read or decoded.
+
+Each image is kept squashed to a square of `stored_px`, with its height and width: a crop is drawn in pixels
+of the image, as in every loader, and then cut from the square, since it ends as a square in any case. What
+that loses: detail along an axis on which the image has more than `stored_px` pixels. Of images kept at 256,
+crops for 176 pixels that show less than about half of the image are enlarged instead of shrunk; the others
+are filtered twice and slightly softer. The effect on accuracy was not measured.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from torch import Tensor
+
+from common.errors import UserError
+from image_classification.data.images import Images, decode
+from image_classification.data.loader import MEAN, STD, Drawn, TrainSettings, TrainStep, train_steps
+from image_classification.kernels.crop_resize import crop_resize
+
+GIB = 2**30
+GPU_RESERVE_BYTES = 16 * GIB  # for training: ResNet-50, 256 images of 224 px hold 10 GiB (calculated)
+NUM_STEPS_AHEAD = 3  # being decoded while the training works on another
+
+Where = Literal["device", "host"]
+
+
+def available_bytes(device: torch.device, where: Where) -> int:
+    """Return how much memory pixels may take: the GPU's but for the training, or a share of the host's."""
+    if where == "device" and device.type == "cuda":
+        still_needed = max(0, GPU_RESERVE_BYTES - torch.cuda.memory_reserved(device))
+        return max(0, torch.cuda.mem_get_info(device)[0] - still_needed)
+    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun: they share the memory
+    return psutil.virtual_memory().available // num_processes
+
+
+def budget(num_samples: int, stored_px: int, *, available_bytes: int, place: str) -> int:
+    """Return the bytes of so many stored images. Raises UserError when they are more than there are.
+
+    `place` says in the error where the memory is.
+    """
+    needed = num_samples * stored_px**2 * 3
+    if needed > available_bytes:
+        raise UserError(
+            f"{needed / GIB:.1f} GiB of decoded pixels needed, {available_bytes / GIB:.1f} GiB free {place}",
+            where="data.loader",
+            hint="use data.loader=workers or a smaller data.stored_px",
+        )
+    return needed
+
+
+def allocate(shape: tuple[int, ...], *, device: torch.device, where: Where) -> Tensor:
+    """Return uint8 memory for the rest of the process: on `device`, or on the host, pinned for a GPU."""
+    if where == "device":
+        return torch.empty(shape, dtype=torch.uint8, device=device)
+    memory = torch.empty(shape, dtype=torch.uint8)
+    if device.type == "cuda":  # torch would round the size of pinned memory up to a power of two
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    return memory
+
+
+def to_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """Return `values` on the device; a GPU copies them while the host goes on."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A step whose new images are being decoded."""
+
+    step: TrainStep
+    missing: np.ndarray  # (num_missing,) int64, those of its samples that no step before it needed
+    staging: Tensor  # (num_missing, stored_px, stored_px, 3) uint8 on the host, written by threads
+    decoding: list[Future[None]]
+
+
+class ResidentLoader:
+    """Training batches from pixels that stay in memory once an image was used: an iterable without end.
+
+    Yields samples (batch,) int64 and their crops (batch, 3, size, size) on `device` in `dtype`, normalised,
+    channels last. Order and crops are those of `loader.train_batches`, also from a later `start_step`; a step
+    decodes only what is not stored yet, in `num_threads` threads that end with the iterator. The pixels lie
+    on the device, or in memory of the host, from which each batch is copied. Raises UserError at once if they
+    would not fit, and when its turn comes for an image that cannot be decoded.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        settings: TrainSettings,
+        *,
+        stored_px: int = 256,
+        device: torch.device,
+        where: Where,
+        dtype: torch.dtype,
+        num_threads: int,
+        start_step: int = 0,
+    ) -> None:
+        place = "on the GPU" if where == "device" and device.type == "cuda" else "in memory"
+        budget(len(images), stored_px, available_bytes=available_bytes(device, where), place=place)
+        self.images, self.settings, self.start_step = images, settings, start_step
+        self.device, self.where, self.dtype, self.num_threads = device, where, dtype, num_threads
+        shape = (len(images), stored_px, stored_px, 3)
+        self.pixels = allocate(shape, device=device, where=where)
+        self.sizes = np.zeros((len(images), 2), np.int64)  # height, width of the originals
+        self.is_stored = np.zeros(len(images), bool)
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, Tensor]]:
+        is_requested = self.is_stored.copy()
+        waiting: deque[Pending] = deque()
+        pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="decoding")
+        try:
+            for step in train_steps(len(self.images), self.settings, start_step=self.start_step):
+                missing = step.samples[~is_requested[step.samples]]
+                is_requested[missing] = True
+                waiting.append(self.request(pool, step, missing))
+                if len(waiting) > NUM_STEPS_AHEAD:
+                    pending = waiting.popleft()
+                    self.store(pending)
+                    yield pending.step.samples, self.crops(pending.step)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def request(self, pool: ThreadPoolExecutor, step: TrainStep, missing: np.ndarray) -> Pending:
+        """Let the threads decode the images that a step needs and nobody has asked for."""
+        shape = (len(missing), *self.pixels.shape[1:])
+        staging = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        decoding = [
+            pool.submit(self.decode, int(sample), target)
+            for sample, target in zip(missing, staging.numpy(), strict=True)
+        ]
+        return Pending(step=step, missing=missing, staging=staging, decoding=decoding)
+
+    def decode(self, sample: int, target: np.ndarray) -> None:
+        """Write the squashed image into `target` and note its size. No torch here: see `loader.one_ahead`."""
+        image = decode(self.images, sample)
+        self.sizes[sample] = image.height, image.width
+        target[...] = np.asarray(image.resize(target.shape[:2], Image.Resampling.BILINEAR))
+
+    def store(self, pending: Pending) -> None:
+        """Wait for what is being decoded for a step, and keep it."""
+        for image in pending.decoding:
+            image.result()
+        device = self.pixels.device
+        rows = to_device(pending.missing, device)
+        self.pixels.index_copy_(0, rows, pending.staging.to(device, non_blocking=True))
+        self.is_stored[pending.missing] = True
+
+    def crops(self, step: TrainStep) -> Tensor:
+        """Return the crops of a step whose images are all stored."""
+        sizes = self.sizes[step.samples]
+        crops = step.draw(step.samples, sizes)
+        boxes = (crops.boxes / np.tile(sizes, 2)).astype(np.float32)
+        pixels, rows = self.pixels, step.samples
+        if self.where == "host":
+            pixels, rows = self.gathered(step.samples), np.arange(len(step.samples))
+        return crop_resize(
+            pixels,
+            to_device(rows, self.device),
+            to_device(boxes, self.device),
+            to_device(crops.flips, self.device),
+            size_px=step.crop_px,
+            mean=MEAN,
+            std=STD,
+            dtype=self.dtype,
+        )
+
+    def gathered(self, samples: np.ndarray) -> Tensor:
+        """Return the pixels (batch, stored_px, stored_px, 3) of samples on the device, one copy an image."""
+        pixels = torch.empty((len(samples), *self.pixels.shape[1:]), dtype=torch.uint8, device=self.device)
+        for target, sample in zip(pixels, samples, strict=True):
+            target.copy_(self.pixels[int(sample)], non_blocking=True)
+        return pixels
+
+
+class EvaluationCache:
+    """Keeps the pixels of an evaluation, so that the next one neither reads nor decodes.
+
+    They are kept if all of them fit into `available_bytes`, on `device` or on the host; `is_complete` says
+    whether they are.
+    """
+
+    def __init__(self, *, device: torch.device, where: Where, available_bytes: int) -> None:
+        self.device, self.where, self.available_bytes = device, where, available_bytes
+        self.kept: list[tuple[np.ndarray, Tensor]] = []
+        self.is_complete = False
+
+    def batches(self, source: Iterable[Drawn]) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield samples (batch,) and pixels (batch, size, size, 3) uint8 on the device.
+
+        They come from `source` until it was read to its end once, and then are the same without touching it.
+        """
+        for samples, stored in self.kept if self.is_complete else self.reading(source):
+            yield samples, stored.to(self.device, non_blocking=True)
+
+    def reading(self, source: Iterable[Drawn]) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield the batches of `source` from where they are kept."""
+        self.kept, num_bytes = [], 0
+        for samples, pixels in source:
+            stored = torch.from_numpy(pixels.copy())  # a worker's memory is not for keeping
+            if self.device.type == "cuda":
+                stored = stored.to(self.device) if self.where == "device" else stored.pin_memory()
+            num_bytes += pixels.nbytes
+            if num_bytes <= self.available_bytes:
+                self.kept.append((samples, stored))
+            yield samples, stored
+        self.is_complete = num_bytes <= self.available_bytes
+        if not self.is_complete:
+            self.kept.clear()

@@ -1,0 +1,178 @@
+"""ImageNet as a person has it: the official tars, or one folder per class. Nothing is unpacked.
+
+Both forms give the same records in the same order. A class's number is its place among the sorted synsets of
+the training set. Training images are shuffled by a hash of their names, so that a sequential reader sees all
+classes; validation images are sorted by file name.
+"""
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from common.errors import UserError
+from image_classification.data.images import PARTS, decode_bytes
+
+TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
+FOLDERS = {"train": ("train",), "validation": ("validation", "val")}
+OFFICIAL = {  # number of images and MD5 of the tar, https://image-net.org/download-images
+    "train": (1_281_167, "1d675b47d978889d74fa0da5fadfb00e"),
+    "validation": (50_000, "29b22e2961454d5413ddabcf34fc5622"),
+}
+SYNSETS = "validation_synsets.txt"
+SYNSETS_HINT = (
+    "it has the synset of each validation image (n01440764), one a line, in the order of the file names: "
+    "imagenet_2012_validation_synset_labels.txt, for example from github.com/tensorflow/models in "
+    "research/slim/datasets"
+)
+
+
+class Record(NamedTuple):
+    """An encoded image in a source: `num_bytes` from `offset` of the file at `path`."""
+
+    synset: str
+    name: str
+    path: str
+    offset: int  # 0: the file is the image; a tar begins with a header
+    num_bytes: int
+    modified_ns: int  # time of the last change of the file
+
+    @property
+    def where(self) -> str:
+        """Return what names the image in an error."""
+        return f"{self.path} {self.synset}/{self.name}" if self.offset else self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The sorted synsets, and the records of each part in the order in which they are stored."""
+
+    classes: list[str]
+    parts: dict[str, list[Record]]
+
+
+def list_source(directory: Path, *, expected: dict[str, int], num_classes: int) -> Source:
+    """List what `directory` holds, tars before folders.
+
+    Raises UserError unless it has `num_classes` classes and the expected number of images of each part.
+    """
+    parts = {part: list_part(directory, part) for part in PARTS}
+    synsets = {part: {record.synset for record in records} for part, records in parts.items()}
+    for part in PARTS:
+        where = f"{directory}: {part}"
+        if len(synsets[part]) != num_classes:
+            raise UserError(f"{len(synsets[part])} classes, expected {num_classes}", where=where)
+        if len(parts[part]) != expected[part]:
+            raise UserError(f"{len(parts[part])} images, expected {expected[part]}", where=where)
+    if alien := sorted(synsets["validation"] - synsets["train"]):
+        raise UserError(f"class {alien[0]} is not in the training set", where=f"{directory}: validation")
+    parts["train"].sort(key=lambda record: (name_hash(record), record.synset, record.name))
+    parts["validation"].sort(key=lambda record: (record.name, record.synset))
+    return Source(classes=sorted(synsets["train"]), parts=parts)
+
+
+def name_hash(record: Record) -> bytes:
+    """Return 8 bytes that depend on class and file name alone."""
+    return hashlib.blake2b(os.fsencode(f"{record.synset}/{record.name}"), digest_size=8).digest()
+
+
+def list_part(directory: Path, part: str) -> list[Record]:
+    """Return the records of `train` or `validation`, unsorted, from its tar or else its folder."""
+    tar = directory / TARS[part]
+    if tar.is_file():
+        try:
+            return list(train_tar(tar) if part == "train" else validation_tar(tar))
+        except tarfile.TarError as error:
+            raise UserError(f"not a whole tar ({error})", where=str(tar)) from error
+    for name in FOLDERS[part]:
+        if (directory / name).is_dir():
+            return list(folder(directory / name))
+    raise UserError(
+        f"holds neither {TARS[part]} nor {' nor '.join(f'{name}/' for name in FOLDERS[part])}",
+        where=str(directory),
+        hint="--source takes a folder with ImageNet's two tars, or with train/CLASS/* and validation/CLASS/*",
+    )
+
+
+def folder(directory: Path) -> Iterator[Record]:
+    """Yield every file of every class."""
+    for synset in (path for path in directory.iterdir() if path.is_dir()):
+        for path in synset.iterdir():
+            if path.is_file():
+                status = path.stat()
+                yield Record(synset.name, path.name, str(path), 0, status.st_size, status.st_mtime_ns)
+
+
+def train_tar(path: Path) -> Iterator[Record]:
+    """Yield the images of the class tars in the training tar."""
+    modified_ns = path.stat().st_mtime_ns
+    with tarfile.open(path, "r:") as outer:
+        for member in outer:
+            if member.isfile():
+                synset = PurePosixPath(member.name).stem
+                with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
+                    for name, offset, num_bytes in images_of(inner):
+                        start = member.offset_data + offset
+                        yield Record(synset, name, str(path), start, num_bytes, modified_ns)
+
+
+def validation_tar(path: Path) -> Iterator[Record]:
+    """Yield the images of the validation tar with the classes in validation_synsets.txt beside it."""
+    with tarfile.open(path, "r:") as tar:
+        images = sorted(images_of(tar))
+    text = path.with_name(SYNSETS)
+    if not text.is_file():
+        raise UserError("no such file; the validation tar has no classes", where=str(text), hint=SYNSETS_HINT)
+    synsets = text.read_text(errors="replace").split()
+    if len(synsets) != len(images):
+        raise UserError(
+            f"{len(synsets)} synsets, expected {len(images)}, one for each image of {path.name}",
+            where=str(text),
+            hint=SYNSETS_HINT,
+        )
+    modified_ns = path.stat().st_mtime_ns
+    for synset, (name, offset, num_bytes) in zip(synsets, images, strict=True):
+        yield Record(synset, name, str(path), offset, num_bytes, modified_ns)
+
+
+def images_of(tar: tarfile.TarFile) -> Iterator[tuple[str, int, int]]:
+    """Yield file name, offset and length in bytes of each file in a tar."""
+    for member in tar:
+        if member.isfile():
+            yield PurePosixPath(member.name).name, member.offset_data, member.size
+
+
+def check_md5(directory: Path, expected: dict[str, int]) -> None:
+    """Read the tars of these parts, where the official numbers of images are expected and a tar is used.
+
+    Raises UserError for a damaged one.
+    """
+    for part, num_expected in expected.items():
+        path, (num_images, md5) = directory / TARS[part], OFFICIAL[part]
+        if num_expected != num_images or not path.is_file():
+            continue
+        print(f"checking the MD5 of {path.name}, {path.stat().st_size / 1e9:.1f} GB", flush=True)
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if found != md5:
+            raise UserError(f"MD5 {found}, expected {md5}", where=str(path), hint="download it again")
+
+
+def read_image(record: Record) -> tuple[bytes, int, int]:
+    """Return the bytes of an image, its height and width; it was decoded to its end.
+
+    Raises UserError that names the image when it cannot be read or decoded.
+    """
+    try:
+        with open(record.path, "rb", buffering=0) as file:
+            file.seek(record.offset)
+            content = file.read(record.num_bytes)
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=record.where) from error
+    if len(content) != record.num_bytes:
+        raise UserError(f"{len(content)} bytes, expected {record.num_bytes}", where=record.where)
+    image = decode_bytes(content, where=record.where)
+    return content, image.height, image.width

@@ -1,0 +1,51 @@
+"""Compile: the same numbers, copies that stay plain, no silent fall back."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from common.methods.compile import MAX_SHAPES, compile_model
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_outputs_and_gradients_are_those_of_the_plain_model():
+    plain, compiled = make_model(), make_model()
+    compile_model(compiled, "default", backend="aot_eager")
+    for num_rows in (4, 7):
+        inputs = torch.randn(num_rows, 6, dtype=torch.float64)
+        for model in (plain, compiled):
+            model.zero_grad()
+            model(inputs).square().sum().backward()
+        for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_copy_of_a_compiled_model_can_be_evaluated_and_names_its_weights_alike():
+    model = make_model()
+    compile_model(model, "default", backend="aot_eager")
+    model(torch.ones(2, 6, dtype=torch.float64))
+    average = copy.deepcopy(model)
+    assert list(average.state_dict()) == list(make_model().state_dict())
+    inputs = torch.randn(2, 6, dtype=torch.float64)
+    torch.testing.assert_close(average(inputs), model(inputs))
+
+
+def test_too_many_shapes_stop_the_run_instead_of_running_eagerly():
+    model = make_model()
+    compile_model(model, "default", backend="aot_eager")
+    with pytest.raises(Exception, match="limit"):
+        for num_rows in range(2, MAX_SHAPES + 5):
+            model(torch.ones(num_rows, 6, dtype=torch.float64))

@@ -1,0 +1,429 @@
+"""ImageNet to shards: both forms of the source, what is refused, a preparation that is killed and goes on."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common import cli, fingerprint
+from common.config import ROOT, load
+from common.errors import UserError
+from image_classification.data import sources
+from image_classification.data.images import decode, open_images
+from image_classification.data.prepare import prepare
+
+SYNSETS = ("n01440764", "n01443537", "n02119789")
+NUM_CLASSES, NUM_TRAIN, NUM_VALIDATION = 3, 24, 9
+SHARD_BYTES = 20_000
+
+
+def config_of(directory, num_train=NUM_TRAIN, num_validation=NUM_VALIDATION, num_classes=NUM_CLASSES):
+    return load(
+        "image_classification",
+        "baseline",
+        size="full",
+        settings=settings_of(directory, num_train, num_validation, num_classes),
+    ).config
+
+
+def settings_of(directory, num_train=NUM_TRAIN, num_validation=NUM_VALIDATION, num_classes=NUM_CLASSES):
+    return [
+        f"data.directory={directory}",
+        f"data.num_train_samples={num_train}",
+        f"data.num_evaluation_samples={num_validation}",
+        f"model.num_classes={num_classes}",
+        "global_batch_size=8",
+    ]
+
+
+def jpeg(number, mode="RGB", form="JPEG"):
+    """Return a file of 40 to 80 pixels a side: noise, or a smooth gradient for every second number."""
+    rng = np.random.default_rng(number)
+    height, width = rng.integers(40, 80, 2).tolist()
+    pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    if number % 2:
+        pixels = np.broadcast_to(np.linspace(0, 255, width, dtype=np.uint8)[:, None], (height, width, 3))
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).convert(mode).save(file, form)
+    return file.getvalue()
+
+
+def train_images():
+    """Return the files of every class by name; among them grey, CMYK, and a PNG with a wrong name."""
+    odd = {3: ("L", "JPEG"), 10: ("CMYK", "JPEG"), 17: ("RGB", "PNG")}
+    return {
+        synset: {
+            f"{synset}_{number}.JPEG": jpeg(number, *odd.get(number, ()))
+            for number in range(NUM_TRAIN)
+            if SYNSETS[number % 3] == synset
+        }
+        for synset in SYNSETS
+    }
+
+
+def validation_images():
+    """Return content and class of every file by name."""
+    return {
+        f"ILSVRC2012_val_{number:08}.JPEG": (jpeg(100 + number), SYNSETS[(number * 5 + number // 3) % 3])
+        for number in range(1, NUM_VALIDATION + 1)
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    source = tmp_path_factory.mktemp("folders")
+    for synset, files in train_images().items():
+        (source / "train" / synset).mkdir(parents=True)
+        for name, content in files.items():
+            (source / "train" / synset / name).write_bytes(content)
+    for name, (content, synset) in validation_images().items():
+        path = source / "val" / synset / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return source
+
+
+def tar_of(files):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory):
+    source = tmp_path_factory.mktemp("tars")
+    classes = {f"{synset}.tar": tar_of(files) for synset, files in reversed(train_images().items())}
+    (source / "ILSVRC2012_img_train.tar").write_bytes(tar_of(classes))
+    images = validation_images()
+    packed = tar_of({name: content for name, (content, _) in reversed(images.items())})
+    (source / "ILSVRC2012_img_val.tar").write_bytes(packed)
+    (source / "validation_synsets.txt").write_text("".join(f"{synset}\n" for _, synset in images.values()))
+    return source
+
+
+@pytest.fixture
+def own_folders(folders, tmp_path):
+    return shutil.copytree(folders, tmp_path / "own")
+
+
+@pytest.fixture
+def own_tars(tars, tmp_path):
+    return shutil.copytree(tars, tmp_path / "own")
+
+
+def prepared(directory, source, **counts):
+    return prepare(directory, config_of(directory, **counts), source, shard_bytes=SHARD_BYTES)
+
+
+def content_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def expected(folders, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("expected") / "full"
+    prepared(directory, folders)
+    return content_of(directory)
+
+
+def test_tars_and_folders_give_the_same_bytes(tars, expected, tmp_path):
+    prepared(tmp_path / "full", tars)
+    assert content_of(tmp_path / "full") == expected
+    assert sum(name.startswith("train-") for name in expected) >= 4
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_shards_hold_every_file_with_its_class(folders, tmp_path):
+    directory = tmp_path / "full"
+    digest = prepared(directory, folders)
+    counts = {"num_classes": 3, "hint": ""}
+    train = open_images(directory, "train", num_samples=NUM_TRAIN, **counts)
+    stored = {(int(train.labels[sample]), train.jpeg(sample)) for sample in range(NUM_TRAIN)}
+    files = [(SYNSETS.index(synset), files) for synset, files in train_images().items()]
+    assert stored == {(label, content) for label, inner in files for content in inner.values()}
+    assert len(set(train.labels[:12].tolist())) == 3  # shuffled
+    for sample in range(NUM_TRAIN):
+        image = decode(train, sample)
+        assert image.mode == "RGB" and image.size[::-1] == train.size(sample)
+    validation = open_images(directory, "validation", num_samples=NUM_VALIDATION, **counts)
+    in_order = [(validation.jpeg(sample), SYNSETS[validation.labels[sample]]) for sample in range(9)]
+    assert in_order == list(validation_images().values())
+    manifest = fingerprint.read_manifest(directory, hint="")
+    assert manifest["fingerprint"] == digest
+    assert manifest["facts"]["classes"] == list(SYNSETS)
+    assert fingerprint.verify(directory, config_of(directory).prepared_with(), hint="") == []
+
+
+def test_an_intact_folder_is_left_alone_and_a_damaged_one_is_replaced(folders, expected, tmp_path):
+    directory = tmp_path / "full"
+    digest = prepared(directory, folders)
+    before = (directory / "manifest.json").stat().st_ino
+    assert prepared(directory, None) == digest
+    assert (directory / "manifest.json").stat().st_ino == before
+    (directory / "train-00001.shard").write_bytes(expected["train-00000.shard"])
+    with pytest.raises(UserError, match="--source DIR"):
+        prepared(directory, None)
+    prepared(directory, folders)
+    assert content_of(directory) == expected
+
+
+def ttt(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["ttt", *map(str, arguments)])
+    code = cli.main()
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command_line_prepares_and_verifies(capsys, monkeypatch, tars, tmp_path):
+    directory = tmp_path / "full"
+    common = ["image_classification", "--size", "full"]
+    common += [part for setting in settings_of(directory) for part in ("--set", setting)]
+    code, _, message = ttt(capsys, monkeypatch, "data", "prepare", *common)
+    assert code == 2 and message.count("\n") == 1 and "--source DIR" in message
+    code, out, _ = ttt(capsys, monkeypatch, "data", "prepare", *common, "--source", tars)
+    assert code == 0 and "33 of 33 images" in out and "fingerprint" in out
+    assert ttt(capsys, monkeypatch, "data", "verify", *common)[0] == 0
+    shard = directory / "train-00000.shard"
+    content = bytearray(shard.read_bytes())
+    content[100] ^= 1
+    shard.write_bytes(content)
+    (directory / "train-00001.shard").write_bytes(content)
+    (directory / "validation-00000.shard").rename(directory / "validation-00009.shard")
+    code, out, _ = ttt(capsys, monkeypatch, "data", "verify", *common)
+    assert code == 1 and "train-00000.shard: content changed" in out and "train-00001.shard" in out
+    assert "validation-00000.shard: missing" in out
+    assert "validation-00009.shard: not in the manifest" in out
+    code, _, message = ttt(capsys, monkeypatch, "data", "verify", *common, "--source", tars)
+    assert code == 2 and "only `prepare`" in message
+    other = ["--size", "mini", "--set", f"data.directory={tmp_path / 'other'}", "--source", tars]
+    for benchmark in ("image_classification", "language_bert"):
+        code, _, message = ttt(capsys, monkeypatch, "data", "prepare", benchmark, *other)
+        assert code == 2 and "--source" in message
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({"num_train": 25}, "train: 24 images, expected 25"),
+        ({"num_validation": 50_000}, "validation: 9 images, expected 50000"),
+        ({"num_classes": 4}, "train: 3 classes, expected 4"),
+    ],
+)
+@pytest.mark.parametrize("form", ["folders", "tars"])
+def test_an_incomplete_source_is_refused(request, tmp_path, form, counts, message):
+    with pytest.raises(UserError, match=message):
+        prepared(tmp_path / "full", request.getfixturevalue(form), **counts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_parts_and_classes_are_named(own_folders, tmp_path):
+    (own_folders / "val" / SYNSETS[0]).rename(own_folders / "val" / "n09999999")
+    with pytest.raises(UserError, match="class n09999999 is not in the training set"):
+        prepared(tmp_path / "full", own_folders)
+    shutil.rmtree(own_folders / "val" / "n09999999")
+    with pytest.raises(UserError, match="validation: 2 classes, expected 3"):
+        prepared(tmp_path / "full", own_folders)
+    shutil.rmtree(own_folders / "val")
+    with pytest.raises(UserError, match="neither ILSVRC2012_img_val.tar nor validation/ nor val/"):
+        prepared(tmp_path / "full", own_folders)
+
+
+def test_the_classes_of_the_validation_tar_are_asked_for(own_tars, tmp_path):
+    text = own_tars / "validation_synsets.txt"
+    lines = text.read_text().splitlines()
+    text.write_text("\n".join(lines[:-1]))
+    with pytest.raises(UserError, match="validation_synsets.txt: 8 synsets, expected 9"):
+        prepared(tmp_path / "full", own_tars)
+    text.unlink()
+    with pytest.raises(UserError, match="synset of each validation image.*validation_synset_labels.txt"):
+        prepared(tmp_path / "full", own_tars)
+
+
+@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
+def test_a_tar_that_is_cut_or_none_is_named(own_tars, tmp_path, name):
+    content = (own_tars / name).read_bytes()
+    for damaged in (content[: len(content) // 2], b"", b"<html>not found</html>"):
+        (own_tars / name).write_bytes(damaged)
+        with pytest.raises(UserError, match=f"{name}: not a whole tar"):
+            prepared(tmp_path / "full", own_tars)
+
+
+def test_the_official_tars_are_checked_by_their_md5(own_tars, expected, tmp_path, monkeypatch):
+    counts = {"train": NUM_TRAIN, "validation": NUM_VALIDATION}
+    md5s = {part: hashlib.md5((own_tars / sources.TARS[part]).read_bytes()).hexdigest() for part in counts}
+    official = {part: (counts[part], md5s[part]) for part in counts}
+    monkeypatch.setattr(sources, "OFFICIAL", official | {"train": (NUM_TRAIN, "0" * 32)})
+    with pytest.raises(UserError, match=f"img_train.tar: MD5 {md5s['train']}, expected 0000"):
+        prepared(tmp_path / "full", own_tars)
+    monkeypatch.setattr(sources, "OFFICIAL", official)
+    prepared(tmp_path / "full", own_tars)
+    assert content_of(tmp_path / "full") == expected
+
+
+def test_damaged_images_are_all_counted_and_named_and_the_rest_is_kept(own_folders, expected, tmp_path):
+    train = own_folders / "train" / SYNSETS[1]
+    whole = {path: path.read_bytes() for path in sorted(train.iterdir())[:3]}
+    cut, empty, text = whole
+    cut.write_bytes(whole[cut][:-20])
+    empty.write_bytes(b"")
+    text.write_bytes(b"<html>not found</html>")
+    with pytest.raises(UserError, match="3 of its images are damaged") as raised:
+        prepared(tmp_path / "full", own_folders)
+    message = str(raised.value)
+    assert f"{cut}: cannot be decoded (image file is truncated" in message
+    assert f"{empty}: cannot be decoded (not an image)" in message
+    assert f"{text}: cannot be decoded (not an image)" in message
+    assert not (tmp_path / "full").exists()
+    for path, content in whole.items():
+        path.write_bytes(content)
+    prepared(tmp_path / "full", own_folders)
+    assert content_of(tmp_path / "full") == expected
+
+
+def test_a_damaged_image_in_a_tar_is_named(own_tars, tmp_path):
+    tar = own_tars / "ILSVRC2012_img_val.tar"
+    content = bytearray(tar.read_bytes())
+    with tarfile.open(tar) as opened:
+        member = opened.getmembers()[4]
+    content[member.offset_data : member.offset_data + 4] = bytes(4)
+    tar.write_bytes(content)
+    with pytest.raises(
+        UserError, match=f"1 of its images are damaged: .*img_val.tar n.*{member.name}: .*not"
+    ):
+        prepared(tmp_path / "full", own_tars)
+
+
+def test_only_the_first_damaged_images_are_listed_each_time(own_folders, tmp_path):
+    for path in (own_folders / "train").rglob("*.JPEG"):
+        path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"24 of its images are damaged.*; \.\.\.") as raised:
+            prepared(tmp_path / "full", own_folders)
+        assert str(raised.value).count("not an image") == 5
+
+
+def test_a_full_disk_is_noticed_before_anything_is_written(folders, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    num_bytes = sum(path.stat().st_size for path in folders.rglob("*.JPEG"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, num_bytes - 1))
+    with pytest.raises(UserError, match=r"needs 0.00 GiB, but the disk has 0.00 GiB free"):
+        prepared(tmp_path / "full", folders)
+    assert not list(tmp_path.rglob("*.shard"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, num_bytes))
+    prepared(tmp_path / "full", folders)
+
+
+def test_other_files_are_never_replaced(own_folders, tmp_path):
+    with pytest.raises(UserError, match="not replaced"):
+        prepared(own_folders, own_folders)
+    directory = tmp_path / "full"
+    prepared(directory, own_folders)
+    (directory / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="thesis.txt.*not replaced"):
+        prepared(directory, own_folders)
+    assert (directory / "thesis.txt").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="not replaced"):
+        prepared(tmp_path / "file", own_folders)
+
+
+def test_a_changed_image_is_noticed_when_a_preparation_goes_on(own_folders, expected, tmp_path):
+    first, second = (expected[f"train-{number:05}.shard"] for number in (0, 1))
+    files = {path: path.read_bytes() for path in (own_folders / "train").rglob("*.JPEG")}
+    victim = next(path for path, content in files.items() if content in first)
+    damaged = next(path for path, content in files.items() if content in second)
+    whole = files[victim]
+    damaged.write_bytes(b"")
+    changed = bytearray(whole)
+    changed[-3] ^= 1  # still an image, of the same length
+    victim.write_bytes(changed)
+    with pytest.raises(UserError, match="1 of its images"):
+        prepared(tmp_path / "full", own_folders)
+    work = tmp_path / ".full.part"
+    (holder,) = (path for path in work.glob("data/*") if bytes(changed) in path.read_bytes())
+    assert list(work.glob(f"rows/{holder.stem}-*"))  # finished, with the changed image
+    damaged.write_bytes(files[damaged])
+    victim.write_bytes(whole)
+    prepared(tmp_path / "full", own_folders)
+    assert content_of(tmp_path / "full") == expected
+
+
+def test_what_a_crash_left_behind_is_not_taken(own_tars, expected, tmp_path):
+    tar = own_tars / "ILSVRC2012_img_val.tar"
+    content, times = tar.read_bytes(), (tar.stat().st_atime_ns, tar.stat().st_mtime_ns)
+    with tarfile.open(tar) as opened:
+        first = opened.getmembers()[0].offset_data
+    tar.write_bytes(content[:first] + bytes(8) + content[first + 8 :])
+    with pytest.raises(UserError, match="1 of its images"):
+        prepared(tmp_path / "full", own_tars)
+    work = tmp_path / ".full.part"
+    for name in ("train-00000.shard", "train-00001.shard"):
+        assert list(work.glob(f"rows/{name.split('.')[0]}-*"))  # finished
+    os.truncate(work / "data" / "train-00000.shard", 100)
+    (work / "data" / "train-00001.shard").unlink()
+    (work / "data" / "train-00099.shard").write_bytes(b"of another source")
+    (work / "rows" / "draft.npy").write_bytes(b"half")
+    tar.write_bytes(content)
+    os.utime(tar, ns=times)
+    prepared(tmp_path / "full", own_tars)
+    assert content_of(tmp_path / "full") == expected
+
+
+def many_images(source):
+    """Make 600 training images of hard links to the same few files."""
+    for part, synset in ((part, synset) for part in ("train", "validation") for synset in SYNSETS):
+        folder = source / part / synset
+        folder.mkdir(parents=True)
+        for number in range(200 if part == "train" else 3):
+            original = source / f"{number % 12}.JPEG"
+            if not original.exists():
+                original.write_bytes(jpeg(number))
+            os.link(original, folder / f"{synset}_{number}.JPEG")
+    return source
+
+
+PREPARE = """
+import json, sys
+from pathlib import Path
+from common.config import load
+from image_classification.data.prepare import prepare
+settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])
+config = load("image_classification", "baseline", size="full", settings=settings).config
+prepare(Path(config.data.directory), config, source, shard_bytes=20_000)
+"""
+
+
+def test_a_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
+    source, counts = many_images(tmp_path / "source"), {"num_train": 600, "num_validation": 9}
+    whole, directory, work = tmp_path / "whole", tmp_path / "full", tmp_path / ".full.part"
+    prepared(whole, source, **counts)
+    num_shards = len(list(whole.glob("*.shard")))
+    command = [sys.executable, "-c", PREPARE, json.dumps(settings_of(directory, **counts)), str(source)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    while len(list(work.glob("rows/train-*"))) < 2 and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(10) == -signal.SIGKILL
+    finished = {path.name for path in work.glob("rows/train-*")}
+    assert 2 <= len(finished) < num_shards and not directory.exists()
+    first = (work / "data" / "train-00000.shard").stat()
+    prepared(directory, source, **counts)
+    kept = (directory / "train-00000.shard").stat()
+    assert (kept.st_ino, kept.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+    assert content_of(directory) == content_of(whole)
+    assert not work.exists()

@@ -1,0 +1,201 @@
+"""Pixels that stay in memory: same crops as every loader, one decoding each, budgets, errors, clean ends."""
+
+import threading
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common import sampler
+from common.errors import UserError
+from image_classification.data.crops import draw_crops
+from image_classification.data.images import ImageFolder, decode
+from image_classification.data.loader import TrainSettings, normalize
+from image_classification.data.resident import (
+    GIB,
+    NUM_STEPS_AHEAD,
+    EvaluationCache,
+    ResidentLoader,
+    budget,
+)
+
+NUM_IMAGES = 17
+SETTINGS = TrainSettings(
+    batch_size=3, seed=7, crop_px=lambda epoch: 40 + 8 * epoch, min_area=0.25, flip_probability=0.5
+)
+STEPS_PER_EPOCH = NUM_IMAGES // SETTINGS.batch_size
+STORED_PX = 128
+MEAN_ERROR = 0.8  # levels of 255 against a crop of the original, on average over its pixels; seen: 0.59
+
+
+class Counted:
+    """Images that count how often each was read."""
+
+    def __init__(self, images: ImageFolder) -> None:
+        self.images, self.labels, self.where, self.size = images, images.labels, images.where, images.size
+        self.num_reads: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def jpeg(self, sample: int) -> bytes:
+        self.num_reads[sample] += 1
+        return self.images.jpeg(sample)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Counted:
+    rng = np.random.default_rng(0)
+    for number in range(NUM_IMAGES):
+        path = tmp_path / str(number % 2) / f"{number:02}.JPEG"
+        path.parent.mkdir(exist_ok=True)
+        coarse = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
+        width, height = rng.integers(100, 151, 2).tolist()
+        coarse.resize((width, height), Image.Resampling.BICUBIC).save(path, quality=95)
+    return Counted(ImageFolder.open(tmp_path, hint=""))
+
+
+def resident(images: Counted, *, device: str = "cpu", where: str = "device", **changes) -> ResidentLoader:
+    options = {"stored_px": STORED_PX, "dtype": torch.float32, "num_threads": 2} | changes
+    return ResidentLoader(images, SETTINGS, device=torch.device(device), where=where, **options)
+
+
+def num_decoding_threads() -> int:
+    return sum(thread.name.startswith("decoding") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_crops_are_those_of_every_loader(images, where):
+    order = sampler.batches(NUM_IMAGES, SETTINGS.batch_size, seed=SETTINGS.seed)
+    batches = islice(resident(images, where=where), 2 * STEPS_PER_EPOCH)
+    errors = []
+    for step, ((samples, crops), expected) in enumerate(zip(batches, order, strict=False)):
+        epoch = step // STEPS_PER_EPOCH
+        size_px = SETTINGS.crop_px(epoch)
+        assert samples.tolist() == expected.tolist()
+        assert crops.shape == (SETTINGS.batch_size, 3, size_px, size_px)
+        assert crops.dtype == torch.float32 and crops.is_contiguous(memory_format=torch.channels_last)
+        errors += [
+            abs(crop - direct).mean() * 0.225 * 255
+            for crop, direct in zip(crops, cut_from_originals(images, samples, epoch, size_px), strict=True)
+        ]
+    assert max(errors) < MEAN_ERROR
+
+
+def cut_from_originals(images: Counted, samples: np.ndarray, epoch: int, size_px: int) -> torch.Tensor:
+    """Return the crops that PIL cuts from the images themselves, normalised."""
+    originals = [decode(images, int(sample)) for sample in samples]
+    crops = draw_crops(
+        samples,
+        np.array([(image.height, image.width) for image in originals]),
+        seed=SETTINGS.seed,
+        epoch=epoch,
+        min_area=SETTINGS.min_area,
+        flip_probability=SETTINGS.flip_probability,
+    )
+    pixels = []
+    for image, (top, left, height, width), flip in zip(originals, crops.boxes, crops.flips, strict=True):
+        crop = image.crop((left, top, left + width, top + height)).resize((size_px, size_px), 2)
+        pixels.append(np.asarray(crop)[:, ::-1] if flip else np.asarray(crop))
+    return normalize(torch.from_numpy(np.stack(pixels)))
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_an_image_is_decoded_once_also_when_an_epoch_dropped_it(images, where):
+    batches = iter(resident(images, where=where))
+    seen = set()
+    for step in range(6 * STEPS_PER_EPOCH):
+        seen.update(next(batches)[0].tolist())
+        if step == 0:
+            assert images.num_reads.total() <= (1 + NUM_STEPS_AHEAD) * SETTINGS.batch_size
+    assert seen == set(range(NUM_IMAGES))  # 2 of 17 are dropped in each epoch
+    assert images.num_reads == Counter(range(NUM_IMAGES))
+
+
+def test_a_later_start_continues_the_run(images):
+    whole = list(islice(resident(images), 13))
+    for start_step in (4, STEPS_PER_EPOCH, 11):
+        rest = list(islice(resident(images, start_step=start_step), 13 - start_step))
+        for (samples, crops), (expected_samples, expected) in zip(rest, whole[start_step:], strict=True):
+            assert samples.tolist() == expected_samples.tolist() and crops.equal(expected)
+
+
+def test_a_second_pass_is_the_first_without_reading(images):
+    loader = resident(images, dtype=torch.bfloat16)
+    first = list(islice(loader, STEPS_PER_EPOCH))
+    num_reads = images.num_reads.total()
+    again = list(islice(loader, STEPS_PER_EPOCH - NUM_STEPS_AHEAD))
+    assert first[0][1].dtype == torch.bfloat16
+    assert all(one.equal(other) for (_, one), (_, other) in zip(first, again, strict=False))
+    assert images.num_reads.total() == num_reads
+
+
+def test_a_damaged_image_is_named_and_ends_the_threads(images):
+    victim = images.images.paths[5]
+    victim.write_bytes(victim.read_bytes()[:300])
+    with pytest.raises(UserError, match=rf"{victim.name}: cannot be decoded"):
+        list(islice(resident(images), STEPS_PER_EPOCH + 1))
+    assert num_decoding_threads() == 0
+
+
+def test_closing_ends_the_threads(images):
+    batches = iter(resident(images))
+    next(batches)
+    assert num_decoding_threads() == 2
+    batches.close()
+    assert num_decoding_threads() == 0
+
+
+def test_pixels_that_do_not_fit_are_refused_before_anything_starts(images):
+    expected = (
+        r"data.loader: 234.6 GiB of decoded pixels needed, 100.0 GiB free on the GPU; use data.loader=work"
+    )
+    with pytest.raises(UserError, match=expected):
+        budget(1_281_167, 256, available_bytes=100 * GIB, place="on the GPU")
+    assert budget(10, 256, available_bytes=10 * 256 * 256 * 3, place="in memory") == 10 * 256 * 256 * 3
+    with pytest.raises(UserError, match=r"GiB free in memory; .* a smaller data.stored_px"):
+        resident(images, stored_px=10_000_000)
+    assert images.num_reads.total() == 0 and num_decoding_threads() == 0
+
+
+def evaluation_source(num_started: list[int]):
+    num_started.append(1)
+    rng = np.random.default_rng(0)
+    for first in (0, 4, 8):
+        samples = np.arange(first, min(first + 4, 10))
+        yield samples, rng.integers(0, 256, (len(samples), 16, 16, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_an_evaluation_is_kept_if_it_fits(where, is_enough):
+    available = 10 * 16 * 16 * 3 - (not is_enough)
+    cache = EvaluationCache(device=torch.device("cpu"), where=where, available_bytes=available)
+    num_started: list[int] = []
+    next(iter(cache.batches(evaluation_source(num_started))))  # a broken-off evaluation is not kept
+    expected = list(evaluation_source([]))
+    for number in (2, 3, 4):
+        found = list(cache.batches(evaluation_source(num_started)))
+        assert len(num_started) == (2 if is_enough else number)
+        assert cache.is_complete == is_enough
+        for (samples, pixels), (expected_samples, expected_pixels) in zip(found, expected, strict=True):
+            assert samples.tolist() == expected_samples.tolist()
+            assert np.array_equal(pixels.numpy(), expected_pixels)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_a_gpu_sees_the_same_crops(images, where):
+    number = 2 * STEPS_PER_EPOCH
+    found, expected = (
+        list(islice(loader, number))
+        for loader in (resident(images, device="cuda", where=where), resident(images))
+    )
+    for (samples, crops), (expected_samples, expected_crops) in zip(found, expected, strict=True):
+        assert samples.tolist() == expected_samples.tolist() and crops.is_cuda
+        torch.testing.assert_close(crops.cpu(), expected_crops, rtol=0, atol=1e-4)

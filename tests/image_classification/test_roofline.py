@@ -1,0 +1,54 @@
+"""The work of a training image and the projection of a run, against the reference's tables."""
+
+import pytest
+import torch
+
+from common.config import load
+from image_classification.benchmark import Benchmark
+from image_classification.model import build_resnet
+from image_classification.roofline import project, training_work
+
+GFLOPS = {224: 24.3, 192: 17.9, 176: 15.5, 160: 12.4, 128: 7.9, 96: 4.5}
+MEGABYTES = {224: (493, 360), 176: (307, 224), 160: (252, 184), 128: (161, 118), 96: (91, 66)}
+
+
+@pytest.fixture(scope="module")
+def model():
+    with torch.device("meta"):
+        return build_resnet("resnet50", 1000)
+
+
+def test_operations_of_resnet50(model):
+    for size_px, expected in GFLOPS.items():
+        assert training_work(model, size_px, is_fused=True).flops / 1e9 == pytest.approx(expected, abs=0.06)
+
+
+def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percent(model):
+    for size_px, expected in MEGABYTES.items():
+        for is_fused in (False, True):
+            found = training_work(model, size_px, is_fused=is_fused).num_bytes / 1e6
+            assert found == pytest.approx(expected[is_fused], rel=0.05)
+
+
+def test_a_projection_adds_epochs_by_size_and_evaluations():
+    data = load("image_classification", "baseline", size="full", settings=[]).config.data
+    rates = {100: 4000.0, 200: 1000.0}
+    two = project([100, 200], rates, data, num_evaluations=0, num_devices=8)
+    assert two.minutes == pytest.approx(1281167 * (1 / 4000 + 1 / 1000) / 8 / 60)
+    between = project([150], rates, data, num_evaluations=0, num_devices=8)
+    share = (150**2 - 100**2) / (200**2 - 100**2)
+    assert between.minutes == pytest.approx(1281167 * (1 / 4000 + share * (1 / 1000 - 1 / 4000)) / 8 / 60)
+    evaluated = project([100], rates, data, num_evaluations=3, num_devices=1)
+    assert evaluated.minutes == pytest.approx((1281167 / 4000 + 3 * 50000 / 3000) / 60)
+    assert "3 evaluations" in evaluated.assuming
+
+
+def test_a_run_is_projected_to_the_published_epochs():
+    rates = {f"{size} px": 1000.0 for size in (96, 128, 160, 176, 224)}
+    minutes = {}
+    for name in ("baseline", "mosaic", "optimized"):
+        benchmark = Benchmark(load("image_classification", name, size="full", settings=[]).config, seed=0)
+        minutes[name] = benchmark.projection(rates, 8).minutes
+    images = {"baseline": 84 * 1281167 + 21 * 50000 / 3, "mosaic": 27 * 1281167 + 9 * 50000 / 3}
+    images["optimized"] = 27 * 1281167 + 4 * 50000 / 3
+    assert minutes == pytest.approx({name: count / 8000 / 60 for name, count in images.items()})

@@ -1,0 +1,199 @@
+"""Shards: what is written is what is read, and damage is named."""
+
+import io
+import multiprocessing
+import os
+import pickle
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.errors import UserError
+from image_classification.data.images import decode, open_images
+from image_classification.data.shards import (
+    EncodedImage,
+    Shards,
+    cut,
+    index_path,
+    shard_path,
+    write_shard,
+)
+
+NUM_SAMPLES, NUM_CLASSES = 24, 3
+
+
+def encoded(number):
+    rng = np.random.default_rng(number)
+    height, width = rng.integers(40, 80, 2).tolist()
+    noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "JPEG", quality=90)
+    return EncodedImage(content=file.getvalue(), label=number % NUM_CLASSES, height=height, width=width)
+
+
+@pytest.fixture
+def images():
+    return [encoded(number) for number in range(NUM_SAMPLES)]
+
+
+@pytest.fixture
+def directory(tmp_path, images):
+    lengths = [len(image.content) for image in images]
+    rows = [
+        write_shard(shard_path(tmp_path, "train", number), number, images[members])
+        for number, members in enumerate(cut(lengths, 25_000))
+    ]
+    assert len(rows) >= 4
+    np.save(index_path(tmp_path, "train"), np.concatenate(rows), allow_pickle=False)
+    return tmp_path
+
+
+def opened(directory, num_samples=NUM_SAMPLES, num_classes=NUM_CLASSES):
+    return open_images(
+        directory, "train", num_samples=num_samples, num_classes=num_classes, hint="prepare again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([], []),
+        ([5], [(0, 1)]),
+        ([5, 5, 5], [(0, 2), (2, 3)]),
+        ([99, 1, 9, 1], [(0, 1), (1, 3), (3, 4)]),
+        ([0, 0, 11, 0], [(0, 2), (2, 3), (3, 4)]),
+    ],
+)
+def test_a_shard_holds_as_many_images_as_fit_and_at_least_one(lengths, expected):
+    assert [(members.start, members.stop) for members in cut(lengths, 10)] == expected
+
+
+def test_every_sample_is_read_back_with_its_label_and_size(directory, images):
+    shards = opened(directory)
+    assert isinstance(shards, Shards) and len(shards) == NUM_SAMPLES
+    assert shards.labels.dtype == np.int64 and shards.labels.tolist() == [image.label for image in images]
+    for sample, image in enumerate(images):
+        assert shards.jpeg(sample) == image.content
+        assert shards.size(sample) == (image.height, image.width) == decode(shards, sample).size[::-1]
+
+
+def test_where_counts_the_records_of_each_shard(directory):
+    shards = opened(directory)
+    numbers = shards.index["shard"].tolist()
+    for sample, number in enumerate(numbers):
+        record = sample - numbers.index(number)
+        assert shards.where(sample) == f"{directory}/train-{number:05}.shard record {record}"
+
+
+def test_shards_lie_one_image_behind_the_other(directory, images):
+    whole = b"".join(path.read_bytes() for path in sorted(directory.glob("*.shard")))
+    assert whole == b"".join(image.content for image in images)
+
+
+def send_crcs(shards, samples, queue):
+    queue.put([zlib.crc32(shards.jpeg(sample)) for sample in samples])
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_threads_forked_workers_and_pickled_copies_read_the_same(directory, images):
+    shards = opened(directory)
+    samples = np.random.default_rng(0).integers(NUM_SAMPLES, size=2000).tolist()
+    expected = [images[sample].content for sample in samples]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(shards.jpeg, samples)) == expected
+    fork = multiprocessing.get_context("fork")
+    queue = fork.SimpleQueue()
+    workers = [fork.Process(target=send_crcs, args=(shards, samples, queue)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        assert queue.get() == [zlib.crc32(content) for content in expected]
+    for worker in workers:
+        worker.join()
+    copy = pickle.loads(pickle.dumps(shards))
+    del shards
+    assert [copy.jpeg(sample) for sample in samples] == expected
+
+
+def test_an_object_that_is_gone_closes_its_files(directory):
+    shards = opened(directory)
+    descriptors = list(shards.descriptors)
+    del shards
+    for descriptor in descriptors:
+        with pytest.raises(OSError):
+            os.fstat(descriptor)
+
+
+def test_one_changed_bit_is_named_with_shard_and_record(directory, images):
+    content = bytearray(shard_path(directory, "train", 1).read_bytes())
+    content[-1] ^= 1
+    shard_path(directory, "train", 1).write_bytes(content)
+    shards = opened(directory)
+    numbers = shards.index["shard"].tolist()
+    victim = NUM_SAMPLES - 1 - numbers[::-1].index(1)  # the last of shard 1
+    record = victim - numbers.index(1)
+    with pytest.raises(UserError, match=rf"train-00001.shard record {record}: .*CRC differs.*prepare again"):
+        shards.jpeg(victim)
+    assert all(shards.jpeg(s) == images[s].content for s in range(NUM_SAMPLES) if s != victim)
+
+
+def test_missing_and_truncated_shards_are_named_on_opening(directory):
+    path = shard_path(directory, "train", 2)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=f"train-00002.shard: {len(content) - 1} bytes.*says {len(content)}"):
+        opened(directory)
+    path.unlink()
+    with pytest.raises(UserError, match="train-00002.shard: cannot be opened .No such file"):
+        opened(directory)
+
+
+def test_a_shard_with_the_content_of_another_is_named(directory):
+    shard_path(directory, "train", 2).write_bytes(shard_path(directory, "train", 1).read_bytes())
+    with pytest.raises(UserError, match="train-00002.shard: .*bytes, its index says"):
+        opened(directory)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (lambda path: np.save(path, np.zeros(3)), "not an index"),
+        (lambda path: np.save(path, np.load(path)[:0]), "not an index"),
+        (lambda path: np.save(path, np.array([{}], dtype=object)), "cannot be read"),
+        (lambda path: np.save(path, np.load(path)[::-1]), "not numbered in order"),
+    ],
+)
+def test_a_damaged_index_is_named(directory, damage, message):
+    damage(index_path(directory, "train"))
+    with pytest.raises(UserError, match=f"train.index.npy: .*{message}.*prepare again"):
+        opened(directory)
+
+
+def test_wrong_numbers_of_images_and_classes_are_refused(directory):
+    with pytest.raises(UserError, match="24 images, expected 25; prepare again"):
+        opened(directory, num_samples=25)
+    with pytest.raises(UserError, match="3 classes, expected 4; prepare again"):
+        opened(directory, num_classes=4)
+
+
+def test_without_an_index_a_folder_per_class_is_opened(tmp_path, images):
+    for number, image in enumerate(images):
+        path = tmp_path / "train" / f"class_{image.label}" / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image.content)
+    folder = opened(tmp_path)
+    assert folder.labels.tolist() == sorted(image.label for image in images)
+    assert folder.jpeg(1) == images[3].content and folder.size(1) == (images[3].height, images[3].width)
+    for settings, message in (((25, 3), "24 images, expected 25"), ((24, 2), "3 classes, expected 2")):
+        with pytest.raises(UserError, match=message):
+            opened(tmp_path, *settings)
+    with pytest.raises(UserError, match="no such folder; prepare again"):
+        opened(tmp_path / "nowhere")
+    (tmp_path / "empty" / "train").mkdir(parents=True)
+    with pytest.raises(UserError, match="0 classes, expected 3"):
+        opened(tmp_path / "empty")
