@@ -71,8 +71,8 @@ class Benchmark(ABC):
         """Memory that the data take while training runs, beyond the batches."""
         return 0
 
-    def check_memory(self) -> None:
-        """Raise UserError, before the clock starts, when the data would not fit into memory."""
+    def check_ready(self) -> None:
+        """Raise UserError, before the clock starts, when the loader could not work; opens no data."""
         return
 
     @abstractmethod

@@ -133,7 +133,7 @@ class RunConfig(Strict):
 
     def replaced(self, **changes: Any) -> "RunConfig":
         """Return a checked copy with top-level keys changed."""
-        return type(self).model_validate(self.model_dump() | changes)
+        return validated(type(self), self.model_dump() | changes, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

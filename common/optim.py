@@ -22,19 +22,32 @@ class DecoupledSGD(SGD):
     def __init__(self, parameters: Any, *, lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
         self.peak_lr = lr
+        start_momentum(self)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Decay the weights, then take a plain SGD step."""
         decays = [group["weight_decay"] for group in self.param_groups]
+        overflow = getattr(self, "found_inf", None)  # 1 where loss scaling skips the step, else 0
         for group, decay in zip(self.param_groups, decays, strict=True):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            torch._foreach_mul_(parameters, 1 - decay * group["lr"] / self.peak_lr)
+            factor = decay * group["lr"] / self.peak_lr
+            torch._foreach_mul_(parameters, 1 - factor if overflow is None else 1 - factor * (1 - overflow))
             group["weight_decay"] = 0.0  # not once more, in the gradient
         result = super().step(closure)
         for group, decay in zip(self.param_groups, decays, strict=True):
             group["weight_decay"] = decay
         return result
+
+
+def start_momentum(optimizer: SGD) -> None:
+    """Give every parameter a momentum of 0, in place, which equals starting with the first gradient.
+
+    Fused SGD would leave it uninitialised when loss scaling skips the first step.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
@@ -45,7 +58,9 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         return AdamW(parameters, lr=rate, betas=betas, eps=config.epsilon, weight_decay=decay, fused=True)
     if config.name == "decoupled_sgd":
         return DecoupledSGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay)
-    return SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay, fused=True)
+    optimizer = SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay, fused=True)
+    start_momentum(optimizer)
+    return optimizer
 
 
 def schedule_factor(step: int, *, name: str, warmup_steps: int, num_steps: int) -> float:

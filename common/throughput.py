@@ -28,7 +28,10 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """One configuration at one shape. Shares are of the device's peaks; memory is None on a CPU."""
+    """One configuration at one shape. Shares are of the device's peaks.
+
+    Memory is what the process has reserved so far; None on a CPU and where several configurations share it.
+    """
 
     configuration: str
     shape: str
@@ -80,7 +83,9 @@ def measure(
     batches = {name: run.benchmark.bench_batches(run.config.global_batch_size) for name, run in runs.items()}
     for shape in next(iter(batches.values())):
         steps = {name: stepper(run, batches[name][shape]) for name, run in runs.items()}
-        memory = {name: warm_up(step, runs[name].device) for name, step in steps.items()}
+        for step in steps.values():
+            for _ in range(WARM_UP_TURNS):
+                step()
         times: dict[str, list[float]] = {name: [] for name in runs}
         ends = time.perf_counter() + seconds * len(runs)
         while time.perf_counter() < ends or len(next(iter(times.values()))) < 2:
@@ -96,7 +101,7 @@ def measure(
                 step_ms=step_s * 1e3,
                 flops_share=per_s * work.flops / peaks.flops_per_s,
                 bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
-                memory_gb=memory[name],
+                memory_gb=reserved_gb(runs[name].device) if len(runs) == 1 else None,
             )
             report(rate)
             rates.append(rate)
@@ -130,10 +135,6 @@ def stepper(run: TrainingRun, batch: Batch) -> Callable[[], object]:
     return step
 
 
-def warm_up(step: Callable[[], object], device: torch.device) -> float | None:
-    """Take the first steps; returns the most memory in GB that the device held, None on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    for _ in range(WARM_UP_TURNS):
-        step()
-    return torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
+def reserved_gb(device: torch.device) -> float | None:
+    """Return the most memory that torch has reserved on a GPU; None on a CPU."""
+    return torch.cuda.max_memory_reserved(device) / 1e9 if device.type == "cuda" else None

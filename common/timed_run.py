@@ -31,7 +31,7 @@ from common.optim import build_optimizer, build_schedule
 from common.stepclock import StepClock
 
 WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
-RATES_AFTER_STEPS = 50
+RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
 LOADER_BOUND = 0.1  # of the time spent waiting for batches
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
@@ -59,11 +59,10 @@ class TrainingRun:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True))
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
-        self.waited_s = 0.0
+        self.waited_s, self.rates_from = 0.0, (0.0, 0.0)
 
     def initialize(self) -> None:
         """Build everything and run every shape once on random values; nothing here may open the data set."""
-        self.benchmark.check_memory()
         torch.manual_seed(self.spec.seed)
         model = self.benchmark.build_model().to(self.device)
         self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
@@ -93,6 +92,7 @@ class TrainingRun:
                 if shape not in shapes:
                     shapes.add(shape)
                     for _ in range(WARM_UP_CALLS):
+                        self.optimizer.zero_grad(set_to_none=True)  # the next replay overwrites them
                         before = time.perf_counter()
                         self.forward_backward(batch, step).item()
                         alone_s = time.perf_counter() - before
@@ -169,8 +169,8 @@ class TrainingRun:
             loss = self.train_step(batch, step)
             self.num_samples += batch.num_samples
             self.clock.step(loss)
-            if step + 1 == RATES_AFTER_STEPS:
-                self.report_rates()
+            if step + 1 in RATES_BETWEEN_STEPS:
+                self.report_rates(step + 1)
         self.rate = self.clock.steps_per_s() * self.config.global_batch_size
         self.change_epoch(epoch, None)
         where = {"epoch_num": until, "samples": self.num_samples}
@@ -183,15 +183,20 @@ class TrainingRun:
         self.log.event("train_loss", value, **where)
         self.log.stop("block_stop", first_epoch_num=number)
 
-    def report_rates(self) -> None:
-        """Say what holds the first steps up: the loader or the step."""
-        together = self.clock.steps_per_s() * self.config.global_batch_size
-        alone = self.config.global_batch_size / self.step_s
-        is_waiting = self.waited_s * self.clock.steps_per_s() > LOADER_BOUND * RATES_AFTER_STEPS
+    def report_rates(self, step: int) -> None:
+        """After the second of two steps, say what holds those between them up: the loader or the step."""
+        (first_at, first_waited), now = self.rates_from, time.perf_counter()
+        self.rates_from = now, self.waited_s
+        first, last = RATES_BETWEEN_STEPS
+        if step != last:
+            return
+        waiting = (self.waited_s - first_waited) / (now - first_at)
+        is_waiting = waiting > LOADER_BOUND
+        together = (last - first) * self.config.global_batch_size / (now - first_at)
         self.clock.line(
             f"  {self.benchmark.samples_name}/s: loader {together:.0f}{'' if is_waiting else ' or more'}, "
-            f"step alone {alone:.0f}, together {together:.0f}; "
-            f"the {'loader' if is_waiting else 'step'} is the bottleneck"
+            f"step alone {self.config.global_batch_size / self.step_s:.0f}, together {together:.0f}; "
+            f"{waiting:.0%} of the time waits: the {'loader' if is_waiting else 'step'} is the bottleneck"
         )
 
     def change_epoch(self, ended: int | None, started: int | None) -> None:
@@ -319,6 +324,7 @@ def timed_run(spec: Spec) -> int:
     dropped, how = drop_page_cache()
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
+    benchmark.check_ready()
     run.initialize()
     log_head(log, run)
     log.stop("init_stop")

@@ -17,7 +17,7 @@ from common.method import Batch, build_methods
 from image_classification.bench_parts import bench_parts
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
-from image_classification.data.loaders import check_resident, keep_evaluation, open_loader
+from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
 from image_classification.data.resident import EvaluationCache
 from image_classification.methods.progressive_resizing import ProgressiveResizing
 from image_classification.model import build_resnet
@@ -92,11 +92,12 @@ class Benchmark(benchmark.Benchmark):
             yield self.noise(self.config.global_batch_size, size_px)
 
     def noise(self, num_samples: int, size_px: int) -> Batch:
-        """Return a batch of noise in the layout of the loaders."""
+        """Return a batch of noise in the layout and type of the loader: what is compiled here is used."""
+        dtype = loaded_dtype(self.config.data, self.config.precision)
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(num_samples, 3, size_px, size_px, generator=generator)
         labels = torch.randint(self.config.model.num_classes, (num_samples,), generator=generator)
-        images = images.contiguous(memory_format=torch.channels_last)
+        images = images.to(dtype, memory_format=torch.channels_last)
         return Batch(inputs={"x": images}, targets={"labels": labels}, num_samples=num_samples)
 
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
@@ -147,10 +148,9 @@ class Benchmark(benchmark.Benchmark):
         data = self.config.data
         return data.num_train_samples * data.stored_px**2 * 3 if data.loader == "resident" else 0
 
-    def check_memory(self) -> None:
-        """Raise UserError when decoded images are to stay in memory and would not fit."""
-        if self.resident_bytes:
-            check_resident(self.config.data, self.device)
+    def check_ready(self) -> None:
+        """Raise UserError when decoded images would not fit into memory, or DALI is missing."""
+        check_loader(self.config.data, self.config.global_batch_size, self.device)
 
     def train_batches(self) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
@@ -175,10 +175,13 @@ class Benchmark(benchmark.Benchmark):
             self.config.evaluation_batch_size,
             resize_px=data.evaluation_resize_px,
             crop_px=data.evaluation_crop_px,
-            num_workers=0 if data.loader == "thread" else data.num_workers,
+            num_workers=data.num_workers if data.loader == "workers" else 0,
+            num_threads=1 if data.loader == "thread" else data.num_workers,
         )
         if data.loader == "resident":
-            self.evaluated = self.evaluated or keep_evaluation(data, self.device)
+            self.evaluated = self.evaluated or keep_evaluation(
+                data, self.config.global_batch_size, self.device
+            )
             drawn = self.evaluated.batches(drawn)
         for samples, pixels in drawn:
             yield self.batch(images, samples, pixels)
@@ -205,7 +208,8 @@ class Benchmark(benchmark.Benchmark):
     def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Count the images whose largest output is their class, and the images."""
         labels = targets["labels"]
-        return (outputs.argmax(dim=-1) == labels).sum(), torch.tensor(labels.numel(), device=labels.device)
+        num_labels = torch.full((), labels.numel(), device=labels.device)
+        return (outputs.argmax(dim=-1) == labels).sum(), num_labels
 
     @property
     def num_evaluation_targets(self) -> int:

@@ -36,20 +36,30 @@ def open_loader(
             stored_px=data.stored_px,
             device=device,
             where=data.stored_on,
-            dtype=DTYPES[precision],
+            dtype=loaded_dtype(data, precision),
             num_threads=data.num_workers,
         )
     return train_batches(images, settings, keep_decoded=data.keep_decoded)
 
 
-def check_resident(data: Any, device: torch.device) -> None:
-    """Raise UserError when the images of `data` would not fit where they are to stay."""
-    place = "on the GPU" if device.type == "cuda" and data.stored_on == "device" else "in memory"
-    free = available_bytes(device, data.stored_on)
-    budget(data.num_train_samples, data.stored_px, available_bytes=free, place=place)
+def loaded_dtype(data: Any, precision: str) -> torch.dtype:
+    """Return the type of the images that reach the model."""
+    return DTYPES[precision] if data.loader == "resident" else torch.float32
 
 
-def keep_evaluation(data: Any, device: torch.device) -> EvaluationCache:
+def check_loader(data: Any, batch_size: int, device: torch.device) -> None:
+    """Raise UserError when resident images would not fit where they are to stay, or DALI is missing."""
+    if data.loader == "dali":
+        from image_classification.data.dali import import_dali
+
+        import_dali()
+    if data.loader == "resident":
+        place = "on the GPU" if device.type == "cuda" and data.stored_on == "device" else "in memory"
+        free = available_bytes(device, data.stored_on, batch_size=batch_size)
+        budget(data.num_train_samples, data.stored_px, available_bytes=free, place=place)
+
+
+def keep_evaluation(data: Any, batch_size: int, device: torch.device) -> EvaluationCache:
     """Return an empty store for the pixels of the evaluation."""
-    available = int(available_bytes(device, data.stored_on) * EVALUATION_SHARE)
+    available = int(available_bytes(device, data.stored_on, batch_size=batch_size) * EVALUATION_SHARE)
     return EvaluationCache(device=device, where=data.stored_on, available_bytes=available)

@@ -26,16 +26,18 @@ from image_classification.data.loader import MEAN, STD, Drawn, TrainSettings, Tr
 from image_classification.kernels.crop_resize import crop_resize
 
 GIB = 2**30
-GPU_RESERVE_BYTES = 16 * GIB  # for training: ResNet-50, 256 images of 224 px hold 10 GiB (calculated)
+RESERVE_BYTES = 4 * GIB  # of a GPU, for weights, optimizer and libraries
+RESERVE_BYTES_PER_IMAGE = 42 * 2**20  # of a batch: ResNet-50 at 224 px (calculated)
 NUM_STEPS_AHEAD = 3  # being decoded while the training works on another
 
 Where = Literal["device", "host"]
 
 
-def available_bytes(device: torch.device, where: Where) -> int:
+def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> int:
     """Return how much memory pixels may take: the GPU's but for the training, or a share of the host's."""
     if where == "device" and device.type == "cuda":
-        still_needed = max(0, GPU_RESERVE_BYTES - torch.cuda.memory_reserved(device))
+        reserve = RESERVE_BYTES + batch_size * RESERVE_BYTES_PER_IMAGE
+        still_needed = max(0, reserve - torch.cuda.memory_reserved(device))
         return max(0, torch.cuda.mem_get_info(device)[0] - still_needed)
     num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun: they share the memory
     return psutil.virtual_memory().available // num_processes
@@ -105,7 +107,8 @@ class ResidentLoader:
         start_step: int = 0,
     ) -> None:
         place = "on the GPU" if where == "device" and device.type == "cuda" else "in memory"
-        budget(len(images), stored_px, available_bytes=available_bytes(device, where), place=place)
+        free = available_bytes(device, where, batch_size=settings.batch_size)
+        budget(len(images), stored_px, available_bytes=free, place=place)
         self.images, self.settings, self.start_step = images, settings, start_step
         self.device, self.where, self.dtype, self.num_threads = device, where, dtype, num_threads
         shape = (len(images), stored_px, stored_px, 3)

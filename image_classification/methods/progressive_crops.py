@@ -13,7 +13,7 @@ Source. Howard 2018, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html;
 """
 
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -33,13 +33,13 @@ class ProgressiveCrops(Method):
     class Config(Strict):
         """Sizes in pixels and, for each, how many epochs it is used."""
 
-        sizes_px: list[int] = Field(min_length=1)
-        epochs: list[int] = Field(min_length=1)
+        sizes_px: list[Annotated[int, Field(ge=32)]] = Field(min_length=1)
+        epochs: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Raise UserError unless the epochs are those of the run and the last size is the training crop."""
         where, settings = f"methods.{self.name}", self.settings
-        if len(settings.sizes_px) != len(settings.epochs) or min(settings.epochs) < 1:
+        if len(settings.sizes_px) != len(settings.epochs):
             raise UserError("each of sizes_px needs its number of epochs", where=where)
         sizes = crops_by_epoch(settings.sizes_px, settings.epochs)
         num_epochs = -(-config.plan().num_steps // config.steps_per_epoch)

@@ -1,11 +1,13 @@
 """The published recipe in numbers: steps, rates, decay, initial weights, epochs."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from common.commands.bench import build
 from common.config import load
 from common.method import build_methods
 from common.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
@@ -162,3 +164,38 @@ def test_a_step_of_either_configuration_has_a_finite_loss_and_gradient(configura
     value.backward()
     assert bool(value.isfinite())
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_loss_scaling_takes_the_step_of_full_precision(tmp_path: Path) -> None:
+    changes = {}
+    for precision in ("fp32", "fp16"):
+        settings = ["global_batch_size=16", "data.train_crop_px=64", f"precision={precision}"]
+        config = load("image_classification", "baseline", size="mini", settings=settings).config
+        torch.manual_seed(0)
+        run = build(config, tmp_path)
+        assert run.scaler.is_enabled() == (precision == "fp16")
+        if run.scaler.is_enabled():
+            run.scaler.update(16.0)  # the usual 65536 overflows at first
+        before = torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
+        batch = next(run.benchmark.synthetic_batches())
+        run.train_step(batch, 100)
+        after = torch.cat([parameter.detach().flatten() for parameter in run.model.parameters()])
+        changes[precision] = after - before
+        run.log.close()
+    cosine = torch.nn.functional.cosine_similarity(changes["fp16"], changes["fp32"], dim=0)
+    assert cosine > 0.98
+
+
+@pytest.mark.parametrize("name", ["sgd", "decoupled_sgd"])
+def test_a_first_step_that_overflows_is_skipped_whole(name: str) -> None:
+    config = benchmark("baseline", "full").config.optimizer.model_copy(update={"name": name})
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for layer, gradients in zip(layers, ([math.inf, 1.0], [1.0]), strict=True):
+        optimizer, scaler = build_optimizer(layer, config), torch.amp.GradScaler("cpu", init_scale=4.0)
+        for gradient in gradients:
+            scaler.scale(torch.zeros(()))  # starts it
+            layer.weight.grad = torch.full_like(layer.weight, gradient * scaler.get_scale())
+            scaler.step(optimizer)
+            scaler.update()
+    torch.testing.assert_close(layers[0].weight, layers[1].weight)

@@ -25,7 +25,6 @@ from image_classification.data.images import ImageFolder, decode
 from image_classification.data.loader import (
     TrainSettings,
     evaluation_batches,
-    image_rate,
     normalize,
     one_ahead,
     train_batches,
@@ -155,6 +154,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(images):
     assert_equal(one, two)
     sizes = {"resize_px": 80, "crop_px": 64}
     none, *others = (take(evaluation_batches(images, 5, **sizes, num_workers=n), 9) for n in (0, 1, 2))
+    others.append(take(evaluation_batches(images, 5, **sizes, num_threads=3), 9))
     for other in others:
         assert_equal(other, none)
 
@@ -283,9 +283,3 @@ def test_an_error_in_the_second_thread_is_raised_here():
     assert [next(batches), next(batches)] == [0, 1]
     with pytest.raises(UserError, match="broken"):
         next(batches)
-
-
-def test_the_rate_leaves_out_the_first_batch(images):
-    batches = train_batches(images, SETTINGS)
-    assert image_rate(batches, 3) > 0
-    assert next(batches)[0].tolist() == take(train_batches(images, SETTINGS, start_step=4), 1)[0][0].tolist()
