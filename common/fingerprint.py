@@ -7,6 +7,7 @@ data (sample counts), and one fingerprint over all of it, which stands in each l
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,23 @@ def verify(directory: Path, settings: dict[str, Any], *, hint: str, has_content:
         elif has_content and hash_file(found[name]) != expected[name]["sha256"]:
             problems.append(f"{directory / name}: content changed (SHA-256 differs)")
     return problems
+
+
+def refuse_to_replace(directory: Path) -> None:
+    """Raise UserError for a place where a prepared folder could not or must not be put."""
+    hint = "choose another folder with --set data.directory=DIR"
+    if directory.is_mount():
+        raise UserError("is a mount point, which cannot be replaced", where=str(directory), hint=hint)
+    if directory.exists() and not directory.is_dir():
+        raise UserError("is a file, and is not replaced", where=str(directory), hint=hint)
+    has_manifest = (directory / MANIFEST).is_file()
+    ours = read_manifest(directory, hint="remove the folder")["files"] if has_manifest else {}
+    if others := sorted(data_files(directory).keys() - ours):
+        what = f"holds other files ({others[0]}) than prepared data, and is not replaced"
+        raise UserError(what, where=str(directory), hint=f"move them away, or {hint}")
+
+
+def put_in_place(finished: Path, directory: Path) -> None:
+    """Make a finished folder the prepared one."""
+    shutil.rmtree(directory, ignore_errors=True)
+    os.replace(finished, directory)

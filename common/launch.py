@@ -1,6 +1,5 @@
 """A run set: reserves results, draws seeds, starts each run as a process, keeps what a dead one leaves."""
 
-import itertools
 import json
 import os
 import secrets
@@ -17,6 +16,7 @@ from typing import Any
 
 from common import config as configs
 from common import fingerprint, mllog, system
+from common.benchmark import prepared_hint
 from common.config import ROOT, Loaded
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import read_log
@@ -63,7 +63,7 @@ def check_data(loaded: Loaded) -> None:
     """
     config = loaded.config
     directory = config.data.directory  # type: ignore[attr-defined]
-    hint = f"run: ttt data prepare {config.benchmark} --size {config.size}"
+    hint = prepared_hint(config)
     problems = fingerprint.verify(
         ROOT / directory, config.prepared_with(), hint=hint, has_content=config.size == "mini"
     )
@@ -72,21 +72,30 @@ def check_data(loaded: Loaded) -> None:
         raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=hint)
 
 
+def create_next(directory: Path, pattern: str) -> Path:
+    """Create the first file of `pattern`, such as result_{}.txt from 0, that does not exist, exclusively."""
+    number = 0
+    while True:
+        path = directory / pattern.format(number)
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
 def reserve(directory: Path, index: int | None) -> Path:
     """Create result_N.txt exclusively: the next free one, or exactly `index`.
 
     Raises UserError when it exists.
     """
+    path = directory / f"result_{index}.txt"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count() if index is None else [index]:
-            path = directory / f"result_{number}.txt"
-            try:
-                path.open("x").close()
-                break
-            except FileExistsError:
-                if index is not None:
-                    raise
+        if index is None:
+            return create_next(directory, "result_{}.txt")
+        path.open("x").close()
     except FileExistsError:
         if not directory.is_dir():
             raise UserError("not a folder", where=str(directory)) from None

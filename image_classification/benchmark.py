@@ -18,7 +18,7 @@ from image_classification.bench_parts import bench_parts
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
 from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
-from image_classification.data.resident import EvaluationCache
+from image_classification.data.resident import EvaluationCache, stored_bytes
 from image_classification.methods.progressive_resizing import ProgressiveResizing
 from image_classification.model import build_resnet
 from image_classification.roofline import project, training_work
@@ -146,7 +146,7 @@ class Benchmark(benchmark.Benchmark):
     def resident_bytes(self) -> int:
         """The decoded images of the loader that keeps them."""
         data = self.config.data
-        return data.num_train_samples * data.stored_px**2 * 3 if data.loader == "resident" else 0
+        return stored_bytes(data.num_train_samples, data.stored_px) if data.loader == "resident" else 0
 
     def check_ready(self) -> None:
         """Raise UserError when decoded images would not fit into memory, or DALI is missing."""

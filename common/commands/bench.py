@@ -154,12 +154,12 @@ def describe(rate: "Rate", samples_name: str) -> str:
 
 def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:
     """Write a new file NAME_N.json; an existing one is never overwritten."""
+    from common.launch import create_next
+
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        number = sum(1 for _ in directory.glob(f"{name}_*.json"))
-        path = directory / f"{name}_{number}.json"
-        with path.open("x") as file:
-            file.write(json.dumps(figures, indent=1) + "\n")
+        path = create_next(directory, f"{name}_{{}}.json")
+        path.write_text(json.dumps(figures, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"cannot write figures here ({error.strerror})", where=str(directory)) from error
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path

@@ -14,11 +14,11 @@ examples:
 
 import argparse
 import importlib
-import inspect
 from pathlib import Path
 
 from common import config as configs
 from common import fingerprint
+from common.benchmark import prepared_hint
 from common.config import ROOT, SIZES
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
@@ -42,11 +42,7 @@ def main(args: argparse.Namespace) -> int:
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    problems = fingerprint.verify(
-        directory,
-        config.prepared_with(),
-        hint=f"run: ttt data prepare {args.benchmark} --size {args.size}",
-    )
+    problems = fingerprint.verify(directory, config.prepared_with(), hint=prepared_hint(config))
     for problem in problems:
         print(problem.replace(f"{ROOT}/", ""))
     manifest = fingerprint.read_manifest(directory, hint="")
@@ -64,11 +60,6 @@ def prepare(config: configs.RunConfig, source: str | None = None) -> int:
         print(f"{config.benchmark}: {name} is prepared and intact")
         return EXIT_OK
     module = importlib.import_module(f"{config.benchmark}.data.prepare")
-    if source is None:
-        digest = module.prepare(directory, config)
-    elif "source" in inspect.signature(module.prepare).parameters:
-        digest = module.prepare(directory, config, Path(source))
-    else:
-        raise UserError(f"{config.benchmark} is not prepared from a source", where=f"--source {source}")
+    digest = module.prepare(directory, config, None if source is None else Path(source))
     print(f"{config.benchmark}: {name} prepared, fingerprint {digest}")
     return EXIT_OK

@@ -26,6 +26,7 @@ from common import sampler
 from common.errors import UserError
 from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
+from image_classification.kernels.crop_resize import scale_and_shift
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1]
 STD = (0.229, 0.224, 0.225)
@@ -244,10 +245,10 @@ def set_up_worker(worker: int) -> None:
 
 
 @cache
-def scale_and_shift(device: torch.device) -> tuple[Tensor, Tensor]:
+def normalization(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return what each channel is multiplied with, and what is added; kept: a copy makes a GPU wait."""
-    std = torch.tensor(STD)
-    return (1 / (255 * std)).to(device), (-torch.tensor(MEAN) / std).to(device)
+    scale, shift = scale_and_shift(MEAN, STD)
+    return torch.tensor(scale, device=device), torch.tensor(shift, device=device)
 
 
 def normalize(pixels: Tensor) -> Tensor:
@@ -255,5 +256,5 @@ def normalize(pixels: Tensor) -> Tensor:
 
     Each channel by ImageNet's statistics, on the device of the pixels.
     """
-    scale, shift = scale_and_shift(pixels.device)
+    scale, shift = normalization(pixels.device)
     return pixels.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings, train_batches, worker_batches
-from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, budget
+from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, check_budget
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of the evaluation
@@ -54,9 +54,10 @@ def check_loader(data: Any, batch_size: int, device: torch.device) -> None:
 
         import_dali()
     if data.loader == "resident":
-        place = "on the GPU" if device.type == "cuda" and data.stored_on == "device" else "in memory"
-        free = available_bytes(device, data.stored_on, batch_size=batch_size)
-        budget(data.num_train_samples, data.stored_px, available_bytes=free, place=place)
+        where = data.stored_on
+        check_budget(
+            data.num_train_samples, data.stored_px, device=device, where=where, batch_size=batch_size
+        )
 
 
 def keep_evaluation(data: Any, batch_size: int, device: torch.device) -> EvaluationCache:

@@ -53,7 +53,7 @@ def prepare(
         )
     if config.size == "mini" and source is not None:
         raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
-    refuse_to_replace(directory)
+    fingerprint.refuse_to_replace(directory)
     work = directory.with_name(f".{directory.name}.part")
     try:
         if source is None:
@@ -72,26 +72,6 @@ def is_intact(directory: Path, config: Any) -> bool:
         return False
 
 
-def refuse_to_replace(directory: Path) -> None:
-    """Raise UserError for a place where a prepared folder could not or must not be put."""
-    hint = "choose another folder with --set data.directory=DIR"
-    if directory.is_mount():
-        raise UserError("is a mount point, which cannot be replaced", where=str(directory), hint=hint)
-    if directory.exists() and not directory.is_dir():
-        raise UserError("is a file, and is not replaced", where=str(directory), hint=hint)
-    has_manifest = (directory / fingerprint.MANIFEST).is_file()
-    ours = fingerprint.read_manifest(directory, hint="remove the folder")["files"] if has_manifest else {}
-    if others := sorted(fingerprint.data_files(directory).keys() - ours):
-        what = f"holds other files ({others[0]}) than prepared data, and is not replaced"
-        raise UserError(what, where=str(directory), hint=f"move them away, or {hint}")
-
-
-def put_in_place(finished: Path, directory: Path) -> None:
-    """Make a finished folder the prepared one."""
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(finished, directory)
-
-
 def prepare_digits(directory: Path, work: Path, config: Any) -> str:
     """Write the embedded data set; returns its fingerprint."""
     from image_classification.data.digits import write_digits  # scikit-learn takes a second to import
@@ -103,7 +83,7 @@ def prepare_digits(directory: Path, work: Path, config: Any) -> str:
         shutil.rmtree(work)
         raise UserError(f"the embedded set has {settings}, not {config.prepared_with()}", where="data")
     result = fingerprint.write_manifest(work, {"settings": settings})
-    put_in_place(work, directory)
+    fingerprint.put_in_place(work, directory)
     return result
 
 
@@ -168,7 +148,7 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
         np.save(shards.index_path(work / "data", part), np.concatenate(rows), allow_pickle=False)
     facts = {"settings": config.prepared_with(), "classes": listed.classes}
     result = fingerprint.write_manifest(work / "data", facts)
-    put_in_place(work / "data", directory)
+    fingerprint.put_in_place(work / "data", directory)
     shutil.rmtree(work)
     return result
 

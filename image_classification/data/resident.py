@@ -43,12 +43,17 @@ def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> i
     return psutil.virtual_memory().available // num_processes
 
 
+def stored_bytes(num_samples: int, stored_px: int) -> int:
+    """Return the size of so many stored images."""
+    return num_samples * stored_px**2 * 3
+
+
 def budget(num_samples: int, stored_px: int, *, available_bytes: int, place: str) -> int:
     """Return the bytes of so many stored images. Raises UserError when they are more than there are.
 
     `place` says in the error where the memory is.
     """
-    needed = num_samples * stored_px**2 * 3
+    needed = stored_bytes(num_samples, stored_px)
     if needed > available_bytes:
         raise UserError(
             f"{needed / GIB:.1f} GiB of decoded pixels needed, {available_bytes / GIB:.1f} GiB free {place}",
@@ -56,6 +61,15 @@ def budget(num_samples: int, stored_px: int, *, available_bytes: int, place: str
             hint="use data.loader=workers or a smaller data.stored_px",
         )
     return needed
+
+
+def check_budget(
+    num_samples: int, stored_px: int, *, device: torch.device, where: Where, batch_size: int
+) -> None:
+    """Raise UserError unless so many stored images fit where they are to stay, beside the training."""
+    place = "on the GPU" if where == "device" and device.type == "cuda" else "in memory"
+    free = available_bytes(device, where, batch_size=batch_size)
+    budget(num_samples, stored_px, available_bytes=free, place=place)
 
 
 def allocate(shape: tuple[int, ...], *, device: torch.device, where: Where) -> Tensor:
@@ -106,9 +120,7 @@ class ResidentLoader:
         num_threads: int,
         start_step: int = 0,
     ) -> None:
-        place = "on the GPU" if where == "device" and device.type == "cuda" else "in memory"
-        free = available_bytes(device, where, batch_size=settings.batch_size)
-        budget(len(images), stored_px, available_bytes=free, place=place)
+        check_budget(len(images), stored_px, device=device, where=where, batch_size=settings.batch_size)
         self.images, self.settings, self.start_step = images, settings, start_step
         self.device, self.where, self.dtype, self.num_threads = device, where, dtype, num_threads
         shape = (len(images), stored_px, stored_px, 3)

@@ -1,6 +1,5 @@
 """Make the embedded data of size `mini`: prose, a WordPiece vocabulary, training and evaluation instances."""
 
-import os
 import random
 import shutil
 from collections import Counter
@@ -27,17 +26,21 @@ MIN_CHARACTER_COUNT = 10  # rarer ones become [UNK]
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def prepare(directory: Path, config: Any) -> str:
+def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
     """Write train and evaluation shards, vocabulary and manifest below `directory`; returns the fingerprint.
 
-    The folder appears whole or not at all. Raises UserError for size `full`.
+    The folder appears whole or not at all. Raises UserError for a `source`, for size `full`, and for a folder
+    that holds something else.
     """
+    if source is not None:
+        raise UserError(f"{config.benchmark} is not prepared from a source", where=f"--source {source}")
     if config.size != "mini":
         raise UserError(
             "the Wikipedia set cannot be made from here yet",
             where=f"{config.benchmark} --size full",
             hint="use --size mini",
         )
+    fingerprint.refuse_to_replace(directory)
     partial = directory.with_name(f".{directory.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -55,8 +58,7 @@ def prepare(directory: Path, config: Any) -> str:
         facts[f"num_{name}_masked_tokens"] = sum(len(instance.masked_ids) for instance in instances)
         facts[f"{name}_valid_fraction"] = round(num_tokens / (num_samples * config.data.max_seq_length), 4)
     result = fingerprint.write_manifest(partial, facts)
-    shutil.rmtree(directory, ignore_errors=True)
-    os.replace(partial, directory)
+    fingerprint.put_in_place(partial, directory)
     return result
 
 

@@ -5,9 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from common.config import load
 from common.errors import UserError
 from language_bert.data.corpus import documents
 from language_bert.data.instances import InstanceSettings, Vocabulary, create_instances
+from language_bert.data.prepare import prepare
 from language_bert.data.shards import Shard, write_shard
 
 VOCABULARY = Vocabulary(num_tokens=100, cls_id=2, sep_id=3, mask_id=4)
@@ -99,3 +101,11 @@ def test_no_paragraph_of_the_corpus_stands_in_two_documents():
     assert len(corpus) > 5000
     sentences = [sentence for document in corpus for sentence in document if len(sentence) > 200]
     assert len(set(sentences)) / len(sentences) > 0.99
+
+
+def test_a_folder_of_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    config = load("language_bert", "baseline", size="mini", settings=[f"data.directory={tmp_path}"]).config
+    with pytest.raises(UserError, match="not replaced"):
+        prepare(tmp_path, config)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
