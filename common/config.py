@@ -65,10 +65,11 @@ class DataConfig(Strict):
 
 
 class SubmissionConfig(Strict):
-    """Who stands behind the log."""
+    """Who stands behind the log; `hardware` names the machine in results, auto: after its processors."""
 
     org: str = Field(min_length=1)
     status: Literal["onprem", "cloud", "preview", "research"]
+    hardware: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

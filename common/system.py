@@ -70,9 +70,10 @@ def short_name(model: str) -> str:
 def system_id(config: RunConfig) -> str:
     """Return `<hardware>[-mini]-<configuration>`, the name of the system and of its folder in results."""
     size = "-mini" if config.size == "mini" else ""
-    name = f"{hardware_name()}{size}-{config.configuration}"
+    hardware = config.submission.hardware
+    name = f"{hardware_name() if hardware == 'auto' else hardware}{size}-{config.configuration}"
     if not NAME.fullmatch(name):
-        raise UserError(f"system name '{name}' is not {NAME.pattern}")
+        raise UserError(f"system name '{name}' is not {NAME.pattern}", where="submission.hardware")
     return name
 
 

@@ -7,6 +7,7 @@ examples:
   ttt all
   ttt all --runs official
   ttt all --benchmarks language_bert --runs 1
+  ttt all --set submission.hardware=my-laptop --set submission.org=Example
 """
 
 import argparse
@@ -30,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", default="3", metavar="N", help="runs of each, or official: 5 (resnet), 10 (bert)"
     )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every configuration"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -43,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     sets = {}
     for benchmark in args.benchmarks:
         for name in args.configurations:
-            loaded = configs.load(benchmark, name, size=args.size, settings=[])
+            loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
             sets[benchmark, name] = launch.plan_run_set(
                 loaded, results=ROOT / "results", runs=args.runs, seed=None
             )

@@ -5,6 +5,7 @@ import pytest
 from common import config, yaml_file
 from common.config import ROOT, benchmarks, configurations, load
 from common.errors import UserError
+from common.system import system_id
 
 
 def bert(*settings, configuration="baseline", size="mini"):
@@ -160,3 +161,10 @@ def test_infinity_is_no_setting(key):
 
 def test_an_empty_methods_key_means_no_methods():
     assert bert("methods=", configuration="optimized").config.methods == {}
+
+
+def test_a_person_can_name_the_machine():
+    named = load("language_bert", "baseline", size="mini", settings=["submission.hardware=my-laptop"]).config
+    assert system_id(named) == "my-laptop-mini-baseline"
+    with pytest.raises(UserError, match=r"submission\.hardware"):
+        load("language_bert", "baseline", size="mini", settings=["submission.hardware=../elsewhere"])
