@@ -169,7 +169,7 @@ class TrainingRun:
             loss = self.train_step(batch, step)
             self.num_samples += batch.num_samples
             self.clock.step(loss)
-            if step + 1 in RATES_BETWEEN_STEPS:
+            if first == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between them
                 self.report_rates(step + 1)
         self.rate = self.clock.steps_per_s() * self.config.global_batch_size
         self.change_epoch(epoch, None)
