@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from common.config import ROOT, RunConfig
+from common.config import ROOT
 from common.method import Batch
 
 
@@ -127,8 +127,3 @@ class Benchmark(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Return the fingerprint of the prepared data, from its manifest."""
-
-
-def prepared_hint(config: RunConfig) -> str:
-    """Return what a person types to prepare the data of a configuration."""
-    return f"run: ttt data prepare {config.benchmark} --size {config.size}"

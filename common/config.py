@@ -121,6 +121,11 @@ class RunConfig(Strict):
             "data.num_evaluation_samples": data.num_evaluation_samples,
         }
 
+    @property
+    def prepared_hint(self) -> str:
+        """What a person types to prepare the data."""
+        return f"run: ttt data prepare {self.benchmark} --size {self.size}"
+
     def plan(self) -> Plan:
         """Return the run in steps. The last step is always evaluated."""
         num_steps, every = self.steps(self.max_duration), self.steps(self.evaluate_every)

@@ -16,7 +16,6 @@ from typing import Any
 
 from common import config as configs
 from common import fingerprint, mllog, system
-from common.benchmark import prepared_hint
 from common.config import ROOT, Loaded
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import read_log
@@ -63,13 +62,12 @@ def check_data(loaded: Loaded) -> None:
     """
     config = loaded.config
     directory = config.data.directory  # type: ignore[attr-defined]
-    hint = prepared_hint(config)
     problems = fingerprint.verify(
-        ROOT / directory, config.prepared_with(), hint=hint, has_content=config.size == "mini"
+        ROOT / directory, config.prepared_with(), hint=config.prepared_hint, has_content=config.size == "mini"
     )
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=hint)
+        raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=config.prepared_hint)
 
 
 def create_next(directory: Path, pattern: str) -> Path:

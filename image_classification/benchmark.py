@@ -202,7 +202,7 @@ class Benchmark(benchmark.Benchmark):
             part,
             num_samples=num_samples,
             num_classes=self.config.model.num_classes,
-            hint=benchmark.prepared_hint(self.config),
+            hint=self.config.prepared_hint,
         )
 
     def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -222,5 +222,5 @@ class Benchmark(benchmark.Benchmark):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the prepared data."""
-        manifest = fingerprint.read_manifest(self.directory, hint=benchmark.prepared_hint(self.config))
+        manifest = fingerprint.read_manifest(self.directory, hint=self.config.prepared_hint)
         return str(manifest["fingerprint"])

@@ -199,4 +199,4 @@ class Benchmark(benchmark.Benchmark):
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest of the prepared data."""
-        return fingerprint.read_manifest(self.directory, hint=benchmark.prepared_hint(self.config))
+        return fingerprint.read_manifest(self.directory, hint=self.config.prepared_hint)

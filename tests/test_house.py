@@ -55,10 +55,10 @@ def test_imports_run_one_way(path):
         assert not any(module.startswith("mlperf_logging") for module in found)
 
 
-def test_the_evidence_layer_loads_no_torch():
-    modules = ", ".join(
-        f"common.evidence.{path.stem}" for path in (ROOT / "common/evidence").glob("[a-z]*.py")
-    )
+@pytest.mark.parametrize("package", ["common.evidence", "common.commands"])
+def test_reading_logs_and_starting_a_command_load_no_torch(package):
+    folder = ROOT / package.replace(".", "/")
+    modules = ", ".join(f"{package}.{path.stem}" for path in folder.glob("[a-z]*.py"))
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from common import config as configs
 from common import fingerprint
-from common.benchmark import prepared_hint
 from common.config import ROOT, SIZES
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
@@ -42,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    problems = fingerprint.verify(directory, config.prepared_with(), hint=prepared_hint(config))
+    problems = fingerprint.verify(directory, config.prepared_with(), hint=config.prepared_hint)
     for problem in problems:
         print(problem.replace(f"{ROOT}/", ""))
     manifest = fingerprint.read_manifest(directory, hint="")
