@@ -79,6 +79,10 @@ class Benchmark(ABC):
     def build_model(self) -> nn.Module:
         """Return the baseline's model with its initial weights, drawn from the global generator."""
 
+    def load_weights(self, model: nn.Module) -> None:
+        """Give the baseline's model its prepared starting weights; none unless a benchmark has some."""
+        return
+
     @abstractmethod
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the baseline's loss, a scalar: the mean over the batch."""
@@ -122,7 +126,11 @@ class Benchmark(ABC):
 
     @abstractmethod
     def epoch_number(self, num_samples: int) -> int:
-        """Return the `epoch_num` of the log after so many training samples."""
+        """Return the `epoch_num` of the log in which the last of so many training samples lies."""
+
+    def epochs_finished(self, num_samples: int) -> float:
+        """Return the `epoch_num` of an evaluation after so many training samples."""
+        return self.epoch_number(num_samples)
 
     @abstractmethod
     def fingerprint(self) -> str:

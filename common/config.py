@@ -50,10 +50,12 @@ class OptimizerConfig(Strict):
 
 
 class ScheduleConfig(Strict):
-    """Linear warm-up from 0, then a decay to 0 at the end of `max_duration`."""
+    """Linear warm-up from 0, then a decay to 0 at the end of `max_duration`, or by `factor` at milestones."""
 
-    name: Literal["cosine", "linear"]
+    name: Literal["cosine", "linear", "step"]
     warmup: Duration
+    milestones: list[Duration] = []
+    factor: float = Field(default=1.0, gt=0, le=1)
 
 
 class DataConfig(Strict):
@@ -80,6 +82,7 @@ class Plan:
     steps_per_epoch: int
     warmup_steps: int
     evaluation_steps: tuple[int, ...]
+    milestones: tuple[int, ...] = ()  # where the learning rate steps down
 
 
 class RunConfig(Strict):
@@ -92,6 +95,7 @@ class RunConfig(Strict):
     max_duration: Duration
     evaluate_every: Duration
     evaluate_from: Duration = "0sp"
+    evaluate_untrained: bool = False  # also before the first step: shows that starting weights were read
     global_batch_size: int = Field(gt=0)
     evaluation_batch_size: int = Field(gt=0)
     precision: Literal["fp32", "bf16", "fp16"]
@@ -134,7 +138,8 @@ class RunConfig(Strict):
             num_steps=num_steps,
             steps_per_epoch=self.steps_per_epoch,
             warmup_steps=self.steps(self.schedule.warmup),
-            evaluation_steps=tuple(dict.fromkeys([*range(first, num_steps, every), num_steps])),
+            evaluation_steps=(*[0] * self.evaluate_untrained, *range(first, num_steps, every), num_steps),
+            milestones=tuple(self.steps(milestone) for milestone in self.schedule.milestones),
         )
 
     def replaced(self, **changes: Any) -> "RunConfig":

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from common.config import OptimizerConfig, ScheduleConfig
+from common.config import OptimizerConfig, Plan, ScheduleConfig
 
 
 class DecoupledSGD(SGD):
@@ -63,26 +63,26 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return optimizer
 
 
-def schedule_factor(step: int, *, name: str, warmup_steps: int, num_steps: int) -> float:
+def schedule_factor(step: int, config: ScheduleConfig, plan: Plan) -> float:
     """Return the factor in [0, 1] on the peak learning rate at a step counted from 0.
 
     Linear from 0 over the warm-up (step 0 has factor 0, as in the published runs), then `cosine` or `linear`
-    to 0.
+    to 0, or `step`: times the configured factor at each milestone.
     """
-    if step < warmup_steps:
-        return step / warmup_steps
-    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    return 0.5 * (1 + math.cos(math.pi * progress)) if name == "cosine" else 1 - progress
+    if step < plan.warmup_steps:
+        return step / plan.warmup_steps
+    if config.name == "step":
+        return config.factor ** sum(milestone <= step for milestone in plan.milestones)
+    progress = min(1.0, (step - plan.warmup_steps) / max(1, plan.num_steps - plan.warmup_steps))
+    return 0.5 * (1 + math.cos(math.pi * progress)) if config.name == "cosine" else 1 - progress
 
 
-def build_schedule(
-    optimizer: Optimizer, config: ScheduleConfig, *, warmup_steps: int, num_steps: int
-) -> Callable[[int], None]:
+def build_schedule(optimizer: Optimizer, config: ScheduleConfig, plan: Plan) -> Callable[[int], None]:
     """Return a function that sets the learning rate of a step, counted from 0, before it is taken."""
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     def set_rate(step: int) -> None:
-        factor = schedule_factor(step, name=config.name, warmup_steps=warmup_steps, num_steps=num_steps)
+        factor = schedule_factor(step, config, plan)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
 

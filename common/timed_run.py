@@ -61,22 +61,23 @@ class TrainingRun:
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
         self.waited_s, self.rates_from = 0.0, (0.0, 0.0)
 
-    def initialize(self) -> None:
-        """Build everything and run every shape once on random values; nothing here may open the data set."""
+    def initialize(self, *, from_scratch: bool = False) -> None:
+        """Build everything and run every shape once on random values; nothing here may open the data set.
+
+        With `from_scratch` prepared starting weights are not needed.
+        """
         torch.manual_seed(self.spec.seed)
-        model = self.benchmark.build_model().to(self.device)
+        model = self.benchmark.build_model()
+        if not from_scratch:
+            self.benchmark.load_weights(model)
+        model = model.to(self.device)
         self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
         self.loss: Loss = self.benchmark.loss
         for method in self.methods:
             self.loss = method.loss(self.loss)
         optimizer = build_optimizer(self.model, self.config.optimizer)
         self.optimizer = reduce(lambda built, method: method.optimizer(built), self.methods, optimizer)
-        self.set_rate = build_schedule(
-            self.optimizer,
-            self.config.schedule,
-            warmup_steps=self.plan.warmup_steps,
-            num_steps=self.plan.num_steps,
-        )
+        self.set_rate = build_schedule(self.optimizer, self.config.schedule, self.plan)
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -146,7 +147,8 @@ class TrainingRun:
         batches = self.benchmark.train_batches()
         step = 0
         for last in self.plan.evaluation_steps:
-            self.train_block(batches, step, last)
+            if last > step:  # not for an evaluation of the untrained model
+                self.train_block(batches, step, last)
             step = last
             self.quality = self.evaluate()
             if self.quality >= self.config.target:
@@ -200,7 +202,7 @@ class TrainingRun:
         )
 
     def change_epoch(self, ended: int | None, started: int | None) -> None:
-        """Log the border between two epochs."""
+        """Log the border between two epochs; one that an evaluation divides is logged in both blocks."""
         if ended is not None:
             self.log.stop("epoch_stop", epoch_num=ended)
         if started is not None:
@@ -209,7 +211,7 @@ class TrainingRun:
     @torch.no_grad()
     def evaluate(self) -> float:
         """Return the quality over the whole evaluation set: right over all, one division at the end."""
-        number = self.benchmark.epoch_number(self.num_samples)
+        number = self.benchmark.epochs_finished(self.num_samples)
         self.log.start("eval_start", epoch_num=number)
         model = reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model)
         model.eval()

@@ -218,7 +218,12 @@ class Benchmark(benchmark.Benchmark):
 
     def epoch_number(self, num_samples: int) -> int:
         """Return the epoch, from 1, in which the last of so many samples was seen."""
-        return max(1, -(-num_samples // (self.config.steps_per_epoch * self.config.global_batch_size)))
+        return max(1, math.ceil(self.epochs_finished(num_samples)))
+
+    def epochs_finished(self, num_samples: int) -> float:
+        """Return the epochs, with a fraction where an evaluation divides one."""
+        epochs = num_samples / (self.config.steps_per_epoch * self.config.global_batch_size)
+        return int(epochs) if epochs.is_integer() else epochs
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the prepared data."""

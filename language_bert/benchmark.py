@@ -1,7 +1,7 @@
 """BERT on masked-language modelling: what the loop asks of this benchmark."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch.nn.functional as F
@@ -13,9 +13,9 @@ from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.method import Batch
 from language_bert.data.batches import IGNORED, padded_batch, random_record
-from language_bert.data.instances import NUM_SPECIAL
-from language_bert.data.shards import Record, Shard
-from language_bert.model import build_bert, spread_positions
+from language_bert.data.shards import Record, Shards
+from language_bert.data.weights import WEIGHTS, load_weights
+from language_bert.model import bert_config, build_bert, spread_positions
 
 
 class ModelConfig(Strict):
@@ -28,6 +28,7 @@ class ModelConfig(Strict):
     intermediate_size: int = Field(gt=0)
     dropout: float = Field(ge=0, lt=1)
     initializer_range: float = Field(gt=0)
+    start: Literal["random", "checkpoint"]
     position_scale: float = Field(ge=0)
     next_sentence: bool
 
@@ -45,19 +46,11 @@ class ModelConfig(Strict):
 class TextDataConfig(DataConfig):
     """Lengths in tokens."""
 
+    corpus: str = Field(pattern=r"^[a-z0-9-]+$")  # wikipedia-20200101 is checked against what is published
     max_seq_length: int = Field(ge=8, le=512)
-    max_predictions: int = Field(gt=0)
+    num_duplicates: int = Field(ge=1, le=100)
     masked_fraction: Fraction
-
-    @model_validator(mode="after")
-    def check_predictions(self) -> "TextDataConfig":
-        """Refuse more predictions than a sequence has ordinary tokens."""
-        if self.max_predictions > self.max_seq_length - NUM_SPECIAL:
-            raise ValueError(
-                f"max_predictions {self.max_predictions} does not fit in "
-                f"max_seq_length {self.max_seq_length} with its {NUM_SPECIAL} special tokens"
-            )
-        return self
+    evaluation_masked_fraction: Fraction
 
 
 class Config(RunConfig):
@@ -68,12 +61,15 @@ class Config(RunConfig):
 
     def prepared_with(self) -> dict[str, Any]:
         """Return also lengths, masking and the size of the vocabulary."""
-        return super().prepared_with() | {
-            "data.max_seq_length": self.data.max_seq_length,
-            "data.max_predictions": self.data.max_predictions,
-            "data.masked_fraction": self.data.masked_fraction,
-            "model.vocab_size": self.model.vocab_size,
-        }
+        names = (
+            "corpus",
+            "max_seq_length",
+            "num_duplicates",
+            "masked_fraction",
+            "evaluation_masked_fraction",
+        )
+        settings = {f"data.{name}": getattr(self.data, name) for name in names}
+        return super().prepared_with() | settings | {"model.vocab_size": self.model.vocab_size}
 
 
 class Benchmark(benchmark.Benchmark):
@@ -86,29 +82,17 @@ class Benchmark(benchmark.Benchmark):
     counts_epochs = False
 
     def build_model(self) -> nn.Module:
-        """Return Hugging Face's BERT, unmodified; sdpa attention."""
-        from transformers import BertConfig  # slow to import
-
+        """Return Hugging Face's BERT, unmodified."""
         settings = self.config.model
-        model = build_bert(
-            BertConfig(
-                vocab_size=settings.vocab_size,
-                hidden_size=settings.hidden_size,
-                num_hidden_layers=settings.num_hidden_layers,
-                num_attention_heads=settings.num_attention_heads,
-                intermediate_size=settings.intermediate_size,
-                max_position_embeddings=self.config.data.max_seq_length,
-                hidden_dropout_prob=settings.dropout,
-                attention_probs_dropout_prob=settings.dropout,
-                initializer_range=settings.initializer_range,
-                hidden_act="gelu_pytorch_tanh",  # the form of the reference; "gelu" would be the erf form
-                layer_norm_eps=1e-12,
-            ),
-            next_sentence=settings.next_sentence,
-        )
+        model = build_bert(bert_config(self.config), next_sentence=settings.next_sentence)
         if settings.position_scale:
             spread_positions(model, settings.position_scale)
         return model
+
+    def load_weights(self, model: nn.Module) -> None:
+        """Read the published checkpoint's weights where the configuration starts from it."""
+        if self.config.model.start == "checkpoint":
+            load_weights(model, self.directory / WEIGHTS, hint=self.config.prepared_hint)
 
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
@@ -155,27 +139,29 @@ class Benchmark(benchmark.Benchmark):
 
     def train_batches(self) -> Iterator[Batch]:
         """Yield shuffled batches without end."""
-        shard = self.shard("train", self.config.data.num_train_samples)
-        for indices in sampler.batches(len(shard), self.config.global_batch_size, seed=self.seed):
-            yield padded_batch([shard[index] for index in indices], self.config.data.max_seq_length)
+        shards = self.shards("train", self.config.data.num_train_samples)
+        for indices in sampler.batches(len(shards), self.config.global_batch_size, seed=self.seed):
+            yield padded_batch([shards[index] for index in indices], self.config.data.max_seq_length)
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield the evaluation set in its order."""
-        shard = self.shard("evaluation", self.config.data.num_evaluation_samples)
+        shards = self.shards("evaluation", self.config.data.num_evaluation_samples)
         size = self.config.evaluation_batch_size
-        for first in range(0, len(shard), size):
-            records = [shard[index] for index in range(first, min(first + size, len(shard)))]
+        for first in range(0, len(shards), size):
+            records = [shards[index] for index in range(first, min(first + size, len(shards)))]
             yield padded_batch(records, self.config.data.max_seq_length)
 
-    def shard(self, name: str, num_samples: int) -> Shard:
+    def shards(self, name: str, num_samples: int) -> Shards:
         """Open a part of the data.
 
         Raises UserError unless it holds as many samples as the configuration says.
         """
-        shard = Shard(self.directory / name)
-        if len(shard) != num_samples:
-            raise UserError(f"{len(shard)} samples, expected {num_samples}", where=str(shard.path))
-        return shard
+        shards = Shards(self.directory, name)
+        if len(shards) != num_samples:
+            raise UserError(
+                f"{len(shards)} samples, expected {num_samples}", where=f"{self.directory}: {name}"
+            )
+        return shards
 
     def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Count masked tokens that are predicted right, and masked tokens."""

@@ -5,7 +5,7 @@ masked tokens, D hidden size, N heads, H head size, V vocabulary.
 """
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,26 @@ class Predictions(NamedTuple):
 
     prediction_logits: Tensor
     seq_relationship_logits: Tensor | None = None
+
+
+def bert_config(config: Any) -> "BertConfig":
+    """Return Hugging Face's configuration of a run's model."""
+    from transformers import BertConfig  # slow to import
+
+    settings = config.model
+    return BertConfig(
+        vocab_size=settings.vocab_size,
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_hidden_layers,
+        num_attention_heads=settings.num_attention_heads,
+        intermediate_size=settings.intermediate_size,
+        max_position_embeddings=config.data.max_seq_length,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        initializer_range=settings.initializer_range,
+        hidden_act="gelu_pytorch_tanh",  # the form of the reference; "gelu" would be the erf form
+        layer_norm_eps=1e-12,
+    )
 
 
 def build_bert(config: "BertConfig", *, next_sentence: bool) -> "BertModule":

@@ -158,13 +158,13 @@ def test_a_results_folder_that_cannot_be_written_is_named(tmp_path):
 def test_corrupted_data_are_named_before_anything_is_timed(tmp_path):
     copy = tmp_path / "data"
     shutil.copytree(ROOT / "data/language_bert/mini", copy)
-    content = bytearray((copy / "train.bin").read_bytes())
+    content = bytearray((copy / "train-00000.shard").read_bytes())
     content[1000] ^= 1
-    (copy / "train.bin").write_bytes(content)
+    (copy / "train-00000.shard").write_bytes(content)
     line = one_line(ttt(*run_arguments(tmp_path, f"data.directory={copy}")), 2)
-    assert "train.bin" in line and "content changed" in line
+    assert "train-00000.shard" in line and "content changed" in line
     verified = ttt("data", "verify", "language_bert", "--size", "mini", "--set", f"data.directory={copy}")
-    assert verified.returncode == 1 and "train.bin" in verified.stdout
+    assert verified.returncode == 1 and "train-00000.shard" in verified.stdout
     assert results(tmp_path) == []
 
 

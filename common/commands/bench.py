@@ -88,7 +88,7 @@ def build(config: configs.RunConfig, directory: Path) -> "TrainingRun":
     spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
     benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0)
     run = TrainingRun(spec, config, benchmark, log)
-    run.initialize()
+    run.initialize(from_scratch=True)
     return run
 
 

@@ -5,12 +5,8 @@ that was stopped goes on where it was: a shard is finished when its rows of the 
 whose name holds a digest of the images they describe, so a source that has changed is noticed.
 """
 
-import hashlib
-import json
 import os
 import shutil
-import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,14 +18,13 @@ import numpy as np
 
 from common import fingerprint
 from common.errors import UserError
+from common.preparation import Progress, check_free_space, clear_unfinished, digest, save_rows
 from image_classification.data import shards
 from image_classification.data.images import PARTS
 from image_classification.data.sources import Record, check_md5, list_source, read_image
 
 SHARD_BYTES = 256 * 2**20
 NUM_NAMED = 5  # of the images that cannot be decoded
-PRINT_EVERY_S = 10.0
-GIB = 2**30
 
 
 def prepare(
@@ -106,8 +101,7 @@ class PlannedShard:
     def rows(self) -> Path:
         """Where its rows of the index go."""
         described = [(*record, self.labels[record.synset]) for record in self.records]
-        digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
-        return self.work / "rows" / f"{self.part}-{self.number:05}-{digest}.npy"
+        return self.work / "rows" / f"{self.part}-{self.number:05}-{digest(described)}.npy"
 
     @property
     def num_bytes(self) -> int:
@@ -136,8 +130,6 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     for name in ("data", "rows"):
         (work / name).mkdir(parents=True, exist_ok=True)
     missing = clear_unfinished(work, planned)
-    if len(missing) < len(planned):
-        print(f"{len(planned) - len(missing)} of {len(planned)} shards are finished already", flush=True)
     check_free_space(work, sum(shard.num_bytes for shard in missing))
     begun = {shard.part for shard in planned if shard not in missing}  # from files that were checked then
     check_md5(source, {part: number for part, number in expected.items() if part not in begun})
@@ -153,43 +145,24 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     return result
 
 
-def clear_unfinished(work: Path, planned: list[PlannedShard]) -> list[PlannedShard]:
-    """Remove from `work` all but finished shards; returns the others, which are to be written."""
-    finished = [shard for shard in planned if shard.is_finished()]
-    kept = {path for shard in finished for path in (shard.path, shard.rows)}
-    for path in work.glob("*/*"):
-        if path not in kept:
-            path.unlink()
-    return [shard for shard in planned if shard.path not in kept]
-
-
-def check_free_space(work: Path, num_bytes: int) -> None:
-    """Raise UserError when the disk lacks room for what is still to be written."""
-    free = shutil.disk_usage(work).free
-    if free < num_bytes:
-        raise UserError(
-            f"needs {num_bytes / GIB:.2f} GiB, but the disk has {free / GIB:.2f} GiB free",
-            where=str(work.parent),
-            hint="choose another folder with --set data.directory=DIR",
-        )
-
-
 def write_missing(missing: list[PlannedShard], source: Path) -> None:
     """Write shards and their rows of the index; every image is decoded on the way.
 
     Raises UserError after the last when images cannot be decoded. Shards without such images are kept.
     """
     faults: list[str] = []
-    progress = Progress(missing)
+    progress = Progress(
+        num_items=sum(len(shard.records) for shard in missing),
+        num_bytes=sum(shard.num_bytes for shard in missing),
+        items="images",
+    )
     with ThreadPoolExecutor(thread_name_prefix="images") as pool:
         for shard in missing:
             num_faults = len(faults)
             images = encoded_images(shard, pool, faults, progress)
             rows = shards.write_shard(shard.path, shard.number, images)
             if len(faults) == num_faults:
-                draft = shard.rows.with_name("draft.npy")
-                np.save(draft, rows, allow_pickle=False)
-                os.replace(draft, shard.rows)
+                save_rows(shard.rows, rows)
     if faults:
         more = "; ..." if len(faults) > NUM_NAMED else ""
         raise UserError(
@@ -200,7 +173,7 @@ def write_missing(missing: list[PlannedShard], source: Path) -> None:
 
 
 def encoded_images(
-    shard: PlannedShard, pool: ThreadPoolExecutor, faults: list[str], progress: "Progress"
+    shard: PlannedShard, pool: ThreadPoolExecutor, faults: list[str], progress: Progress
 ) -> Iterator[shards.EncodedImage]:
     """Yield the images of a shard in order; those that cannot be decoded are added to `faults` instead."""
     for record, pending in zip(shard.records, read_ahead(pool, shard.records), strict=True):
@@ -211,7 +184,7 @@ def encoded_images(
         else:
             label = shard.labels[record.synset]
             yield shards.EncodedImage(content=content, label=label, height=height, width=width)
-        progress.add(record.num_bytes)
+        progress.add(1, record.num_bytes)
 
 
 def read_ahead(
@@ -224,29 +197,3 @@ def read_ahead(
         if len(pending) > 4 * (os.cpu_count() or 1):
             yield pending.popleft()
     yield from pending
-
-
-class Progress:
-    """Prints what is done, how fast, and the time left: redrawn on a terminal, else a line now and then."""
-
-    def __init__(self, missing: list[PlannedShard]) -> None:
-        self.total_images = sum(len(shard.records) for shard in missing)
-        self.total_bytes = sum(shard.num_bytes for shard in missing)
-        self.num_images = self.num_bytes = 0
-        self.started = self.printed_at = time.monotonic()
-        self.redraws = sys.stdout.isatty()
-
-    def add(self, num_bytes: int) -> None:
-        """Count an image."""
-        self.num_images += 1
-        self.num_bytes += num_bytes
-        now, is_last = time.monotonic(), self.num_images == self.total_images
-        if is_last or now - self.printed_at >= (1 if self.redraws else PRINT_EVERY_S):
-            self.printed_at = now
-            seconds = max(now - self.started, 1e-9)
-            left_s = (self.total_bytes - self.num_bytes) / max(self.num_bytes, 1) * seconds
-            text = (
-                f"{self.num_images:,} of {self.total_images:,} images, {self.num_images / seconds:,.0f} "
-                f"images/s, {self.num_bytes / seconds / 1e6:,.0f} MB/s, {left_s / 60:,.1f} min left"
-            )
-            print(text.ljust(79), end="\r" if self.redraws and not is_last else "\n", flush=True)

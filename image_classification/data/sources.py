@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from common import preparation
 from common.errors import UserError
 from image_classification.data.images import PARTS, decode_bytes
 
@@ -154,11 +155,7 @@ def check_md5(directory: Path, expected: dict[str, int]) -> None:
         path, (num_images, md5) = directory / TARS[part], OFFICIAL[part]
         if num_expected != num_images or not path.is_file():
             continue
-        print(f"checking the MD5 of {path.name}, {path.stat().st_size / 1e9:.1f} GB", flush=True)
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if found != md5:
-            raise UserError(f"MD5 {found}, expected {md5}", where=str(path), hint="download it again")
+        preparation.check_md5(path, md5, hint="download it again")
 
 
 def read_image(record: Record) -> tuple[bytes, int, int]:

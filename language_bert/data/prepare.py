@@ -1,4 +1,7 @@
-"""Make the embedded data of size `mini`: prose, a WordPiece vocabulary, training and evaluation instances."""
+"""Prepare the data: for size `mini` embedded prose with its own vocabulary, for size `full` Wikipedia.
+
+The folder appears whole or not at all.
+"""
 
 import random
 import shutil
@@ -6,19 +9,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
 from common import fingerprint
 from common.errors import UserError
+from language_bert.data import shards
 from language_bert.data.corpus import documents
-from language_bert.data.instances import (
-    Document,
-    Instance,
-    InstanceSettings,
-    Vocabulary,
-    create_instances,
-)
-from language_bert.data.shards import write_shard
+from language_bert.data.instances import Instance, InstanceSettings, create_instances
+from language_bert.data.wikipedia import prepare_wikipedia
+from language_bert.data.wordpiece import Tokenizer, read_documents
 
 SPLIT_SEED = 12345  # as in the reference
 HELD_OUT_FRACTION = 0.05
@@ -27,38 +27,57 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
-    """Write train and evaluation shards, vocabulary and manifest below `directory`; returns the fingerprint.
+    """Prepare the data in `directory`; returns the fingerprint. Size `full` needs a `source`, see sources.py.
 
-    The folder appears whole or not at all. Raises UserError for a `source`, for size `full`, and for a folder
-    that holds something else.
+    Raises UserError for a folder that holds something else, and a source that is incomplete, damaged or
+    another text than Wikipedia's of 2020-01-01.
     """
-    if source is not None:
-        raise UserError(f"{config.benchmark} is not prepared from a source", where=f"--source {source}")
-    if config.size != "mini":
+    directory = directory.resolve()  # a link to another disk stays one
+    if config.size == "full" and source is None:
         raise UserError(
-            "the Wikipedia set cannot be made from here yet",
-            where=f"{config.benchmark} --size full",
-            hint="use --size mini",
+            "no intact data here, and Wikipedia cannot be downloaded",
+            where=str(directory),
+            hint=f"run: ttt data prepare {config.benchmark} --size full --source DIR, with MLCommons' text "
+            "(results4, vocab.txt) or TFRecords; or --set data.directory=DIR to prepared data",
         )
+    if config.size == "mini" and source is not None:
+        raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
     fingerprint.refuse_to_replace(directory)
-    partial = directory.with_name(f".{directory.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    work = directory.with_name(f".{directory.name}.part")
+    try:
+        if source is None:
+            return prepare_prose(directory, work, config)
+        return prepare_wikipedia(directory, work, config, source.resolve())
+    except OSError as error:
+        where = str(error.filename or work)
+        raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
+
+
+def prepare_prose(directory: Path, work: Path, config: Any) -> str:
+    """Write the embedded data set; returns its fingerprint."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    data = config.data
     train_text, evaluation_text = split(documents())
-    tokenizer = train_tokenizer(train_text, config.model.vocab_size, partial)
-    facts: dict[str, Any] = {"settings": config.prepared_with(), "tokens": list(SPECIAL_TOKENS)}
+    train_vocabulary(train_text, config.model.vocab_size, work)
+    tokenizer = Tokenizer(work / "vocab.txt")
+    facts: dict[str, Any] = {"settings": config.prepared_with()}
     wanted = {
-        "train": (train_text, config.data.num_train_samples),
-        "evaluation": (evaluation_text, config.data.num_evaluation_samples),
+        "train": (train_text, data.num_train_samples, data.masked_fraction, data.num_duplicates),
+        "evaluation": (evaluation_text, data.num_evaluation_samples, data.evaluation_masked_fraction, 10),
     }
-    for name, (part, num_samples) in wanted.items():
-        instances = draw(tokenized(part, tokenizer), num_samples, tokenizer, config)
-        write_shard(partial / name, instances)
-        num_tokens = sum(len(instance.input_ids) for instance in instances)
-        facts[f"num_{name}_masked_tokens"] = sum(len(instance.masked_ids) for instance in instances)
-        facts[f"{name}_valid_fraction"] = round(num_tokens / (num_samples * config.data.max_seq_length), 4)
-    result = fingerprint.write_manifest(partial, facts)
-    fingerprint.put_in_place(partial, directory)
+    for name, (texts, num_samples, masked_fraction, num_duplicates) in wanted.items():
+        settings = InstanceSettings(
+            max_seq_length=data.max_seq_length,
+            masked_fraction=masked_fraction,
+            num_duplicates=num_duplicates,
+        )
+        instances = draw(texts, num_samples, tokenizer, settings)
+        index = shards.write_shard(shards.shard_path(work, name, 0), 0, instances)
+        np.save(shards.index_path(work, name), index, allow_pickle=False)
+        facts |= shards.describe(name, index, data.max_seq_length)
+    result = fingerprint.write_manifest(work, facts)
+    fingerprint.put_in_place(work, directory)
     return result
 
 
@@ -69,8 +88,8 @@ def split(texts: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
     return [texts[i] for i in order[num_held_out:]], [texts[i] for i in order[:num_held_out]]
 
 
-def train_tokenizer(texts: list[list[str]], vocab_size: int, directory: Path) -> BertWordPieceTokenizer:
-    """Train WordPiece on the text, write vocab.txt and return the tokenizer that reads it.
+def train_vocabulary(texts: list[list[str]], vocab_size: int, directory: Path) -> None:
+    """Train WordPiece on the text and write vocab.txt.
 
     Every character is given to the trainer in a fixed order, alone and as a continuation: it would number the
     continuations in the order of a hash table, and break ties by number, differently in every process.
@@ -93,38 +112,18 @@ def train_tokenizer(texts: list[list[str]], vocab_size: int, directory: Path) ->
             where="model.vocab_size",
         )
     trainer.save_model(str(directory))
-    return BertWordPieceTokenizer(str(directory / "vocab.txt"), lowercase=True)
-
-
-def tokenized(texts: list[list[str]], tokenizer: BertWordPieceTokenizer) -> list[Document]:
-    """Return documents of sentences of token ids, without empty ones."""
-    tokens = [
-        [each.ids for each in tokenizer.encode_batch(text, add_special_tokens=False) if each.ids]
-        for text in texts
-    ]
-    return [document for document in tokens if document]
 
 
 def draw(
-    texts: list[Document], num_samples: int, tokenizer: BertWordPieceTokenizer, config: Any
+    texts: list[list[str]], num_samples: int, tokenizer: Tokenizer, settings: InstanceSettings
 ) -> list[Instance]:
-    """Return `num_samples` instances, evenly spaced over as many duplicates as are needed."""
-    vocabulary = Vocabulary(
-        num_tokens=tokenizer.get_vocab_size(),
-        cls_id=tokenizer.token_to_id("[CLS]"),
-        sep_id=tokenizer.token_to_id("[SEP]"),
-        mask_id=tokenizer.token_to_id("[MASK]"),
+    """Return `num_samples` of the instances of a text, evenly spaced."""
+    lines = (line for text in texts for line in [*text, ""])
+    found = create_instances(
+        read_documents(lines, tokenizer), tokenizer.vocabulary, settings, random.Random(SPLIT_SEED)
     )
-    for num_duplicates in (1, 2, 5, 10, 20):
-        settings = InstanceSettings(
-            max_seq_length=config.data.max_seq_length,
-            max_predictions=config.data.max_predictions,
-            masked_fraction=config.data.masked_fraction,
-            num_duplicates=num_duplicates,
+    if len(found) < num_samples:
+        raise UserError(
+            f"the corpus gives {len(found)} samples, fewer than {num_samples}", where="data.num_train_samples"
         )
-        instances = create_instances(list(texts), vocabulary, settings, random.Random(SPLIT_SEED))
-        if len(instances) >= num_samples:
-            return [instances[i * len(instances) // num_samples] for i in range(num_samples)]
-    raise UserError(
-        f"the corpus gives {len(instances)} samples, fewer than {num_samples}", where="data.num_train_samples"
-    )
+    return [found[i * len(found) // num_samples] for i in range(num_samples)]

@@ -1,49 +1,39 @@
-"""Training instances on disk: records of uint16 one behind the other, an index of offsets and CRCs.
+"""Instances on disk: token ids as uint16, one behind the other in large files, with an index.
 
-A record is [length, num_a_tokens, num_masked, is_random_next, input_ids..., masked_positions...,
-masked_ids...]. Variable length and two bytes a token: a twentieth of the reference's TFRecords.
+`train-00000.shard` and so on hold, for each instance, its input ids, its masked positions and what stood
+there. `train.index.npy` says where each instance is, its CRC, and how to divide it. Variable length and two
+bytes a token: a twentieth of the reference's TFRecords.
 """
 
+import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from common.errors import UserError
 from language_bert.data.instances import Instance
 
-HEADER = 4
-MAX_ID = 2**16 - 1
-
-
-def write_shard(path: Path, instances: Iterable[Instance]) -> int:
-    """Write `<path>.bin` and `<path>.index.npy`; returns the number of records."""
-    index = [(0, 0)]
-    with path.with_suffix(".bin").open("wb") as file:
-        for instance in instances:
-            record = np.array(
-                [
-                    len(instance.input_ids),
-                    instance.num_a_tokens,
-                    len(instance.masked_ids),
-                    int(instance.is_random_next),
-                    *instance.input_ids,
-                    *instance.masked_positions,
-                    *instance.masked_ids,
-                ],
-                dtype="<u2",
-            )
-            file.write(record.tobytes())
-            index.append((index[-1][0] + len(record), zlib.crc32(record.tobytes())))
-    np.save(path.with_suffix(".index.npy"), np.array(index, dtype="<u8"), allow_pickle=False)
-    return len(index) - 1
+INDEX = np.dtype(  # 24 bytes an instance
+    [
+        ("shard", "<u4"),
+        ("crc32", "<u4"),
+        ("offset", "<u8"),  # in words of two bytes
+        ("num_tokens", "<u2"),
+        ("num_a_tokens", "<u2"),
+        ("num_masked", "<u2"),
+        ("is_random_next", "<u2"),
+    ]
+)
+HISTOGRAM_TOKENS = 64  # width of a bin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One instance, arrays int64: `input_ids` (length,), `masked_positions`, `masked_ids` (num_masked,)."""
+    """Arrays of int64: `input_ids` (num_tokens,), `masked_positions` and `masked_ids` (num_masked,)."""
 
     input_ids: np.ndarray
     num_a_tokens: int
@@ -52,36 +42,96 @@ class Record:
     is_random_next: bool
 
 
-class Shard:
-    """Random access to a shard through a memory map; every record read is checked against its CRC."""
+def shard_path(directory: Path, part: str, number: int) -> Path:
+    """Return the file of a shard."""
+    return directory / f"{part}-{number:05}.shard"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_suffix(".bin")
+
+def index_path(directory: Path, part: str) -> Path:
+    """Return the file of a part's index."""
+    return directory / f"{part}.index.npy"
+
+
+def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.ndarray:
+    """Write a shard and wait until the disk has it; returns its rows of the index (num_instances,) INDEX."""
+    rows, offset = [], 0
+    with path.open("wb") as file:
+        for each in instances:
+            words = each.input_ids + each.masked_positions + each.masked_ids
+            content = np.asarray(words, dtype="<u2").tobytes()
+            counts = (len(each.input_ids), each.num_a_tokens, len(each.masked_ids), each.is_random_next)
+            rows.append((number, zlib.crc32(content), offset, *counts))
+            offset += file.write(content) // 2
+        file.flush()
+        os.fsync(file.fileno())
+    return np.array(rows, dtype=INDEX)
+
+
+def describe(part: str, index: np.ndarray, max_seq_length: int) -> dict[str, Any]:
+    """Return what the manifest says of a part, and print its histogram of lengths."""
+    lengths = index["num_tokens"]
+    counts = np.bincount((lengths - 1) // HISTOGRAM_TOKENS)
+    shown = ", ".join(
+        f"to {(number + 1) * HISTOGRAM_TOKENS}: {count / len(lengths):.1%}"
+        for number, count in enumerate(counts)
+    )
+    print(f"{part}: {len(lengths):,} instances, mean {lengths.mean():.1f} tokens; {shown}", flush=True)
+    return {
+        f"num_{part}_masked_tokens": int(index["num_masked"].sum()),
+        f"{part}_valid_fraction": round(float(lengths.mean()) / max_seq_length, 4),
+        f"{part}_length_histogram_{HISTOGRAM_TOKENS}": counts.tolist(),
+    }
+
+
+class Shards:
+    """Random access to a part through memory maps; every record read is checked against its CRC."""
+
+    def __init__(self, directory: Path, part: str) -> None:
+        """Open index and shards. Raises UserError for one that is missing or not as long as it should be."""
+        self.directory, self.part = directory, part
+        path = index_path(directory, part)
         try:
-            self.words = np.memmap(self.path, dtype="<u2", mode="r")
-            self.index = np.load(path.with_suffix(".index.npy"), allow_pickle=False)
+            self.index = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"cannot be read ({error})", where=str(path)) from error
+        if self.index.dtype != INDEX or self.index.ndim != 1 or not len(self.index):
+            raise UserError("not an index of shards", where=str(path))
+        self.num_words = self.index["num_tokens"].astype(np.int64) + 2 * self.index["num_masked"]
+        self.shards = [self.open_shard(number) for number in range(int(self.index["shard"].max()) + 1)]
+
+    def open_shard(self, number: int) -> np.ndarray:
+        """Return a memory map of a shard."""
+        path = shard_path(self.directory, self.part, number)
+        expected = int(self.num_words[self.index["shard"] == number].sum())
+        try:
+            words = np.memmap(path, dtype="<u2", mode="r")
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot be read ({error})", where=str(self.path)) from error
-        if self.index[-1, 0] != len(self.words):
-            raise UserError(
-                f"{len(self.words)} words, its index says {self.index[-1, 0]}", where=str(self.path)
-            )
+            raise UserError(f"cannot be read ({error})", where=str(path)) from error
+        if len(words) != expected:
+            raise UserError(f"{len(words)} words, its index says {expected}", where=str(path))
+        return words
 
     def __len__(self) -> int:
-        return len(self.index) - 1
+        return len(self.index)
+
+    def where(self, number: int) -> str:
+        """Return the shard of a record and its place there, from 0."""
+        shard = self.index["shard"][number]
+        first = int(np.searchsorted(self.index["shard"], shard))
+        return f"{shard_path(self.directory, self.part, int(shard))} record {number - first}"
 
     def __getitem__(self, number: int) -> Record:
         """Return a record. Raises UserError that names file and record when its content has changed."""
-        first, last = self.index[number, 0], self.index[number + 1, 0]
-        words = self.words[first:last]
-        if zlib.crc32(words.tobytes()) != self.index[number + 1, 1]:
-            raise UserError(f"record {number} is corrupt (CRC differs)", where=str(self.path))
-        length, num_a_tokens, num_masked, is_random_next = (int(word) for word in words[:HEADER])
-        body = words[HEADER:].astype(np.int64)
+        row = self.index[number]
+        num_tokens, num_masked, first = int(row["num_tokens"]), int(row["num_masked"]), int(row["offset"])
+        words = self.shards[row["shard"]][first : first + int(self.num_words[number])]
+        if zlib.crc32(words.tobytes()) != row["crc32"]:
+            raise UserError("is corrupt (CRC differs)", where=self.where(number))
+        body = words.astype(np.int64)
         return Record(
-            input_ids=body[:length],
-            num_a_tokens=num_a_tokens,
-            masked_positions=body[length : length + num_masked],
-            masked_ids=body[length + num_masked :],
-            is_random_next=bool(is_random_next),
+            input_ids=body[:num_tokens],
+            num_a_tokens=int(row["num_a_tokens"]),
+            masked_positions=body[num_tokens : num_tokens + num_masked],
+            masked_ids=body[num_tokens + num_masked :],
+            is_random_next=bool(row["is_random_next"]),
         )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from common.commands.bench import build
-from common.config import load
+from common.config import Plan, load
 from common.method import build_methods
 from common.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
 from image_classification.benchmark import Benchmark
@@ -48,26 +48,23 @@ def test_steps_are_the_published_ones() -> None:
 def test_learning_rates_are_the_published_ones(configuration: str, step: int, rate: float) -> None:
     config = benchmark(configuration, "full").config
     plan = config.plan()
-    factor = schedule_factor(
-        step, name=config.schedule.name, warmup_steps=plan.warmup_steps, num_steps=plan.num_steps
-    )
+    factor = schedule_factor(step, config.schedule, plan)
     assert config.optimizer.learning_rate * factor == pytest.approx(rate, abs=5.1e-7)
 
 
 def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
-    config = benchmark("optimized", "full").config.optimizer
+    config = benchmark("optimized", "full").config
+    plan = Plan(num_steps=20, steps_per_epoch=5, warmup_steps=4, evaluation_steps=(20,))
     torch.manual_seed(0)
     layer = nn.Linear(5, 3).double()
-    optimizer = build_optimizer(layer, config)
+    optimizer = build_optimizer(layer, config.optimizer)
     assert isinstance(optimizer, DecoupledSGD)
-    set_rate = build_schedule(
-        optimizer, benchmark("optimized", "full").config.schedule, warmup_steps=4, num_steps=20
-    )
+    set_rate = build_schedule(optimizer, config.schedule, plan)
     plain = [parameter.detach().clone() for parameter in layer.parameters()]
     buffers = [torch.zeros_like(parameter) for parameter in plain]
     for step in range(20):
         set_rate(step)
-        factor = schedule_factor(step, name="cosine", warmup_steps=4, num_steps=20)
+        factor = schedule_factor(step, config.schedule, plan)
         for parameter, value, buffer in zip(layer.parameters(), plain, buffers, strict=True):
             parameter.grad = torch.randn_like(parameter)
             value *= 1 - factor * 5e-4

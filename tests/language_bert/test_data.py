@@ -10,10 +10,10 @@ from common.errors import UserError
 from language_bert.data.corpus import documents
 from language_bert.data.instances import InstanceSettings, Vocabulary, create_instances
 from language_bert.data.prepare import prepare
-from language_bert.data.shards import Shard, write_shard
+from language_bert.data.shards import Shards, index_path, shard_path, write_shard
 
 VOCABULARY = Vocabulary(num_tokens=100, cls_id=2, sep_id=3, mask_id=4)
-SETTINGS = InstanceSettings(max_seq_length=32, max_predictions=5, num_duplicates=3)
+SETTINGS = InstanceSettings(max_seq_length=32, masked_fraction=0.16, num_duplicates=3)
 
 
 def make_documents():
@@ -34,8 +34,8 @@ def test_every_instance_is_a_masked_pair_within_the_limits():
     for instance in instances:
         length = len(instance.input_ids)
         assert 5 <= length <= 32
-        assert len(instance.masked_ids) == min(5, max(1, round(length * 0.15)))
-        assert instance.masked_positions == sorted(set(instance.masked_positions))
+        assert len(instance.masked_ids) == min(5, max(1, round(length * 0.16)))
+        assert list(instance.masked_positions) == sorted(set(instance.masked_positions))
         original = list(instance.input_ids)
         for position, token in zip(instance.masked_positions, instance.masked_ids, strict=True):
             original[position] = token
@@ -47,7 +47,7 @@ def test_every_instance_is_a_masked_pair_within_the_limits():
 
 
 def test_of_the_masked_tokens_80_percent_are_hidden_and_half_of_the_pairs_are_random():
-    many = InstanceSettings(max_seq_length=32, max_predictions=5, num_duplicates=60)
+    many = InstanceSettings(max_seq_length=32, masked_fraction=0.16, num_duplicates=60)
     instances = create_instances(make_documents(), VOCABULARY, many, random.Random(1))
     pairs = [
         (i.input_ids[p], t) for i in instances for p, t in zip(i.masked_positions, i.masked_ids, strict=True)
@@ -64,16 +64,27 @@ def test_the_same_seed_gives_the_same_instances_and_another_does_not():
     assert other != make_instances()
 
 
-def test_a_shard_gives_back_what_was_written(tmp_path):
+def write_part(directory, instances):
+    index = np.concatenate(
+        [
+            write_shard(shard_path(directory, "train", number), number, instances[number::2])
+            for number in range(2)
+        ]
+    )
+    np.save(index_path(directory, "train"), index)
+
+
+def test_shards_give_back_what_was_written(tmp_path):
     instances = make_instances()
-    assert write_shard(tmp_path / "train", instances) == len(instances)
-    shard = Shard(tmp_path / "train")
-    assert len(shard) == len(instances)
-    for number in (0, 7, len(shard) - 1):
-        record, instance = shard[number], instances[number]
-        assert record.input_ids.tolist() == instance.input_ids
-        assert record.masked_positions.tolist() == instance.masked_positions
-        assert record.masked_ids.tolist() == instance.masked_ids
+    write_part(tmp_path, instances)
+    shards = Shards(tmp_path, "train")
+    assert len(shards) == len(instances)
+    stored = instances[::2] + instances[1::2]
+    for number in (0, 7, len(shards) - 1):
+        record, instance = shards[number], stored[number]
+        assert record.input_ids.tolist() == instance.input_ids.tolist()
+        assert record.masked_positions.tolist() == instance.masked_positions.tolist()
+        assert record.masked_ids.tolist() == instance.masked_ids.tolist()
         assert (record.num_a_tokens, record.is_random_next) == (
             instance.num_a_tokens,
             instance.is_random_next,
@@ -81,19 +92,30 @@ def test_a_shard_gives_back_what_was_written(tmp_path):
 
 
 def test_a_changed_byte_is_named_with_file_and_record(tmp_path):
-    write_shard(tmp_path / "train", make_instances())
-    content = bytearray((tmp_path / "train.bin").read_bytes())
-    content[20] ^= 1
-    (tmp_path / "train.bin").write_bytes(content)
-    with pytest.raises(UserError, match=r"train\.bin: record 0 is corrupt"):
-        Shard(tmp_path / "train")[0]
+    instances = make_instances()
+    write_part(tmp_path, instances)
+    path = shard_path(tmp_path, "train", 1)
+    content = bytearray(path.read_bytes())
+    content[2 * (len(instances[1].input_ids) + 2 * len(instances[1].masked_ids))] ^= 1
+    path.write_bytes(content)
+    shards, first = Shards(tmp_path, "train"), len(instances[::2])
+    assert shards[first].num_a_tokens == instances[1].num_a_tokens
+    with pytest.raises(UserError, match=r"train-00001\.shard record 1: is corrupt"):
+        shards[first + 1]
 
 
-def test_a_truncated_shard_is_refused(tmp_path):
-    write_shard(tmp_path / "train", make_instances())
-    (tmp_path / "train.bin").write_bytes((tmp_path / "train.bin").read_bytes()[:-2])
-    with pytest.raises(UserError, match="its index says"):
-        Shard(tmp_path / "train")
+def test_a_truncated_or_missing_shard_or_another_index_is_refused(tmp_path):
+    write_part(tmp_path, make_instances())
+    path = shard_path(tmp_path, "train", 1)
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"train-00001\.shard.*its index says"):
+        Shards(tmp_path, "train")
+    path.unlink()
+    with pytest.raises(UserError, match=r"train-00001\.shard.*cannot be read"):
+        Shards(tmp_path, "train")
+    np.save(index_path(tmp_path, "train"), np.zeros(3))
+    with pytest.raises(UserError, match="not an index"):
+        Shards(tmp_path, "train")
 
 
 def test_no_paragraph_of_the_corpus_stands_in_two_documents():

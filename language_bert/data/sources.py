@@ -1,0 +1,105 @@
+"""Wikipedia as a person has it: MLCommons' cleaned text, or the reference's TFRecords. Nothing is unpacked.
+
+A source is any folder in which these files lie, at any depth: `part-00000-of-00500` and so on, `eval.txt`
+(text) or `eval_10k` (TFRecords), for text `vocab.txt`, and the checkpoint `model.ckpt-28252`.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from common import preparation
+from common.errors import UserError
+
+PART = re.compile(r"part-(\d{5})-of-(\d{5})")
+TEXT, RECORDS = "eval.txt", "eval_10k"
+CHECKPOINT = "model.ckpt-28252"
+DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
+WIKIPEDIA = "wikipedia-20200101"  # `data.corpus`: anything else is checked against nothing
+NUM_PARTS = 500
+OFFICIAL_MD5 = {  # MLPerf Training, retired_benchmarks/bert/README.md
+    "vocab.txt": "64800d5d8528ce344256daf115d4965e",
+    TEXT: "2a220f790517261547b1b45ed3ada07a",
+    "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab",
+    "part-00499-of-00500": "b3b087ad24e3770d879a351664cebc5a",
+    CHECKPOINT + INDEX_SUFFIX: "f97de3ae180eb8d479555c939d50d048",
+    CHECKPOINT + DATA_SUFFIX: "50797acd537880bfb5a7ade80d976129",
+}
+OTHER_HINT = "this benchmark is defined on one dump; for another text: --set data.corpus=other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The files of a source; `vocabulary` is None for TFRecords, `checkpoint` where none is wanted."""
+
+    is_text: bool
+    parts: list[Path]
+    evaluation: Path
+    vocabulary: Path | None
+    checkpoint: Path | None  # without its suffix
+
+
+def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> Source:
+    """Find the files in `directory`. Raises UserError for one that is missing or there twice."""
+    is_text = any(directory.rglob(TEXT))
+    if is_text and any(directory.rglob(RECORDS)):
+        raise UserError(f"has both {TEXT} and {RECORDS}", where=str(directory), hint="name the folder of one")
+    evaluation = find(directory, TEXT if is_text else RECORDS)
+    parts = list_parts(directory)
+    if is_official and len(parts) != NUM_PARTS:
+        raise UserError(f"{len(parts)} parts, expected {NUM_PARTS}", where=str(directory), hint=OTHER_HINT)
+    checkpoint = find(directory, CHECKPOINT + INDEX_SUFFIX) if has_checkpoint else None
+    source = Source(
+        is_text=is_text,
+        parts=parts,
+        evaluation=evaluation,
+        vocabulary=find(directory, "vocab.txt") if is_text else None,
+        checkpoint=None if checkpoint is None else checkpoint.with_suffix(""),
+    )
+    if is_official:
+        check_official(source)
+    return source
+
+
+def find(directory: Path, name: str) -> Path:
+    """Return the only file of this name below a folder."""
+    found = sorted(directory.rglob(name))
+    if not found:
+        raise UserError(f"there is no {name}", where=str(directory), hint="see language_bert/README.md")
+    if len(found) > 1:
+        raise UserError(f"{name} is there twice: {found[0]} and {found[1]}", where=str(directory))
+    return found[0]
+
+
+def list_parts(directory: Path) -> list[Path]:
+    """Return the parts in their order, all of them."""
+    named = [(match, path) for path in directory.rglob("part-*") if (match := PART.fullmatch(path.name))]
+    found: dict[int, Path] = {}
+    totals = {int(match[2]) for match, _ in named}
+    for match, path in sorted(named, key=lambda each: str(each[1])):
+        if int(match[1]) in found:
+            other = found[int(match[1])]
+            raise UserError(f"{path.name} is there twice: {other} and {path}", where=str(directory))
+        found[int(match[1])] = path
+    if len(totals) != 1:
+        raise UserError(
+            f"parts of {len(totals)} sets, expected part-00000-of-{NUM_PARTS:05} and so on",
+            where=str(directory),
+        )
+    total = totals.pop()
+    if missing := sorted(set(range(total)) - found.keys()):
+        what = f"{len(found)} of {total} parts, part-{missing[0]:05}-of-{total:05} is missing"
+        raise UserError(what, where=str(directory))
+    return [found[number] for number in sorted(found)]
+
+
+def check_official(source: Source) -> None:
+    """Compare what has a published MD5. Raises UserError for another dump or a damaged file."""
+    files = [source.evaluation, source.vocabulary, *source.parts] if source.is_text else []
+    if source.checkpoint is not None:
+        files += [
+            source.checkpoint.with_name(source.checkpoint.name + end) for end in (INDEX_SUFFIX, DATA_SUFFIX)
+        ]
+    for path in files:
+        if path is not None and (md5 := OFFICIAL_MD5.get(path.name)):
+            preparation.check_md5(path, md5, hint=OTHER_HINT)

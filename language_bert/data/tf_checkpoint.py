@@ -1,0 +1,152 @@
+"""TensorFlow checkpoints (tensor bundles) without TensorFlow; BERT's variables by Hugging Face's names.
+
+`<prefix>.index` is a table in LevelDB's format from variable names to where each tensor lies in
+`<prefix>.data-00000-of-00001`. Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UserError
+from language_bert.data.protobuf import Value, masked_crc, parse, read_varint
+
+MAGIC = 0xDB4775248B80FB57
+FOOTER_BYTES = 48
+TRAILER = struct.Struct("<BI")  # of a block: compression, checksum
+FLOAT32 = 1
+OPTIMIZER = re.compile(r"/(LAMB(_1)?|adam_[mv])$|^(beta[12]_power|global_step)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Where a tensor lies in the data file, in bytes, and its checksum."""
+
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    checksum: int
+
+
+def read_index(path: Path) -> dict[str, Stored]:
+    """Return the float32 tensors of an index by name, but the optimizer's. Raises UserError for damage."""
+    try:
+        content = memoryview(path.read_bytes())
+        if len(content) < FOOTER_BYTES or struct.unpack("<Q", content[-8:])[0] != MAGIC:
+            raise ValueError("is no TensorFlow index")
+        footer = content[-FOOTER_BYTES:]
+        position = 0
+        for _ in range(2):  # the meta-index, which is not needed, and the index of blocks
+            offset, position = read_varint(footer, position)
+            size, position = read_varint(footer, position)
+        found = {}
+        for _, handle in read_block(content, offset, size):
+            start, position = read_varint(handle, 0)
+            for key, value in read_block(content, start, read_varint(handle, position)[0]):
+                name = key.decode()
+                if name and not OPTIMIZER.search(name):
+                    found[name] = parse_entry(name, value)
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise UserError(f"is damaged, or no TensorFlow index ({error})", where=str(path)) from error
+    return found
+
+
+def read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield keys and values of a block: each key says how much of the one before it repeats."""
+    end = offset + size
+    compression, checksum = TRAILER.unpack(content[end : end + TRAILER.size])
+    if masked_crc(bytes(content[offset : end + 1])) != checksum:
+        raise ValueError("CRC differs")
+    if compression:
+        raise ValueError("it is compressed")
+    num_restarts = struct.unpack("<I", content[end - 4 : end])[0]
+    block, position, key = content[offset : end - 4 * (num_restarts + 1)], 0, b""
+    while position < len(block):
+        shared, position = read_varint(block, position)
+        num_new, position = read_varint(block, position)
+        num_value, position = read_varint(block, position)
+        key = key[:shared] + bytes(block[position : position + num_new])
+        position += num_new
+        yield key, block[position : position + num_value]
+        position += num_value
+
+
+def parse_entry(name: str, value: memoryview) -> Stored:
+    """Return where a tensor lies. Raises ValueError unless it is float32 in the first data file."""
+    fields = parse(value)
+    if number(fields, 1) != FLOAT32 or number(fields, 3):
+        raise ValueError(f"{name} is not float32 in one file")
+    dimensions = parse(fields[2][0]).get(2, []) if 2 in fields else []  # type: ignore[arg-type]
+    return Stored(
+        shape=tuple(number(parse(dimension), 1) for dimension in dimensions),  # type: ignore[arg-type]
+        offset=number(fields, 4),
+        size=number(fields, 5),
+        checksum=struct.unpack("<I", fields[6][0])[0],  # type: ignore[arg-type]
+    )
+
+
+def number(fields: dict[int, list[Value]], field: int) -> int:
+    """Return a number; one that is absent is 0."""
+    value = fields.get(field, [0])[0]
+    if not isinstance(value, int):
+        raise ValueError(f"field {field} is not a number")
+    return value
+
+
+def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
+    """Return the float32 tensors of a checkpoint by name, memory-mapped. Raises UserError for damage."""
+    path = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
+    stored = read_index(prefix.with_name(f"{prefix.name}.index"))
+    try:
+        data = np.memmap(path, np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read ({error})", where=str(path)) from error
+    found = {}
+    for name, entry in stored.items():
+        content = data[entry.offset : entry.offset + entry.size]
+        if len(content) != entry.size or entry.size != 4 * int(np.prod(entry.shape)):
+            raise UserError(f"{name} is cut off", where=str(path))
+        if masked_crc(content.tobytes()) != entry.checksum:
+            raise UserError(f"{name} is corrupt (CRC differs)", where=str(path))
+        found[name] = content.view("<f4").reshape(entry.shape)
+    return found
+
+
+def hugging_face_name(name: str) -> str:
+    """Return the name of a variable of Google's BERT in Hugging Face's `BertForPreTraining`."""
+    for pattern, replacement in {
+        r"/": ".",
+        r"layer_(\d+)": r"layer.\1",
+        r"(gamma|kernel)$": "weight",
+        r"beta$": "bias",
+        r"_embeddings$": "_embeddings.weight",
+        r"output_weights$": "weight",
+        r"output_bias$": "bias",
+    }.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def to_hugging_face(
+    tensors: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]], *, where: str
+) -> dict[str, np.ndarray]:
+    """Return the tensors by Hugging Face's names, matrices of dense layers transposed.
+
+    `expected` gives the shapes of all that the model needs. Raises UserError for a missing or misshaped one.
+    """
+    found = {
+        hugging_face_name(name): values.T if name.endswith("/kernel") else values
+        for name, values in tensors.items()
+    }
+    for name, shape in expected.items():
+        if name not in found:
+            raise UserError(f"has no tensor for {name}", where=where)
+        if found[name].shape != shape:
+            raise UserError(f"{name} is {found[name].shape}, expected {shape}", where=where)
+    return {name: np.array(found[name], order="C") for name in expected}  # not a view of the file

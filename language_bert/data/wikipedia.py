@@ -1,0 +1,250 @@
+"""The full-size data: every part of a source becomes one shard of training instances, in parallel.
+
+From text a shard holds the first of the instances that the reference's script makes of that part; the script
+shuffles them, so they are a uniform draw, as many as the part's share of all bytes. From TFRecords it holds
+the first records, which were shuffled so. A preparation that was stopped goes on where it was.
+"""
+
+import itertools
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import fingerprint, preparation
+from common.errors import UserError
+from language_bert.data import shards
+from language_bert.data.instances import Instance, InstanceSettings, create_instances
+from language_bert.data.sources import WIKIPEDIA, Source, list_source
+from language_bert.data.tfrecord import read_instances
+from language_bert.data.wordpiece import Tokenizer, read_documents
+
+SEED = 12345  # of the reference, for every part
+MEAN_INSTANCE_BYTES = 700  # 254 tokens, 38 masked
+OFFICIAL_EVALUATION = {"samples": 10_000, "masked tokens": 428_235, "samples with fewer masked": 6_946}
+MAX_REPEATED = 0.01  # of the instances may equal another: very short ones do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlannedShard:
+    """A shard to be made in `work` from one file of the source, and how."""
+
+    work: Path
+    part: str  # "train" or "evaluation"
+    number: int
+    file: Path
+    vocabulary: Path | None  # None: the file holds TFRecords
+    vocab_size: int
+    num_instances: int
+    settings: InstanceSettings
+
+    @property
+    def path(self) -> Path:
+        """Where its instances go."""
+        return shards.shard_path(self.work / "data", self.part, self.number)
+
+    @property
+    def rows(self) -> Path:
+        """Where its rows of the index go."""
+        files = [path for path in (self.file, self.vocabulary) if path is not None]
+        seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        described = [seen, self.num_instances, asdict(self.settings)]
+        return self.work / "rows" / f"{self.part}-{self.number:05}-{preparation.digest(described)}.npy"
+
+    def is_finished(self) -> bool:
+        """Return whether an earlier preparation wrote it from this file with these settings."""
+        return self.rows.is_file() and self.path.is_file()
+
+    def instances(self) -> list[Instance]:
+        """Return all instances of the file in the reference's order; of TFRecords only as many as needed."""
+        if self.vocabulary is None:
+            limits = {"vocab_size": self.vocab_size, "max_seq_length": self.settings.max_seq_length}
+            needed = self.num_instances if self.part == "train" else None
+            return list(itertools.islice(read_instances(self.file, **limits), needed))
+        tokenizer = Tokenizer(self.vocabulary)
+        with self.file.open(encoding="utf-8", errors="ignore", newline="\n") as lines:
+            documents = read_documents(lines, tokenizer)
+        if len(documents) < 2:
+            raise UserError(f"{len(documents)} documents, expected 2 or more", where=str(self.file))
+        return create_instances(documents, tokenizer.vocabulary, self.settings, random.Random(SEED))
+
+    def write(self) -> int:
+        """Write the shard, then its rows; returns how many instances. Raises UserError for too few."""
+        found = self.instances()
+        if len(found) < self.num_instances:
+            raise UserError(
+                f"gives {len(found)} instances, {self.num_instances} are asked",
+                where=str(self.file),
+                hint="lower data.num_train_samples",
+            )
+        chosen = found[: self.num_instances]
+        if self.part == "evaluation":  # as the reference picks them
+            chosen = [found[i * len(found) // self.num_instances] for i in range(self.num_instances)]
+        preparation.save_rows(self.rows, shards.write_shard(self.path, self.number, chosen))
+        return len(chosen)
+
+
+def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) -> str:
+    """Write shards, index, starting weights and manifest, and check them; returns the fingerprint."""
+    data = config.data
+    has_checkpoint = config.model.start == "checkpoint"
+    is_official = data.corpus == WIKIPEDIA
+    print(f"listing {source}", flush=True)
+    listed = list_source(source, is_official=is_official, has_checkpoint=has_checkpoint)
+    check_settings(listed, config)
+    planned = plan(work, listed, config)
+    for name in ("data", "rows"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    missing = preparation.clear_unfinished(work, planned)
+    weights_bytes = 4 * 340_000_000 if has_checkpoint else 0
+    preparation.check_free_space(
+        work, sum(shard.num_instances for shard in missing) * MEAN_INSTANCE_BYTES + weights_bytes
+    )
+    write_missing(missing)
+    facts: dict[str, Any] = {"settings": config.prepared_with()}
+    for part in ("train", "evaluation"):
+        rows = [np.load(shard.rows, allow_pickle=False) for shard in planned if shard.part == part]
+        index = np.concatenate(rows)
+        np.save(shards.index_path(work / "data", part), index, allow_pickle=False)
+        facts |= shards.describe(part, index, data.max_seq_length)
+        if part == "train":
+            check_repetition(index, [shard.file for shard in planned])
+        elif is_official:
+            check_evaluation(index, planned[-1])
+    if listed.checkpoint is not None:
+        from language_bert.data import weights  # torch takes seconds, in every process
+
+        weights.convert_checkpoint(listed.checkpoint, config, work / "data" / weights.WEIGHTS)
+    result = fingerprint.write_manifest(work / "data", facts)
+    fingerprint.put_in_place(work / "data", directory)
+    shutil.rmtree(work)
+    return result
+
+
+def check_settings(source: Source, config: Any) -> None:
+    """Raise UserError for settings that the source cannot follow."""
+    if not source.is_text and config.data.masked_fraction != config.data.evaluation_masked_fraction:
+        raise UserError(
+            f"the reference's TFRecords are masked at {config.data.evaluation_masked_fraction:g}, "
+            f"not at {config.data.masked_fraction:g}",
+            where="data.masked_fraction",
+            hint="prepare from the text, or --set data.masked_fraction=0.15",
+        )
+    if source.vocabulary is not None:
+        num_tokens = len(Tokenizer(source.vocabulary).tokens)
+        if num_tokens != config.model.vocab_size:
+            raise UserError(
+                f"{num_tokens} tokens, model.vocab_size is {config.model.vocab_size}",
+                where=str(source.vocabulary),
+            )
+
+
+def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
+    """Return the shards of all parts in order, and last the one of the evaluation set."""
+    data = config.data
+    ends = np.cumsum([path.stat().st_size for path in source.parts]).tolist()
+    if not ends[-1]:
+        raise UserError("is empty", where=str(source.parts[0].parent))
+    quotas = np.diff([0, *(end * data.num_train_samples // ends[-1] for end in ends)]).tolist()
+    common: dict[str, Any] = {
+        "work": work,
+        "vocabulary": source.vocabulary,
+        "vocab_size": config.model.vocab_size,
+    }
+    training = InstanceSettings(
+        max_seq_length=data.max_seq_length,
+        masked_fraction=data.masked_fraction,
+        num_duplicates=data.num_duplicates,
+    )
+    evaluation = InstanceSettings(
+        max_seq_length=data.max_seq_length, masked_fraction=data.evaluation_masked_fraction
+    )
+    planned = [
+        PlannedShard(part="train", number=number, file=path, num_instances=quota, settings=training, **common)
+        for number, (path, quota) in enumerate(
+            each for each in zip(source.parts, quotas, strict=True) if each[1]
+        )
+    ]
+    last = PlannedShard(
+        part="evaluation",
+        number=0,
+        file=source.evaluation,
+        num_instances=data.num_evaluation_samples,
+        settings=evaluation,
+        **common,
+    )
+    return [*planned, last]
+
+
+def write_missing(missing: list[PlannedShard]) -> None:
+    """Write shards, one process per processor. Raises the UserError of the first that fails."""
+    if not missing:
+        return
+    progress = preparation.Progress(
+        num_items=sum(shard.num_instances for shard in missing),
+        num_bytes=sum(shard.file.stat().st_size for shard in missing),
+        items="instances",
+    )
+    processes = ProcessPoolExecutor(
+        max_workers=min(len(missing), os.cpu_count() or 1),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=end_with_parent,
+    )
+    with processes as pool:
+        pending = {pool.submit(PlannedShard.write, shard): shard for shard in missing}
+        try:
+            for done in as_completed(pending):
+                progress.add(done.result(), pending[done].file.stat().st_size)
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()  # finished shards are kept
+            raise
+
+
+def end_with_parent() -> None:
+    """See that a worker ends when the preparation is killed, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def check_repetition(index: np.ndarray, parts: list[Path]) -> None:
+    """Raise UserError when shards hold the same instances: it has stopped others at an accuracy of 0.62."""
+    keys = index["crc32"].astype(np.uint64) << 16 | index["num_tokens"]
+    _, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    repeated = np.flatnonzero(counts[inverse] > 1)
+    if len(repeated) <= MAX_REPEATED * len(index):
+        return
+    again = repeated[repeated != first[inverse[repeated]]][0]
+    one, other = (parts[int(index["shard"][number])] for number in (first[inverse[again]], again))
+    raise UserError(
+        f"{len(repeated) / len(index):.0%} of the instances are there more than once",
+        where=str(one.parent),
+        hint=f"{one.name} and {other.name} share some",
+    )
+
+
+def check_evaluation(index: np.ndarray, planned: PlannedShard) -> None:
+    """Raise UserError unless the evaluation set has the official figures."""
+    found = {
+        "samples": len(index),
+        "masked tokens": int(index["num_masked"].sum()),
+        "samples with fewer masked": int((index["num_masked"] < planned.settings.max_predictions).sum()),
+    }
+    for name, expected in OFFICIAL_EVALUATION.items():
+        if found[name] != expected:
+            raise UserError(f"{found[name]:,} {name}, expected {expected:,}", where=str(planned.file))

@@ -1,0 +1,117 @@
+"""Text to token ids exactly as the MLPerf reference does it: lower case, no accents, WordPiece.
+
+Same ids matter: one token more or less in a document changes every random draw after it (instances.py).
+Source: `tokenization.py` of the MLPerf Training BERT reference. The `tokenizers` library's own normalizer
+lowers character by character, Python and the reference by context (the final sigma of Greek).
+"""
+
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers.models import WordPiece
+
+from common.errors import UserError
+from language_bert.data.instances import Document, Vocabulary
+
+MAX_WORD_CHARACTERS = 200  # a longer word is [UNK]; the library's default is 100
+CJK = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+
+class Cleaned(dict[int, str]):
+    """A table for str.translate: control characters go, blanks become spaces, CJK characters stand alone."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)
+        if character in "\t\n\r" or category == "Zs":
+            found = " "
+        elif code in (0, 0xFFFD) or category in ("Cc", "Cf"):
+            found = ""
+        elif any(first <= code <= last for first, last in CJK):
+            found = f" {character} "
+        else:
+            found = character
+        self[code] = found
+        return found
+
+
+class Divided(dict[int, str]):
+    """A table for str.translate: accents go, punctuation stands alone. ASCII symbols are punctuation."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        category = unicodedata.category(character)
+        is_symbol = 33 <= code <= 126 and not character.isalnum()
+        found = "" if category == "Mn" else character
+        if is_symbol or category.startswith("P"):
+            found = f" {character} "
+        self[code] = found
+        return found
+
+
+class Pieces(dict[str, list[int]]):
+    """The token ids of each word, computed once."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        super().__init__()
+        vocab = {token: number for number, token in enumerate(tokens)}
+        self.model = WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)
+
+    def __missing__(self, word: str) -> list[int]:
+        self[word] = [token.id for token in self.model.tokenize(word)]
+        return self[word]
+
+
+class Tokenizer:
+    """A vocabulary and the function from text to its ids."""
+
+    def __init__(self, path: Path) -> None:
+        """Read vocab.txt, one token a line. Raises UserError when it is none."""
+        try:
+            tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot be read ({error})", where=str(path)) from error
+        self.tokens = [token.strip() for token in tokens]
+        if missing := {"[UNK]", "[CLS]", "[SEP]", "[MASK]"} - set(self.tokens):
+            raise UserError(f"has no token {min(missing)}", where=str(path))
+        if len(set(self.tokens)) != len(self.tokens):
+            raise UserError("has a token twice", where=str(path))
+        self.pieces = Pieces(self.tokens)
+        self.cleaned, self.divided = Cleaned(), Divided()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What instances are made with."""
+        return Vocabulary(
+            num_tokens=len(self.tokens),
+            cls_id=self.tokens.index("[CLS]"),
+            sep_id=self.tokens.index("[SEP]"),
+            mask_id=self.tokens.index("[MASK]"),
+        )
+
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special tokens."""
+        lowered = unicodedata.normalize("NFD", text.translate(self.cleaned).lower())
+        return [token for word in lowered.translate(self.divided).split() for token in self.pieces[word]]
+
+
+def read_documents(lines: Iterable[str], tokenizer: Tokenizer) -> list[Document]:
+    """Return the documents of a text with one sentence a line and a blank line between documents."""
+    documents: list[list[list[int]]] = [[]]
+    for line in lines:
+        line = line.strip()
+        if not line:
+            documents.append([])
+        elif ids := tokenizer.ids(line):
+            documents[-1].append(ids)
+    return [document for document in documents if document]

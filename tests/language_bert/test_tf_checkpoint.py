@@ -1,0 +1,111 @@
+"""A checkpoint in TensorFlow's format, written by tf_files.py, becomes Hugging Face's model."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForPreTraining
+
+from common.errors import UserError
+from language_bert.data.tf_checkpoint import hugging_face_name, read_index, read_tensors, to_hugging_face
+from tests.language_bert.tf_files import write_checkpoint
+
+
+def tf_name(name: str) -> str:
+    """Return Google's name of one of Hugging Face's parameters, written out case by case."""
+    exact = {
+        "cls.predictions.bias": "cls/predictions/output_bias",
+        "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
+        "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
+    }
+    if name in exact:
+        return exact[name]
+    *path, kind = name.replace("layer.", "layer_").split(".")
+    if path[-1].endswith("_embeddings"):
+        return "/".join(path)
+    if path[-1] == "LayerNorm":
+        return "/".join([*path, {"weight": "gamma", "bias": "beta"}[kind]])
+    return "/".join([*path, {"weight": "kernel", "bias": "bias"}[kind]])
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return BertForPreTraining(
+        BertConfig(
+            vocab_size=50,
+            hidden_size=8,
+            num_hidden_layers=12,  # layer_1 and layer_11
+            num_attention_heads=2,
+            intermediate_size=12,
+            max_position_embeddings=16,
+        )
+    ).eval()
+
+
+@pytest.fixture
+def tensors(model):
+    """The model's parameters under Google's names and in its layout, with an optimizer's slots."""
+    found = {}
+    for name, values in model.named_parameters():
+        array = values.detach().numpy()
+        found[tf_name(name)] = array.T if tf_name(name).endswith("/kernel") else array
+    slots = {
+        f"{name}/{slot}": values for name, values in found.items() for slot in ("LAMB", "LAMB_1", "adam_m")
+    }
+    return found | slots | {"global_step": np.array(28252.0), "beta1_power": np.array(0.9)}
+
+
+def expected(model):
+    return {name: tuple(values.shape) for name, values in model.named_parameters()}
+
+
+def test_the_model_computes_the_same(model, tensors, tmp_path):
+    write_checkpoint(tmp_path / "model.ckpt-28252", tensors)
+    found = to_hugging_face(read_tensors(tmp_path / "model.ckpt-28252"), expected(model), where="model.ckpt")
+    torch.manual_seed(1)
+    other = BertForPreTraining(model.config).eval()
+    missing, unexpected = other.load_state_dict(
+        {name: torch.from_numpy(values) for name, values in found.items()}, strict=False
+    )
+    assert not unexpected and all("decoder" in name or "position_ids" in name for name in missing)
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        for one, two in zip(model(ids).to_tuple(), other(ids).to_tuple(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_names():
+    assert hugging_face_name("bert/encoder/layer_11/attention/self/query/kernel") == (
+        "bert.encoder.layer.11.attention.self.query.weight"
+    )
+    assert hugging_face_name("bert/embeddings/token_type_embeddings") == (
+        "bert.embeddings.token_type_embeddings.weight"
+    )
+
+
+def test_a_missing_or_misshaped_tensor_is_named(model, tensors):
+    del tensors["bert/encoder/layer_3/output/dense/kernel"]
+    with pytest.raises(UserError, match=r"no tensor for bert\.encoder\.layer\.3\.output\.dense\.weight"):
+        to_hugging_face(tensors, expected(model), where="model.ckpt")
+    tensors["bert/encoder/layer_3/output/dense/kernel"] = np.zeros((8, 12), np.float32)
+    with pytest.raises(UserError, match=r"layer\.3\.output\.dense\.weight is \(12, 8\), expected \(8, 12\)"):
+        to_hugging_face(tensors, expected(model), where="model.ckpt")
+
+
+def test_damage_is_named(tensors, tmp_path):
+    prefix = tmp_path / "model.ckpt-28252"
+    write_checkpoint(prefix, tensors)
+    data, index = (prefix.with_name(f"{prefix.name}{end}") for end in (".data-00000-of-00001", ".index"))
+    content, table = data.read_bytes(), bytearray(index.read_bytes())
+    position = read_index(index)["cls/predictions/output_bias"].offset
+    data.write_bytes(content[:position] + b"?" + content[position + 1 :])
+    with pytest.raises(UserError, match=r"data-00000-of-00001.*corrupt"):
+        read_tensors(prefix)
+    data.write_bytes(content[: position + 2])
+    with pytest.raises(UserError, match="cut off"):
+        read_tensors(prefix)
+    table[20] ^= 1
+    for damaged in (bytes(table), bytes(table[:-60]), b"", b"hello"):
+        index.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"model\.ckpt-28252\.index"):
+            read_tensors(prefix)
