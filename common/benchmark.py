@@ -119,6 +119,10 @@ class Benchmark(ABC):
     def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return how many predictions of a batch are right and how many there are, as integer scalars."""
 
+    def other_qualities(self, num_correct: int, num_total: int) -> dict[str, float]:
+        """Return other numbers of an evaluation under names of their own; none decides when a run stops."""
+        return {}
+
     @property
     @abstractmethod
     def num_evaluation_targets(self) -> int:

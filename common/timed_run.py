@@ -239,12 +239,16 @@ class TrainingRun:
             correct=num_correct,
             total=num_total,
         )
+        others = self.benchmark.other_qualities(num_correct, num_total)
+        for name, value in others.items():
+            self.log.event(name, value, epoch_num=number, samples=self.num_samples)
         elapsed = time.monotonic() - self.started
         self.clock.line(
             f"  {elapsed:6.1f} s  {self.num_samples:>9,} {self.benchmark.samples_name}"
             f"  {self.rate:7.0f}/s"
             f"  loss {self.clock.loss:6.3f}  {self.benchmark.quality_name} {quality:.4f}"
             f" (target {self.config.target:g})"
+            + "".join(f"  {name} {value:.4f}" for name, value in others.items())
         )
         return quality
 

@@ -5,9 +5,11 @@ masked tokens, D hidden size, N heads, H head size, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.errors import UserError
@@ -22,10 +24,18 @@ LONGEST_PERIOD = 100.0  # in radians per position; 1000 learned more slowly at 1
 
 
 class Predictions(NamedTuple):
-    """Logits (T or M, V) of the vocabulary, and (B, 2) of the next-sentence head if there is one."""
+    """Logits (T or M, V) of the vocabulary, and (B, 2) of the next-sentence head if there is one.
+
+    With `transform_only`, in training, the first are what is multiplied with the vocabulary, (M, D).
+    """
 
     prediction_logits: Tensor
     seq_relationship_logits: Tensor | None = None
+
+
+def next_sentence_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+    """Return the mean cross entropy of the next-sentence head's logits (B, 2)."""
+    return F.cross_entropy(outputs[1].float(), targets["next_sentence_label"])
 
 
 def bert_config(config: Any) -> "BertConfig":
@@ -43,8 +53,9 @@ def bert_config(config: Any) -> "BertConfig":
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.dropout,
         initializer_range=settings.initializer_range,
-        hidden_act="gelu_pytorch_tanh",  # the form of the reference; "gelu" would be the erf form
+        hidden_act=settings.activation,
         layer_norm_eps=1e-12,
+        attn_implementation=settings.attention,
     )
 
 
@@ -92,6 +103,8 @@ class PackedBert(nn.Module):
         self.bert, self.cls = model.bert, model.cls
         self.masked_tokens_only = False
         self.needed_tokens_only = False
+        self.transform_only = False  # in training the loss takes the product with the vocabulary
+        self.compiled: dict[str, Callable[..., Any]] = {}
 
     def forward(
         self,
@@ -107,7 +120,9 @@ class PackedBert(nn.Module):
         `input_ids`, `token_type_ids`, `position_ids` are (T,); `masked_tokens` (M,) and `first_tokens` (B,)
         are indices into T.
         """
-        hidden = self.embed(input_ids, token_type_ids, position_ids)
+        compiled = self.compiled if self.training else {}  # evaluation has other shapes
+        layer_of = compiled.get("layer", encoder_layer)
+        hidden = compiled.get("embed", self.embed)(input_ids, token_type_ids, position_ids)
         needed = None
         if self.needed_tokens_only:
             if not self.masked_tokens_only:
@@ -115,14 +130,18 @@ class PackedBert(nn.Module):
             needed = torch.cat([masked_tokens, first_tokens]) if self.has_next_sentence else masked_tokens
         *layers, last = self.bert.encoder.layer
         for layer in layers:
-            hidden = encoder_layer(layer, hidden, sequences, None)
-        hidden = encoder_layer(last, hidden, sequences, needed)
+            hidden = layer_of(layer, hidden, sequences, None)
+        hidden = layer_of(last, hidden, sequences, needed)
         if needed is not None:
             predicted, first = hidden[: len(masked_tokens)], hidden[len(masked_tokens) :]
         else:
             predicted = hidden[masked_tokens] if self.masked_tokens_only else hidden
             first = hidden[first_tokens]
-        logits = self.cls.predictions(predicted)
+        head = self.cls.predictions
+        if self.transform_only and self.training:
+            logits = compiled.get("head", head.transform)(predicted)
+        else:
+            logits = compiled.get("head", head)(predicted)
         if not self.has_next_sentence:
             return Predictions(logits)
         pooled = self.bert.pooler.activation(self.bert.pooler.dense(first))

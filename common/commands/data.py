@@ -1,14 +1,15 @@
 """Prepare the data of a benchmark, or verify every byte of what was prepared.
 
 `prepare` writes the embedded data of size mini: real handwritten digits as JPEG files, and real prose as BERT
-instances, both from what is installed; no network. For size full, --source of image_classification is a
-folder with ImageNet's two tars, or with train/CLASS/* and validation/CLASS/*: its images are checked and
-written as large sequential files. A preparation that was stopped goes on where it was. `verify` finds a
-changed, missing or extra file: exit code 1.
+instances, both from what is installed; no network. For size full, --source is a folder with MLCommons' files:
+ImageNet's two tars, or train/CLASS/* and validation/CLASS/*; Wikipedia as cleaned text or TFRecords, with
+vocabulary and checkpoint. All of it is checked and written as large sequential files; a preparation that was
+stopped goes on where it was. `verify` finds a changed, missing or extra file: exit code 1.
 
 examples:
   ttt data prepare image_classification --size mini
   ttt data prepare image_classification --size full --source DIR
+  ttt data prepare language_bert --size full --source DIR
   ttt data verify language_bert --size mini
 """
 

@@ -22,10 +22,15 @@ from common.method import Method
 MAX_SHAPES = 64  # of all models of a process; torch's own limit is 8, beyond which it silently runs eager
 
 
-def compile_model(model: nn.Module, mode: str, backend: str = "inductor") -> None:
-    """Compile the forward and backward pass of a model in place, each input shape on its own."""
+def allow_shapes() -> None:
+    """Allow `MAX_SHAPES` graphs, and fail beyond them."""
     torch._dynamo.config.recompile_limit = MAX_SHAPES
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def compile_model(model: nn.Module, mode: str, backend: str = "inductor") -> None:
+    """Compile the forward and backward pass of a model in place, each input shape on its own."""
+    allow_shapes()
     if backend == "inductor":
         model.compile(mode=mode, dynamic=False)
     else:

@@ -64,7 +64,7 @@ def prepare_prose(directory: Path, work: Path, config: Any) -> str:
     facts: dict[str, Any] = {"settings": config.prepared_with()}
     wanted = {
         "train": (train_text, data.num_train_samples, data.masked_fraction, data.num_duplicates),
-        "evaluation": (evaluation_text, data.num_evaluation_samples, data.evaluation_masked_fraction, 10),
+        "evaluation": (evaluation_text, data.num_evaluation_samples, data.evaluation_masked_fraction, 1),
     }
     for name, (texts, num_samples, masked_fraction, num_duplicates) in wanted.items():
         settings = InstanceSettings(

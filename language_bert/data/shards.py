@@ -78,6 +78,7 @@ def describe(part: str, index: np.ndarray, max_seq_length: int) -> dict[str, Any
     print(f"{part}: {len(lengths):,} instances, mean {lengths.mean():.1f} tokens; {shown}", flush=True)
     return {
         f"num_{part}_masked_tokens": int(index["num_masked"].sum()),
+        f"num_{part}_short": int((index["num_masked"] < index["num_masked"].max()).sum()),
         f"{part}_valid_fraction": round(float(lengths.mean()) / max_seq_length, 4),
         f"{part}_length_histogram_{HISTOGRAM_TOKENS}": counts.tolist(),
     }
@@ -96,6 +97,9 @@ class Shards:
             raise UserError(f"cannot be read ({error})", where=str(path)) from error
         if self.index.dtype != INDEX or self.index.ndim != 1 or not len(self.index):
             raise UserError("not an index of shards", where=str(path))
+        if not self.index["num_masked"].all():
+            number = int(self.index["num_masked"].argmin())
+            raise UserError(f"record {number} has no masked token", where=str(path))
         self.num_words = self.index["num_tokens"].astype(np.int64) + 2 * self.index["num_masked"]
         self.shards = [self.open_shard(number) for number in range(int(self.index["shard"].max()) + 1)]
 

@@ -74,18 +74,18 @@ def find(directory: Path, name: str) -> Path:
 def list_parts(directory: Path) -> list[Path]:
     """Return the parts in their order, all of them."""
     named = [(match, path) for path in directory.rglob("part-*") if (match := PART.fullmatch(path.name))]
-    found: dict[int, Path] = {}
     totals = {int(match[2]) for match, _ in named}
-    for match, path in sorted(named, key=lambda each: str(each[1])):
-        if int(match[1]) in found:
-            other = found[int(match[1])]
-            raise UserError(f"{path.name} is there twice: {other} and {path}", where=str(directory))
-        found[int(match[1])] = path
     if len(totals) != 1:
         raise UserError(
             f"parts of {len(totals)} sets, expected part-00000-of-{NUM_PARTS:05} and so on",
             where=str(directory),
         )
+    found: dict[int, Path] = {}
+    for match, path in sorted(named, key=lambda each: str(each[1])):
+        if int(match[1]) in found:
+            other = found[int(match[1])]
+            raise UserError(f"{path.name} is there twice: {other} and {path}", where=str(directory))
+        found[int(match[1])] = path
     total = totals.pop()
     if missing := sorted(set(range(total)) - found.keys()):
         what = f"{len(found)} of {total} parts, part-{missing[0]:05}-of-{total:05} is missing"

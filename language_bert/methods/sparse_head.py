@@ -9,13 +9,13 @@ MosaicML.
 """
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import nn
 
+from common.config import Strict
 from common.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
 from language_bert.methods.fused_qkv import packed
-
-ROUND_TO = 32  # few distinct shapes
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -33,6 +33,11 @@ def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
 class SparseHead(Method):
     """The head on masked tokens."""
 
+    class Config(Strict):
+        """Masked tokens are rounded up to a multiple of this: few distinct shapes."""
+
+        round_to: int = Field(default=32, gt=0)
+
     def model(self, model: nn.Module) -> nn.Module:
         """Switch the packed encoder's head."""
         packed(model, self.name).masked_tokens_only = True
@@ -40,4 +45,4 @@ class SparseHead(Method):
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
         """Keep the labels that the head answers."""
-        return keep_masked(batch, round_to=ROUND_TO)
+        return keep_masked(batch, round_to=self.settings.round_to)

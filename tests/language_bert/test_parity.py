@@ -1,21 +1,30 @@
 """The central claim of the optimized BERT: fewer operations, the same numbers."""
 
+import inspect
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from transformers import BertConfig
 
 from common.config import load
+from common.errors import UserError
 from common.method import build_methods
-from language_bert.attention import group_by_length, varlen_attention
+from common.optim import build_optimizer
+from language_bert import attention
+from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import padded_batch, random_record
 from language_bert.methods.fused_qkv import fuse_qkv
 from language_bert.methods.unpad import unpad_batch
 from language_bert.model import PackedBert, build_bert, spread_positions
 
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
 MAX_LENGTH, VOCAB_SIZE = 37, 61  # primes: no shape is a multiple of anything
 EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64; sums run in another order
+
+FURTHER = {"chunked_head": "{chunk_tokens: 3}", "compile_layers": "{backend: aot_eager}"}  # off at size mini
 
 
 def make_model(next_sentence: bool):
@@ -47,6 +56,7 @@ def configuration(next_sentence, methods):
     settings = [f"model.next_sentence={str(next_sentence).lower()}"]
     off = {"unpad", "fused_qkv", "sparse_head", "last_layer_subset"} - set(methods)
     settings += [f"methods.{name}=false" for name in off]
+    settings += [f"methods.{name}={FURTHER[name]}" for name in FURTHER.keys() & set(methods)]
     return load("language_bert", "optimized", size="mini", settings=settings).config
 
 
@@ -69,6 +79,8 @@ METHODS = [
     ("unpad", "sparse_head"),
     ("unpad", "sparse_head", "last_layer_subset"),
     ("unpad", "fused_qkv", "sparse_head", "last_layer_subset"),
+    ("unpad", "sparse_head", "chunked_head"),
+    ("unpad", "fused_qkv", "sparse_head", "last_layer_subset", "chunked_head", "compile_layers"),
 ]
 
 
@@ -82,15 +94,13 @@ def test_loss_and_every_gradient_equal_hugging_face_in_float64(lengths, next_sen
     batch = make_batch(lengths)
     expected = benchmark.loss(plain(**batch.inputs), batch.targets)
     expected.backward()
-    model = copied
+    model, loss_of = copied, benchmark.loss
     for method in build_methods(config):
-        model = method.model(model)
-    for method in build_methods(config):
-        batch = method.batch(batch, None)
-    loss = benchmark.loss(model(**batch.inputs), batch.targets)
+        model, batch, loss_of = method.model(model), method.batch(batch, None), method.loss(loss_of)
+    loss = loss_of(model(**batch.inputs), batch.targets)
     loss.backward()
     # the loss itself is computed in float32, as in training
-    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(loss.double(), expected.double(), rtol=1e-6, atol=1e-6)
     expected_gradients, found = gradients(plain), gradients(model)
     assert found.keys() == expected_gradients.keys()
     for name, gradient in expected_gradients.items():
@@ -119,6 +129,105 @@ def test_logits_and_gradients_equal_hugging_face_to_float64_rounding(lengths):
         torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-8, atol=1e-8)
 
 
+def trained(methods, batch, precision, num_steps):
+    """Return loss and parameters after steps of the loop's kind, under Hugging Face's names."""
+    config = configuration(False, methods)
+    model, loss_of = make_model(False), Benchmark(config, seed=0).loss
+    model = model if precision is None else model.float()
+    for method in build_methods(config):
+        model, batch, loss_of = method.model(model), method.batch(batch, None), method.loss(loss_of)
+    optimizer = build_optimizer(model, config.optimizer)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            outputs = model(**batch.inputs)
+        loss = loss_of(outputs, batch.targets)
+        loss.backward()
+        optimizer.step()
+    found = {}
+    for name, values in model.named_parameters():
+        parts = values.chunk(3) if ".qkv." in name else [values]
+        names = [name.replace("qkv", part) for part in ("query", "key", "value")[: len(parts)]]
+        found |= dict(zip(names, parts, strict=True))
+    return loss, found
+
+
+@pytest.mark.parametrize("methods", METHODS[-3:], ids="+".join)
+def test_an_optimizer_step_equals_hugging_faces_in_float64(methods):
+    _, expected = trained((), make_batch((37, 5, 20, 8)), None, 1)
+    _, found = trained(methods, make_batch((37, 5, 20, 8)), None, 1)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        if not name.endswith(
+            "key.bias"
+        ):  # its gradient is zero but for rounding, which Adam divides by itself
+            torch.testing.assert_close(found[name], values, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("methods", METHODS[-3:], ids="+".join)
+def test_losses_of_some_steps_in_bf16_stay_within_two_percent(methods):
+    expected, _ = trained((), make_batch((37, 5, 20, 8)), "bf16", 5)
+    found, _ = trained(methods, make_batch((37, 5, 20, 8)), "bf16", 5)
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.02, atol=0)
+
+
+def test_a_gpu_kernel_gets_the_offsets_as_they_are(monkeypatch):
+    """The dispatch, with a kernel of plain torch in the place of the fused one."""
+    seen = []
+
+    def kernel(query, key, value, offsets, key_offsets, longest, key_longest):
+        seen.append((offsets.dtype, offsets is key_offsets, longest, key_longest))
+        lengths = offsets.diff().tolist()
+        parts = zip(*(x.split(lengths) for x in (query, key, value)), strict=True)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return torch.cat([attend(*(x.transpose(0, 1) for x in part)).transpose(0, 1) for part in parts])
+
+    monkeypatch.setattr(attention, "gpu_kernel", lambda: kernel)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(45, 3, 5).bfloat16() for _ in "qkv")
+    plan = plan_attention(torch.tensor((5, 1, 0, 31, 8)), 37)
+    found = varlen_attention(query, key, value, replace(plan, groups=(), places=None))
+    torch.testing.assert_close(found, varlen_attention(query, key, value, plan), rtol=0.05, atol=0.02)
+    assert seen == [(torch.int32, True, 37, 37)]
+    with pytest.raises(UserError, match="take bf16 or fp16"):
+        varlen_attention(query.float(), key.float(), value.float(), replace(plan, groups=(), places=None))
+
+
+def test_torchs_own_kernel_has_the_arguments_that_it_is_called_with():
+    from torch.nn.attention.varlen import varlen_attn
+
+    names = list(inspect.signature(varlen_attn).parameters)[:7]
+    assert names == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+
+
+@pytest.mark.parametrize("round_to", [1, 2, 36, 37, 38, 64, 200])
+def test_padding_tokens_lie_in_sequences_that_are_not_too_long(round_to):
+    numbers = set()
+    for lengths in LENGTHS:
+        plan = unpad_batch(make_batch(lengths), round_to=round_to).inputs["sequences"]
+        found = plan.cu_seqlens.diff().tolist()
+        assert tuple(found[: len(lengths)]) == lengths and max(found) <= MAX_LENGTH
+        assert sum(found) % round_to == 0
+        numbers.add(len(found) - len(lengths))
+    assert len(numbers) == 1  # as many in every batch
+
+
+def test_eager_attention_is_the_same_model():
+    one, other = (
+        Benchmark(load("language_bert", name, size="mini", settings=[]).config, seed=0)
+        for name in ("baseline", "eager")
+    )
+    batch = next(one.synthetic_batches())
+    outputs = []
+    for each in (one, other):
+        torch.manual_seed(1)
+        model = each.build_model().eval()
+        with torch.no_grad():
+            outputs.append(model(**batch.inputs)[0][batch.inputs["attention_mask"].bool()])
+    assert other.build_model().config._attn_implementation == "eager"
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("round_to", [1, 64])
 def test_the_evaluation_counts_the_same_tokens_right(round_to):
     config = configuration(False, METHODS[-1])
@@ -140,7 +249,7 @@ def test_attention_within_sequences_equals_scaled_dot_product_attention_on_each(
     query, key, value = (
         torch.randn(sum(lengths), 3, 5, dtype=torch.float64, requires_grad=True) for _ in "qkv"
     )
-    sequences = group_by_length(torch.tensor((0, *lengths)).cumsum(0), num_groups=num_groups)
+    sequences = plan_attention(torch.tensor((*lengths, 0)), 37, num_groups=num_groups)
     found = varlen_attention(query, key, value, sequences)
     parts = [x.split(lengths) for x in (query, key, value)]
     expected = torch.cat(

@@ -42,9 +42,8 @@ def model():
     ).eval()
 
 
-@pytest.fixture
-def tensors(model):
-    """The model's parameters under Google's names and in its layout, with an optimizer's slots."""
+def google_tensors(model):
+    """Return a model's parameters under Google's names and in its layout, with an optimizer's slots."""
     found = {}
     for name, values in model.named_parameters():
         array = values.detach().numpy()
@@ -53,6 +52,11 @@ def tensors(model):
         f"{name}/{slot}": values for name, values in found.items() for slot in ("LAMB", "LAMB_1", "adam_m")
     }
     return found | slots | {"global_step": np.array(28252.0), "beta1_power": np.array(0.9)}
+
+
+@pytest.fixture
+def tensors(model):
+    return google_tensors(model)
 
 
 def expected(model):

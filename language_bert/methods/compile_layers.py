@@ -1,0 +1,55 @@
+"""Compile embeddings, encoder layer and head, each once for all its uses.
+
+What. `torch.compile` of the pieces of the packed encoder instead of the whole: the 24 layers share one graph
+for each number of tokens, so compilation takes the time of one layer. All shapes are compiled in
+initialisation.
+Effect on quality. None but rounding: fused operations keep intermediate results in float32.
+Effect on time. Bias and GELU, and addition and LayerNorm, become one pass over memory each, forward and
+backward. Not measured here yet.
+Relieves. Memory traffic and the host.
+When not. CPUs without a C++ compiler. Needs `unpad` before it, with tokens rounded up to few shapes.
+Source. https://docs.pytorch.org/tutorials/recipes/regional_compilation.html; the fusions are those of MLPerf
+Training v2.1, MosaicML and NVIDIA.
+"""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from common.config import Strict
+from common.method import Method
+from common.methods.compile import allow_shapes
+from language_bert.methods.fused_qkv import packed
+from language_bert.model import PackedBert, encoder_layer
+
+
+def compile_layers(model: PackedBert, *, mode: str, backend: str = "inductor") -> None:
+    """Compile the pieces of a packed encoder for training; evaluation stays eager."""
+    allow_shapes()
+    head = model.cls.predictions
+    pieces = {
+        "embed": model.embed,
+        "layer": encoder_layer,
+        "head": head.transform if model.transform_only else head,
+    }
+    chosen = {"mode": mode} if backend == "inductor" else {"backend": backend}
+    model.compiled = {
+        name: torch.compile(piece, dynamic=False, fullgraph=True, **chosen)  # type: ignore[call-overload]
+        for name, piece in pieces.items()
+    }
+
+
+class CompileLayers(Method):
+    """Compiles last: methods that change the model come before it."""
+
+    class Config(Strict):
+        """`mode` and `backend` are torch.compile's."""
+
+        mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
+        backend: Literal["inductor", "aot_eager"] = "inductor"
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """Compile the pieces."""
+        compile_layers(packed(model, self.name), mode=self.settings.mode, backend=self.settings.backend)
+        return model

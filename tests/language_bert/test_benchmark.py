@@ -1,0 +1,88 @@
+"""The configurations and what the benchmark derives from them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import ROOT, load
+from common.method import build_methods
+from common.optim import schedule_factor
+from language_bert.benchmark import Benchmark
+from language_bert.data.batches import moved_lengths, typical_lengths
+from language_bert.data.sources import WIKIPEDIA
+from language_bert.methods.position_rows import copy_rows
+
+
+def config_of(name, *settings, size="full"):
+    return load("language_bert", name, size=size, settings=settings).config
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(0, 0), (40, 0.5), (80, 1), (399, 1), (400, 0.9), (800, 0.6561), (1000, 0.43046721), (1200, 0.31381),
+     (1375, 0.150095), (1400, 0.135085), (1599, 0.135085), (1600, 0.121577), (5999, 0.121577)],
+)  # fmt: skip
+def test_the_schedule_is_the_published_one(step, factor):
+    config = config_of("baseline")
+    assert schedule_factor(step, config.schedule, config.plan()) == pytest.approx(factor, rel=1e-4)
+
+
+def test_evaluations_are_the_published_ones_and_one_before_training():
+    plan = config_of("baseline").plan()
+    assert plan.evaluation_steps[:3] == (0, 55, 110) and plan.num_steps == 6000
+    assert [step * 448 for step in plan.evaluation_steps[1:3]] == [24_640, 49_280]
+
+
+@pytest.mark.parametrize("name", ["optimized", "mosaic", "eager", "compiled"])
+def test_hyperparameters_are_those_of_the_baseline(name):
+    kept = ("target", "max_duration", "evaluate_every", "global_batch_size", "optimizer", "schedule", "data")
+    one, other = config_of("baseline").model_dump(), config_of(name).model_dump()
+    assert {key: other[key] for key in kept} == {key: one[key] for key in kept}
+
+
+def test_efficient_says_that_they_differ():
+    assert "HYPERPARAMETERS DIFFER" in (ROOT / "language_bert/efficient.yaml").read_text()
+    config = config_of("efficient")
+    plan = config.plan()
+    assert plan.num_steps == 2250 and schedule_factor(2249, config.schedule, plan) < 0.001
+    assert [method.name for method in build_methods(config)][-2:] == ["position_rows", "ema"]
+
+
+def test_typical_lengths_are_wikipedias():
+    lengths = typical_lengths(10_000, 512)
+    assert lengths.mean() == pytest.approx(255.8, abs=2)
+    assert np.mean(lengths == 512) == pytest.approx(0.234, abs=0.002)
+    assert np.std(lengths) == pytest.approx(183, abs=3)
+    assert np.mean(lengths.astype(float) ** 2) == pytest.approx(98_826, rel=0.02)
+    assert np.quantile(lengths, [0.05, 0.25, 0.5]) == pytest.approx([36, 84, 204], abs=1)
+    moved = moved_lengths(typical_lengths(448, 512), 100_000, 512)
+    assert moved.sum() == pytest.approx(100_000, abs=448) and moved.max() <= 512
+
+
+def test_the_work_of_a_sequence_is_that_of_the_reference():
+    work = Benchmark(config_of("baseline"), seed=0).work("512 tokens")
+    assert work.flops == pytest.approx(502.6e9, rel=0.01)
+
+
+def test_the_published_accuracy_has_its_own_name(tmp_path, monkeypatch):
+    benchmark = Benchmark(config_of("baseline"), seed=0)
+    monkeypatch.setattr(benchmark, "manifest", lambda: {"facts": {"num_evaluation_short": 6946}})
+    found = benchmark.other_qualities(round(0.71546 * 428_235), 428_235)
+    assert found == {"mlm_accuracy_mosaic": pytest.approx(0.72, abs=1e-5)}
+    assert benchmark.config.data.corpus == WIKIPEDIA
+    assert Benchmark(config_of("baseline", size="mini"), seed=0).other_qualities(1, 2) == {}
+
+
+def test_position_rows_are_copies():
+    weight = torch.randn(10, 3)
+    trained = weight[:4].clone()
+    copy_rows(weight, 4)
+    assert torch.equal(weight, torch.cat([trained, trained, trained[:2]]))
+
+
+def test_a_projection_says_what_it_assumes():
+    found = Benchmark(config_of("optimized"), seed=0).projection({"512 tokens": 1000.0}, 8)
+    assert found.minutes == pytest.approx((1e6 + 40 * 10_000 / 3) / 8000 / 60)
+    assert "estimate" in found.assuming and json.dumps(found.assuming)
