@@ -5,27 +5,31 @@ installed, else torch's own. Elsewhere groups of similar length are padded and c
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
 
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more waste less padding and cost more calls
+ROUND_TO = 16  # few distinct shapes, so that libraries reuse their kernels
 Kernel = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Sequences of similar length, padded to the longest of them.
+    """Sequences of similar length, `members` (num_sequences,), padded to the longest of them.
 
-    `tokens` (num_sequences * longest,) is the token in each place, padding places hold the first token;
-    `bias` (num_sequences, 1, 1, longest) is 0 for a token and -inf for padding.
+    `tokens` and `queries` (num_sequences, longest) say which key or query stands in each place, padding
+    places hold the first one; `bias` (num_sequences, longest) is 0 for a key and -inf for padding.
     """
 
+    members: Tensor
+    queries: Tensor
     tokens: Tensor
     bias: Tensor
 
@@ -34,50 +38,76 @@ class Group:
 class Sequences:
     """Where the sequences of a batch lie, computed once and reused by every layer.
 
-    `cu_seqlens` (num_sequences + 1,) int32 are their offsets, none is longer than `max_length`; on a CPU
-    `groups` hold them in order of length, and `places` (num_tokens,) says where each token stands in the
-    groups laid one behind the other.
+    `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries; no sequence
+    is longer than `max_length`. On a CPU `groups` hold the sequences in order of length, and `places`
+    (num_queries,) says where each query stands in the groups laid one behind the other.
     """
 
     cu_seqlens: Tensor
+    cu_queries: Tensor
     max_length: int
-    groups: tuple[Group, ...]
-    places: Tensor | None
+    groups: tuple[Group, ...] = ()
+    places: Tensor | None = None
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "Sequences":
         """Return what a kernel on this device needs."""
         if device.type == "cpu":
             return self
-        moved = self.cu_seqlens.to(device, non_blocking=non_blocking)
-        return replace(self, cu_seqlens=moved, groups=(), places=None)
+        keys, queries = (
+            each.to(device, non_blocking=non_blocking) for each in (self.cu_seqlens, self.cu_queries)
+        )
+        return Sequences(cu_seqlens=keys, cu_queries=queries, max_length=self.max_length)
+
+    def selected(self, needed: Tensor) -> "Sequences":
+        """Return the plan in which only these tokens (num_queries,), in ascending order, are queries."""
+        offsets = torch.searchsorted(needed, self.cu_seqlens.long())
+        found = replace(self, cu_queries=offsets.int())
+        if not self.groups:
+            return found
+        laid, places = lay_out(offsets, [group.members for group in self.groups])
+        groups = tuple(
+            replace(group, queries=queries) for group, (queries, _) in zip(self.groups, laid, strict=True)
+        )
+        return replace(found, groups=groups, places=places)
 
 
 def plan_attention(lengths: Tensor, max_length: int, *, num_groups: int = NUM_GROUPS) -> Sequences:
     """Plan the attention of a batch from its lengths (num_sequences,) int64 on the host; some may be 0."""
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    found = Sequences(cu_seqlens=offsets.int(), max_length=max_length, groups=(), places=None)
-    return found if torch.cuda.is_available() else group_by_length(found, num_groups)
-
-
-def group_by_length(sequences: Sequences, num_groups: int) -> Sequences:
-    """Return the plan with its groups."""
-    offsets = sequences.cu_seqlens.long()
-    lengths = offsets.diff()
-    groups, kept, first_place = [], [], 0
+    offsets = F.pad(lengths.cumsum(0), (1, 0))
+    found = Sequences(cu_seqlens=offsets.int(), cu_queries=offsets.int(), max_length=max_length)
+    if torch.cuda.is_available():
+        return found
     order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
-    for group in order.tensor_split(min(num_groups, len(order))):
-        place = torch.arange(int(lengths[group].max()))
-        is_token = place < lengths[group, None]
-        tokens = (offsets[:-1][group, None] + place).where(is_token, 0).flatten()
-        bias = torch.zeros(is_token.shape).masked_fill(~is_token, float("-inf"))[:, None, None]
-        groups.append(Group(tokens=tokens, bias=bias))
-        real = is_token.flatten().nonzero()[:, 0]
-        kept.append(torch.stack([tokens[real], real + first_place]))
-        first_place += len(tokens)
-    token, place = torch.cat(kept, dim=1)
-    places = torch.empty_like(place)
-    places[token] = place
-    return replace(sequences, groups=tuple(groups), places=places)
+    members = order.tensor_split(min(num_groups, len(order)))
+    laid, places = lay_out(offsets, members)
+    groups = tuple(
+        Group(
+            members=group,
+            queries=tokens,
+            tokens=tokens,
+            bias=torch.zeros(is_token.shape).masked_fill(~is_token, float("-inf")),
+        )
+        for group, (tokens, is_token) in zip(members, laid, strict=True)
+    )
+    return replace(found, groups=groups, places=places)
+
+
+def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Return for each group which token stands in each place, (num_sequences, longest), and if one does.
+
+    Then where each token (num_tokens,) stands in the groups laid one behind the other.
+    """
+    places = torch.zeros(int(offsets[-1]), dtype=torch.int64)
+    laid, first_place = [], 0
+    for group in members:
+        lengths = offsets.diff()[group]
+        place = torch.arange(-(-max(1, int(lengths.max())) // ROUND_TO) * ROUND_TO)
+        is_token = place < lengths[:, None]
+        tokens = (offsets[:-1][group, None] + place).where(is_token, 0)
+        places[tokens[is_token]] = is_token.flatten().nonzero()[:, 0] + first_place
+        laid.append((tokens, is_token))
+        first_place += tokens.numel()
+    return laid, places
 
 
 @cache
@@ -95,15 +125,15 @@ def gpu_kernel() -> Kernel:
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
     """Return softmax(query key^T / sqrt(head_size)) value, every sequence seeing only itself.
 
-    All tensors are (num_tokens, num_heads, head_size). Raises UserError for float32 on a GPU, which no fused
-    kernel takes.
+    Keys and values are (num_tokens, num_heads, head_size), queries and the result (num_queries, ...). Raises
+    UserError for float32 on a GPU, which no fused kernel takes.
     """
     if sequences.places is not None:
         return grouped_attention(query, key, value, sequences)
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
-    offsets, longest = sequences.cu_seqlens, sequences.max_length
-    return gpu_kernel()(query, key, value, offsets, offsets, longest, longest)
+    longest = sequences.max_length
+    return gpu_kernel()(query, key, value, sequences.cu_queries, sequences.cu_seqlens, longest, longest)
 
 
 def grouped_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
@@ -113,16 +143,16 @@ def grouped_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequ
     bf16 kernel for short rows).
     """
     num_heads, head_size = query.shape[1:]
+
+    def padded(x: Tensor, tokens: Tensor) -> Tensor:  # (num_sequences * num_heads, longest, head_size)
+        rows = x.index_select(0, tokens.flatten()).view(*tokens.shape, num_heads, head_size)
+        return rows.transpose(1, 2).flatten(0, 1)
+
     attended = []
     for group in sequences.groups:
-        num, _, _, longest = group.bias.shape
-        shape = (num, longest, num_heads, head_size)
-        q, k, v = (
-            x.index_select(0, group.tokens).view(shape).transpose(1, 2).reshape(-1, longest, head_size)
-            for x in (query, key, value)
-        )
-        bias = group.bias.to(q.dtype).expand(num, num_heads, longest, longest).reshape(-1, longest, longest)
+        q, k, v = padded(query, group.queries), padded(key, group.tokens), padded(value, group.tokens)
+        bias = group.bias.to(q.dtype).repeat_interleave(num_heads, dim=0)[:, None]
         scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=head_size**-0.5)
         output = torch.softmax(scores, dim=-1) @ v
-        attended.append(output.view(num, num_heads, longest, head_size).transpose(1, 2).flatten(0, 1))
+        attended.append(output.unflatten(0, (-1, num_heads)).transpose(1, 2).flatten(0, 1))
     return torch.cat(attended).index_select(0, sequences.places)

@@ -88,10 +88,9 @@ def spread_positions(model: "BertModule", scale: float) -> None:
 class PackedBert(nn.Module):
     """The parameters of a Hugging Face BERT, under their stock names, computed on T packed tokens.
 
-    Three savings, each switched on by its method: `fused_qkv` (one projection), `masked_tokens_only` (the
-    head computes masked tokens, not all), `needed_tokens_only` (the last layer computes only what the heads
-    read). Raises UserError for a model with dropout: packing would change which random numbers meet which
-    token.
+    Savings, each switched on by its method: one projection (`fused_qkv`), a head on masked tokens only
+    (`sparse_head`), a last layer of what the heads read only (`last_layer_subset`). Raises UserError for a
+    model with dropout: packing would change which random numbers meet which token.
     """
 
     def __init__(self, model: "BertModule") -> None:
@@ -102,7 +101,6 @@ class PackedBert(nn.Module):
         self.config = config
         self.bert, self.cls = model.bert, model.cls
         self.masked_tokens_only = False
-        self.needed_tokens_only = False
         self.transform_only = False  # in training the loss takes the product with the vocabulary
         self.compiled: dict[str, Callable[..., Any]] = {}
 
@@ -114,25 +112,25 @@ class PackedBert(nn.Module):
         masked_tokens: Tensor,
         first_tokens: Tensor,
         sequences: Sequences,
+        needed: Tensor | None = None,
+        needed_places: Tensor | None = None,
+        needed_sequences: Sequences | None = None,
     ) -> Predictions:
         """Return `prediction_logits` (T or M, V) and `seq_relationship_logits` (B, 2) if it has that head.
 
         `input_ids`, `token_type_ids`, `position_ids` are (T,); `masked_tokens` (M,) and `first_tokens` (B,)
-        are indices into T.
+        are indices into T. `needed` (K,) are the tokens that the last layer computes, in ascending order;
+        `needed_places` says where in them the masked and then the first ones are, None if all are masked.
         """
         compiled = self.compiled if self.training else {}  # evaluation has other shapes
         layer_of = compiled.get("layer", encoder_layer)
         hidden = compiled.get("embed", self.embed)(input_ids, token_type_ids, position_ids)
-        needed = None
-        if self.needed_tokens_only:
-            if not self.masked_tokens_only:
-                raise UserError("needs sparse_head", where="methods.last_layer_subset")
-            needed = torch.cat([masked_tokens, first_tokens]) if self.has_next_sentence else masked_tokens
         *layers, last = self.bert.encoder.layer
         for layer in layers:
             hidden = layer_of(layer, hidden, sequences, None)
-        hidden = layer_of(last, hidden, sequences, needed)
+        hidden = layer_of(last, hidden, needed_sequences or sequences, needed)
         if needed is not None:
+            hidden = hidden if needed_places is None else hidden[needed_places]
             predicted, first = hidden[: len(masked_tokens)], hidden[len(masked_tokens) :]
         else:
             predicted = hidden[masked_tokens] if self.masked_tokens_only else hidden
@@ -163,19 +161,32 @@ class PackedBert(nn.Module):
 def encoder_layer(layer: nn.Module, hidden: Tensor, sequences: Sequences, needed: Tensor | None) -> Tensor:
     """Return one post-norm layer of `hidden` (T, D); with `needed` (K,) only those tokens, (K, D)."""
     attention = layer.attention
-    query, key, value = project_qkv(attention.self, hidden)
+    query, key, value = project_qkv(attention.self, hidden, needed)
     attended = varlen_attention(query, key, value, sequences).flatten(1)
-    if needed is not None:
-        attended, hidden = attended[needed], hidden[needed]
+    hidden = hidden if needed is None else hidden[needed]
     hidden = attention.output.LayerNorm(attention.output.dense(attended) + hidden)
     return layer.output.LayerNorm(layer.output.dense(layer.intermediate(hidden)) + hidden)
 
 
-def project_qkv(attention: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value, each (T, N, H), by one projection if the layer has it, else by three."""
-    shape = (-1, attention.num_attention_heads, attention.attention_head_size)
-    if hasattr(attention, "qkv"):
-        query, key, value = attention.qkv(hidden).chunk(3, dim=-1)
+def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query (T or K, N, H) of all or the needed tokens, and key and value (T, N, H) of all.
+
+    One projection where the layer has it, else three.
+    """
+    asking = hidden if needed is None else hidden[needed]
+    if not hasattr(attention, "qkv"):
+        parts = attention.query(asking), attention.key(hidden), attention.value(hidden)
+    elif needed is None:
+        parts = attention.qkv(hidden).chunk(3, dim=-1)
     else:
-        query, key, value = attention.query(hidden), attention.key(hidden), attention.value(hidden)
-    return query.reshape(shape), key.reshape(shape), value.reshape(shape)
+        size = hidden.shape[1]
+        weights, biases = (
+            attention.qkv.weight.split([size, 2 * size]),
+            attention.qkv.bias.split([size, 2 * size]),
+        )
+        query = F.linear(asking, weights[0], biases[0])
+        parts = query, *F.linear(hidden, weights[1], biases[1]).chunk(2, dim=-1)
+    query, key, value = (
+        part.unflatten(1, (attention.num_attention_heads, attention.attention_head_size)) for part in parts
+    )
+    return query, key, value

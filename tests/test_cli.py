@@ -135,7 +135,7 @@ def test_a_result_that_exists_is_refused_and_stays(reached):
         (["run", "language_bert", "baseline", "--set", "global_batch_size=many"], "valid integer"),
         (["run", "language_bert", "baseline", "--runs", "0"], "--runs 0"),
         (["run", "langage_bert", "baseline"], "did you mean language_bert?"),
-        (["run", "language_bert", "fast"], "known: baseline, optimized"),
+        (["run", "language_bert", "fast"], "known: baseline, compiled, eager"),
         (["rum"], "did you mean run?"),
         (["check", "no/such/folder"], "no/such/folder"),
         (

@@ -22,9 +22,9 @@ def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
     """Return the batch with `labels` (M,) of the masked tokens only, M rounded up with ignored labels."""
     masked_tokens = batch.inputs["masked_tokens"]
     labels = batch.targets["labels"][masked_tokens]
-    num_extra = -len(labels) % round_to
+    num_extra, last = -len(labels) % round_to, len(batch.inputs["input_ids"]) - 1  # ascending order is kept
     return Batch(
-        inputs=batch.inputs | {"masked_tokens": F.pad(masked_tokens, (0, num_extra))},
+        inputs=batch.inputs | {"masked_tokens": F.pad(masked_tokens, (0, num_extra), value=last)},
         targets=batch.targets | {"labels": F.pad(labels, (0, num_extra), value=IGNORED)},
         num_samples=batch.num_samples,
     )

@@ -96,7 +96,7 @@ def test_the_published_resnet_plan():
 def test_each_key_knows_where_it_was_written():
     loaded = bert("target=0.3")
     assert loaded.origins["target",] == "--set"
-    assert loaded.origins["precision",].startswith("language_bert/baseline.yaml:")
+    assert loaded.origins["optimizer", "beta2"].startswith("language_bert/baseline.yaml:")
     assert loaded.origins["max_duration",].startswith("language_bert/mini.yaml:")
 
 
@@ -124,9 +124,10 @@ def append(path, text):
 
 
 def test_an_overlay_adjusts_a_method_that_is_on_and_ignores_one_that_is_off(folder):
-    append(folder / "mini.yaml", "methods: {unpad: {round_to: 4}}\n")
+    append(folder / "mini.yaml", "  fused_qkv: false\n")
     assert bert().config.methods == {}
-    assert bert(configuration="optimized").config.methods["unpad"] == {"round_to": 4}
+    adjusted = bert(configuration="optimized").config.methods
+    assert adjusted["unpad"] == {"round_to": 64} and "fused_qkv" not in adjusted  # 2048 at size full
     assert bert("methods.unpad=false", configuration="optimized").config.methods.get("unpad") is None
     (folder / "derived.yaml").write_text("extends: optimized\nmethods: {unpad: false}\n")
     assert "unpad" not in bert(configuration="derived").config.methods

@@ -17,6 +17,8 @@ from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import padded_batch, random_record
 from language_bert.methods.fused_qkv import fuse_qkv
+from language_bert.methods.last_layer_subset import keep_needed
+from language_bert.methods.sparse_head import keep_masked
 from language_bert.methods.unpad import unpad_batch
 from language_bert.model import PackedBert, build_bert, spread_positions
 
@@ -113,9 +115,9 @@ def test_loss_and_every_gradient_equal_hugging_face_in_float64(lengths, next_sen
 def test_logits_and_gradients_equal_hugging_face_to_float64_rounding(lengths):
     plain, packed = make_model(True), PackedBert(make_model(True))
     fuse_qkv(packed)
-    packed.masked_tokens_only = packed.needed_tokens_only = True
+    packed.masked_tokens_only = True
     batch = make_batch(lengths)
-    unpadded = unpad_batch(batch)
+    unpadded = keep_needed(keep_masked(unpad_batch(batch)), next_sentence=True)
     expected = plain(**batch.inputs)
     found = packed(**unpadded.inputs)
     logits = expected.prediction_logits[batch.targets["labels"] != -100]
@@ -176,9 +178,11 @@ def test_a_gpu_kernel_gets_the_offsets_as_they_are(monkeypatch):
     seen = []
 
     def kernel(query, key, value, offsets, key_offsets, longest, key_longest):
-        seen.append((offsets.dtype, offsets is key_offsets, longest, key_longest))
-        lengths = offsets.diff().tolist()
-        parts = zip(*(x.split(lengths) for x in (query, key, value)), strict=True)
+        seen.append((offsets.dtype, longest, key_longest))
+        lengths = (offsets.diff().tolist(), *[key_offsets.diff().tolist()] * 2)
+        parts = zip(
+            *(x.split(each) for x, each in zip((query, key, value), lengths, strict=True)), strict=True
+        )
         attend = torch.nn.functional.scaled_dot_product_attention
         return torch.cat([attend(*(x.transpose(0, 1) for x in part)).transpose(0, 1) for part in parts])
 
@@ -186,11 +190,15 @@ def test_a_gpu_kernel_gets_the_offsets_as_they_are(monkeypatch):
     torch.manual_seed(0)
     query, key, value = (torch.randn(45, 3, 5).bfloat16() for _ in "qkv")
     plan = plan_attention(torch.tensor((5, 1, 0, 31, 8)), 37)
-    found = varlen_attention(query, key, value, replace(plan, groups=(), places=None))
+    plain = replace(plan, groups=(), places=None)
+    found = varlen_attention(query, key, value, plain)
     torch.testing.assert_close(found, varlen_attention(query, key, value, plan), rtol=0.05, atol=0.02)
-    assert seen == [(torch.int32, True, 37, 37)]
+    needed = torch.tensor([0, 3, 5, 7, 44])
+    some = varlen_attention(query[needed], key, value, plain.selected(needed))
+    torch.testing.assert_close(some, found[needed], rtol=0.05, atol=0.02)
+    assert seen == [(torch.int32, 37, 37)] * 2
     with pytest.raises(UserError, match="take bf16 or fp16"):
-        varlen_attention(query.float(), key.float(), value.float(), replace(plan, groups=(), places=None))
+        varlen_attention(query.float(), key.float(), value.float(), plain)
 
 
 def test_torchs_own_kernel_has_the_arguments_that_it_is_called_with():
