@@ -17,11 +17,12 @@ from common.method import Batch
 class Work:
     """What training on one sample costs at least: floating-point operations, bytes of memory traffic.
 
-    `num_bytes` is None where memory is not what bounds the benchmark.
+    `num_bytes` is None where memory is not what bounds the benchmark; `num_tokens` where there are none.
     """
 
     flops: float
-    num_bytes: float | None
+    num_bytes: float | None = None
+    num_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

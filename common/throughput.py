@@ -28,7 +28,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """One configuration at one shape. Shares are of the device's peaks.
+    """One configuration at one shape. Shares are of the device's peaks; padding counts nowhere.
 
     Memory is what the process has reserved so far; None on a CPU and where several configurations share it.
     """
@@ -36,7 +36,9 @@ class Rate:
     configuration: str
     shape: str
     samples_per_s: float
+    tokens_per_s: float | None
     step_ms: float
+    flops_per_s: float
     flops_share: float
     bytes_share: float | None
     memory_gb: float | None
@@ -98,7 +100,9 @@ def measure(
                 configuration=name,
                 shape=shape,
                 samples_per_s=per_s,
+                tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
                 step_ms=step_s * 1e3,
+                flops_per_s=per_s * work.flops,
                 flops_share=per_s * work.flops / peaks.flops_per_s,
                 bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
                 memory_gb=reserved_gb(runs[name].device) if len(runs) == 1 else None,

@@ -243,10 +243,10 @@ class TrainingRun:
         for name, value in others.items():
             self.log.event(name, value, epoch_num=number, samples=self.num_samples)
         elapsed = time.monotonic() - self.started
+        trained = f"  {self.rate:7.0f}/s  loss {self.clock.loss:6.3f}" if self.num_samples else "  untrained"
         self.clock.line(
             f"  {elapsed:6.1f} s  {self.num_samples:>9,} {self.benchmark.samples_name}"
-            f"  {self.rate:7.0f}/s"
-            f"  loss {self.clock.loss:6.3f}  {self.benchmark.quality_name} {quality:.4f}"
+            f"{trained}  {self.benchmark.quality_name} {quality:.4f}"
             f" (target {self.config.target:g})"
             + "".join(f"  {name} {value:.4f}" for name, value in others.items())
         )
@@ -276,17 +276,27 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return Batch(inputs=moved(batch.inputs), targets=moved(batch.targets), num_samples=batch.num_samples)
 
 
-def drop_page_cache() -> tuple[bool, str]:
-    """Drop the page cache, so that data come from storage.
+def drop_page_cache(directory: Path, *, is_proxy: bool) -> tuple[bool, str]:
+    """Drop the page cache, so that data come from storage: all of it, or only the data's below `directory`.
 
-    Returns whether it was dropped, and how or why not.
+    All of it where the user may; a proxy leaves the rest of a person's machine alone. Returns whether it was
+    dropped, and how or why not.
     """
+    os.sync()
     try:
-        os.sync()
-        DROP_CACHES.write_text("3")
+        if not is_proxy:
+            DROP_CACHES.write_text("3")
+            return True, "vm.drop_caches=3"
+        why = "a proxy"
     except OSError as error:
-        return False, f"not permitted ({error.strerror})"
-    return True, "vm.drop_caches=3"
+        why = f"vm.drop_caches: {error.strerror}"
+    if not hasattr(os, "posix_fadvise"):
+        return False, f"{why}; no posix_fadvise on this system"
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    for path in files:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return True, f"{why}; posix_fadvise(DONTNEED) of the {len(files)} files of the data set"
 
 
 def log_head(log: RunLog, run: TrainingRun) -> None:
@@ -327,7 +337,7 @@ def timed_run(spec: Spec) -> int:
     log = RunLog(ROOT / spec.result)
     benchmark = module.Benchmark(config, seed=spec.seed)
     run = TrainingRun(spec, config, benchmark, log)
-    dropped, how = drop_page_cache()
+    dropped, how = drop_page_cache(benchmark.directory, is_proxy=config.size == "mini")
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
     benchmark.check_ready()

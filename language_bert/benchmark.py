@@ -155,7 +155,7 @@ class Benchmark(benchmark.Benchmark):
         layer = lengths * (8 * size**2 + 4 * size * wide) + 4 * lengths**2 * size
         head = lengths * data.masked_fraction * 2 * size * (size + model.vocab_size)
         return benchmark.Work(
-            flops=3 * float((model.num_hidden_layers * layer + head).mean()), num_bytes=None
+            flops=3 * float((model.num_hidden_layers * layer + head).mean()), num_tokens=float(lengths.mean())
         )
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> benchmark.Projection | None:

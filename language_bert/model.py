@@ -133,7 +133,7 @@ class PackedBert(nn.Module):
             hidden = hidden if needed_places is None else hidden[needed_places]
             predicted, first = hidden[: len(masked_tokens)], hidden[len(masked_tokens) :]
         else:
-            predicted = hidden[masked_tokens] if self.masked_tokens_only else hidden
+            predicted = hidden.index_select(0, masked_tokens) if self.masked_tokens_only else hidden
             first = hidden[first_tokens]
         head = self.cls.predictions
         if self.transform_only and self.training:
@@ -163,7 +163,7 @@ def encoder_layer(layer: nn.Module, hidden: Tensor, sequences: Sequences, needed
     attention = layer.attention
     query, key, value = project_qkv(attention.self, hidden, needed)
     attended = varlen_attention(query, key, value, sequences).flatten(1)
-    hidden = hidden if needed is None else hidden[needed]
+    hidden = hidden if needed is None else hidden.index_select(0, needed)
     hidden = attention.output.LayerNorm(attention.output.dense(attended) + hidden)
     return layer.output.LayerNorm(layer.output.dense(layer.intermediate(hidden)) + hidden)
 
@@ -173,7 +173,7 @@ def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> 
 
     One projection where the layer has it, else three.
     """
-    asking = hidden if needed is None else hidden[needed]
+    asking = hidden if needed is None else hidden.index_select(0, needed)
     if not hasattr(attention, "qkv"):
         parts = attention.query(asking), attention.key(hidden), attention.value(hidden)
     elif needed is None:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,12 @@ def write_missing(missing: list[PlannedShard]) -> None:
         try:
             for done in as_completed(pending):
                 progress.add(done.result(), pending[done].file.stat().st_size)
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a process that made a shard has died, perhaps for want of memory",
+                where=str(missing[0].work),
+                hint="run the same command again; finished shards are kept",
+            ) from error
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()  # finished shards are kept

@@ -291,3 +291,26 @@ def test_spread_positions_start_unequal_and_keys_equal_queries():
     assert positions.abs().max() < 0.1001 and len(positions.unique(dim=0)) == MAX_LENGTH
     attention = model.bert.encoder.layer[0].attention.self
     assert torch.equal(attention.query.weight, attention.key.weight)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernels run on GPUs only")
+def test_the_fused_kernel_equals_scaled_dot_product_attention_on_each_sequence():
+    torch.manual_seed(0)
+    lengths = (5, 1, 300, 512, 64)
+    query, key, value = (
+        torch.randn(sum(lengths), 4, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in "qkv"
+    )
+    plan = plan_attention(torch.tensor((*lengths, 0)), 512).to(torch.device("cuda"))
+    found = varlen_attention(query, key, value, plan)
+    parts = zip(*(x.float().split(lengths) for x in (query, key, value)), strict=True)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    expected = torch.cat([attend(*(x.transpose(0, 1) for x in part)).transpose(0, 1) for part in parts])
+    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
+    weight = torch.randn_like(expected)
+    one, other = (
+        torch.autograd.grad(output, (query, key, value), weight.to(output.dtype))
+        for output in (found, expected)
+    )
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=0.05, atol=0.05)

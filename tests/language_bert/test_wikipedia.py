@@ -299,10 +299,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_preparation_goes_on_to_the_same_bytes(source, tmp_path):
-    changes = {"data.num_duplicates": 10}  # slow enough to be stopped
-    whole, directory, work = tmp_path / "whole", tmp_path / "full", tmp_path / ".full.part"
-    prepared(whole, source, **changes)
+@pytest.fixture
+def started(source, tmp_path):
+    """A preparation as a process of its own that has written a shard, and its workers."""
+    directory, changes = tmp_path / "full", {"data.num_duplicates": 10}  # slow enough to be stopped
     script = tmp_path / "prepare.py"
     script.write_text(PREPARE)
     settings = json.dumps(settings_of(str(directory), **changes))
@@ -311,15 +311,46 @@ def test_a_killed_preparation_goes_on_to_the_same_bytes(source, tmp_path):
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+    work = tmp_path / ".full.part"
     while len(list(work.glob("rows/train-*"))) < 1 and process.poll() is None:
         time.sleep(0.001)
-    workers = psutil.Process(process.pid).children(recursive=True)
+    yield process, psutil.Process(process.pid).children(recursive=True), directory, changes
+    process.kill()
+    process.communicate()
+
+
+def test_a_killed_preparation_goes_on_to_the_same_bytes(started, source, tmp_path):
+    process, workers, directory, changes = started
     process.send_signal(signal.SIGKILL)
     assert process.wait(10) == -signal.SIGKILL
     assert not psutil.wait_procs(workers, timeout=10)[1]  # none outlives it
-    assert 1 <= len(list(work.glob("rows/*.npy"))) < NUM_PARTS + 1 and not directory.exists()
-    kept = {path: path.stat().st_mtime_ns for path in work.glob("rows/[te]*")}
+    work = tmp_path / ".full.part"
+    finished = {path: path.stat().st_mtime_ns for path in work.glob("rows/[te]*.npy")}
+    assert 1 <= len(finished) < NUM_PARTS + 1 and not directory.exists()
+    first = work / "data" / "train-00000.shard"
+    before = first.stat().st_ino if any("train-00000" in path.name for path in finished) else None
     prepared(directory, source, **changes)
-    assert kept and content_of(directory) == content_of(whole)
+    assert before in (None, (directory / first.name).stat().st_ino)
+    prepared(tmp_path / "whole", source, **changes)
+    assert content_of(directory) == content_of(tmp_path / "whole")
     assert not work.exists()
+
+
+def test_a_worker_that_dies_is_one_clear_line(started):
+    process, workers, directory, _ = started
+    for worker in workers:
+        if "spawn_main" in " ".join(worker.cmdline()):
+            worker.kill()
+    error = process.communicate(timeout=20)[1]
+    assert "a process that made a shard has died" in error and not directory.exists()
+
+
+def test_ctrl_c_ends_at_once_without_a_trace_of_workers(started):
+    process, workers, directory, _ = started
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=10)[1]
+    assert error.strip().endswith("KeyboardInterrupt") and "spawn_main" not in error
+    assert not psutil.wait_procs(workers, timeout=10)[1] and not directory.exists()
