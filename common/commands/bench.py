@@ -145,11 +145,11 @@ def compare(args: argparse.Namespace, runs: "dict[str, TrainingRun]") -> int:
 def describe(rate: "Rate", samples_name: str) -> str:
     """Return one line of the table."""
     memory = "" if rate.memory_gb is None else f"  {rate.memory_gb:6.1f} GB"
-    traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of the copy"
+    traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of copy"
     tokens = "" if rate.tokens_per_s is None else f"  {rate.tokens_per_s:9.0f} tokens/s"
     return (
         f"  {rate.shape:>10}  {rate.configuration:24} {rate.samples_per_s:9.1f} {samples_name}/s{tokens}"
-        f" {rate.step_ms:9.2f} ms {rate.flops_per_s / 1e12:7.2f} TFLOP/s, {rate.flops_share:.0%} of the product"
+        f" {rate.step_ms:8.2f} ms {rate.flops_per_s / 1e12:7.2f} TFLOP/s, {rate.flops_share:.0%} of product"
         f"{traffic}{memory}"
     )
 
