@@ -110,6 +110,13 @@ def test_a_run_that_misses_its_target_exits_1_and_keeps_its_log(tmp_path):
     assert status(results(tmp_path)[0]) == "aborted"
 
 
+def test_an_evaluation_of_the_untrained_model_passes_the_audit(tmp_path):
+    done = ttt(*run_arguments(tmp_path, "target=0.01", "evaluate_untrained=true", *TINY))
+    assert done.returncode == 0 and "  untrained  masked-LM accuracy 0.0" in done.stdout
+    checked = ttt("check", tmp_path / "results")
+    assert checked.returncode == 0, checked.stdout
+
+
 def one_line_of(text):
     (line,) = text.rstrip("\n").splitlines()
     return line

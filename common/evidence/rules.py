@@ -361,12 +361,12 @@ def first_success_ends_the_run(log: Log) -> Iterator[Found]:
 @rule("Q304", "strict", "rules: Epoch numbering", breaks=edited("eval_accuracy", at=1, epoch_num=0))
 def evaluations_advance(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num above the one before."""
-    before = 0.0
+    before = -1.0  # the first may be of the untrained model, at 0
     for event in log.events("eval_accuracy"):
         epoch = finite(event.metadata.get("epoch_num"))
         if epoch is None or epoch <= before:
             yield Found(event.line, f"{printable(event.metadata.get('epoch_num'), 40)} after {before:g}")
-        before = epoch or before
+        before = before if epoch is None else epoch
 
 
 @rule("Q305", "error", "house: exact evaluation", breaks=edited("eval_accuracy", correct=1))

@@ -196,3 +196,10 @@ def test_a_first_step_that_overflows_is_skipped_whole(name: str) -> None:
             scaler.step(optimizer)
             scaler.update()
     torch.testing.assert_close(layers[0].weight, layers[1].weight)
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_has_a_fraction_of_it() -> None:
+    found = benchmark("baseline", "mini")
+    samples = found.config.steps_per_epoch * found.config.global_batch_size
+    assert [found.epochs_finished(n * samples // 2) for n in (2, 7, 8)] == [1, 3.5, 4]
+    assert [found.epoch_number(n * samples // 2) for n in (0, 2, 7, 8)] == [1, 1, 4, 4]
