@@ -45,14 +45,14 @@ def digest(described: Any) -> str:
 
 def clear_unfinished(work: Path, planned: Sequence[Planned]) -> list[Planned]:
     """Remove from the folders in `work` all but finished shards; returns those that are to be written."""
-    missing = [shard for shard in planned if not shard.is_finished()]
-    kept = {path for shard in planned if shard not in missing for path in (shard.path, shard.rows)}
+    finished = [shard for shard in planned if shard.is_finished()]
+    kept = {path for shard in finished for path in (shard.path, shard.rows)}
     for path in work.glob("*/*"):
         if path not in kept:
             path.unlink()
-    if len(missing) < len(planned):
-        print(f"{len(planned) - len(missing)} of {len(planned)} shards are finished already", flush=True)
-    return missing
+    if finished:
+        print(f"{len(finished)} of {len(planned)} shards are finished already", flush=True)
+    return [shard for shard in planned if shard.path not in kept]
 
 
 def save_rows(path: Path, rows: np.ndarray) -> None:

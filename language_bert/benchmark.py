@@ -1,6 +1,7 @@
 """BERT on masked-language modelling: what the loop asks of this benchmark."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -218,13 +219,13 @@ class Benchmark(benchmark.Benchmark):
         """
         if self.config.data.corpus != WIKIPEDIA:
             return {}
-        num_free = int(self.manifest()["facts"]["num_evaluation_short"])
+        num_free = int(self.manifest["facts"]["num_evaluation_short"])
         return {"mlm_accuracy_mosaic": (num_correct + num_free) / (num_total + num_free)}
 
     @property
     def num_evaluation_targets(self) -> int:
         """The masked tokens of the evaluation set, from the manifest."""
-        return int(self.manifest()["facts"]["num_evaluation_masked_tokens"])
+        return int(self.manifest["facts"]["num_evaluation_masked_tokens"])
 
     def epoch_number(self, num_samples: int) -> int:
         """BERT logs samples where ResNet logs epochs."""
@@ -232,8 +233,9 @@ class Benchmark(benchmark.Benchmark):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the prepared data."""
-        return str(self.manifest()["fingerprint"])
+        return str(self.manifest["fingerprint"])
 
+    @cached_property
     def manifest(self) -> dict[str, Any]:
-        """Return the manifest of the prepared data."""
+        """The manifest of the prepared data; first read when the clock runs."""
         return fingerprint.read_manifest(self.directory, hint=self.config.prepared_hint)

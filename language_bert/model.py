@@ -179,13 +179,9 @@ def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> 
     elif needed is None:
         parts = attention.qkv(hidden).chunk(3, dim=-1)
     else:
-        size = hidden.shape[1]
-        weights, biases = (
-            attention.qkv.weight.split([size, 2 * size]),
-            attention.qkv.bias.split([size, 2 * size]),
-        )
-        query = F.linear(asking, weights[0], biases[0])
-        parts = query, *F.linear(hidden, weights[1], biases[1]).chunk(2, dim=-1)
+        size, weight, bias = hidden.shape[1], attention.qkv.weight, attention.qkv.bias
+        query = F.linear(asking, weight[:size], bias[:size])
+        parts = query, *F.linear(hidden, weight[size:], bias[size:]).chunk(2, dim=-1)
     query, key, value = (
         part.unflatten(1, (attention.num_attention_heads, attention.attention_head_size)) for part in parts
     )

@@ -22,19 +22,16 @@ from common.method import Method
 MAX_SHAPES = 64  # of all models of a process; torch's own limit is 8, beyond which it silently runs eager
 
 
-def allow_shapes() -> None:
-    """Allow `MAX_SHAPES` graphs, and fail beyond them."""
+def compile_options(mode: str, backend: str) -> dict[str, Any]:
+    """Return torch.compile's arguments: one static graph for each shape, failing beyond `MAX_SHAPES`."""
     torch._dynamo.config.recompile_limit = MAX_SHAPES
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    return {"dynamic": False} | ({"mode": mode} if backend == "inductor" else {"backend": backend})
 
 
 def compile_model(model: nn.Module, mode: str, backend: str = "inductor") -> None:
     """Compile the forward and backward pass of a model in place, each input shape on its own."""
-    allow_shapes()
-    if backend == "inductor":
-        model.compile(mode=mode, dynamic=False)
-    else:
-        model.compile(backend=backend, dynamic=False)
+    model.compile(**compile_options(mode, backend))
 
 
 class Eager(nn.Module):

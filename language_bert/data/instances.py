@@ -71,6 +71,11 @@ def create_instances(
     return instances
 
 
+def evenly_spaced(instances: list[Instance], count: int) -> list[Instance]:
+    """Return `count` of the instances, as the reference picks its evaluation set."""
+    return [instances[i * len(instances) // count] for i in range(count)]
+
+
 def document_instances(
     documents: list[Document],
     index: int,

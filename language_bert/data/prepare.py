@@ -16,7 +16,7 @@ from common import fingerprint
 from common.errors import UserError
 from language_bert.data import shards
 from language_bert.data.corpus import documents
-from language_bert.data.instances import Instance, InstanceSettings, create_instances
+from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.wikipedia import prepare_wikipedia
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
@@ -75,7 +75,7 @@ def prepare_prose(directory: Path, work: Path, config: Any) -> str:
         instances = draw(texts, num_samples, tokenizer, settings)
         index = shards.write_shard(shards.shard_path(work, name, 0), 0, instances)
         np.save(shards.index_path(work, name), index, allow_pickle=False)
-        facts |= shards.describe(name, index, data.max_seq_length)
+        facts |= shards.describe(name, index, settings)
     result = fingerprint.write_manifest(work, facts)
     fingerprint.put_in_place(work, directory)
     return result
@@ -126,4 +126,4 @@ def draw(
         raise UserError(
             f"the corpus gives {len(found)} samples, fewer than {num_samples}", where="data.num_train_samples"
         )
-    return [found[i * len(found) // num_samples] for i in range(num_samples)]
+    return evenly_spaced(found, num_samples)

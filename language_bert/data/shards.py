@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
-from language_bert.data.instances import Instance
+from language_bert.data.instances import Instance, InstanceSettings
 
 INDEX = np.dtype(  # 24 bytes an instance
     [
@@ -67,7 +67,7 @@ def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.nd
     return np.array(rows, dtype=INDEX)
 
 
-def describe(part: str, index: np.ndarray, max_seq_length: int) -> dict[str, Any]:
+def describe(part: str, index: np.ndarray, settings: InstanceSettings) -> dict[str, Any]:
     """Return what the manifest says of a part, and print its histogram of lengths."""
     lengths = index["num_tokens"]
     counts = np.bincount((lengths - 1) // HISTOGRAM_TOKENS)
@@ -78,8 +78,8 @@ def describe(part: str, index: np.ndarray, max_seq_length: int) -> dict[str, Any
     print(f"{part}: {len(lengths):,} instances, mean {lengths.mean():.1f} tokens; {shown}", flush=True)
     return {
         f"num_{part}_masked_tokens": int(index["num_masked"].sum()),
-        f"num_{part}_short": int((index["num_masked"] < index["num_masked"].max()).sum()),
-        f"{part}_valid_fraction": round(float(lengths.mean()) / max_seq_length, 4),
+        f"num_{part}_short": int((index["num_masked"] < settings.max_predictions).sum()),
+        f"{part}_valid_fraction": round(float(lengths.mean()) / settings.max_seq_length, 4),
         f"{part}_length_histogram_{HISTOGRAM_TOKENS}": counts.tolist(),
     }
 

@@ -9,16 +9,22 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from safetensors.numpy import save_file
 
 from common.errors import UserError
 from language_bert.data.protobuf import Value, masked_crc, parse, read_varint
+from language_bert.model import bert_config, build_bert
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
 TRAILER = struct.Struct("<BI")  # of a block: compression, checksum
 FLOAT32 = 1
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+TRAINED = 128  # tokens of the sequences that the published checkpoint has seen
 OPTIMIZER = re.compile(r"/(LAMB(_1)?|adam_[mv])$|^(beta[12]_power|global_step)$")
 
 
@@ -150,3 +156,20 @@ def to_hugging_face(
         if found[name].shape != shape:
             raise UserError(f"{name} is {found[name].shape}, expected {shape}", where=where)
     return {name: np.array(found[name], order="C") for name in expected}  # not a view of the file
+
+
+def convert_checkpoint(prefix: Path, config: Any, path: Path) -> None:
+    """Write a checkpoint's weights under Hugging Face's names. Raises UserError for a damaged one."""
+    with torch.device("meta"):
+        model = build_bert(bert_config(config), next_sentence=True)
+    shapes = {name: tuple(values.shape) for name, values in model.named_parameters()}
+    tensors = to_hugging_face(read_tensors(prefix), shapes, where=str(prefix))
+    print(f"{prefix.name}: {len(tensors)} tensors", flush=True)
+    norms = np.linalg.norm(tensors[POSITIONS], axis=1)
+    if len(norms) > TRAINED:
+        print(
+            f"mean norm of the position embeddings: {norms[:TRAINED].mean():.3f} up to {TRAINED}, "
+            f"{norms[TRAINED:].mean():.3f} beyond (training was on {TRAINED} tokens)",
+            flush=True,
+        )
+    save_file(tensors, path)

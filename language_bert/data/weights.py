@@ -1,39 +1,15 @@
-"""The published starting point: a TensorFlow checkpoint becomes a safetensors file, and a model's weights."""
+"""The prepared starting weights of a model, under Hugging Face's names."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from common.errors import UserError
-from language_bert.data.tf_checkpoint import read_tensors, to_hugging_face
-from language_bert.model import bert_config, build_bert
 
 WEIGHTS = "model.safetensors"
-POSITIONS = "bert.embeddings.position_embeddings.weight"
-TRAINED = 128  # tokens of the sequences that the published checkpoint has seen
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # of no use without that head
-
-
-def convert_checkpoint(prefix: Path, config: Any, path: Path) -> None:
-    """Write a checkpoint's weights under Hugging Face's names. Raises UserError for a damaged one."""
-    with torch.device("meta"):
-        model = build_bert(bert_config(config), next_sentence=True)
-    shapes = {name: tuple(values.shape) for name, values in model.named_parameters()}
-    tensors = to_hugging_face(read_tensors(prefix), shapes, where=str(prefix))
-    print(f"{prefix.name}: {len(tensors)} tensors", flush=True)
-    norms = np.linalg.norm(tensors[POSITIONS], axis=1)
-    if len(norms) > TRAINED:
-        print(
-            f"mean norm of the position embeddings: {norms[:TRAINED].mean():.3f} up to {TRAINED}, "
-            f"{norms[TRAINED:].mean():.3f} beyond (training was on {TRAINED} tokens)",
-            flush=True,
-        )
-    save_file(tensors, path)
 
 
 def load_weights(model: torch.nn.Module, path: Path, *, hint: str) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from common import fingerprint, preparation
 from common.errors import UserError
 from language_bert.data import shards
-from language_bert.data.instances import Instance, InstanceSettings, create_instances
+from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.sources import WIKIPEDIA, Source, list_source
 from language_bert.data.tfrecord import read_instances
 from language_bert.data.wordpiece import Tokenizer, read_documents
@@ -86,9 +86,8 @@ class PlannedShard:
                 where=str(self.file),
                 hint="lower data.num_train_samples",
             )
-        chosen = found[: self.num_instances]
-        if self.part == "evaluation":  # as the reference picks them
-            chosen = [found[i * len(found) // self.num_instances] for i in range(self.num_instances)]
+        is_train = self.part == "train"
+        chosen = found[: self.num_instances] if is_train else evenly_spaced(found, self.num_instances)
         preparation.save_rows(self.rows, shards.write_shard(self.path, self.number, chosen))
         return len(chosen)
 
@@ -112,18 +111,21 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     write_missing(missing)
     facts: dict[str, Any] = {"settings": config.prepared_with()}
     for part in ("train", "evaluation"):
-        rows = [np.load(shard.rows, allow_pickle=False) for shard in planned if shard.part == part]
-        index = np.concatenate(rows)
+        own = [shard for shard in planned if shard.part == part]
+        index = np.concatenate([np.load(shard.rows, allow_pickle=False) for shard in own])
         np.save(shards.index_path(work / "data", part), index, allow_pickle=False)
-        facts |= shards.describe(part, index, data.max_seq_length)
+        facts |= shards.describe(part, index, own[0].settings)
         if part == "train":
-            check_repetition(index, [shard.file for shard in planned])
-        elif is_official:
-            check_evaluation(index, planned[-1])
+            check_repetition(index, [shard.file for shard in own])
+    if is_official:
+        check_evaluation(data.num_evaluation_samples, facts, listed.evaluation)
     if listed.checkpoint is not None:
-        from language_bert.data import weights  # torch takes seconds, in every process
+        from language_bert.data.tf_checkpoint import (
+            convert_checkpoint,
+        )  # torch takes seconds, in every process
+        from language_bert.data.weights import WEIGHTS
 
-        weights.convert_checkpoint(listed.checkpoint, config, work / "data" / weights.WEIGHTS)
+        convert_checkpoint(listed.checkpoint, config, work / "data" / WEIGHTS)
     result = fingerprint.write_manifest(work / "data", facts)
     fingerprint.put_in_place(work / "data", directory)
     shutil.rmtree(work)
@@ -245,13 +247,13 @@ def check_repetition(index: np.ndarray, parts: list[Path]) -> None:
     )
 
 
-def check_evaluation(index: np.ndarray, planned: PlannedShard) -> None:
+def check_evaluation(num_samples: int, facts: dict[str, Any], file: Path) -> None:
     """Raise UserError unless the evaluation set has the official figures."""
     found = {
-        "samples": len(index),
-        "masked tokens": int(index["num_masked"].sum()),
-        "samples with fewer masked": int((index["num_masked"] < planned.settings.max_predictions).sum()),
+        "samples": num_samples,
+        "masked tokens": facts["num_evaluation_masked_tokens"],
+        "samples with fewer masked": facts["num_evaluation_short"],
     }
     for name, expected in OFFICIAL_EVALUATION.items():
         if found[name] != expected:
-            raise UserError(f"{found[name]:,} {name}, expected {expected:,}", where=str(planned.file))
+            raise UserError(f"{found[name]:,} {name}, expected {expected:,}", where=str(file))

@@ -19,25 +19,21 @@ from torch import nn
 
 from common.config import Strict
 from common.method import Method
-from common.methods.compile import allow_shapes
+from common.methods.compile import compile_options
 from language_bert.methods.fused_qkv import packed
 from language_bert.model import PackedBert, encoder_layer
 
 
 def compile_layers(model: PackedBert, *, mode: str, backend: str = "inductor") -> None:
     """Compile the pieces of a packed encoder for training; evaluation stays eager."""
-    allow_shapes()
     head = model.cls.predictions
     pieces = {
         "embed": model.embed,
         "layer": encoder_layer,
         "head": head.transform if model.transform_only else head,
     }
-    chosen = {"mode": mode} if backend == "inductor" else {"backend": backend}
-    model.compiled = {
-        name: torch.compile(piece, dynamic=False, fullgraph=True, **chosen)  # type: ignore[call-overload]
-        for name, piece in pieces.items()
-    }
+    options = compile_options(mode, backend)
+    model.compiled = {name: torch.compile(piece, fullgraph=True, **options) for name, piece in pieces.items()}
 
 
 class CompileLayers(Method):

@@ -66,9 +66,9 @@ def test_the_work_of_a_sequence_is_that_of_the_reference():
     assert work.flops == pytest.approx(502.6e9, rel=0.01)
 
 
-def test_the_published_accuracy_has_its_own_name(tmp_path, monkeypatch):
+def test_the_published_accuracy_has_its_own_name():
     benchmark = Benchmark(config_of("baseline"), seed=0)
-    monkeypatch.setattr(benchmark, "manifest", lambda: {"facts": {"num_evaluation_short": 6946}})
+    benchmark.manifest = {"facts": {"num_evaluation_short": 6946}}  # in the place of the prepared data's
     found = benchmark.other_qualities(round(0.71546 * 428_235), 428_235)
     assert found == {"mlm_accuracy_mosaic": pytest.approx(0.72, abs=1e-5)}
     assert benchmark.config.data.corpus == WIKIPEDIA
