@@ -1,65 +1,63 @@
-"""What preparing a large data set needs: shards that survive a kill, room on the disk, progress.
-
-A finished shard is a file and its rows of the index, whose file name holds a digest of what they were made
-from: a source that has changed is noticed, and a preparation that was stopped goes on where it was.
-"""
+"""What preparing a data set needs: one way in, room on the disk, checksums, progress."""
 
 import hashlib
-import json
-import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-import numpy as np
-
+from common import fingerprint
 from common.errors import UserError
 
 PRINT_EVERY_S = 10.0
 GIB = 2**30
 
 
-class PlannedShard(Protocol):
-    """A shard that is to be written: its file, and the file of its rows of the index."""
+def prepare(
+    directory: Path,
+    config: Any,
+    source: Path | None,
+    *,
+    embedded: Callable[[Path, Path, Any], str],
+    full: Callable[[Path, Path, Any, Path], str],
+    name: str,
+    needs: str,
+) -> str:
+    """Prepare data in `directory`, by way of a folder beside it; returns the fingerprint.
 
-    @property
-    def path(self) -> Path: ...  # noqa: D102
-
-    @property
-    def rows(self) -> Path: ...  # noqa: D102
-
-    def is_finished(self) -> bool:
-        """Return whether an earlier preparation wrote it from the same source."""
-
-
-Planned = TypeVar("Planned", bound=PlannedShard)
-
-
-def digest(described: Any) -> str:
-    """Return 32 characters that depend on a JSON value."""
-    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
-
-
-def clear_unfinished(work: Path, planned: Sequence[Planned]) -> list[Planned]:
-    """Remove from the folders in `work` all but finished shards; returns those that are to be written."""
-    finished = [shard for shard in planned if shard.is_finished()]
-    kept = {path for shard in finished for path in (shard.path, shard.rows)}
-    for path in work.glob("*/*"):
-        if path not in kept:
-            path.unlink()
-    if finished:
-        print(f"{len(finished)} of {len(planned)} shards are finished already", flush=True)
-    return [shard for shard in planned if shard.path not in kept]
+    Size mini by `embedded(directory, work, config)`, size full by `full(directory, work, config, source)`.
+    `name` is what the full data are called, `needs` what a source has. Raises UserError for a folder that
+    holds something else, a source where none is taken, and none where one is needed.
+    """
+    directory = directory.resolve()  # a link to another disk stays one
+    if config.size == "full" and source is None:
+        raise UserError(
+            f"no intact data here, and {name} cannot be downloaded",
+            where=str(directory),
+            hint=f"{config.prepared_hint} --source DIR, with {needs}; "
+            "or --set data.directory=DIR to prepared data",
+        )
+    if config.size == "mini" and source is not None:
+        raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
+    fingerprint.refuse_to_replace(directory)
+    work = directory.with_name(f".{directory.name}.part")
+    try:
+        if source is None:
+            return embedded(directory, work, config)
+        return full(directory, work, config, source.resolve())
+    except OSError as error:
+        where = str(error.filename or work)
+        raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
 
 
-def save_rows(path: Path, rows: np.ndarray) -> None:
-    """Save the rows of a finished shard; the file appears whole or not at all."""
-    draft = path.with_name(f"draft-{path.name}")
-    np.save(draft, rows, allow_pickle=False)
-    os.replace(draft, path)
+def finish(directory: Path, work: Path, facts: dict[str, Any]) -> str:
+    """Describe what lies in data/ of `work` and make it the prepared folder; returns the fingerprint."""
+    result = fingerprint.write_manifest(work / "data", facts)
+    fingerprint.put_in_place(work / "data", directory)
+    shutil.rmtree(work)
+    return result
 
 
 def check_free_space(work: Path, num_bytes: int) -> None:

@@ -11,16 +11,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from common import fingerprint
+from common import fingerprint, preparation, shards
 from common.errors import UserError
-from common.preparation import Progress, check_free_space, clear_unfinished, digest, save_rows
-from image_classification.data import shards
 from image_classification.data.images import PARTS
+from image_classification.data.shards import EncodedImage, cut, write_shard
 from image_classification.data.sources import Record, check_md5, list_source, read_image
 
 SHARD_BYTES = 256 * 2**20
@@ -36,27 +34,17 @@ def prepare(
     replaced. Raises UserError for a folder that holds something else, a source that is incomplete or has
     images that cannot be decoded, and a disk without room.
     """
-    directory = directory.resolve()  # a link to another disk stays one
     if is_intact(directory, config):
         return str(fingerprint.read_manifest(directory, hint="")["fingerprint"])
-    if config.size == "full" and source is None:
-        raise UserError(
-            "no intact data here, and ImageNet cannot be downloaded",
-            where=str(directory),
-            hint=f"run: ttt data prepare {config.benchmark} --size full --source DIR, with its two tars "
-            "or train/CLASS/* and validation/CLASS/*; or --set data.directory=DIR to prepared data",
-        )
-    if config.size == "mini" and source is not None:
-        raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
-    fingerprint.refuse_to_replace(directory)
-    work = directory.with_name(f".{directory.name}.part")
-    try:
-        if source is None:
-            return prepare_digits(directory, work, config)
-        return prepare_imagenet(directory, work, config, source.resolve(), shard_bytes)
-    except OSError as error:
-        where = str(error.filename or work)
-        raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
+    return preparation.prepare(
+        directory,
+        config,
+        source,
+        embedded=prepare_digits,
+        full=partial(prepare_imagenet, shard_bytes=shard_bytes),
+        name="ImageNet",
+        needs="its two tars or train/CLASS/* and validation/CLASS/*",
+    )
 
 
 def is_intact(directory: Path, config: Any) -> bool:
@@ -82,26 +70,16 @@ def prepare_digits(directory: Path, work: Path, config: Any) -> str:
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # compared by identity: it holds long lists
-class PlannedShard:
-    """A shard to be written in `work`: its file in data/ and, when it is finished, its rows of the index."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlannedShard(shards.PlannedShard):
+    """A shard of images, in their order."""
 
-    work: Path
-    part: str
-    number: int
     records: list[Record]
     labels: dict[str, int]
 
-    @property
-    def path(self) -> Path:
-        """Where its images go."""
-        return shards.shard_path(self.work / "data", self.part, self.number)
-
-    @property
-    def rows(self) -> Path:
-        """Where its rows of the index go."""
-        described = [(*record, self.labels[record.synset]) for record in self.records]
-        return self.work / "rows" / f"{self.part}-{self.number:05}-{digest(described)}.npy"
+    def described(self) -> list[tuple[object, ...]]:
+        """Return the records with their labels."""
+        return [(*record, self.labels[record.synset]) for record in self.records]
 
     @property
     def num_bytes(self) -> int:
@@ -109,8 +87,8 @@ class PlannedShard:
         return sum(record.num_bytes for record in self.records)
 
     def is_finished(self) -> bool:
-        """Return whether an earlier preparation wrote it from these images."""
-        return self.rows.is_file() and self.path.is_file() and self.path.stat().st_size == self.num_bytes
+        """Return whether an earlier preparation wrote it, whole, from these images."""
+        return super().is_finished() and self.path.stat().st_size == self.num_bytes
 
 
 def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, shard_bytes: int) -> str:
@@ -125,24 +103,19 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     planned = [
         PlannedShard(work=work, part=part, number=number, records=records[members], labels=labels)
         for part, records in listed.parts.items()
-        for number, members in enumerate(shards.cut([each.num_bytes for each in records], shard_bytes))
+        for number, members in enumerate(cut([each.num_bytes for each in records], shard_bytes))
     ]
-    for name in ("data", "rows"):
-        (work / name).mkdir(parents=True, exist_ok=True)
-    missing = clear_unfinished(work, planned)
-    check_free_space(work, sum(shard.num_bytes for shard in missing))
+    missing = shards.clear_unfinished(work, planned)
+    preparation.check_free_space(work, sum(shard.num_bytes for shard in missing))
     begun = {shard.part for shard in planned if shard not in missing}  # from files that were checked then
     check_md5(source, {part: number for part, number in expected.items() if part not in begun})
     write_missing(missing, source)
     print(f"writing the index and the manifest of {len(planned)} shards", flush=True)
     for part in PARTS:
-        rows = [np.load(shard.rows, allow_pickle=False) for shard in planned if shard.part == part]
-        np.save(shards.index_path(work / "data", part), np.concatenate(rows), allow_pickle=False)
-    facts = {"settings": config.prepared_with(), "classes": listed.classes}
-    result = fingerprint.write_manifest(work / "data", facts)
-    fingerprint.put_in_place(work / "data", directory)
-    shutil.rmtree(work)
-    return result
+        shards.write_index(work, planned, part)
+    return preparation.finish(
+        directory, work, {"settings": config.prepared_with(), "classes": listed.classes}
+    )
 
 
 def write_missing(missing: list[PlannedShard], source: Path) -> None:
@@ -151,7 +124,7 @@ def write_missing(missing: list[PlannedShard], source: Path) -> None:
     Raises UserError after the last when images cannot be decoded. Shards without such images are kept.
     """
     faults: list[str] = []
-    progress = Progress(
+    progress = preparation.Progress(
         num_items=sum(len(shard.records) for shard in missing),
         num_bytes=sum(shard.num_bytes for shard in missing),
         items="images",
@@ -160,9 +133,9 @@ def write_missing(missing: list[PlannedShard], source: Path) -> None:
         for shard in missing:
             num_faults = len(faults)
             images = encoded_images(shard, pool, faults, progress)
-            rows = shards.write_shard(shard.path, shard.number, images)
+            rows = write_shard(shard.path, shard.number, images)
             if len(faults) == num_faults:
-                save_rows(shard.rows, rows)
+                shard.save_rows(rows)
     if faults:
         more = "; ..." if len(faults) > NUM_NAMED else ""
         raise UserError(
@@ -173,8 +146,8 @@ def write_missing(missing: list[PlannedShard], source: Path) -> None:
 
 
 def encoded_images(
-    shard: PlannedShard, pool: ThreadPoolExecutor, faults: list[str], progress: Progress
-) -> Iterator[shards.EncodedImage]:
+    shard: PlannedShard, pool: ThreadPoolExecutor, faults: list[str], progress: preparation.Progress
+) -> Iterator[EncodedImage]:
     """Yield the images of a shard in order; those that cannot be decoded are added to `faults` instead."""
     for record, pending in zip(shard.records, read_ahead(pool, shard.records), strict=True):
         try:
@@ -183,7 +156,7 @@ def encoded_images(
             faults.append(str(error))
         else:
             label = shard.labels[record.synset]
-            yield shards.EncodedImage(content=content, label=label, height=height, width=width)
+            yield EncodedImage(content=content, label=label, height=height, width=width)
         progress.add(1, record.num_bytes)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import UserError
+from common.shards import index_path, read_index, shard_path
 
 INDEX = np.dtype(  # 32 bytes a sample
     [
@@ -37,16 +38,6 @@ class EncodedImage:
     label: int
     height: int
     width: int
-
-
-def shard_path(directory: Path, part: str, number: int) -> Path:
-    """Return the file of a shard."""
-    return directory / f"{part}-{number:05}.shard"
-
-
-def index_path(directory: Path, part: str) -> Path:
-    """Return the file of a part's index."""
-    return directory / f"{part}.index.npy"
 
 
 def cut(lengths: Sequence[int], shard_bytes: int) -> Iterator[slice]:
@@ -85,7 +76,7 @@ class Shards:
     def __init__(self, directory: Path, part: str, *, hint: str) -> None:
         """Open index and shards. Raises UserError for one that is missing, or not as long as it should be."""
         self.directory, self.part, self.hint = directory, part, hint
-        self.index = read_index(index_path(directory, part), hint=hint)
+        self.index = read_index(index_path(directory, part), INDEX, hint=hint)
         self.labels = self.index["label"].astype(np.int64)
         numbers = self.index["shard"]
         last = np.append(np.flatnonzero(numbers[1:] != numbers[:-1]), len(numbers) - 1)
@@ -126,17 +117,6 @@ class Shards:
         """Return height and width in pixels, from the index."""
         row = self.index[sample]
         return int(row["height"]), int(row["width"])
-
-
-def read_index(path: Path, *, hint: str) -> np.ndarray:
-    """Return a memory map of an index (num_samples,) INDEX. Raises UserError when it is none."""
-    try:
-        index = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(path), hint=hint) from error
-    if index.dtype != INDEX or index.ndim != 1 or not len(index):
-        raise UserError("not an index of shards", where=str(path), hint=hint)
-    return index
 
 
 def open_shard(path: Path, num_bytes: int, *, hint: str) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
-from common import fingerprint
+from common import fingerprint, preparation
 from common.errors import UserError
 from language_bert.data import shards
 from language_bert.data.corpus import documents
@@ -32,25 +32,15 @@ def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
     Raises UserError for a folder that holds something else, and a source that is incomplete, damaged or
     another text than Wikipedia's of 2020-01-01.
     """
-    directory = directory.resolve()  # a link to another disk stays one
-    if config.size == "full" and source is None:
-        raise UserError(
-            "no intact data here, and Wikipedia cannot be downloaded",
-            where=str(directory),
-            hint=f"run: ttt data prepare {config.benchmark} --size full --source DIR, with MLCommons' text "
-            "(results4, vocab.txt) or TFRecords; or --set data.directory=DIR to prepared data",
-        )
-    if config.size == "mini" and source is not None:
-        raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
-    fingerprint.refuse_to_replace(directory)
-    work = directory.with_name(f".{directory.name}.part")
-    try:
-        if source is None:
-            return prepare_prose(directory, work, config)
-        return prepare_wikipedia(directory, work, config, source.resolve())
-    except OSError as error:
-        where = str(error.filename or work)
-        raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
+    return preparation.prepare(
+        directory,
+        config,
+        source,
+        embedded=prepare_prose,
+        full=prepare_wikipedia,
+        name="Wikipedia",
+        needs="MLCommons' text (results4, vocab.txt) or TFRecords",
+    )
 
 
 def prepare_prose(directory: Path, work: Path, config: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import UserError
+from common.shards import index_path, read_index, shard_path
 from language_bert.data.instances import Instance, InstanceSettings
 
 INDEX = np.dtype(  # 24 bytes an instance
@@ -40,16 +41,6 @@ class Record:
     masked_positions: np.ndarray
     masked_ids: np.ndarray
     is_random_next: bool
-
-
-def shard_path(directory: Path, part: str, number: int) -> Path:
-    """Return the file of a shard."""
-    return directory / f"{part}-{number:05}.shard"
-
-
-def index_path(directory: Path, part: str) -> Path:
-    """Return the file of a part's index."""
-    return directory / f"{part}.index.npy"
 
 
 def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.ndarray:
@@ -91,12 +82,7 @@ class Shards:
         """Open index and shards. Raises UserError for one that is missing or not as long as it should be."""
         self.directory, self.part = directory, part
         path = index_path(directory, part)
-        try:
-            self.index = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"cannot be read ({error})", where=str(path)) from error
-        if self.index.dtype != INDEX or self.index.ndim != 1 or not len(self.index):
-            raise UserError("not an index of shards", where=str(path))
+        self.index = np.array(read_index(path, INDEX))  # in memory: rows are read one by one
         if not self.index["num_masked"].all():
             number = int(self.index["num_masked"].argmin())
             raise UserError(f"record {number} has no masked token", where=str(path))

@@ -9,7 +9,6 @@ import itertools
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -20,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from common import fingerprint, preparation
+from common import preparation, shards
 from common.errors import UserError
-from language_bert.data import shards
 from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
+from language_bert.data.shards import describe, write_shard
 from language_bert.data.sources import WIKIPEDIA, Source, list_source
 from language_bert.data.tfrecord import read_instances
 from language_bert.data.wordpiece import Tokenizer, read_documents
@@ -34,35 +33,21 @@ OFFICIAL_EVALUATION = {"samples": 10_000, "masked tokens": 428_235, "samples wit
 MAX_REPEATED = 0.01  # of the instances may equal another: very short ones do
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlannedShard:
-    """A shard to be made in `work` from one file of the source, and how."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlannedShard(shards.PlannedShard):
+    """A shard of `train` or `evaluation`, to be made from one file of the source, and how."""
 
-    work: Path
-    part: str  # "train" or "evaluation"
-    number: int
     file: Path
     vocabulary: Path | None  # None: the file holds TFRecords
     vocab_size: int
     num_instances: int
     settings: InstanceSettings
 
-    @property
-    def path(self) -> Path:
-        """Where its instances go."""
-        return shards.shard_path(self.work / "data", self.part, self.number)
-
-    @property
-    def rows(self) -> Path:
-        """Where its rows of the index go."""
+    def described(self) -> list[Any]:
+        """Return the files as they are now, and the settings."""
         files = [path for path in (self.file, self.vocabulary) if path is not None]
         seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        described = [seen, self.num_instances, asdict(self.settings)]
-        return self.work / "rows" / f"{self.part}-{self.number:05}-{preparation.digest(described)}.npy"
-
-    def is_finished(self) -> bool:
-        """Return whether an earlier preparation wrote it from this file with these settings."""
-        return self.rows.is_file() and self.path.is_file()
+        return [seen, self.num_instances, asdict(self.settings)]
 
     def instances(self) -> list[Instance]:
         """Return all instances of the file in the reference's order; of TFRecords only as many as needed."""
@@ -88,7 +73,7 @@ class PlannedShard:
             )
         is_train = self.part == "train"
         chosen = found[: self.num_instances] if is_train else evenly_spaced(found, self.num_instances)
-        preparation.save_rows(self.rows, shards.write_shard(self.path, self.number, chosen))
+        self.save_rows(write_shard(self.path, self.number, chosen))
         return len(chosen)
 
 
@@ -101,9 +86,7 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     listed = list_source(source, is_official=is_official, has_checkpoint=has_checkpoint)
     check_settings(listed, config)
     planned = plan(work, listed, config)
-    for name in ("data", "rows"):
-        (work / name).mkdir(parents=True, exist_ok=True)
-    missing = preparation.clear_unfinished(work, planned)
+    missing = shards.clear_unfinished(work, planned)
     weights_bytes = 4 * 340_000_000 if has_checkpoint else 0
     preparation.check_free_space(
         work, sum(shard.num_instances for shard in missing) * MEAN_INSTANCE_BYTES + weights_bytes
@@ -112,9 +95,8 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     facts: dict[str, Any] = {"settings": config.prepared_with()}
     for part in ("train", "evaluation"):
         own = [shard for shard in planned if shard.part == part]
-        index = np.concatenate([np.load(shard.rows, allow_pickle=False) for shard in own])
-        np.save(shards.index_path(work / "data", part), index, allow_pickle=False)
-        facts |= shards.describe(part, index, own[0].settings)
+        index = shards.write_index(work, own, part)
+        facts |= describe(part, index, own[0].settings)
         if part == "train":
             check_repetition(index, [shard.file for shard in own])
     if is_official:
@@ -126,10 +108,7 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
         from language_bert.data.weights import WEIGHTS
 
         convert_checkpoint(listed.checkpoint, config, work / "data" / WEIGHTS)
-    result = fingerprint.write_manifest(work / "data", facts)
-    fingerprint.put_in_place(work / "data", directory)
-    shutil.rmtree(work)
-    return result
+    return preparation.finish(directory, work, facts)
 
 
 def check_settings(source: Source, config: Any) -> None:

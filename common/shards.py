@@ -1,0 +1,98 @@
+"""Where the shards of a large data set and their index lie, and how a preparation that was stopped goes on.
+
+A shard is finished when its rows of the index are there, in a file whose name holds a digest of what they
+were made from: a source that has changed is noticed.
+"""
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from common.errors import UserError
+
+
+def shard_path(directory: Path, part: str, number: int) -> Path:
+    """Return the file of a shard."""
+    return directory / f"{part}-{number:05}.shard"
+
+
+def index_path(directory: Path, part: str) -> Path:
+    """Return the file of a part's index."""
+    return directory / f"{part}.index.npy"
+
+
+def read_index(path: Path, dtype: np.dtype, *, hint: str = "") -> np.ndarray:
+    """Return a memory map of an index (num_samples,) of this type. Raises UserError when it is none."""
+    try:
+        index: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"cannot be read ({error})", where=str(path), hint=hint) from error
+    if index.dtype != dtype or index.ndim != 1 or not len(index):
+        raise UserError("not an index of shards", where=str(path), hint=hint)
+    return index
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity: it may hold long lists
+class PlannedShard(ABC):
+    """A shard to be written in `work`: its file in data/ and, when it is finished, its rows of the index."""
+
+    work: Path
+    part: str
+    number: int
+
+    @abstractmethod
+    def described(self) -> Any:
+        """Return what it is made from, as a JSON value."""
+
+    @property
+    def path(self) -> Path:
+        """Where its samples go."""
+        return shard_path(self.work / "data", self.part, self.number)
+
+    @property
+    def rows(self) -> Path:
+        """Where its rows of the index go."""
+        digest = hashlib.blake2b(json.dumps(self.described()).encode(), digest_size=16).hexdigest()
+        return self.work / "rows" / f"{self.part}-{self.number:05}-{digest}.npy"
+
+    def is_finished(self) -> bool:
+        """Return whether an earlier preparation wrote it from the same source."""
+        return self.rows.is_file() and self.path.is_file()
+
+    def save_rows(self, rows: np.ndarray) -> None:
+        """Save the rows, which finishes the shard; the file appears whole or not at all."""
+        draft = self.rows.with_name(f"draft-{self.rows.name}")
+        np.save(draft, rows, allow_pickle=False)
+        os.replace(draft, self.rows)
+
+
+Planned = TypeVar("Planned", bound=PlannedShard)
+
+
+def clear_unfinished(work: Path, planned: Sequence[Planned]) -> list[Planned]:
+    """Keep in the folders of `work` only finished shards; returns those that are to be written."""
+    for name in ("data", "rows"):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    finished = [shard for shard in planned if shard.is_finished()]
+    kept = {path for shard in finished for path in (shard.path, shard.rows)}
+    for path in work.glob("*/*"):
+        if path not in kept:
+            path.unlink()
+    if finished:
+        print(f"{len(finished)} of {len(planned)} shards are finished already", flush=True)
+    return [shard for shard in planned if shard.path not in kept]
+
+
+def write_index(work: Path, planned: Sequence[PlannedShard], part: str) -> np.ndarray:
+    """Join the rows of a part's shards to its index in data/, and return it."""
+    rows = [np.load(shard.rows, allow_pickle=False) for shard in planned if shard.part == part]
+    index: np.ndarray = np.concatenate(rows)
+    np.save(index_path(work / "data", part), index, allow_pickle=False)
+    return index
