@@ -274,7 +274,7 @@ def test_bench_compares_configurations_and_keeps_the_figures(ttt_here, tmp_path)
     (path,) = tmp_path.rglob("image_classification_0.json")
     figures = json.loads(path.read_text())
     assert {rate["configuration"] for rate in figures["rates"]} == set(arguments[2:4])
-    assert {rate["shape"] for rate in figures["rates"]} == {"64 px", "96 px", "128 px"}
+    assert {rate["shape"] for rate in figures["rates"]} == {"56 px", "84 px", "112 px"}
     assert all(0 < rate["flops_share"] < 1 and rate["samples_per_s"] > 0 for rate in figures["rates"])
     assert any("loader" in name for name in figures["parts"])
     assert ttt_here(*arguments).returncode == 0 and len(list(tmp_path.rglob("*.json"))) == 2

@@ -96,7 +96,7 @@ def test_evaluation_sees_every_image_once_in_order(prepared: Path) -> None:
     assert labels.equal(labels.sort().values) and len(labels) == 360
     for batch in batches:
         images = batch.inputs["x"]
-        assert images.shape == (batch.num_samples, 3, 128, 128) and images.dtype == torch.float32
+        assert images.shape == (batch.num_samples, 3, 112, 112) and images.dtype == torch.float32
         assert images.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -104,7 +104,7 @@ def test_training_batches_depend_on_the_seed_alone(prepared: Path) -> None:
     first, again, other = (next(mini(prepared, seed=seed).train_batches()) for seed in (1, 1, 2))
     assert first.inputs["x"].equal(again.inputs["x"])
     assert not first.inputs["x"].equal(other.inputs["x"])
-    assert first.inputs["x"].shape == (32, 3, 128, 128)
+    assert first.inputs["x"].shape == (32, 3, 112, 112)
     assert first.inputs["x"].is_contiguous(memory_format=torch.channels_last)
     assert first.targets["labels"].equal(again.targets["labels"])
 
