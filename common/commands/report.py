@@ -16,7 +16,7 @@ from common.evidence import official
 from common.evidence.audit import audit
 from common.evidence.log import load, printable
 from common.evidence.report import Checked, write_report
-from common.evidence.score import reported
+from common.evidence.reported import reported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

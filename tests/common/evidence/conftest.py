@@ -9,7 +9,7 @@ import pytest
 START_MS = 1_700_000_000_000
 FULL = {
     "resnet": {"target": 0.759, "train": 1281167, "eval": 50000, "total": 50000, "step": 4},
-    "bert": {"target": 0.72, "train": 156725653, "eval": 10000, "total": 760000, "step": 24640},
+    "bert": {"target": 0.72, "train": 156725653, "eval": 10000, "total": 428235, "step": 24640},
 }
 MINI = {"target": 0.9, "train": 1437, "eval": 360, "total": 360, "step": 2}
 NUM_EVALUATIONS = 5
@@ -107,9 +107,33 @@ def write_set(root, logs):
     return folder
 
 
+def timeline(benchmark, evaluations, configuration="optimized", launch_s=0, first_block_s=6.0):
+    """Return the lines of a run told by its evaluations: (start s, stop s, samples, accuracy, metadata)."""
+    start = START_MS + round(launch_s * 1000)
+    lines = []
+
+    def record(key, value=None, at_s=0.0, **metadata):
+        event = {"time_ms": start + round(at_s * 1000), "key": key, "value": value, "metadata": metadata}
+        lines.append(":::MLLOG " + json.dumps(event))
+
+    record("submission_benchmark", benchmark)
+    record("submission_division", "open")
+    record("submission_org", "Example")
+    record("submission_platform", f"8xA100-{configuration}")
+    record("configuration_name", configuration)
+    record("run_start")
+    record("block_start", at_s=first_block_s, first_epoch_num=1, epoch_count=1)
+    for begin, end, samples, accuracy, *metadata in evaluations:
+        record("eval_start", at_s=begin)
+        record("eval_stop", at_s=end)
+        record("eval_accuracy", accuracy, at_s=end, samples=samples, **dict(*metadata))
+    record("run_stop", at_s=end, status="success")
+    return lines
+
+
 @pytest.fixture(scope="session")
 def golden():
-    return SimpleNamespace(log=good_log, set=good_set, write=write_set)
+    return SimpleNamespace(log=good_log, set=good_set, write=write_set, timeline=timeline)
 
 
 @pytest.fixture(scope="session")
