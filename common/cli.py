@@ -12,7 +12,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "all": "prepare the data, time every configuration, audit, score and report",
     "run": "time one configuration to its target quality, N times",
     "data": "prepare or verify the data of a benchmark",
-    "check": "audit result logs: the official checker, then our rules",
+    "check": "audit result logs: MLCommons' checkers, then our rules",
     "score": "minutes to target by MLPerf's rule, with their uncertainty",
     "report": "write one HTML page with scores, plots and findings",
     "bench": "measure what the suite itself costs",

@@ -17,7 +17,8 @@ import yaml
 from scipy import stats
 
 from common.errors import UserError
-from common.evidence.log import NUM_RUNS, Log, RunSet, printable
+from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.records import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
