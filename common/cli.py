@@ -15,6 +15,8 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "check": "audit result logs: MLCommons' checkers, then our rules",
     "score": "minutes to target by MLPerf's rule, with their uncertainty",
     "report": "write one HTML page with scores, plots and findings",
+    "package": "assemble results, code and systems as an MLPerf submission, checked",
+    "system": "describe this machine in MLPerf's fields, or check descriptions",
     "bench": "measure what the suite itself costs",
 }
 

@@ -107,6 +107,32 @@ def judge_package(run_sets: Sequence[RunSet], chosen: str | None = None) -> list
     return [verdict for folder, own in packages.items() for verdict in _package(folder, own, chosen)]
 
 
+def judge_description(file: Path, ruleset: str) -> Verdict:
+    """Return the verdict on one systems/<system>.json; the checker crashes on what `system.read` refuses."""
+    module = "mlperf_logging.system_desc_checker"
+    command = ["-m", module, str(file.absolute()), "training", ruleset, "--log_output", "log"]
+    return _ask(command, "system description", label(file), ruleset, "checker passed", "checker failed")
+
+
+def judge_tree(folder: Path, benchmarks: Sequence[str]) -> list[Verdict]:
+    """Return the verdicts on an assembled `<submitter>/`: by each benchmark's round, and as a repository.
+
+    The package checker gets a copy, because it writes into what it checks.
+    """
+    verdicts = []
+    for benchmark in benchmarks:
+        with tempfile.TemporaryDirectory() as name:
+            copy = Path(name, folder.name)
+            shutil.copytree(folder / "systems", copy / "systems")
+            for results in sorted(folder.glob(f"results/*/{benchmark}")):
+                shutil.copytree(results, copy / results.relative_to(folder))
+            verdicts.append(_submission(copy, f"{folder.name} ({benchmark})", RULESETS[benchmark][0]))
+    latest = RULESETS["bert"][-1]  # named in the command, and of no effect
+    command = ["-m", "mlperf_logging.repo_checker", str(folder), "training", latest, "--log_output", "log"]
+    passed, failed = "ALL CHECKS PASSED", "CHECKS FAILED"
+    return [*verdicts, _ask(command, "repository", folder.name, latest, passed, failed)]
+
+
 def systems_folder(run_set: RunSet) -> Path | None:
     """Return the folder systems/ of the submission that a run set lies in: beside results/, or beside it."""
     file = run_set.lead.file
@@ -147,10 +173,8 @@ def _package(folder: Path, run_sets: Sequence[RunSet], chosen: str | None) -> It
         return
     known = [name for run_set in run_sets if (name := run_set.lead.folders[0])]
     files = [file for name in dict.fromkeys(known) if (file := folder / f"{name}.json").is_file()]
-    module = "mlperf_logging.system_desc_checker"
     for file in files:
-        command = ["-m", module, str(file), "training", ruleset, "--log_output", "log"]
-        yield _ask(command, "system description", label(file), ruleset, "checker passed", "checker failed")
+        yield judge_description(file, ruleset)
     root = folder.parent
     say = partial(Verdict, path=label(root), ruleset=ruleset, checker="package")
     if any(run_set.is_proxy for run_set in run_sets):
@@ -159,13 +183,16 @@ def _package(folder: Path, run_sets: Sequence[RunSet], chosen: str | None) -> It
         yield say(verdict="not run", detail=UNKNOWN)
     else:
         with _copy(run_sets, files) as copy:
-            command = ["-m", "mlperf_logging.package_checker", str(copy), "training", ruleset]
-            command += ["--log_output", "log"]
-            num_logs = sum(len(run_set.logs) for run_set in run_sets)
-            yield _ask(
-                *(command, "package", label(root), ruleset, "FOUND NO ERRORS", "FOUND ERRORS"),
-                timeout_s=TIMEOUT_S + num_logs,
-            )
+            yield _submission(copy, label(root), ruleset)
+
+
+def _submission(copy: Path, shown: str, ruleset: str) -> Verdict:
+    command = ["-m", "mlperf_logging.package_checker", str(copy), "training", ruleset, "--log_output", "log"]
+    num_logs = sum(1 for _ in copy.glob("results/*/*/result_*.txt"))
+    return _ask(
+        *(command, "package", shown, ruleset, "FOUND NO ERRORS", "FOUND ERRORS"),
+        timeout_s=TIMEOUT_S + num_logs,
+    )
 
 
 @contextmanager
