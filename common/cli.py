@@ -12,10 +12,12 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "all": "prepare the data, time every configuration, audit, score and report",
     "run": "time one configuration to its target quality, N times",
     "data": "prepare or verify the data of a benchmark",
-    "check": "audit result logs: the official checker, then our rules",
+    "check": "audit result logs: MLCommons' checkers, then our rules",
     "score": "minutes to target by MLPerf's rule, with their uncertainty",
     "reproduce": "compare with the published results, factor by factor",
     "report": "write one HTML page with scores, plots and findings",
+    "package": "assemble results, code and systems as an MLPerf submission, checked",
+    "system": "describe this machine in MLPerf's fields, or check descriptions",
     "bench": "measure what the suite itself costs",
 }
 

@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 
 from common.errors import UserError
 from common.evidence.audit import Finding, num_errors
-from common.evidence.log import RunSet, printable
+from common.evidence.log import RunSet
+from common.evidence.records import printable
 from common.evidence.score import BASELINE, Score, Speedup, described, notes, number, score, speedups
 
 PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white

@@ -9,8 +9,8 @@ import yaml
 
 from common.errors import UserError, nearest
 from common.evidence.factors import TimeSplit
-from common.evidence.log import printable
 from common.evidence.masked_accuracy import OFFICIAL
+from common.evidence.records import printable
 from common.evidence.score import Run, Score
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,12 +17,14 @@ import numpy as np
 from common.evidence import intervals
 from common.evidence.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.intervals import Interval
-from common.evidence.log import NUM_RUNS, Log, RunSet, printable
+from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.records import printable
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
 DASH = "-"
+UNVERIFIED = "unverified: Result not verified by MLCommons Association."
 NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons result messaging guidelines)
-    "unverified": "unverified: Result not verified by MLCommons Association.",
+    "unverified": UNVERIFIED,
     "proxy": "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark.",
     "by launch": "by launch: more runs than needed, sorted by launch time; of all windows of consecutive "
     "runs the one with the median score counts (of two middle ones the slower).",

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.evidence.system import FIELDS
+
 START_MS = 1_700_000_000_000
 FULL = {
     "resnet": {"target": 0.759, "train": 1281167, "eval": 50000, "total": 50000, "step": 4},
@@ -31,7 +33,8 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         "#   optimizer:",
         f"#     lr: {2.048 if configuration == 'optimized' else 0.8}",
     ]
-    clock = START_MS + index * 3_600_000
+    clock = START_MS + index * 3_600_000 + (1_800_000 if configuration == "optimized" else 0)
+    before = 0
 
     def record(key, value=None, event_type="POINT_IN_TIME", after_ms=0, **metadata):
         nonlocal clock
@@ -79,8 +82,10 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         )
         record("epoch_start", event_type="INTERVAL_START", epoch_num=first)
         record("epoch_stop", event_type="INTERVAL_END", after_ms=(block_s + index) * 1000, epoch_num=first)
-        record("throughput", samples / (block_s + index), epoch_num=epoch, samples=samples)
-        record("train_loss", 6.0 - block - index / 100, epoch_num=epoch)
+        record("throughput", (samples - before) / (block_s + index), epoch_num=epoch, samples=samples)
+        before = samples
+        loss = 6.0 - block - index / 100 - (0.001 if configuration == "optimized" else 0)
+        record("train_loss", loss, epoch_num=epoch)
         record("block_stop", event_type="INTERVAL_END", first_epoch_num=first)
         record("eval_start", event_type="INTERVAL_START", epoch_num=epoch)
         record("eval_stop", event_type="INTERVAL_END", after_ms=2000, epoch_num=epoch)
@@ -131,9 +136,39 @@ def timeline(benchmark, evaluations, configuration="optimized", launch_s=0, firs
     return lines
 
 
+def good_description(size="full", configuration="optimized"):
+    """Return a system description that agrees with the good logs."""
+    values = {
+        "submitter": "Example",
+        "division": "open",
+        "status": "Research, Development, or Internal (RDI)",
+        "system_name": f"8xA100{'-mini' if size == 'mini' else ''}-{configuration}",
+        "number_of_nodes": "1",
+        "host_processors_per_node": "2",
+        "accelerators_per_node": "8",
+    }
+    return {field: values.get(field, "as published") for field in FIELDS}
+
+
+def write_description(folder, size="full", configuration="optimized"):
+    """Write folder/<system>.json; return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    description = good_description(size, configuration)
+    path = folder / f"{description['system_name']}.json"
+    path.write_text(json.dumps(description))
+    return path
+
+
 @pytest.fixture(scope="session")
 def golden():
-    return SimpleNamespace(log=good_log, set=good_set, write=write_set, timeline=timeline)
+    return SimpleNamespace(
+        log=good_log,
+        set=good_set,
+        write=write_set,
+        timeline=timeline,
+        description=good_description,
+        describe=write_description,
+    )
 
 
 @pytest.fixture(scope="session")
