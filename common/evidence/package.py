@@ -187,7 +187,7 @@ def results(entry: Entry) -> list[Item]:
 
 
 def add_system(package: Package, entries: Sequence[Entry], request: Request) -> None:
-    """Judge the description of one system by the rules Y and add it; whoever submits is its submitter."""
+    """Judge the description of one system by the rules Y, from the folder it is taken from, and add it."""
     lead, system = entries[0].run_set.lead, entries[0].system
     beside = lead.file.parents[3] / "systems" if lead.file else Path("systems")
     path = (request.systems or beside) / f"{system}.json"
@@ -200,7 +200,7 @@ def add_system(package: Package, entries: Sequence[Entry], request: Request) -> 
     findings = [finding for one in judged for finding in broken("Y", one, one.run_set.lead)]
     package.findings += dict.fromkeys(str(finding) for finding in findings if finding.severity == "error")
     if isinstance(found, dict):
-        content = json.dumps(found | {"submitter": package.folder}, indent=4) + "\n"
+        content = json.dumps(found, indent=4) + "\n"
         described = Item(
             path=f"systems/{system}.json", content=content.encode(), source=label(path), is_log=True
         )

@@ -123,6 +123,11 @@ def test_the_official_tree_is_complete(full):
     assert "official repository checker 2.1.0: SUCCESS" in done.stdout
 
 
+def test_the_package_passes_our_own_audit(full):
+    done = ttt("check", "--no-official", full[0] / "Example")
+    assert done.returncode == 0, done.stdout
+
+
 def test_every_field_of_the_system_is_filled(full):
     described = json.loads((full[0] / "Example/systems/8xA100-optimized.json").read_text())
     assert problems(described) == [] and described["submitter"] == "Example"
@@ -223,6 +228,7 @@ def test_a_rehearsal_of_the_committed_results_is_marked_in_every_file(tmp_path):
     for path in files:
         assert "rehearsal: made to try" in path.read_text()[:3000], path
         assert not os.access(path, os.X_OK) or path.read_text().startswith("#!"), path
+    assert ttt("check", "--no-official", out).returncode == 0
     described = next((out / "Example-rehearsal/systems").glob("*.json"))
     assert json.loads(described.read_text())["hw_notes"].startswith("rehearsal: ")
 
