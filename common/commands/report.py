@@ -16,7 +16,7 @@ from common.evidence import official
 from common.evidence.audit import audit_paths
 from common.evidence.records import printable
 from common.evidence.report import Checked, write_report
-from common.evidence.reported import reported
+from common.evidence.reported import load_reported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +39,6 @@ def main(args: argparse.Namespace) -> int:
         for entry in audit_paths([Path(path) for path in args.paths])
     ]
     page = Path(args.out, "index.html")
-    write_report(page, checked, reported())
+    write_report(page, checked, load_reported())
     print(f"wrote {printable(os.path.relpath(page))}")
     return EXIT_OK

@@ -1,51 +1,37 @@
-"""One self-contained HTML page about run sets: scores, plots, findings, versions, configuration differences.
+"""One self-contained HTML page about run sets: scores, plots, comparison, findings, systems, differences.
 
 Text from logs reaches the page through jinja2's escaping, or as text of an SVG that matplotlib escapes.
 """
 
 import contextlib
 import difflib
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
-import matplotlib
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from common.errors import UserError
 from common.evidence.audit import Finding, num_errors
+from common.evidence.claims import judge
+from common.evidence.intervals import Interval
 from common.evidence.log import RunSet
+from common.evidence.plots import ascii_name, draw
 from common.evidence.records import printable
+from common.evidence.reported import Reported
+from common.evidence.reproduce import Reproduction, reproduce
+from common.evidence.rules.systems import described as with_description
+from common.evidence.rules.systems import fields_of
 from common.evidence.score import BASELINE, Score, Speedup, described, notes, number, score, speedups
-
-PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white
-PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
-INK = "#010203"  # becomes currentColor, so that a plot follows the page's theme
-STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ttt",  # equal input gives an equal page
-    "text.parse_math": False,  # a name may contain dollar signs
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 9,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """A run set with its findings, and the official checker's verdicts in one line."""
+    """A run set with its findings, and the official checkers' verdicts in one line."""
 
     run_set: RunSet
     findings: Sequence[Finding]
@@ -63,6 +49,21 @@ class Checked:
     def num_errors(self) -> int:
         return num_errors(self.findings)
 
+    @property
+    def rules(self) -> list[tuple[Finding, int]]:
+        """The first finding of each rule that was broken, and how many there are."""
+        found: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            found.setdefault(finding.rule, []).append(finding)
+        return [(same[0], len(same)) for same in found.values()]
+
+    @property
+    def system(self) -> dict[str, str]:
+        """The fields of its system description as text; none where it has no description."""
+        found = with_description(self.run_set)
+        fields = fields_of(found) if found else {}
+        return {printable(name, 64): printable(value) for name, value in fields.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -75,9 +76,9 @@ class Section:
     diffs: Sequence[tuple[str, str]]
 
 
-def write_report(path: Path, checked: Sequence[Checked], reported: Sequence[Score]) -> None:
+def write_report(path: Path, checked: Sequence[Checked], published: Mapping[str, Reported]) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if the folder cannot be written."""
-    page = render(checked, reported)
+    page = render(checked, published, path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,10 +90,11 @@ def write_report(path: Path, checked: Sequence[Checked], reported: Sequence[Scor
         raise UserError(f"cannot write the report: {error.strerror}", where=printable(str(path))) from error
 
 
-def render(checked: Sequence[Checked], reported: Sequence[Score]) -> str:
-    """Return the page."""
+def render(checked: Sequence[Checked], published: Mapping[str, Reported], folder: Path) -> str:
+    """Return the page; its links to logs are relative to `folder`, where it will lie."""
     scores = [entry.score for entry in checked]
-    faster, reported_faster = speedups(scores), speedups(reported)
+    theirs = [entry.score for facts in published.values() for entry in facts.sets]
+    faster = speedups(scores) | speedups(theirs)
     groups = sorted({entry.group for entry in scores})
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -101,19 +103,34 @@ def render(checked: Sequence[Checked], reported: Sequence[Score]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    with matplotlib.rc_context():
-        matplotlib.rcParams.update(STYLE)
-        sections = [_section([c for c in checked if c.score.group == group], faster) for group in groups]
+    environment.filters |= {"number": number, "span": span}
+    environment.globals["link"] = lambda path: link(path, folder)
     return environment.get_template("report.html").render(
-        sections=sections,
-        reported=[
-            {"benchmark": entry.benchmark, "source": entry.source}
-            | described(entry, reported_faster.get(entry.source))
-            for entry in reported
-        ],
+        sections=[_section([c for c in checked if c.score.group == group], faster) for group in groups],
+        reported=[row | {"source": s.source} for s in theirs for row in [described(s, faster.get(s.source))]],
+        compared=[found for entry in checked if (found := _compared(entry, published))],
+        claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
-        notes=notes([*scores, *reported]),
+        notes=notes([*scores, *theirs]),
     )
+
+
+def link(path: str, folder: Path) -> str:
+    """Return the address of a file as seen from a folder: always a relative path, never a scheme."""
+    return quote(os.path.relpath(path, folder))
+
+
+def span(interval: Interval | None) -> str:
+    """Return an interval of a ratio as text."""
+    return f"{interval.low:.2f} to {interval.high:.2f}" if interval else "-"
+
+
+def _compared(entry: Checked, published: Mapping[str, Reported]) -> Reproduction | None:
+    """Return a full-size run set against the published one of its configuration, if there is one."""
+    facts = published.get(entry.score.benchmark)
+    theirs = facts.of_configuration(entry.score.configuration) if facts else None
+    found = reproduce(entry.run_set, theirs) if theirs else None
+    return found if found and found.factors else None
 
 
 def _section(checked: Sequence[Checked], faster: dict[str, Speedup]) -> Section:
@@ -124,13 +141,9 @@ def _section(checked: Sequence[Checked], faster: dict[str, Speedup]) -> Section:
         title=f"{first.benchmark or 'unknown benchmark'} on {first.hardware}",
         is_proxy=first.is_proxy,
         rows=[described(entry, faster.get(entry.source)) for entry in scores],
-        plots=[
-            _svg(_quality([entry.run_set for entry in checked]), "quality against time, one line a run"),
-            _svg(_factors(scores), "samples to target and samples per second"),
-            _svg(_split(scores), "mean minutes of start-up, training, evaluation and overshoot"),
-        ],
+        plots=draw([entry.run_set for entry in checked], scores),
         diffs=[
-            (f"{_name(first)} -> {_name(other)}", difference)
+            (f"{ascii_name(first.configuration)} -> {ascii_name(other.configuration)}", difference)
             for entry, other in zip(checked[1:], scores[1:], strict=True)
             if (difference := _difference(checked[0].run_set, entry.run_set))
         ],
@@ -147,90 +160,3 @@ def _difference(before: RunSet, after: RunSet) -> str:
         lineterm="",
     )
     return "\n".join(lines)
-
-
-def _quality(run_sets: Sequence[RunSet]) -> Figure:
-    figure, axes = _figure(3.2)
-    points = [point for run_set in run_sets for log in run_set.logs for point in log.curve]
-    unit, label = _unit(max((point.minutes for point in points), default=0.0))
-    for run_set, colour in zip(run_sets, _colours(run_sets), strict=True):
-        name = _ascii(run_set.lead.configuration)
-        for log in run_set.logs:
-            times = [point.minutes * unit for point in log.curve]
-            axes.plot(
-                times,
-                [point.accuracy for point in log.curve],
-                color=colour,
-                marker=".",
-                lw=1,
-                alpha=0.8,
-                label=name,
-            )
-            name = "_"  # matplotlib's word for: not in the legend
-    target = run_sets[0].lead.target
-    if target < 1:
-        axes.axhline(target, color=INK, lw=0.8, ls="--", label=f"target {target:g}")
-    axes.set(xlabel=f"{label} since run_start", ylabel="quality")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="lower right")
-    return figure
-
-
-def _factors(scores: Sequence[Score]) -> Figure:
-    figure = Figure(figsize=(7, 0.8 + 0.35 * len(scores)), layout="constrained")
-    columns = figure.subplots(1, 2, sharey=True)
-    names = [_name(entry) for entry in scores]
-    for axes, title, values in (
-        (columns[0], "samples to target", [entry.samples_to_target or 0 for entry in scores]),
-        (columns[1], "samples/s of training", [entry.samples_per_s or 0 for entry in scores]),
-    ):
-        bars = axes.barh(range(len(scores)), values, color=_colours(scores), height=0.6)
-        axes.bar_label(bars, labels=[number(value) for value in values], padding=3)
-        axes.set(title=title, xticks=[], yticks=range(len(scores)), yticklabels=names)
-        axes.margins(x=0.25)
-        axes.spines["bottom"].set_visible(False)
-    columns[0].invert_yaxis()
-    return figure
-
-
-def _split(scores: Sequence[Score]) -> Figure:
-    figure, axes = _figure(0.9 + 0.35 * len(scores))
-    unit, label = _unit(max((entry.split.total for entry in scores if entry.split), default=0.0))
-    left = [0.0] * len(scores)
-    for part, colour in PARTS.items():
-        widths = [getattr(entry.split, part) * unit if entry.split else 0.0 for entry in scores]
-        axes.barh(range(len(scores)), widths, left=left, color=colour, height=0.6, label=part)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set(xlabel=f"{label}, mean of the runs", yticks=range(len(scores)), yticklabels=map(_name, scores))
-    axes.invert_yaxis()
-    axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-    return figure
-
-
-def _figure(height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7, height), layout="constrained")
-    return figure, figure.subplots()
-
-
-def _svg(figure: Figure, description: str) -> Markup:
-    stream = io.StringIO()
-    figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
-    svg = stream.getvalue().replace(INK, "currentColor")
-    return Markup(f'<svg role="img" aria-label="{description}" ' + svg[svg.index("<svg") + 5 :])
-
-
-def _colours(entries: Sequence[object]) -> list[str]:
-    return [PALETTE[index % len(PALETTE)] for index in range(len(entries))]
-
-
-def _unit(minutes: float) -> tuple[float, str]:
-    return (1.0, "minutes") if minutes >= 5 else (60.0, "seconds")
-
-
-def _name(entry: Score) -> str:
-    return _ascii(entry.configuration)
-
-
-def _ascii(text: str) -> str:
-    """Return text without the characters that matplotlib's font may lack."""
-    return text.encode("ascii", "replace").decode()

@@ -1,20 +1,23 @@
 import json
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from common.evidence.audit import audit
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.report import Checked, render
-from common.evidence.reported import reported
+from common.evidence.reported import load_reported
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\x1b[2J\u202e"
 
 
-def page(run_sets, published=()):
+def page(run_sets, published=None):
     checked = [Checked(run_set=found, findings=audit(found), official="not run") for found in run_sets]
-    return render(checked, published)
+    return render(checked, published or {}, Path("report"))
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def two_sets(golden, tmp_path_factory):
 
 
 def test_the_page_has_scores_plots_findings_differences_and_reported_numbers(two_sets):
-    text = page(two_sets, reported())
+    text = page(two_sets, load_reported())
     assert text.count("<svg ") == 3
     for part in (
         "8xA100-mini-optimized",
@@ -74,3 +77,47 @@ def test_a_hostile_value_is_escaped(golden, key):
 def test_unreadable_and_missed_runs_still_make_a_page():
     nothing = parse_log(b"", "result_0.txt")
     assert "no score" in page([RunSet(folder="here", logs=(nothing,))])
+
+
+def test_a_finding_links_to_its_log_and_to_nothing_else(golden):
+    lines = [
+        line.replace('"eval_samples", "value": 50000', '"eval_samples", "value": 1') for line in golden.log()
+    ]
+    logs = [
+        parse_log("\n".join(lines).encode(), name) for name in ("results/a b/result_0.txt", "javascript:x")
+    ]
+    text = page([RunSet(folder="here", logs=(log,)) for log in logs])
+    links = set(re.findall(r'<a href="([^"]*)"', text))
+    assert links == {"../results/a%20b/result_0.txt", "../javascript%3Ax"}
+
+
+def test_the_page_compares_published_logs_with_what_was_reported(published):
+    text = page(load([published]), load_reported())
+    assert text.count("Reproduced: equal means within") == 2
+    for part in ("435181", "1281168", "What the published claims come to", "AMD EPYC 7513"):
+        assert part in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_shows_the_page_without_a_complaint(golden, tmp_path):
+    root = tmp_path / "results"
+    golden.write(
+        root,
+        [
+            [line.replace("0123abc", "<img src=x onerror=document.title='run'>") for line in lines]
+            for lines in golden.set(size="mini")
+        ],
+    )
+    (tmp_path / "index.html").write_text(page(load([root]), load_reported()))
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    options += ["--disable-component-update", "--disable-sync", "--no-first-run", "--enable-logging=stderr"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
+    done = subprocess.run(
+        ["chromium", *options, (tmp_path / "index.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "<title>Time to train</title>" in done.stdout and done.stdout.count("<svg ") == 3
+    assert "CONSOLE" not in done.stderr

@@ -1,0 +1,143 @@
+"""The plots of the report, as SVG with readable labels that follows the page's theme."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from common.evidence.intervals import Estimate
+from common.evidence.log import RunSet
+from common.evidence.score import Score, number
+
+PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white
+PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
+INK = "#010203"  # becomes currentColor, so that a plot follows the page's theme
+STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ttt",  # equal input gives an equal page
+    "text.parse_math": False,  # a name may contain dollar signs
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+}
+
+
+def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
+    """Return the plots of one benchmark on one hardware."""
+    with matplotlib.rc_context():
+        matplotlib.rcParams.update(STYLE)
+        return [
+            _svg(_quality(run_sets), "quality against time, one line a run"),
+            _svg(_factors(scores), "samples to target and samples per second"),
+            _svg(_split(scores), "mean minutes of start-up, training, evaluation and overshoot"),
+        ]
+
+
+def _quality(run_sets: Sequence[RunSet]) -> Figure:
+    figure, axes = _figure(3.2)
+    points = [point for run_set in run_sets for log in run_set.logs for point in log.curve]
+    unit, label = _unit(max((point.minutes for point in points), default=0.0))
+    for run_set, colour in zip(run_sets, _colours(run_sets), strict=True):
+        name = ascii_name(run_set.lead.configuration)
+        for log in run_set.logs:
+            times = [point.minutes * unit for point in log.curve]
+            axes.plot(
+                times,
+                [point.accuracy for point in log.curve],
+                color=colour,
+                marker=".",
+                lw=1,
+                alpha=0.8,
+                label=name,
+            )
+            name = "_"  # matplotlib's word for: not in the legend
+    target = run_sets[0].lead.target
+    if target < 1:
+        axes.axhline(target, color=INK, lw=0.8, ls="--", label=f"target {target:g}")
+    axes.set(xlabel=f"{label} since run_start", ylabel="quality")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _factors(scores: Sequence[Score]) -> Figure:
+    figure = Figure(figsize=(7, 0.8 + 0.35 * len(scores)), layout="constrained")
+    columns = figure.subplots(1, 2, sharey=True)
+    factors = [entry.factors for entry in scores]
+    for axes, title, estimates in (
+        (columns[0], "samples to the target", [f.samples if f else None for f in factors]),
+        (columns[1], "samples/s of training", [f.samples_per_s if f else None for f in factors]),
+    ):
+        values = [estimate.value if estimate else 0.0 for estimate in estimates]
+        errors = np.transpose([_error(estimate) for estimate in estimates])
+        style = {"ecolor": INK, "capsize": 3, "lw": 1}
+        bars = axes.barh(
+            range(len(scores)), values, xerr=errors, color=_colours(scores), height=0.6, error_kw=style
+        )
+        axes.bar_label(bars, labels=[number(value) if value else "not logged" for value in values], padding=6)
+        axes.set(title=title, xticks=[], yticks=range(len(scores)), yticklabels=map(_name, scores))
+        axes.margins(x=0.35)
+        axes.spines["bottom"].set_visible(False)
+    columns[0].invert_yaxis()
+    return figure
+
+
+def _error(estimate: Estimate | None) -> tuple[float, float]:
+    """Return how far the interval reaches below and above the mean."""
+    if estimate is None or estimate.interval is None:
+        return 0.0, 0.0
+    below, above = estimate.value - estimate.interval.low, estimate.interval.high - estimate.value
+    return max(below, 0.0), max(above, 0.0)
+
+
+def _split(scores: Sequence[Score]) -> Figure:
+    figure, axes = _figure(0.9 + 0.35 * len(scores))
+    unit, label = _unit(max((entry.split.total for entry in scores if entry.split), default=0.0))
+    left = [0.0] * len(scores)
+    for part, colour in PARTS.items():
+        widths = [getattr(entry.split, part) * unit if entry.split else 0.0 for entry in scores]
+        axes.barh(range(len(scores)), widths, left=left, color=colour, height=0.6, label=part.replace("startup", "start-up"))
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set(xlabel=f"{label}, mean of the runs", yticks=range(len(scores)), yticklabels=map(_name, scores))
+    axes.invert_yaxis()
+    axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return figure
+
+
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _svg(figure: Figure, description: str) -> Markup:
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    svg = stream.getvalue().replace(INK, "currentColor")
+    return Markup(f'<svg role="img" aria-label="{description}" ' + svg[svg.index("<svg") + 5 :])
+
+
+def _colours(entries: Sequence[object]) -> list[str]:
+    return [PALETTE[index % len(PALETTE)] for index in range(len(entries))]
+
+
+def _unit(minutes: float) -> tuple[float, str]:
+    return (1.0, "minutes") if minutes >= 5 else (60.0, "seconds")
+
+
+def _name(entry: Score) -> str:
+    return ascii_name(entry.configuration)
+
+
+def ascii_name(text: str) -> str:
+    """Return text without the characters that matplotlib's font may lack."""
+    return text.encode("ascii", "replace").decode()
