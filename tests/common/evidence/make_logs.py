@@ -14,7 +14,7 @@ def main(folder: str, num_logs: int = 1000, num_lines: int = 10_000) -> None:
         target = Path(folder, "results", f"{name}-optimized", "bert")
         target.mkdir(parents=True)
         for index in range(10):
-            lines = conftest.good_log("bert", index=10 * number + index)
+            lines = conftest.good_log("bert", index=10 * number + index, block_s=40.0 - 10 * number - index)
             lines = [line.replace("8xA100-optimized", f"{name}-optimized") for line in lines]
             start = next(i for i, line in enumerate(lines) if '"key": "block_stop"' in line)
             event = json.loads(lines[start].partition(" ")[2]) | {"key": "tracked_stats", "value": 1.5}
