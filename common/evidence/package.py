@@ -22,7 +22,7 @@ from typing import IO
 
 from common.errors import UserError
 from common.evidence import official
-from common.evidence.audit import audit, broken
+from common.evidence.audit import audit, audit_sets, broken
 from common.evidence.leaks import leaks
 from common.evidence.log import NUM_RUNS, RunSet, label
 from common.evidence.material import Entry, implementation_readme, material
@@ -94,6 +94,7 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
         package.findings += findings
         if not findings:
             entries.append(entry_of(run_set, request))
+    package.findings += [str(found) for found in audit_sets(run_sets) if found.severity == "error"]
     for entry in entries:
         judged_statements(package, entry, request)
         package.add(results(entry))

@@ -55,13 +55,19 @@ def mistaken(done, message):
     assert line.startswith("error: ") and message in line, line
 
 
+def later(line, hours):
+    """Return a log line with its time, if it has one, moved."""
+    return re.sub(r'(?<="time_ms": )\d+', lambda time: str(int(time.group()) + hours * 3_600_000), line)
+
+
 def prepare(golden, root, *benchmarks, **kwargs):
     """Write full run sets as this suite logs them, and their system."""
     folders = {"resnet": "image_classification", "bert": "language_bert"}
     for benchmark in benchmarks:
         logs = [
             [
-                line.replace(f"# benchmark: {benchmark}", f"# benchmark: {folders[benchmark]}")
+                later(line, 0 if benchmark == "resnet" else 100)
+                .replace(f"# benchmark: {benchmark}", f"# benchmark: {folders[benchmark]}")
                 .replace("# command: ttt run", "# command: ttt run x optimized --set optimizer.beta2=0.9")
                 .replace(
                     "#   optimizer:", "#   precision: bf16\n#   model: {start: checkpoint}\n#   optimizer:"
@@ -482,6 +488,15 @@ def test_a_crash_of_the_official_checker_is_its_verdict(full, tmp_path):
 def test_logs_of_another_suite_are_refused(published):
     paths = [published / "v2.0/8xA100_80GB-methods/resnet"]
     refused(package(*paths, "--list"), "result_0.txt: not a log of this suite")
+
+
+def test_run_sets_that_were_timed_at_once_are_refused(golden, work):
+    for index, lines in enumerate(golden.set("bert")):
+        folder = work / "results/8xA100-optimized/bert"
+        folder.mkdir(exist_ok=True)
+        text = "\n".join(lines).replace("# benchmark: bert", "# benchmark: language_bert")
+        (folder / f"result_{index}.txt").write_text(text + "\n")
+    refused(package("results", "--list"), "The runs of two sets on one system follow each other")
 
 
 def test_the_default_systems_folder_can_be_replaced(work, unjudged):
