@@ -76,3 +76,7 @@ def main() -> int:
         traceback.print_exc()
         print("error: internal fault; the lines above belong in a bug report", file=sys.stderr)
         return EXIT_INTERNAL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -106,7 +106,14 @@ def _split(scores: Sequence[Score]) -> Figure:
     left = [0.0] * len(scores)
     for part, colour in PARTS.items():
         widths = [getattr(entry.split, part) * unit if entry.split else 0.0 for entry in scores]
-        axes.barh(range(len(scores)), widths, left=left, color=colour, height=0.6, label=part.replace("startup", "start-up"))
+        axes.barh(
+            range(len(scores)),
+            widths,
+            left=left,
+            color=colour,
+            height=0.6,
+            label=part.replace("startup", "start-up"),
+        )
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set(xlabel=f"{label}, mean of the runs", yticks=range(len(scores)), yticklabels=map(_name, scores))
     axes.invert_yaxis()
