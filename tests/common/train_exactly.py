@@ -1,0 +1,76 @@
+"""Trains a small BERT in float64 on as many ranks as it is started on; saves what came out, for comparison.
+
+Started with torchrun by test_distributed.py: `train_exactly.py OUTPUT`. One torch file, written by rank 0.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from common import distributed, ranks
+from common.config import load
+from common.mllog import RunLog
+from common.timed_run import Spec, TrainingRun
+from language_bert.benchmark import Benchmark
+
+NUM_STEPS = 20
+SMALL = ("hidden_size=16", "intermediate_size=24", "num_hidden_layers=1")
+GLOBAL = ("global_batch_size=7", "evaluation_batch_size=50", "precision=fp32", "evaluation_precision=fp32")
+EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"
+CASES = {  # name: configuration and settings
+    "whole": ("optimized", [EMA]),
+    "chunked, one by one": (
+        "optimized",
+        [EMA, "methods.chunked_head={chunk_tokens: 32}", "micro_batch_size=1"],
+    ),
+    "padded, in twos": ("baseline", [EMA, "micro_batch_size=2"]),
+}
+
+
+class ExactRun(TrainingRun):
+    def build(self, *, from_scratch):
+        super().build(from_scratch=from_scratch)
+        self.model.double()
+
+
+def train(case, place):
+    """Return parameters (of the baseline's names where these differ), losses and the last quality."""
+    configuration, settings = CASES[case]
+    settings = [*(f"model.{each}" for each in SMALL), *GLOBAL, *settings, "schedule.warmup=2ba"]
+    settings += ["methods.fused_qkv=false"] if configuration == "optimized" else []
+    config = load("language_bert", configuration, size="mini", settings=settings).config
+    spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
+    log = RunLog(Path(os.devnull), state="run")
+    run = ExactRun(spec, config, Benchmark(config, seed=3, place=place), log)
+    run.initialize()
+    batches = run.benchmark.train_batches()
+    losses = [distributed.mean(float(run.train_step(next(batches), step))) for step in range(NUM_STEPS)]
+    quality = run.evaluate()
+    log.close()
+    parameters = {name: value.detach() for name, value in run.model.named_parameters()}
+    average = dict(run.methods[-1].average.named_parameters())
+    drift = 0.0
+    for value in (*parameters.values(), *average.values()):
+        drift = max(drift, abs(distributed.mean(float(value.sum())) - float(value.sum())))
+    return {
+        "parameters": parameters,
+        "average": average,
+        "losses": losses,
+        "quality": quality,
+        "drift": drift,
+        "micro_batches": distributed.total(run.num_micro_batches)[0],
+    }
+
+
+def main():
+    place = ranks.place()
+    with distributed.joined(place):
+        found = {case: train(case, place) for case in CASES}
+        if place.rank == 0:
+            torch.save(found, sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()
