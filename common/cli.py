@@ -12,9 +12,12 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "all": "prepare the data, time every configuration, audit, score and report",
     "run": "time one configuration to its target quality, N times",
     "data": "prepare or verify the data of a benchmark",
-    "check": "audit result logs: the official checker, then our rules",
+    "check": "audit result logs: MLCommons' checkers, then our rules",
     "score": "minutes to target by MLPerf's rule, with their uncertainty",
+    "reproduce": "compare with the published results, factor by factor",
     "report": "write one HTML page with scores, plots and findings",
+    "package": "assemble results, code and systems as an MLPerf submission, checked",
+    "system": "describe this machine in MLPerf's fields, or check descriptions",
     "bench": "measure what the suite itself costs",
 }
 
@@ -28,7 +31,7 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionH
 
 def overview() -> str:
     """Return the text of `ttt --help`."""
-    verbs = "\n".join(f"  {verb:8}{purpose}" for verb, purpose in COMMANDS.items())
+    verbs = "\n".join(f"  {verb:11}{purpose}" for verb, purpose in COMMANDS.items())
     return (
         f"usage: ttt COMMAND [options]\n\n{DESCRIPTION}\n\ncommands:\n{verbs}\n\n"
         f"'ttt COMMAND --help' explains a command.\n{EXIT_CODES}"

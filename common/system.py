@@ -1,4 +1,4 @@
-"""This machine, in the fields of an MLPerf system description."""
+"""The name and the description of the system that a run is timed on."""
 
 import json
 import os
@@ -8,55 +8,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import cpuinfo
 import psutil
 
+from common import hardware
 from common.config import NAME, ROOT, RunConfig
 from common.errors import UserError
+from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
 
-NOT_COLLECTED = "not collected: a person has to state it"
-NO_ACCELERATOR = "none"
-PERSONAL = (  # fields that no program can know
-    "host_processor_interconnect",
-    "host_networking",
-    "host_networking_topology",
-    "host_memory_configuration",
-    "host_storage_type",
-    "cooling",
-)
-ACCELERATOR = (
-    "accelerator_model_name",
-    "accelerator_host_interconnect",
-    "accelerator_frequency",
-    "accelerator_on-chip_memories",
-    "accelerator_memory_configuration",
-    "accelerator_memory_capacity",
-    "accelerator_interconnect",
-    "accelerator_interconnect_topology",
-)
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
-
-
-def accelerators() -> list[str]:
-    """Return the names of the GPUs that the NVIDIA driver shows."""
-    import pynvml  # the module of nvidia-ml-py
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver: no GPU
-        return []
-    count = pynvml.nvmlDeviceGetCount()
-    return [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count)]
+NONE = "none"
 
 
 def hardware_name() -> str:
     """Return a short name of the hardware, such as `2cpu-EPYC` or `1xH200`."""
-    gpus = accelerators()
+    gpus = hardware.gpu_names()
     if gpus:
         return f"{len(gpus)}x{short_name(gpus[0])}"
-    return (
-        f"{psutil.cpu_count()}cpu-{short_name(cpuinfo.get_cpu_info().get('brand_raw', platform.machine()))}"
-    )
+    return f"{psutil.cpu_count()}cpu-{short_name(hardware.processor_name())}"
 
 
 def short_name(model: str) -> str:
@@ -70,8 +38,8 @@ def short_name(model: str) -> str:
 def system_id(config: RunConfig) -> str:
     """Return `<hardware>[-mini]-<configuration>`, the name of the system and of its folder in results."""
     size = "-mini" if config.size == "mini" else ""
-    hardware = config.submission.hardware
-    name = f"{hardware_name() if hardware == 'auto' else hardware}{size}-{config.configuration}"
+    named = config.submission.hardware
+    name = f"{hardware_name() if named == 'auto' else named}{size}-{config.configuration}"
     if not NAME.fullmatch(name):
         raise UserError(f"system name '{name}' is not {NAME.pattern}", where="submission.hardware")
     return name
@@ -82,56 +50,56 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in FRAMEWORK}
 
 
-def describe(config: RunConfig) -> dict[str, Any]:
-    """Return the system description; what cannot be collected says so instead of staying empty."""
-    cpu, gpus = cpuinfo.get_cpu_info(), accelerators()
-    caches = [f"{level}: {cpu[key]} bytes" for level, key in CACHES.items() if key in cpu]
-    frequency = cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly")
-    software = versions()
-    return {
-        "submitter": config.submission.org,
+def installed() -> dict[str, str]:
+    """Return the versions of what is installed here, the driver included; a laptop may lack torch."""
+    found = {"python": platform.python_version()}
+    for name in FRAMEWORK:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | hardware.driver()
+
+
+def operating_system() -> str:
+    """Return distribution and kernel."""
+    try:
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:  # not Linux, or a bare one
+        name = ""
+    return ", ".join(part for part in (name, f"{platform.system()} {platform.release()}") if part)
+
+
+def collected(name: str) -> dict[str, str]:
+    """Return the description of this machine under a name; what cannot be collected says why."""
+    software = installed()
+    torch = software.get("torch")
+    known = hardware.facts(ROOT) | {
+        "submitter": hardware.PERSON,
         "division": "open",
-        "status": "Research, Development, or Internal (RDI)",
-        "system_name": system_id(config),
-        "number_of_nodes": "1",
-        "host_processors_per_node": str(num_sockets()),
-        "host_processor_model_name": cpu.get("brand_raw", NOT_COLLECTED),
-        "host_processor_core_count": str(psutil.cpu_count(logical=False) or psutil.cpu_count()),
-        "host_processor_vcpu_count": str(psutil.cpu_count()),
-        "host_processor_frequency": frequency or NOT_COLLECTED,
-        "host_processor_caches": ", ".join(caches) or NOT_COLLECTED,
-        "host_memory_capacity": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "host_storage_capacity": f"{psutil.disk_usage(str(ROOT)).total / 2**30:.0f} GiB",
-        **dict.fromkeys(PERSONAL, NOT_COLLECTED),
-        "accelerators_per_node": str(len(gpus)),
-        **dict.fromkeys(ACCELERATOR, NOT_COLLECTED if gpus else NO_ACCELERATOR),
-        **({"accelerator_model_name": gpus[0]} if gpus else {}),
-        "hw_notes": "size mini: a proxy, not a submission" if config.size == "mini" else "",
-        "framework": f"PyTorch {software['torch']}",
-        "other_software_stack": ", ".join(f"{name} {version}" for name, version in software.items()),
-        "operating_system": f"{platform.system()} {platform.release()}",
-        "sw_notes": "",
+        "status": STATUS["research"],
+        "system_name": name,
+        "hw_notes": NONE,
+        "framework": f"PyTorch {torch}" if torch else f"{NOT_COLLECTED}PyTorch is not installed",
+        "other_software_stack": ", ".join(f"{each} {version}" for each, version in software.items()),
+        "operating_system": operating_system(),
+        "sw_notes": NONE,
     }
+    return {field: known[field] for field in FIELDS}
 
 
-CACHES = {"L1d": "l1_data_cache_size", "L2": "l2_cache_size", "L3": "l3_cache_size"}
-
-
-def num_sockets() -> int:
-    """Return the number of processor packages; 1 where the kernel does not tell."""
-    packages = set()
-    for cpu in range(psutil.cpu_count() or 1):
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
-        if path.is_file():
-            packages.add(path.read_text().strip())
-    return len(packages) or 1
+def describe(config: RunConfig) -> dict[str, Any]:
+    """Return the description of this machine for the runs of a configuration."""
+    stated = {"submitter": config.submission.org, "status": STATUS[config.submission.status]}
+    notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
+    return collected(system_id(config)) | stated | notes
 
 
 def write_description(config: RunConfig, directory: Path) -> Path:
     """Write `<system id>.json` once; an existing one is a person's and stays as it is."""
     path = directory / f"{system_id(config)}.json"
     if not path.exists():
-        description = json.dumps(describe(config), indent=4) + "\n"
+        description = as_json(describe(config))
         temporary = path.with_suffix(".json.part")
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -141,3 +109,8 @@ def write_description(config: RunConfig, directory: Path) -> Path:
             raise UserError(what, where=str(directory)) from error
         os.replace(temporary, path)
     return path
+
+
+def as_json(description: dict[str, Any]) -> str:
+    """Return a description as it stands in its file."""
+    return json.dumps(description, indent=4) + "\n"

@@ -21,6 +21,16 @@ SCALARS = (
 MAX_DEPTH = 12
 
 
+class NoAliases(yaml.SafeLoader):
+    """Refuses `*name`: a few lines of aliases can stand for gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem="aliases are not read", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """Plain values, and for each key path (a tuple of names) where it was written."""
@@ -32,7 +42,9 @@ class Document:
 def parse(text: str, source: str) -> Document:
     """Parse one YAML mapping; `source` names it in messages. Raises UserError with source:line."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=NoAliases)
+    except RecursionError:
+        raise UserError("nested too deeply", where=source) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark else source

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from common.errors import EXIT_OK
 from common.evidence import official
-from common.evidence.audit import audit
-from common.evidence.log import load, printable
+from common.evidence.audit import audit_paths
+from common.evidence.records import printable
 from common.evidence.report import Checked, write_report
-from common.evidence.score import reported
+from common.evidence.reported import reported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     checked = [
         Checked(
-            run_set=run_set,
-            findings=audit(run_set),
-            official="not run" if args.no_official else official.summary(official.judge(run_set)),
+            run_set=entry.run_set,
+            findings=entry.findings,
+            official="not run" if args.no_official else official.summary(official.judge(entry.run_set)),
         )
-        for run_set in load([Path(path) for path in args.paths])
+        for entry in audit_paths([Path(path) for path in args.paths])
     ]
     page = Path(args.out, "index.html")
     write_report(page, checked, reported())

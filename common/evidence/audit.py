@@ -1,15 +1,17 @@
-"""Run the rules over run sets and order what they find; the rules about a whole set (family S) are here."""
+"""Run the rules over logs, run sets and what lies between them, and order what they find."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from common.evidence.log import NUM_RUNS, TOKEN, Log, RunSet, printable
-from common.evidence.rules import RULES, Found, Lines, Mutation, Rule, edited, rewritten, rule, time_of
+from common.evidence.log import Log, RunSet, find_sets, label, read_log
+from common.evidence.records import printable
+from common.evidence.rules import RULES, Found, Rule, systems
 
 MAX_FOUND = 10  # findings of one rule in one log
-CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "train_samples", "eval_samples"}
-CONSTANT |= {"quality_target", "dataset_fingerprint", "method"}
+FEW_BYTES = 32 * 2**20  # read in one process; starting others takes longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,25 +30,99 @@ class Finding:
         return f"{place}: {self.rule} {self.severity} {self.message} ({self.section})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """A run set and what the rules find in it."""
+
+    run_set: RunSet
+    findings: tuple[Finding, ...]
+
+
+def audit_paths(paths: Sequence[Path]) -> list[Audited]:
+    """Audit every log below `paths`, the sets they form, and the sets against each other.
+
+    Many logs are read by one process for each processor; what comes back holds only the records that scores
+    and sets need. Raises: UserError as `log.load`.
+    """
+    folders = find_sets(paths)
+    files = [file for group in folders.values() for file in group]
+    if sum(os.lstat(file).st_size for file in files) < FEW_BYTES:
+        read = [_read(file) for file in files]
+    else:
+        with ProcessPoolExecutor() as pool:
+            read = list(pool.map(_read_brief, files, chunksize=4))
+    logs = dict(zip(files, read, strict=True))
+    audited = []
+    for folder, group in folders.items():
+        run_set = RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group))
+        findings = [finding for file in group for finding in logs[file][1]] + audit_set(run_set)
+        audited.append(Audited(run_set=run_set, findings=tuple(findings)))
+    return _with(audited, audit_sets([entry.run_set for entry in audited]))
+
+
 def audit(run_set: RunSet) -> list[Finding]:
     """Return what the rules find in one run set: file by file, then about the set."""
-    findings = [finding for log in run_set.logs for finding in audit_log(log)]
-    if run_set.readable:
-        findings += _findings("S", run_set.readable, run_set.lead)
-    return findings
+    return [finding for log in run_set.logs for finding in audit_log(log)] + audit_set(run_set)
 
 
 def audit_log(log: Log) -> list[Finding]:
     """Return what the rules find in one log, by line. Without a record only the parsing rules speak."""
-    findings = _findings("PKTQ" if log.is_readable else "P", log, log)
+    findings = broken("PKTQ" if log.is_readable else "P", log, log)
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
 
-def num_errors(findings: Sequence[Finding]) -> int:
+def audit_set(run_set: RunSet) -> list[Finding]:
+    """Return what the rules about a whole set find, and those about its system's description."""
+    findings = broken("S", run_set.readable, run_set.lead) if run_set.readable else []
+    described = systems.described(run_set)
+    return findings + (broken("Y", described, run_set.lead) if described else [])
+
+
+def audit_sets(run_sets: Sequence[RunSet]) -> list[Finding]:
+    """Return what the rules find between run sets."""
+    readable = [run_set for run_set in run_sets if run_set.readable]
+    return broken("X", readable, readable[0].lead) if len(readable) > 1 else []
+
+
+def num_errors(findings: Iterable[Finding]) -> int:
     return sum(finding.severity == "error" for finding in findings)
 
 
-def _findings(families: str, subject: Log | Sequence[Log], log: Log) -> list[Finding]:
+def named_once(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each rule that was broken: the first place, and how many more there are."""
+    rules: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        rules.setdefault((finding.rule, finding.severity), []).append(finding)
+    lines = []
+    for same in rules.values():
+        num_logs = len({finding.path for finding in same})
+        more = f"; {len(same) - 1} more, in {num_logs} logs" if len(same) > 1 else ""
+        lines.append(f"{same[0]}{more}")
+    return lines
+
+
+def _with(audited: Sequence[Audited], findings: Sequence[Finding]) -> list[Audited]:
+    """Add each finding to the set of its log."""
+    result = []
+    for entry in audited:
+        own = {log.path for log in entry.run_set.logs}
+        more = tuple(finding for finding in findings if finding.path in own)
+        result.append(replace(entry, findings=entry.findings + more))
+    return result
+
+
+def _read(path: Path) -> tuple[Log, list[Finding]]:
+    log = read_log(path)
+    return log, audit_log(log)
+
+
+def _read_brief(path: Path) -> tuple[Log, list[Finding]]:
+    log, findings = _read(path)
+    return log.brief(), findings
+
+
+def broken(families: str, subject: object, log: Log) -> list[Finding]:
+    """Return what the rules of these families find in their subject; `log` is where, unless they say it."""
     findings = []
     for about in RULES:
         if about.id[0] in families:
@@ -59,136 +135,12 @@ def _findings(families: str, subject: Log | Sequence[Log], log: Log) -> list[Fin
 
 
 def _finding(about: Rule, found: Found, log: Log) -> Finding:
-    strict = "error" if log.is_ours else "warning"
+    strict = "error" if (found.log or log).is_ours else "warning"
     return Finding(
-        path=(found.log or log).path,
+        path=found.path or (found.log or log).path,
         line=found.line,
         rule=about.id,
         severity=strict if about.severity == "strict" else about.severity,
         message=printable(f"{about.message}: {found.text}" if found.text else about.message, 300),
         section=about.section,
     )
-
-
-# Changes to the logs of a good set.
-
-SetMutation = Callable[[list[Lines]], list[Lines]]
-
-
-def in_last(mutation: Mutation, num_logs: int = 1) -> SetMutation:
-    return lambda logs: logs[:-num_logs] + [mutation(lines) for lines in logs[-num_logs:]]
-
-
-def same_seed(logs: list[Lines]) -> list[Lines]:
-    line = next(line for line in logs[0] if '"key": "seed"' in line)
-    return in_last(edited("seed", value=json.loads(line.partition(TOKEN)[2])["value"]))(logs)
-
-
-def at_once(logs: list[Lines]) -> list[Lines]:
-    first, last = (time_of(next(line for line in lines if TOKEN in line)) for lines in (logs[0], logs[-1]))
-    shift = first - last + 1000
-    return in_last(
-        lambda lines: [rewritten(s, time_ms=time_of(s) + shift) if TOKEN in s else s for s in lines]
-    )(logs)
-
-
-# Run sets.
-
-
-def differing(logs: Sequence[Log], describe: Callable[[Log], str]) -> Iterator[Found]:
-    """Yield the logs that differ from the first; `describe` says in what."""
-    first = describe(logs[0])
-    return (
-        Found(0, f"{describe(log)}; {logs[0].path} has {first}", log)
-        for log in logs
-        if describe(log) != first
-    )
-
-
-def repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
-    """Yield the logs whose description (None: none) another log has had before."""
-    seen: dict[str, Log] = {}
-    for log in logs:
-        if (value := describe(log)) is not None:
-            earlier = seen.setdefault(repr(value), log)
-            if earlier is not log:
-                yield Found(0, f"as in {earlier.path}", log)
-
-
-@rule(
-    "S401", "error", "rules: Benchmark Results", breaks=in_last(edited("configuration_name", value="another"))
-)
-def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set share benchmark, system, configuration and size."""
-    return differing(
-        logs,
-        lambda log: f"{log.benchmark} {log.system} {log.configuration} {'mini' if log.is_proxy else 'full'}",
-    )
-
-
-@rule("S402", "error", "rules: Benchmark Results", breaks=lambda s: [*s[:-1], s[0]], also=("S403", "S404"))
-def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
-    """No run stands in a set twice: equal losses and accuracies."""
-
-    def trace(log: Log) -> object:
-        values = [event.value for event in log.records if event.key in ("train_loss", "eval_accuracy")]
-        return values if len(values) > 3 else None  # few evaluations of few samples may agree by chance
-
-    return repeated(logs, trace)
-
-
-@rule("S403", "error", "rules: Random numbers", breaks=same_seed)
-def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
-    """Every run has its own seed."""
-    return repeated(logs, lambda log: log.value("seed"))
-
-
-@rule("S404", "strict", "house: one run at a time", breaks=at_once)
-def runs_do_not_overlap(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set follow each other."""
-    timed = [(log.events("run_start")[0].time_ms, log) for log in logs if log.minutes]
-    timed.sort(key=lambda pair: pair[0])
-    for (start, log), (next_start, other) in zip(timed, timed[1:], strict=False):
-        if next_start < start + (log.minutes or 0) * 60000:
-            yield Found(0, f"starts before {log.path} ends", other)
-
-
-@rule("S405", "strict", "rules: Hyperparameters", breaks=in_last(edited("global_batch_size", value=1)))
-def settings_are_constant(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set share every hyperparameter and the data set."""
-
-    def settings(log: Log) -> str:
-        return str(
-            sorted(
-                (e.key, repr(e.value)) for e in log.records if e.key in CONSTANT or e.key.startswith("opt_")
-            )
-        )
-
-    return differing(logs, settings)
-
-
-@rule("S406", "warning", "rules: Benchmark Results", breaks=lambda logs: logs[:-1])
-def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
-    """A set has 5 runs (resnet) or 10 (bert)."""
-    expected = NUM_RUNS.get(logs[0].benchmark)
-    if expected and len(logs) != expected:
-        yield Found(0, f"{len(logs)} instead of {expected}", logs[0])
-
-
-@rule(
-    "S407",
-    "warning",
-    "rules: System and framework must be consistent",
-    breaks=in_last(lambda s: ["# commit: another", *s]),
-)
-def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set share commit and versions."""
-    return differing(logs, lambda log: f"{log.header('commit')} {log.header('versions')}")
-
-
-@rule("S408", "warning", "rules: Benchmark Results", breaks=in_last(edited("run_stop", status="aborted"), 2))
-def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
-    """At most one run of a set misses its target; two leave it without a score."""
-    failed = [log for log in logs if not log.is_converged]
-    if len(failed) > 1:
-        yield Found(0, f"{len(failed)} of {len(logs)} missed it", failed[-1])

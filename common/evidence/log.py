@@ -1,50 +1,45 @@
-"""Read result logs: bytes in, a frozen `Log` out; bad content becomes a `Problem`, never an exception.
+"""Read result logs: bytes in, a frozen `Log` out, and the run sets that they form."""
 
-The grammar is that of the official parser (mlperf_logging 4.1): a record is what follows the last `:::MLLOG `
-of a line, one JSON object; every other line is ignored. Text shown to a person passes through `printable`.
-"""
-
-import json
 import math
 import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError
+from common.evidence.records import LOOKALIKE, TOKEN, Event, Problem, finite, parse_record, printable
 
-TOKEN = ":::MLLOG "
-LOOKALIKE = re.compile(r":::\s*MLLOG", re.IGNORECASE)
 TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
+OTHER_BENCHMARKS = frozenset(  # of MLPerf Training, by the names of their folders
+    [
+        "ssd",
+        "maskrcnn",
+        "minigo",
+        "dlrm",
+        "dlrm_dcnv2",
+        "rnnt",
+        "unet3d",
+        "gpt3",
+        "gnn",
+        "stable_diffusion",
+        "llama2_70b_lora",
+        "llama31_405b",
+        "llama31_8b",
+        "flux1",
+        "retinanet",
+    ]
+)
 NUM_RUNS = {"resnet": 5, "bert": 10}  # of an official run set (training_rules, Benchmark Results)
 IMAGENET_SAMPLES = 1281167  # one epoch of resnet; foreign logs count epochs only
 MAX_BYTES = 16 * 2**20  # published logs: up to 0.5 MB
-MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse once per bracket
 MAX_PROBLEMS = 100  # of one file
-YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
-
-
-class Event(NamedTuple):
-    """One record. `time_ms` is wall clock since 1970, `line` counts from 1."""
-
-    time_ms: int
-    key: str
-    value: object
-    event_type: str
-    metadata: Mapping[str, object]
-    line: int
-
-
-class Problem(NamedTuple):
-    """What could not be read. kind: file, record, time, duplicate or token."""
-
-    kind: str
-    line: int
-    text: str
+MAX_OF_A_KEY = 100
+CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop")
 
 
 class Point(NamedTuple):
@@ -53,20 +48,6 @@ class Point(NamedTuple):
     minutes: float
     samples: float | None
     accuracy: float
-
-
-def printable(value: object, limit: int = 200) -> str:
-    """Return text that is safe to show: one line, no terminal or bidirectional control characters."""
-    text = value if isinstance(value, str) else repr(value)
-    text = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
-    return text if len(text) <= limit else text[:limit] + "..."
-
-
-def finite(value: object) -> float | None:
-    """Return a number as float; None for text, bool, NaN, and beyond 1e18, where no real value lies."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if -1e18 < value < 1e18 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +61,30 @@ class Log:
     problems: tuple[Problem, ...] = ()
     preamble: tuple[str, ...] = field(default=(), repr=False)  # the comment lines before the first record
 
-    def events(self, key: str) -> tuple[Event, ...]:
-        return tuple(event for event in self.records if event.key == key)
+    @cached_property
+    def by_key(self) -> Mapping[str, Sequence[Event]]:
+        """The records of each key, in file order."""
+        found: dict[str, list[Event]] = {}
+        for event in self.records:
+            found.setdefault(event.key, []).append(event)
+        return found
+
+    def events(self, *keys: str) -> Sequence[Event]:
+        """Return the records of these keys, in file order."""
+        if len(keys) == 1:
+            return self.by_key.get(keys[0], ())
+        return sorted((e for key in keys for e in self.by_key.get(key, ())), key=lambda event: event.line)
 
     def first(self, key: str) -> Event | None:
-        return next((event for event in self.records if event.key == key), None)
+        return next(iter(self.by_key.get(key, ())), None)
 
     def last(self, key: str) -> Event | None:
-        return next((event for event in reversed(self.records) if event.key == key), None)
+        return next(reversed(self.by_key.get(key, ())), None)
+
+    def brief(self) -> "Log":
+        """Return the log with at most `MAX_OF_A_KEY` records of a key that neither scores nor sets read."""
+        kept = [e for key in self.by_key for e in self.by_key[key][: None if key in CURVE else MAX_OF_A_KEY]]
+        return replace(self, records=tuple(sorted(kept, key=lambda event: event.line)))
 
     def value(self, key: str) -> object:
         """Return the value of the first record of `key`; None without one."""
@@ -110,8 +107,8 @@ class Log:
 
     @cached_property
     def benchmark(self) -> str:
-        """`resnet`, `bert`, or '' for anything else."""
-        name = self.value("submission_benchmark")
+        """`resnet`, `bert`, or '' for anything else: what the folder says, else the log."""
+        name = self.folders[1] or self.value("submission_benchmark")
         return name if isinstance(name, str) and name in TARGETS else ""
 
     @cached_property
@@ -227,42 +224,59 @@ def load(paths: Sequence[Path]) -> list[RunSet]:
 
     Raises: UserError for a path that does not exist, or when there is no log at all.
     """
-    found = sorted({file.absolute() for path in paths for file in find_logs(path)}, key=_natural)
-    if not found:
+    return [
+        RunSet(folder=label(folder), logs=tuple(read_log(file) for file in files))
+        for folder, files in find_sets(paths).items()
+    ]
+
+
+def find_sets(paths: Sequence[Path]) -> dict[Path, list[Path]]:
+    """Return folder -> its result files, by number, without other benchmarks' folders. Raises as `load`."""
+    folders: dict[Path, list[Path]] = {}
+    for file in sorted({file.absolute() for path in paths for file in find_logs(path)}, key=_natural):
+        if file.parent.name not in OTHER_BENCHMARKS:
+            folders.setdefault(file.parent, []).append(file)
+    if not folders:
         where = ", ".join(printable(str(path)) for path in paths)
-        raise UserError("no result_*.txt here", where=where, hint="`ttt run` writes them")
-    folders: dict[Path, list[Log]] = {}
-    for file in found:
-        folders.setdefault(file.parent, []).append(read_log(file))
-    return [RunSet(folder=_label(folder), logs=tuple(logs)) for folder, logs in folders.items()]
+        raise UserError("no result_*.txt of resnet or bert here", where=where, hint="`ttt run` writes them")
+    return folders
+
+
+def find_others(paths: Sequence[Path]) -> list[str]:
+    """Return the folders with results of other benchmarks, which are not read."""
+    folders = {file.parent for path in paths for file in find_logs(path)}
+    return sorted(label(folder) for folder in folders if folder.name in OTHER_BENCHMARKS)
 
 
 def find_logs(path: Path) -> Iterator[Path]:
-    """Yield the result files below `path`, and every link met on the way: `read_log` refuses them."""
+    """Yield the result files below `path`, and links and folders of such names: `read_log` refuses them."""
     if not path.exists() and not path.is_symlink():
         raise UserError("no such file or folder", where=printable(str(path)))
     if not path.is_dir():
         yield path
         return
     for folder, folders, files in os.walk(path):
-        links = [name for name in folders if Path(folder, name).is_symlink()]
-        logs = [name for name in files if name.startswith("result_") and name.endswith(".txt")]
-        yield from (Path(folder, name) for name in links + logs)
+        links = [name for name in folders if Path(folder, name).is_symlink() and not _is_result(name)]
+        yield from (Path(folder, name) for name in links + [n for n in folders + files if _is_result(n)])
+
+
+def _is_result(name: str) -> bool:
+    return name.startswith("result_") and name.endswith(".txt")
 
 
 def read_log(path: Path) -> Log:
     """Read one file; a link, a device or an unreadable file becomes a Log with one problem."""
-    label, absolute = _label(path), path.absolute()
+    shown, absolute = label(path), path.absolute()
     system, benchmark = printable(absolute.parent.parent.name), absolute.parent.name
     folders = (system, benchmark) if benchmark in TARGETS else ("", "")
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
-            return _unreadable(label, folders, "not a regular file; links are refused")
+            return _unreadable(shown, folders, "not a regular file; links are refused")
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        return _unreadable(label, folders, str(error.strerror))
-    return replace(parse_log(data, label, folders), file=absolute)
+        return _unreadable(shown, folders, str(error.strerror))
+    return replace(parse_log(data, shown, folders), file=absolute)
 
 
 def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Log:
@@ -277,7 +291,7 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
         before, token, payload = line.rpartition(TOKEN)
         if token:
-            parsed = _parse_record(payload, number, problems)
+            parsed = parse_record(payload, number, problems)
             if isinstance(parsed, Event):
                 records.append(parsed)
             else:
@@ -308,37 +322,29 @@ def _decode(data: bytes) -> str:
     return data.decode("utf-8-sig")
 
 
-def _parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Problem:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        if len(record := dict(pairs)) < len(pairs):
-            problems.append(Problem("duplicate", line, "the last value counts"))
-        return record
-
-    if payload.count("[") + payload.count("{") > MAX_BRACKETS:
-        return Problem("record", line, f"more than {MAX_BRACKETS} brackets")
-    try:
-        record = json.loads(payload, object_pairs_hook=unique)
-    except ValueError as error:  # not JSON, or an integer of more than 4300 digits
-        return Problem("record", line, getattr(error, "msg", "a number is too long"))
-    if not isinstance(record, dict):
-        return Problem("record", line, "not a JSON object")
-    missing = [name for name in ("time_ms", "key", "value", "metadata") if name not in record]
-    if missing:
-        return Problem("record", line, f"lacks {', '.join(missing)}")
-    time_ms, key, metadata = record["time_ms"], record["key"], record["metadata"]
-    if not isinstance(key, str) or not isinstance(metadata, dict):
-        return Problem("record", line, "key is not text, or metadata is not an object")
-    if not isinstance(time_ms, int) or not YEAR_2000_MS <= time_ms < YEAR_2100_MS:
-        return Problem("time", line, printable(time_ms, 40))
-    return Event(time_ms, key, record["value"], str(record.get("event_type", "")), metadata, line)
-
-
 def _unreadable(path: str, folders: tuple[str, str], why: str) -> Log:
     return Log(path=path, folders=folders, problems=(Problem("file", 0, why),))
 
 
-def _label(path: Path) -> str:
+def label(path: Path) -> str:
+    """Return how a file is named to a person: relative to the working folder, or to its archive."""
+    for folder, archive in _UNPACKED.items():
+        if path.absolute().is_relative_to(folder):
+            return printable(f"{archive}:{path.absolute().relative_to(folder)}")
     return printable(os.path.relpath(path))
+
+
+@contextmanager
+def shown_as(folder: Path, archive: Path) -> Iterator[None]:
+    """Let labels name the archive that a folder was unpacked from."""
+    _UNPACKED[folder.absolute()] = archive
+    try:
+        yield
+    finally:
+        del _UNPACKED[folder.absolute()]
+
+
+_UNPACKED: dict[Path, Path] = {}
 
 
 def _natural(path: Path) -> tuple[str, list[str | int]]:

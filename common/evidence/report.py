@@ -21,10 +21,12 @@ from matplotlib.figure import Figure
 
 from common.errors import UserError
 from common.evidence.audit import Finding, num_errors
-from common.evidence.log import RunSet, printable
+from common.evidence.log import RunSet
+from common.evidence.records import printable
 from common.evidence.score import BASELINE, Score, Speedup, described, notes, number, score, speedups
 
 PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white
+PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
 INK = "#010203"  # becomes currentColor, so that a plot follows the page's theme
 STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "svg.fonttype": "none",
@@ -125,7 +127,7 @@ def _section(checked: Sequence[Checked], faster: dict[str, Speedup]) -> Section:
         plots=[
             _svg(_quality([entry.run_set for entry in checked]), "quality against time, one line a run"),
             _svg(_factors(scores), "samples to target and samples per second"),
-            _svg(_split(scores), "mean minutes of start-up, training and evaluation"),
+            _svg(_split(scores), "mean minutes of start-up, training, evaluation and overshoot"),
         ],
         diffs=[
             (f"{_name(first)} -> {_name(other)}", difference)
@@ -195,13 +197,13 @@ def _split(scores: Sequence[Score]) -> Figure:
     figure, axes = _figure(0.9 + 0.35 * len(scores))
     unit, label = _unit(max((entry.split.total for entry in scores if entry.split), default=0.0))
     left = [0.0] * len(scores)
-    for part, colour in (("startup", PALETTE[5]), ("training", PALETTE[1]), ("evaluation", PALETTE[2])):
+    for part, colour in PARTS.items():
         widths = [getattr(entry.split, part) * unit if entry.split else 0.0 for entry in scores]
         axes.barh(range(len(scores)), widths, left=left, color=colour, height=0.6, label=part)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set(xlabel=f"{label}, mean of the runs", yticks=range(len(scores)), yticklabels=map(_name, scores))
     axes.invert_yaxis()
-    axes.legend(frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return figure
 
 

@@ -2,53 +2,54 @@
 
 A score is the mean of the runs without the fastest and the slowest (training_rules, Benchmark Results). A run
 that missed its target counts as infinitely slow: one may be the slowest, two leave the set without a score.
+Of more runs than needed the window with the median score counts (training_rules, Scoring).
 """
 
 import math
+import os
 import statistics
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import cached_property
 
 import numpy as np
-import yaml
-from scipy import stats
 
-from common.errors import UserError
-from common.evidence.log import NUM_RUNS, Log, RunSet, printable
+from common.evidence import intervals
+from common.evidence.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
+from common.evidence.intervals import Interval
+from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.records import printable
 
-ROOT = Path(__file__).resolve().parents[2]
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
-CONFIDENCE = 0.95
 DASH = "-"
-NUM_RESAMPLES = 9999
 UNVERIFIED = "unverified: Result not verified by MLCommons Association."
-PROXY = "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark."
-REPORTED = "reported: published by MLCommons (Open division), from reported.yaml; not measured here."
+NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons result messaging guidelines)
+    "unverified": UNVERIFIED,
+    "proxy": "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark.",
+    "by launch": "by launch: more runs than needed, sorted by launch time; of all windows of consecutive "
+    "runs the one with the median score counts (of two middle ones the slower).",
+    "scaling.json": "scaling.json: lies beside the logs and is not applied; it is for closed submissions.",
+    "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
+}
+SPEEDUP = (
+    "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the converged "
+    "runs (Welch-t on log minutes). Runs could show: the smallest difference that they find with 80 % "
+    "probability at 5 %."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A confidence interval of 95 % and how it was made."""
+class Run:
+    """One run of a score; None where its log does not say. Times in minutes, rates in samples/s."""
 
-    low: float
-    high: float
-    method: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeSplit:
-    """Where a run's minutes went: until the first block, evaluation, and the rest: training."""
-
-    startup: float
-    training: float
-    evaluation: float
-
-    @property
-    def total(self) -> float:
-        return self.startup + self.training + self.evaluation
+    name: str
+    minutes: float  # infinite: missed the target
+    samples: float | None  # consumed at the first evaluation at or above the target
+    samples_per_s: float | None  # without evaluation, if that is logged
+    samples_per_s_overall: float | None  # of the whole run
+    evaluation: float | None  # all of it
+    quality: float | None  # the last accuracy
+    split: TimeSplit | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +61,9 @@ class Score:
     hardware: str
     configuration: str
     is_proxy: bool
-    label: str  # unverified, proxy, provisional; or reported and its round
-    run_minutes: tuple[float, ...]  # infinite: missed the target
-    minutes: float | None
-    interval: Interval | None
-    samples_to_target: float | None
-    samples_per_s: float | None  # of training alone
-    split: TimeSplit | None
-    quality: float | None  # geometric mean of the final accuracies (training_rules, Open division)
+    label: str  # unverified, proxy, provisional, which runs count; or reported and its round
+    runs: tuple[Run, ...]  # in the order of launch
+    counted: tuple[int, ...]  # the indexes in `runs` behind every figure below
     target: float
     source: str
 
@@ -77,26 +73,100 @@ class Score:
         return self.benchmark, self.is_proxy, self.hardware
 
     @property
+    def run_minutes(self) -> tuple[float, ...]:
+        return tuple(run.minutes for run in self.runs)
+
+    @property
     def num_converged(self) -> int:
         return sum(map(math.isfinite, self.run_minutes))
+
+    @property
+    def counting(self) -> list[Run]:
+        """The runs that count, whether they converged or not."""
+        return [self.runs[index] for index in self.counted]
+
+    @property
+    def converged(self) -> list[Run]:
+        return [run for run in self.counting if math.isfinite(run.minutes)]
+
+    @property
+    def minutes(self) -> float | None:
+        return olympic_mean([run.minutes for run in self.counting])
+
+    @property
+    def interval(self) -> Interval | None:
+        """Of the score: Student's t on log minutes of the converged runs."""
+        return intervals.student_of_logs([run.minutes for run in self.converged]) if self.minutes else None
+
+    @property
+    def samples_to_target(self) -> float | None:
+        return _mean([run.samples for run in self.counting if run.samples])
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Without evaluation, where the logs tell it apart."""
+        rates = [run.samples_per_s or run.samples_per_s_overall for run in self.counting]
+        return _mean([rate for rate in rates if rate])
+
+    @property
+    def evaluation_share(self) -> float | None:
+        """Minutes of evaluation over minutes, of the converged runs."""
+        runs = [run for run in self.converged if run.evaluation is not None]
+        return sum(run.evaluation or 0.0 for run in runs) / sum(run.minutes for run in runs) if runs else None
+
+    @property
+    def quality(self) -> float | None:
+        """Geometric mean of the final accuracies (training_rules, Open division)."""
+        values = [run.quality for run in self.counting if run.quality is not None]
+        return statistics.geometric_mean(values) if values and min(values) > 0 else None
+
+    @property
+    def _splits(self) -> list[TimeSplit]:
+        return [run.split for run in self.converged or self.counting if run.split]
+
+    @property
+    def split(self) -> TimeSplit | None:
+        """Mean over the converged runs; over all where none converged."""
+        splits = self._splits
+        if not splits:
+            return None
+        return TimeSplit(
+            startup=statistics.fmean(split.startup for split in splits),
+            training=statistics.fmean(split.training for split in splits),
+            evaluation=statistics.fmean(split.evaluation for split in splits),
+            overshoot=statistics.fmean(split.overshoot for split in splits),
+            samples=_mean([split.samples for split in splits if split.samples]),
+        )
+
+    @cached_property
+    def factors(self) -> Factors | None:
+        """The two factors and the other parts of the converged runs' minutes, with intervals."""
+        return factors(self._splits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How many times faster than the baseline of the same hardware, benchmark and size."""
+    """How many times faster than the baseline of the same hardware, benchmark and size.
+
+    The ratio is that of the scores; the interval and the smallest difference that these runs could show (a
+    fraction) are those of the geometric means of the converged runs.
+    """
 
     ratio: float
     interval: Interval | None
+    detectable: float | None
 
 
 def score(run_set: RunSet) -> Score:
     """Score one run set. An unreadable log counts as a run that missed its target."""
-    lead, logs = run_set.lead, run_set.readable
-    minutes = tuple(log.minutes if log.minutes and log.is_converged else math.inf for log in run_set.logs)
-    labels = ["unverified"] + ["proxy"] * run_set.is_proxy
-    labels += ["provisional"] * (len(minutes) < NUM_RUNS.get(lead.benchmark, 0))
-    splits = [split for log in logs if (split := time_split(log))]
-    rates = [rate for log in logs if (rate := samples_per_s(log))]
+    lead, num_runs = run_set.lead, NUM_RUNS.get(run_set.lead.benchmark, 0)
+    runs = tuple(_run(log) for log in by_launch(run_set.logs))
+    window = counting_window([run.minutes for run in runs], num_runs)
+    labels = ["unverified"] + ["proxy"] * run_set.is_proxy + ["provisional"] * (len(runs) < num_runs)
+    if len(window) < len(runs):
+        labels.append(f"runs {window[0] + 1} to {window[-1] + 1} of {len(runs)} by launch")
+    if any(log.file and os.path.lexists(log.file.with_name("scaling.json")) for log in run_set.logs):
+        labels.append("scaling.json not applied")
     return Score(
         benchmark=lead.benchmark,
         system=lead.system,
@@ -104,57 +174,41 @@ def score(run_set: RunSet) -> Score:
         configuration=lead.configuration,
         is_proxy=run_set.is_proxy,
         label=", ".join(labels),
-        run_minutes=minutes,
-        minutes=olympic_mean(minutes),
-        interval=interval(minutes),
-        samples_to_target=_mean([log.reached.samples for log in logs if log.reached and log.reached.samples]),
-        samples_per_s=_mean(rates),
-        split=TimeSplit(
-            startup=statistics.fmean(split.startup for split in splits),
-            training=statistics.fmean(split.training for split in splits),
-            evaluation=statistics.fmean(split.evaluation for split in splits),
-        )
-        if splits
-        else None,
-        quality=_geometric_mean([log.curve[-1].accuracy for log in logs if log.curve]),
+        runs=runs,
+        counted=tuple(window),
         target=lead.target,
         source=run_set.folder,
     )
 
 
-def reported(root: Path = ROOT) -> list[Score]:
-    """Return the published scores in <root>/<benchmark folder>/reported.yaml, recomputed from their runs."""
-    scores = []
-    for path in sorted(root.glob("*/reported.yaml")):
-        try:
-            facts = yaml.safe_load(path.read_text(encoding="utf-8"))
-            scores += [_reported(facts, entry) for entry in facts["sets"]]
-        except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
-            raise UserError(printable(str(error)), where=f"{path.parent.name}/{path.name}") from error
-    return scores
+def by_launch(logs: Sequence[Log]) -> list[Log]:
+    """Sort by the time of run_start; a log without one stays behind the log before it."""
+    times, latest = [], 0
+    for log in logs:
+        start = log.first("run_start")
+        latest = start.time_ms if start else latest
+        times.append(latest)
+    return [logs[index] for index in sorted(range(len(logs)), key=times.__getitem__)]
 
 
-def _reported(facts: dict[str, Any], entry: dict[str, Any]) -> Score:
-    minutes, samples = entry["minutes"], statistics.fmean(entry["samples_to_target"])
-    total, evaluation = statistics.fmean(minutes), entry["evaluation_s"] / 60
-    hardware, _, configuration = entry["system"].rpartition("-")
-    return Score(
-        benchmark=facts["benchmark"],
-        system=entry["system"],
-        hardware=hardware,
-        configuration=configuration,
-        is_proxy=False,
-        label=f"reported, {entry['submitter']} {entry['round']} {entry['division']}",
-        run_minutes=tuple(minutes),
-        minutes=olympic_mean(minutes),
-        interval=interval(minutes),
-        samples_to_target=samples,
-        samples_per_s=samples / (60 * (total - evaluation)),
-        split=TimeSplit(startup=0.0, training=total - evaluation, evaluation=evaluation),
-        quality=_geometric_mean(entry["quality"]),
-        target=facts["quality_target"],
-        source=entry["source"],
+def _run(log: Log) -> Run:
+    minutes, at_target = log.minutes or 0.0, log.reached.samples if log.reached else None
+    evaluation = evaluation_minutes(log) if log.first("eval_stop") else None
+    consumed = log.curve[-1].samples if log.curve else None
+    return Run(
+        name=printable(log.path),
+        minutes=minutes if minutes and log.is_converged else math.inf,
+        samples=at_target if at_target and at_target > 0 else None,
+        samples_per_s=None if evaluation is None else _rate(consumed, minutes - evaluation),
+        samples_per_s_overall=_rate(consumed, minutes),
+        evaluation=evaluation if minutes else None,
+        quality=log.curve[-1].accuracy if log.curve else None,
+        split=time_split(log),
     )
+
+
+def _rate(samples: float | None, minutes: float) -> float | None:
+    return samples / (60 * minutes) if samples and samples > 0 and minutes > 0 else None
 
 
 def olympic_mean(minutes: Sequence[float]) -> float | None:
@@ -165,45 +219,31 @@ def olympic_mean(minutes: Sequence[float]) -> float | None:
     return mean if math.isfinite(mean) else None
 
 
-def interval(minutes: Sequence[float]) -> Interval | None:
-    """Return the uncertainty of the score: BCa bootstrap from 5 runs on, Student-t on log minutes below.
+def counting_window(minutes: Sequence[float], num_runs: int) -> range:
+    """Return which runs, in the order of launch, make the score: all, or of more than `num_runs` a window.
 
-    A run that missed its target has no time, so it leaves only the others to estimate from.
+    Every `num_runs` consecutive ones are scored, failures as infinite; the median counts. The rules do not
+    say which of two middle windows: the slower, so that a choice cannot flatter.
     """
-    known = [m for m in minutes if math.isfinite(m)]
-    if len(known) < 2 or olympic_mean(minutes) is None:
-        return None
-    if len(known) < 5 or len(known) < len(minutes) or min(known) == max(known):
-        return _student(known)
-
-    def statistic(values: np.ndarray[Any, Any], axis: int) -> Any:
-        return np.sort(values, axis=axis)[..., 1:-1].mean(axis=axis)
-
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # nearly equal runs: the NaN below says it
-        bounds = stats.bootstrap(
-            (known,),
-            statistic,
-            n_resamples=NUM_RESAMPLES,
-            confidence_level=CONFIDENCE,
-            method="BCa",
-            rng=np.random.default_rng(0),
-        ).confidence_interval
-    if not math.isfinite(bounds.low) or not math.isfinite(bounds.high):
-        return _student(known)
-    return Interval(low=float(bounds.low), high=float(bounds.high), method="BCa bootstrap of the score")
+    windows = [range(first, first + num_runs) for first in range(len(minutes) - num_runs + 1)]
+    if num_runs < 1 or len(windows) < 2:
+        return range(len(minutes))
+    windows.sort(key=lambda window: olympic_mean([minutes[index] for index in window]) or math.inf)
+    return windows[len(windows) // 2]
 
 
 def speedup(baseline: Score, other: Score) -> Speedup | None:
-    """Return the ratio of two scores; its interval is Welch's t on the log minutes of converged runs."""
+    """Return the ratio of two scores with its interval and what so many runs could show; None without."""
     if not baseline.minutes or not other.minutes:
         return None
-    slow, fast = (np.log([m for m in s.run_minutes if math.isfinite(m)]) for s in (baseline, other))
-    bounds = None
-    if min(len(slow), len(fast)) > 1 and max(np.var(slow), np.var(fast)) > 0:
-        test = stats.ttest_ind(slow, fast, equal_var=False).confidence_interval(CONFIDENCE)
-        bounds = Interval(low=math.exp(test.low), high=math.exp(test.high), method="Welch-t on log minutes")
-    return Speedup(ratio=baseline.minutes / other.minutes, interval=bounds)
+    slow, fast = ([run.minutes for run in entry.converged] for entry in (baseline, other))
+    found = intervals.ratio(slow, fast)
+    spread = max(np.ptp(slow), np.ptp(fast))
+    return Speedup(
+        ratio=baseline.minutes / other.minutes,
+        interval=found.interval if spread > 0 else None,
+        detectable=found.detectable if spread > 0 else None,
+    )
 
 
 def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
@@ -215,21 +255,22 @@ def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
 
 def described(score: Score, speedup: Speedup | None) -> dict[str, str]:
     """Return the columns of a table row as text; a dash where the logs do not say."""
-    limits, split = score.interval, score.split
+    limits, share = score.interval, score.evaluation_share
     faster = f"{speedup.ratio:.2f}x" if speedup else DASH
     if speedup and speedup.interval:
         faster += f" ({speedup.interval.low:.2f} to {speedup.interval.high:.2f})"
     return {
         "system": score.system,
-        "runs": f"{score.num_converged} of {len(score.run_minutes)}",
+        "runs": f"{score.num_converged} of {len(score.runs)}",
         "minutes": duration(score.minutes) if score.minutes else "no score",
         "label": score.label,
         "95 % interval": f"{limits.low:.3f} to {limits.high:.3f}" if limits else DASH,
         "samples to target": number(score.samples_to_target) if score.samples_to_target else DASH,
         "samples/s": number(score.samples_per_s) if score.samples_per_s else DASH,
-        "evaluation": f"{split.evaluation / split.total:.1%}" if split else DASH,
+        "evaluation": f"{share:.1%}" if share is not None else DASH,
         "quality": f"{score.quality:.5f}" if score.quality else DASH,
         "speed-up": faster,
+        "runs could show": f"{speedup.detectable:.1%}" if speedup and speedup.detectable else DASH,
     }
 
 
@@ -244,53 +285,9 @@ def number(value: float) -> str:
 
 
 def notes(scores: Sequence[Score]) -> list[str]:
-    """Return what must be said beside these scores (MLCommons result messaging guidelines)."""
-    marks = {"unverified": UNVERIFIED, "proxy": PROXY, "reported": REPORTED}
-    return [note for mark, note in marks.items() if any(mark in s.label for s in scores)]
-
-
-def time_split(log: Log) -> TimeSplit | None:
-    """Split one run's minutes by its log lines; None if the run has none."""
-    start = log.first("run_start")
-    if start is None or not log.minutes:
-        return None
-    first = min((e.time_ms for key in ("block_start", "epoch_start") for e in log.events(key)), default=0)
-    startup = min(max((first - start.time_ms) / 60000, 0.0), log.minutes)
-    evaluation = min(_evaluation_minutes(log), log.minutes - startup)
-    return TimeSplit(startup=startup, evaluation=evaluation, training=log.minutes - startup - evaluation)
-
-
-def samples_per_s(log: Log) -> float | None:
-    """Return samples consumed by the last evaluation over the run's time without evaluation."""
-    split = time_split(log)
-    if split is None or not log.curve or not log.curve[-1].samples or log.minutes == split.evaluation:
-        return None
-    return log.curve[-1].samples / (60 * (split.training + split.startup))
-
-
-def _evaluation_minutes(log: Log) -> float:
-    total, opened = 0, None
-    for event in log.records:
-        if event.key == "eval_start":
-            opened = opened or event
-        elif event.key == "eval_stop" and opened:
-            total += max(event.time_ms - opened.time_ms, 0)
-            opened = None
-    return total / 60000
-
-
-def _student(minutes: Sequence[float]) -> Interval:
-    logs = np.log(minutes)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
-    centre = float(np.mean(logs))
-    return Interval(
-        low=math.exp(centre - half), high=math.exp(centre + half), method="Student-t on log minutes"
-    )
+    """Return what must be said beside these scores."""
+    return [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
-
-
-def _geometric_mean(values: Sequence[float]) -> float | None:
-    return statistics.geometric_mean(values) if values and min(values) > 0 else None

@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.evidence.system import FIELDS
+
 START_MS = 1_700_000_000_000
 FULL = {
     "resnet": {"target": 0.759, "train": 1281167, "eval": 50000, "total": 50000, "step": 4},
-    "bert": {"target": 0.72, "train": 156725653, "eval": 10000, "total": 760000, "step": 24640},
+    "bert": {"target": 0.72, "train": 156725653, "eval": 10000, "total": 428235, "step": 24640},
 }
 MINI = {"target": 0.9, "train": 1437, "eval": 360, "total": 360, "step": 2}
 NUM_EVALUATIONS = 5
@@ -31,7 +33,8 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         "#   optimizer:",
         f"#     lr: {2.048 if configuration == 'optimized' else 0.8}",
     ]
-    clock = START_MS + index * 3_600_000
+    clock = START_MS + index * 3_600_000 + (1_800_000 if configuration == "optimized" else 0)
+    before = 0
 
     def record(key, value=None, event_type="POINT_IN_TIME", after_ms=0, **metadata):
         nonlocal clock
@@ -79,8 +82,10 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         )
         record("epoch_start", event_type="INTERVAL_START", epoch_num=first)
         record("epoch_stop", event_type="INTERVAL_END", after_ms=(block_s + index) * 1000, epoch_num=first)
-        record("throughput", samples / (block_s + index), epoch_num=epoch, samples=samples)
-        record("train_loss", 6.0 - block - index / 100, epoch_num=epoch)
+        record("throughput", (samples - before) / (block_s + index), epoch_num=epoch, samples=samples)
+        before = samples
+        loss = 6.0 - block - index / 100 - (0.001 if configuration == "optimized" else 0)
+        record("train_loss", loss, epoch_num=epoch)
         record("block_stop", event_type="INTERVAL_END", first_epoch_num=first)
         record("eval_start", event_type="INTERVAL_START", epoch_num=epoch)
         record("eval_stop", event_type="INTERVAL_END", after_ms=2000, epoch_num=epoch)
@@ -107,9 +112,63 @@ def write_set(root, logs):
     return folder
 
 
+def timeline(benchmark, evaluations, configuration="optimized", launch_s=0, first_block_s=6.0):
+    """Return the lines of a run told by its evaluations: (start s, stop s, samples, accuracy, metadata)."""
+    start = START_MS + round(launch_s * 1000)
+    lines = []
+
+    def record(key, value=None, at_s=0.0, **metadata):
+        event = {"time_ms": start + round(at_s * 1000), "key": key, "value": value, "metadata": metadata}
+        lines.append(":::MLLOG " + json.dumps(event))
+
+    record("submission_benchmark", benchmark)
+    record("submission_division", "open")
+    record("submission_org", "Example")
+    record("submission_platform", f"8xA100-{configuration}")
+    record("configuration_name", configuration)
+    record("run_start")
+    record("block_start", at_s=first_block_s, first_epoch_num=1, epoch_count=1)
+    for begin, end, samples, accuracy, *metadata in evaluations:
+        record("eval_start", at_s=begin)
+        record("eval_stop", at_s=end)
+        record("eval_accuracy", accuracy, at_s=end, samples=samples, **dict(*metadata))
+    record("run_stop", at_s=end, status="success")
+    return lines
+
+
+def good_description(size="full", configuration="optimized"):
+    """Return a system description that agrees with the good logs."""
+    values = {
+        "submitter": "Example",
+        "division": "open",
+        "status": "Research, Development, or Internal (RDI)",
+        "system_name": f"8xA100{'-mini' if size == 'mini' else ''}-{configuration}",
+        "number_of_nodes": "1",
+        "host_processors_per_node": "2",
+        "accelerators_per_node": "8",
+    }
+    return {field: values.get(field, "as published") for field in FIELDS}
+
+
+def write_description(folder, size="full", configuration="optimized"):
+    """Write folder/<system>.json; return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    description = good_description(size, configuration)
+    path = folder / f"{description['system_name']}.json"
+    path.write_text(json.dumps(description))
+    return path
+
+
 @pytest.fixture(scope="session")
 def golden():
-    return SimpleNamespace(log=good_log, set=good_set, write=write_set)
+    return SimpleNamespace(
+        log=good_log,
+        set=good_set,
+        write=write_set,
+        timeline=timeline,
+        description=good_description,
+        describe=write_description,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -122,8 +122,8 @@ def test_the_official_checkers_refusal_is_shown_as_its_own(golden, tmp_path):
     golden.write(tmp_path, [[line for line in golden.log("bert") if '"key": "eval_samples"' not in line]])
     done = ttt("check", tmp_path)
     assert done.returncode == 1
-    assert "official checker 2.1.0: FAILED" in done.stdout
-    assert "official checker: 2.1.0: 0 of 1 SUCCESS" in done.stdout
+    assert "official compliance checker 2.1.0: FAILED" in done.stdout
+    assert "official checkers: compliance 2.1.0: FAILED" in done.stdout
 
 
 def test_evidence_imports_no_torch_and_no_official_tool():

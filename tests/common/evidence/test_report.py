@@ -7,7 +7,7 @@ import pytest
 from common.evidence.audit import audit
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.report import Checked, render
-from common.evidence.score import reported
+from common.evidence.reported import reported
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\x1b[2J\u202e"
 

@@ -1,12 +1,20 @@
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from common.errors import UserError
+from common.evidence import intervals
 from common.evidence.log import RunSet, load, parse_log
-from common.evidence.score import duration, interval, notes, olympic_mean, reported, score, speedups
+from common.evidence.reported import reported
+from common.evidence.score import counting_window, duration, notes, olympic_mean, score, speedups
+
+TTT = Path(sys.executable).with_name("ttt")
 
 PUBLISHED_SCORES = {  # the official summarizer's minutes for the MosaicML submissions of v2.0 and v2.1
     ("resnet", "baseline"): (110.513128, 107_618_028, 0.766668),
@@ -82,32 +90,143 @@ def test_aborted_and_below_target_runs_count_as_infinite(golden):
     assert scored([*good, ["unreadable"]]).num_converged == 5
 
 
-def test_time_is_split_into_startup_training_and_evaluation(golden):
-    split = scored([golden.log()]).split
-    assert split.evaluation == pytest.approx(5 * 2 / 60)
-    assert split.startup == pytest.approx(0.010 / 60)
-    assert split.total == pytest.approx(scored([golden.log()]).minutes)
+@pytest.mark.parametrize(
+    ("runs", "counted"),
+    [
+        ([10, 11, 12, 13, 14], (0, 5)),
+        ([10, 11, 12, 13, 14, 20], (1, 6)),  # windows 12 and 13: the slower of two
+        ([33, 10, 20, 30, 40, 28, 22], (2, 7)),  # windows 27.67, 26 and 26.67
+        ([10, math.inf, 11, 12, math.inf, 13, 14], (0, 5)),  # two of three windows hold two failures
+    ],
+)
+def test_of_more_runs_than_needed_the_window_with_the_median_score_counts(runs, counted):
+    window = counting_window(runs, 5)
+    assert (window[0], window[-1] + 1) == counted
 
 
-def test_the_bootstrap_interval_holds_the_score_and_is_repeatable():
-    runs = [23.5536, 24.1001, 23.5456, 24.5397, 23.7118]
-    found = interval(runs)
-    assert found == interval(runs)
-    assert found.method.startswith("BCa")
-    assert min(runs) <= found.low < olympic_mean(runs) < found.high <= max(runs)
+def test_windows_follow_the_time_of_launch_and_a_failed_median_leaves_no_score(golden):
+    shuffled = [golden.log(index=index) for index in (3, 0, 6, 1, 5, 2, 4)]  # `index` is the hour of launch
+    found = scored(shuffled)
+    assert found.label == "unverified, runs 2 to 6 of 7 by launch"
+    assert [run.name for run in found.counting] == ["3", "5", "0", "6", "4"]
+    assert found.minutes == pytest.approx(scored([golden.log(index=index) for index in range(1, 6)]).minutes)
+    failed = [
+        aborted(lines) if index in (1, 4) else lines for index, lines in enumerate(golden.set(num_logs=7))
+    ]
+    assert scored(failed).minutes is None
 
 
-def test_few_runs_give_students_interval_on_log_minutes():
+def test_a_log_without_a_time_keeps_its_place(golden):
+    found = scored([golden.log(index=0), ["unreadable"], golden.log(index=2), golden.log(index=1)])
+    assert [run.name for run in found.runs] == ["0", "1", "3", "2"]
+
+
+def by_hand(golden, **kwargs):
+    """A run that crosses 0.72 half-way between its two evaluations of 6 s, start-up 6 s."""
+    return golden.timeline("bert", [(60, 66, 1000, 0.70), (126, 132, 2000, 0.74)], **kwargs)
+
+
+def test_minutes_are_split_at_the_interpolated_crossing(golden):
+    split = scored([by_hand(golden)]).split
+    assert split.startup * 60 == pytest.approx(6)
+    assert split.overshoot * 60 == pytest.approx(33)  # the crossing at 66 + 33 s, the stop at 132 s
+    assert split.evaluation * 60 == pytest.approx(6 + 3)  # half of the second lies behind the crossing
+    assert split.training * 60 == pytest.approx(99 - 6 - 9)
+    assert split.samples == pytest.approx(1500)
+
+
+def test_factors_multiply_and_add_up_to_the_minutes_with_intervals(golden):
+    logs = golden.set()
+    found, terms = scored(logs), scored(logs).factors
+    total = terms.samples.value / (60 * terms.samples_per_s.value)
+    total += terms.evaluation.value + terms.startup.value + terms.overshoot.value
+    assert total == pytest.approx(np.mean(found.run_minutes), rel=1e-12)
+    for estimate in (terms.minutes, terms.samples, terms.samples_per_s, terms.evaluation):
+        assert estimate.interval.low <= estimate.value <= estimate.interval.high
+    assert scored(logs[:1]).factors.minutes.interval is None
+
+
+def test_published_logs_split_exactly_and_overshoot_as_measured(published):
+    overshoot = {}
+    for found in map(score, load([published])):
+        for run in found.runs:
+            assert run.split.total == pytest.approx(run.minutes, rel=1e-12)
+        terms = found.factors
+        parts = terms.evaluation.value + terms.startup.value + terms.overshoot.value
+        assert terms.samples.value / (60 * terms.samples_per_s.value) + parts == pytest.approx(
+            np.mean(found.run_minutes), rel=1e-12
+        )
+        overshoot[found.benchmark] = round(terms.overshoot.value, 2)
+    assert overshoot == {"resnet": 1.12, "bert": 0.18}
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        [(60, 66, 1000, 0.74)],  # nothing before the crossing
+        [(60, 66, None, 0.70), (126, 132, None, 0.74)],  # no samples
+        [(60, 66, 1000, 0.70)],  # never reached
+        [(600, 660, 1000, 0.70), (126, 132, -5, 0.74)],  # times that run back, samples below zero
+    ],
+)
+def test_odd_evaluations_are_clipped_into_the_run(golden, evaluations):
+    found = scored([golden.timeline("bert", evaluations)])
+    split = found.split
+    assert split.total == pytest.approx(found.runs[0].split.total)
+    assert min(split.startup, split.training, split.evaluation, split.overshoot) >= 0
+
+
+@pytest.mark.parametrize("num_runs", [5, 10])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_the_interval_holds_the_expected_score_in_about_95_percent_of_trials(num_runs, skewed):
+    rng = np.random.default_rng(num_runs)
+
+    def draw(shape):
+        return 20 + (rng.exponential(1.0, shape) if skewed else rng.normal(0.0, 1.0, shape))
+
+    expected = np.sort(draw((100_000, num_runs)), axis=1)[:, 1:-1].mean()
+    limits = [intervals.student_of_logs(runs) for runs in draw((1000, num_runs))]
+    coverage = np.mean([found.low <= expected <= found.high for found in limits])
+    assert (0.9 if skewed else 0.93) < coverage < 0.975
+
+
+def test_the_interval_is_students_on_log_minutes():
     runs = [1.0, 1.1, 1.3]
-    found, logs = interval(runs), np.log(runs)
+    found, logs = intervals.student_of_logs(runs), np.log(runs)
     low, high = stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs))
     assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)))
-    assert interval([1.0]) is None
+    assert intervals.student_of_logs([1.0]) is None
 
 
-@pytest.mark.parametrize("runs", [[2.0] * 5, [1.0, 2.0, 2.0, 2.0, 3.0], [1.0, 1.1, 1.2, 1.3, math.inf]])
-def test_an_interval_is_finite_for_equal_and_for_missing_runs(runs):
-    found = interval(runs)
+def test_a_ratio_has_welchs_interval_and_two_one_sided_tests():
+    a, b = [1.0, 1.1, 1.2, 1.05], [2.0, 2.1, 2.4]
+    found = intervals.ratio(a, b)
+    welch = stats.ttest_ind(np.log(a), np.log(b), equal_var=False).confidence_interval(0.95)
+    assert (found.interval.low, found.interval.high) == pytest.approx(
+        (math.exp(welch.low), math.exp(welch.high))
+    )
+    close = intervals.ratio([1.0, 1.01, 0.99], [1.0, 1.01, 0.99])
+    assert close.is_within(0.05) and not close.is_within(0.005)
+    assert not intervals.ratio([1.0], [1.0]).is_within(0.5)
+    assert intervals.ratio([2.0, 2.0], [2.0, 2.0]).is_within(0.01)
+
+
+def test_the_smallest_difference_is_found_with_80_percent_probability():
+    spread = np.array([-1.0, 1.0] * 5) * 0.05 * math.sqrt(0.9)  # a deviation of exactly 5 %, ten runs
+    found = intervals.detectable(spread, spread)
+    assert found == pytest.approx(0.0685, abs=5e-4)  # 2.9627 standard errors of 0.05 sqrt(2 / 10)
+    rng = np.random.default_rng(0)
+    slow, fast = (rng.normal(shift, 0.05, (4000, 10)) for shift in (math.log1p(found), 0.0))
+    assert np.mean(stats.ttest_ind(slow, fast, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
+    assert intervals.detectable([0.0], [0.0, 1.0]) is None
+    assert 0 < intervals.detectable([0.0, 0.1], [0.0, 0.1]) < 1
+
+
+@pytest.mark.parametrize(
+    "minutes", [[2.0] * 5, [1.0, 2.0, 2.0, 2.0, 3.0], [1e-5, 5e7], [1.0, 1.1, 1.2, 1.3, 1.3]]
+)
+def test_an_interval_is_finite_for_equal_and_for_wild_runs(minutes):
+    found = intervals.student_of_logs(minutes)
     assert 0 < found.low <= found.high < math.inf
 
 
@@ -119,6 +238,7 @@ def test_a_speed_up_is_the_ratio_to_the_baseline_of_the_same_hardware(golden):
     assert set(found) == {"fast"}
     assert found["fast"].ratio == pytest.approx(baseline.minutes / other.minutes)
     assert found["fast"].interval.low < found["fast"].ratio < found["fast"].interval.high
+    assert 0 < found["fast"].detectable < 0.1
 
 
 def test_every_kind_of_score_has_its_note(golden):
@@ -136,3 +256,39 @@ def test_a_broken_reported_file_is_named(tmp_path):
     (tmp_path / "some" / "reported.yaml").write_text("benchmark: resnet\nsets: [{}]\n")
     with pytest.raises(UserError, match="some/reported.yaml"):
         reported(tmp_path)
+
+
+def ttt(*arguments):
+    return subprocess.run([TTT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def many(golden, tmp_path_factory):
+    """`ttt score` of six runs beside a scaling.json, and the same as JSON."""
+    folder = golden.write(tmp_path_factory.mktemp("many"), golden.set(num_logs=6))
+    (folder / "scaling.json").write_text('{"scaling_factor": 0.5}')
+    return ttt("score", folder), json.loads(ttt("score", "--json", folder).stdout)
+
+
+def test_score_says_which_runs_count_and_that_a_scaling_is_not_applied(many):
+    done, _ = many
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 140
+    for part in (
+        "runs 2 to 6 of 6 by launch",
+        "of two middle ones the slower",
+        "scaling.json: lies beside the logs and is not applied",
+        "mean minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot",
+        "smallest difference that they find with 80 % probability",
+    ):
+        assert part in " ".join(done.stdout.split())
+
+
+def test_score_prints_factors_with_intervals_and_every_run_as_json(many):
+    entry = many[1]["scores"][0]
+    assert entry["counted"] == [1, 2, 3, 4, 5] and len(entry["runs"]) == 6
+    terms = entry["factors"]
+    total = terms["samples"]["value"] / (60 * terms["samples_per_s"]["value"])
+    total += sum(terms[part]["value"] for part in ("evaluation", "startup", "overshoot"))
+    assert total == pytest.approx(np.mean(entry["run_minutes"][1:]))
+    assert terms["samples_per_s"]["interval"]["low"] < terms["samples_per_s"]["value"]

@@ -1,0 +1,84 @@
+"""Assemble results, code and systems as an MLPerf submission: <submitter>/{benchmarks,results,systems}.
+
+PATH is a run set, results/<system>/<resnet|bert>, or a folder of some; a set has exactly 5 runs (resnet) or
+10 (bert). The code is taken from the commit that the logs name, the description from systems/<system>.json
+beside results/.
+
+It is written when nothing is found: no error of our audit, none of the official package and repository
+checkers (rulesets 2.0.0 for resnet, 2.1.0 for bert), no key, token, login, address, host name, home folder or
+placeholder in any file. A finding is one line with file:line and its kind, never the secret itself. An
+existing output stays as it is, and equal inputs make equal bytes.
+
+examples:
+  ttt package results/8xA100-baseline results/8xA100-optimized --submitter Example --out Example.tar.gz
+  ttt package results/8xA100-optimized/bert --submitter Example --list
+  ttt package results/reference-2cpu-mini-optimized --submitter Example --rehearsal --out rehearsal
+"""
+
+import argparse
+from pathlib import Path
+
+from common.config import ROOT
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.log import load
+from common.evidence.package import NAME, REHEARSAL, Request, assemble, refuse_existing, write
+from common.evidence.records import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run sets, or folders of some")
+    parser.add_argument("--submitter", required=True, metavar="NAME", help="as submission.org in the logs")
+    parser.add_argument("--out", type=Path, help="a new folder, or a new .tar.gz", metavar="FOLDER_OR_TAR")
+    parser.add_argument(
+        "--list",
+        "--dry-run",
+        action="store_true",
+        help="print sha256, bytes and path of each file, write none",
+    )
+    parser.add_argument(
+        "--rehearsal", action="store_true", help="also size mini; marks every file, and the folder's name"
+    )
+    parser.add_argument(
+        "--implementation", default="time-to-train", metavar="NAME", help="folder of the code in the package"
+    )
+    parser.add_argument("--systems", type=Path, metavar="DIR", help="descriptions; default: beside results/")
+    parser.add_argument(
+        "--commit", default="", metavar="COMMIT", help="code to publish; default: the commit in the logs"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Assemble, judge, and write or list."""
+    for option, name in (("--submitter", args.submitter), ("--implementation", args.implementation)):
+        if not NAME.fullmatch(name):
+            raise UserError(f"'{printable(name, 64)}' is not {NAME.pattern}", where=option)
+    if args.list == (args.out is not None):
+        raise UserError("say where to: --out FOLDER_OR_TAR, or --list to see what would be published")
+    if args.out is not None:
+        refuse_existing(args.out)
+    request = Request(
+        submitter=args.submitter,
+        implementation=args.implementation,
+        repository=ROOT,
+        systems=args.systems,
+        revision=args.commit,
+        is_rehearsal=args.rehearsal,
+    )
+    package = assemble(load(args.paths), request)
+    for line in package.notes + package.findings:
+        print(printable(line, 500))
+    if package.findings:
+        print(f"{len(package.findings)} findings; nothing was written")
+        return EXIT_FINDINGS
+    size = f"{len(package.items)} files, {sum(num_bytes for _, num_bytes, _ in package.listing):,} bytes"
+    if args.rehearsal:
+        size += f" ({REHEARSAL})"
+    if args.out is None:
+        for path, num_bytes, digest in package.listing:
+            print(f"{digest} {num_bytes:>9} {path}")
+        print(f"{size}; nothing was written")
+        return EXIT_OK
+    write(package, args.out)
+    print(f"wrote {printable(str(args.out))}: {package.folder}, {size}; listed in {package.folder}.sha256")
+    return EXIT_OK

@@ -1,0 +1,133 @@
+"""Describe this machine in MLPerf's 33 fields, or check descriptions that exist.
+
+What a program can ask for is collected: processors, memory, disks, GPUs and how they are connected, software;
+no host name, user, address or environment. The rest says 'not collected: <why>' until a person states it:
+--merge lays the fields of a YAML (or JSON) file over what was found, and the last file wins. The name of the
+written file is the system's; `ttt run` looks for <hardware>[-mini]-<configuration>.json and keeps it.
+
+--check prints one line for each field that is missing, empty, of a wrong type or a placeholder, and the
+verdicts of the official checker for rulesets 2.0.0 and 2.1.0.
+
+examples:
+  ttt system
+  ttt system --merge facts.yaml --out systems/my-machine-optimized.json
+  ttt system --merge systems/8xA100-SXM4-80GB.json --merge facts.yaml
+  ttt system --check systems/8xA100-SXM4-80GB.json
+
+facts.yaml:
+  submitter: Example
+  cooling: air
+  host_memory_configuration: 16 x 64 GB DDR4-3200
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from common import system, yaml_file
+from common.config import NAME
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError, nearest
+from common.evidence import official
+from common.evidence.records import printable
+from common.evidence.system import ALSO_KNOWN, FIELDS, MAX_BYTES, NOT_COLLECTED, file_problems, problems, read
+
+RULESETS = sorted({ruleset for rulesets in official.RULESETS.values() for ruleset in rulesets})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--merge", action="append", type=Path, default=[], metavar="FACTS", help="what a person states"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write a new .json; default: print it")
+    parser.add_argument("--check", nargs="+", type=Path, metavar="FILE", help="judge these, collect nothing")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print, write or judge."""
+    if args.check is not None:
+        if args.merge or args.out is not None:
+            raise UserError("--check judges files as they are", hint="leave out --merge and --out")
+        return max([check(path) for path in args.check])
+    if args.out is not None and (args.out.suffix != ".json" or not NAME.fullmatch(args.out.stem)):
+        raise UserError(f"expected a file NAME.json, with NAME as {NAME.pattern}", where=f"--out {args.out}")
+    facts: dict[str, Any] = {}
+    for path in args.merge:
+        facts |= stated(path)
+    description = system.collected(system.hardware_name()) | facts
+    if args.out is not None:
+        description["system_name"] = args.out.stem
+    for problem in problems(description):  # only a person's facts can be wrong
+        raise UserError(problem, where=", ".join(map(str, args.merge)))
+    if args.out is None:
+        print(system.as_json(description), end="")
+        return EXIT_OK
+    write(args.out, system.as_json(description))
+    print(f"wrote {printable(str(args.out))}")
+    return check(args.out)
+
+
+def stated(path: Path) -> dict[str, Any]:
+    """Read a person's fields, from YAML or JSON. Raises UserError with file:line for an unknown one."""
+    if path.suffix == ".json":
+        try:
+            values = read(path)
+        except ValueError as error:
+            raise UserError(printable(str(error)), where=str(path)) from error
+        if not isinstance(values, dict):
+            raise UserError("not a JSON object of fields", where=str(path))
+        document = yaml_file.Document(values, {})
+    else:
+        document = yaml_file.parse(text_of(path), str(path))
+    for field in document.values:
+        if field not in FIELDS and field not in ALSO_KNOWN:
+            where = document.origins.get((field,), str(path))
+            raise UserError(f"unknown field '{field}'", where=where, hint=nearest(field, FIELDS))
+    facts = {field: as_text(value) for field, value in document.values.items()}
+    return {field: value for field, value in facts.items() if not str(value).startswith(NOT_COLLECTED)}
+
+
+def text_of(path: Path) -> str:
+    """Read a small text file."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise UserError(f"larger than {MAX_BYTES // 2**20} MiB", where=str(path))
+        return data.decode()
+    except OSError as error:
+        raise UserError(error.strerror or "cannot be read", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise UserError("not UTF-8 text", where=str(path)) from error
+
+
+def as_text(value: object) -> object:
+    """Return a number as text: several fields must be, and `cores: 64` is what a person writes."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def write(path: Path, text: str) -> None:
+    """Write a new file; an existing one is never overwritten."""
+    try:
+        with path.open("x") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise UserError("this file exists; descriptions are never overwritten", where=str(path)) from None
+    except OSError as error:
+        raise UserError(f"cannot write here ({error.strerror})", where=str(path)) from error
+
+
+def check(path: Path) -> int:
+    """Print what is wrong with a description, and the official verdicts."""
+    label = printable(str(path))
+    found = [f"{label}: {problem}" for problem in file_problems(path)]
+    try:
+        read(path)
+    except ValueError:
+        verdicts = []  # the official checker would crash on it
+    else:
+        verdicts = [official.judge_description(path, ruleset) for ruleset in RULESETS]
+    refused = [verdict for verdict in verdicts if verdict.refuses]
+    summary = f"{label}: {len(found)} problems; official checkers: {official.summary(verdicts)}"
+    print(*found, *refused, summary, sep="\n")
+    return EXIT_FINDINGS if found or refused else EXIT_OK

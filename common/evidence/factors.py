@@ -1,0 +1,144 @@
+"""Where one run's minutes went: samples over samples per second, and three parts that are not training.
+
+    minutes = samples / (60 x samples_per_s) + evaluation + startup + overshoot
+
+The target is crossed between two evaluations. Time, samples and evaluation are interpolated linearly there;
+everything after the crossing is overshoot, so the four parts add up to the run's minutes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.evidence import intervals
+from common.evidence.intervals import Estimate
+from common.evidence.log import Log, Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeSplit:
+    """Minutes until the first block, of training and of evaluation up to the crossing, and after it.
+
+    `samples` were consumed at the crossing; None if not logged. A run without a crossing has no overshoot.
+    """
+
+    startup: float
+    training: float
+    evaluation: float
+    overshoot: float
+    samples: float | None
+
+    @property
+    def total(self) -> float:
+        return self.startup + self.training + self.evaluation + self.overshoot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factors:
+    """The terms of the formula above, means over runs. `minutes` is the mean of these runs, not the score."""
+
+    num_runs: int
+    minutes: Estimate
+    samples: Estimate
+    samples_per_s: Estimate
+    evaluation: Estimate
+    startup: Estimate
+    overshoot: Estimate
+
+
+class Crossing(NamedTuple):
+    """Where the target was crossed: `share` of the way from one evaluation (None: run_start) to the next."""
+
+    before: Point | None
+    after: Point
+    share: float
+
+    @property
+    def minutes(self) -> float:
+        start = self.before.minutes if self.before else self.after.minutes
+        return start + self.share * (self.after.minutes - start)
+
+    @property
+    def samples(self) -> float | None:
+        before = self.before or self.after
+        if before.samples is None or self.after.samples is None:
+            return None
+        return before.samples + self.share * (self.after.samples - before.samples)
+
+
+def crossing(curve: Sequence[Point], target: float) -> Crossing | None:
+    """Return the first crossing of the target; None if it was never reached.
+
+    A first evaluation above the target has nothing before it to interpolate from: the crossing is put there.
+    """
+    before = None
+    for point in curve:
+        if point.accuracy >= target:
+            low = before.accuracy if before else target
+            share = (target - low) / (point.accuracy - low) if point.accuracy > low else 1.0
+            return Crossing(before, point, share if before else 1.0)
+        before = point
+    return None
+
+
+def time_split(log: Log) -> TimeSplit | None:
+    """Split one run's minutes by its log lines; None without them. Odd times are clipped into the run."""
+    start = log.first("run_start")
+    if start is None or not log.minutes:
+        return None
+    found = crossing(log.curve, log.target)
+    end, evaluation = log.minutes, evaluation_minutes(log)
+    if found:
+        end = min(max(found.minutes, 0.0), end)
+        until = evaluation_minutes(log, found.before.minutes) if found.before else 0.0
+        evaluation = until + found.share * (evaluation_minutes(log, found.after.minutes) - until)
+    first = min(
+        (e.time_ms for key in ("block_start", "epoch_start") for e in log.events(key)), default=start.time_ms
+    )
+    startup = min(max((first - start.time_ms) / 60000, 0.0), end)
+    evaluation = min(evaluation, end - startup)
+    return TimeSplit(
+        startup=startup,
+        training=end - startup - evaluation,
+        evaluation=evaluation,
+        overshoot=log.minutes - end,
+        samples=found.samples if found else None,
+    )
+
+
+def evaluation_minutes(log: Log, until: float | None = None) -> float:
+    """Return the minutes between eval_start and eval_stop, of the run or of its first `until` minutes."""
+    start = log.first("run_start")
+    if start is None or not log.minutes:
+        return 0.0
+    limit = start.time_ms + 60000 * min(log.minutes, log.minutes if until is None else until)
+    total, opened = 0.0, None
+    for event in log.records:
+        if event.key == "eval_start":
+            opened = opened or event
+        elif event.key == "eval_stop" and opened:
+            total += max(min(event.time_ms, limit) - max(opened.time_ms, start.time_ms), 0)
+            opened = None
+    return min(total / 60000, log.minutes)
+
+
+def factors(splits: Sequence[TimeSplit]) -> Factors | None:
+    """Return the terms over the runs that log their samples; None without any."""
+    known = [split for split in splits if split.samples and split.samples > 0 and split.training > 0]
+    if not known:
+        return None
+
+    def mean(name: str) -> Estimate:
+        return intervals.mean([getattr(split, name) for split in known])
+
+    return Factors(
+        num_runs=len(known),
+        minutes=mean("total"),
+        samples=mean("samples"),
+        samples_per_s=intervals.rate(
+            [split.samples or 0.0 for split in known], [60 * split.training for split in known]
+        ),
+        evaluation=mean("evaluation"),
+        startup=mean("startup"),
+        overshoot=mean("overshoot"),
+    )

@@ -1,0 +1,198 @@
+"""P: what could not be read. K: what a log must state, how often, and with which value."""
+
+from collections.abc import Iterator
+
+from common.evidence.log import TARGETS, Log
+from common.evidence.records import finite, printable
+from common.evidence.rules.rule import Found, Mutation, edited, replaced, rule, without
+
+TRAIN_SAMPLES = {"resnet": 1281167}
+EVAL_SAMPLES = {"resnet": 50000, "bert": 10000}
+SUBMISSION = {  # the values that a key may have; None: any but nothing
+    "submission_benchmark": tuple(TARGETS),
+    "submission_division": ("open", "closed"),
+    "submission_status": ("cloud", "onprem", "preview", "research"),
+    "submission_org": None,
+    "submission_platform": None,
+}
+SETTINGS = ("seed", "global_batch_size", "train_samples", "eval_samples")
+ONCE = (*SUBMISSION, *SETTINGS, "cache_clear")
+INTERVALS = {"block": "first_epoch_num", "epoch": "epoch_num", "eval": "epoch_num"}
+
+
+# Parsing: log.py has found these problems already.
+
+
+def parsing(id: str, kind: str, section: str, message: str, *, breaks: Mutation) -> None:
+    def check(log: Log) -> Iterator[Found]:
+        return (Found(problem.line, problem.text) for problem in log.problems if problem.kind == kind)
+
+    check.__doc__ = message
+    rule(id, "error", section, breaks=breaks)(check)
+
+
+parsing("P001", "file", "logging: file", "A result is a regular text file", breaks=lambda s: ["\0", *s])
+parsing(
+    *("P002", "record", "logging: record", "A record is one JSON object, with every field"),
+    breaks=replaced("opt_name", lambda line: [line[:-9]]),
+)
+parsing(
+    *("P003", "time", "logging: time_ms", "time_ms is an integer of milliseconds, in the years 2000 to 2099"),
+    breaks=edited("opt_name", time_ms="soon"),
+)
+parsing(
+    *("P004", "duplicate", "RFC 8259: Objects", "No key stands twice in a JSON object"),
+    breaks=replaced("opt_name", lambda line: [line.replace('"value"', '"value": 1, "value"')]),
+)
+parsing(
+    *("P005", "token", "logging: record", "A line holds one record, after ':::MLLOG ' as spelled here"),
+    breaks=replaced("opt_name", lambda line: [line + line]),
+)
+
+
+# Keys: what must be stated, how often, with which value.
+
+
+@rule("K101", "error", "logging: EXACTLY_ONE", breaks=replaced("run_start", lambda line: [line, line]))
+def run_has_one_span(log: Log) -> Iterator[Found]:
+    """run_start, run_stop and init_stop stand exactly once."""
+    for key in ("run_start", "run_stop", "init_stop"):
+        events = log.events(key)
+        if len(events) != 1:
+            yield Found(events[-1].line if events else 0, f"{key} stands {len(events)} times")
+
+
+@rule("K102", "error", "logging: submission_*", breaks=edited("submission_division", value="Open"))
+def submission_is_stated(log: Log) -> Iterator[Found]:
+    """submission_benchmark and _division are stated; they and _status have a known value."""
+    for key, known in SUBMISSION.items():
+        event, text = log.first(key), log.text(key)
+        if known and text not in known and (text or key != "submission_status"):
+            yield Found(event.line if event else 0, f"{key} is {text or 'missing'}")
+
+
+@rule("K115", "strict", "logging: submission_*", breaks=edited("submission_org", value=""))
+def submitter_is_stated(log: Log) -> Iterator[Found]:
+    """submission_org, _platform and _status are stated; some later rounds did not ask for them."""
+    for key in ("submission_org", "submission_platform", "submission_status"):
+        if not log.text(key):
+            yield Found(0, f"{key} is missing")
+
+
+@rule("K103", "error", "logging: EXACTLY_ONE", breaks=without("seed"))
+def settings_are_stated(log: Log) -> Iterator[Found]:
+    """seed, global_batch_size, train_samples and eval_samples are stated as numbers."""
+    for key in SETTINGS:
+        if finite(log.value(key)) is None:
+            event = log.first(key)
+            yield Found(event.line if event else 0, f"{key} is {printable(log.value(key), 40)}")
+
+
+@rule(
+    "K104",
+    "error",
+    "submission rules: directories",
+    breaks=edited("submission_benchmark", value="bert"),
+)
+def benchmark_is_the_folders(log: Log) -> Iterator[Found]:
+    """The benchmark in the log is the one of its folder."""
+    event = log.first("submission_benchmark")
+    if event and log.folders[1] not in ("", event.value):
+        yield Found(event.line, f"{printable(event.value, 40)} in {log.folders[1]}")
+
+
+@rule(
+    "K105", "strict", "submission rules: directories", breaks=edited("submission_platform", value="another")
+)
+def platform_is_the_folders(log: Log) -> Iterator[Found]:
+    """submission_platform is the system's folder."""
+    event = log.first("submission_platform")
+    if event and log.folders[0] not in ("", event.value):
+        yield Found(event.line, f"{printable(event.value, 64)} in {log.folders[0]}")
+
+
+@rule("K106", "error", "rules: Data State at Start of Run", breaks=without("cache_clear"))
+def cache_clear_comes_first(log: Log) -> Iterator[Found]:
+    """The caches are cleared before initialization."""
+    clear, start = log.first("cache_clear"), log.first("init_start")
+    if clear is None or (start and clear.line > start.line):
+        yield Found(clear.line if clear else 0, "cache_clear comes later" if clear else "no cache_clear")
+
+
+@rule("K107", "warning", "rules: Data State at Start of Run", breaks=edited("cache_clear", value=False))
+def caches_were_cleared(log: Log) -> Iterator[Found]:
+    """The caches were really cleared."""
+    for event in log.events("cache_clear"):
+        if event.value is False:
+            yield Found(event.line, printable(event.metadata.get("how", "no reason given"), 80))
+
+
+@rule("K108", "strict", "rules: Training and Test Sets", breaks=edited("eval_samples", value=6400))
+def dataset_is_whole(log: Log) -> Iterator[Found]:
+    """A full run trains on and evaluates the whole data set."""
+    for key, sizes in (("train_samples", TRAIN_SAMPLES), ("eval_samples", EVAL_SAMPLES)):
+        event, size = log.first(key), sizes.get(log.benchmark)
+        number = finite(event.value) if event else None
+        if event and size and number is not None and not log.is_proxy and number != size:
+            yield Found(event.line, f"{key} {number:.0f} instead of {size}")
+
+
+@rule("K109", "error", "house: mini is a proxy", breaks=edited("benchmark_size", value="mini"))
+def size_is_labelled(log: Log) -> Iterator[Found]:
+    """benchmark_size is full or mini, and the system's id says mini exactly when the size does."""
+    size = log.first("benchmark_size")
+    if size is None and log.is_ours:
+        yield Found(0, "no benchmark_size")
+    if size and (size.value not in ("full", "mini") or (size.value == "mini") != ("-mini-" in log.system)):
+        yield Found(size.line, f"{printable(size.value, 40)} on {log.system}")
+
+
+@rule("K110", "strict", "rules: Run Results", breaks=without("block_stop"))
+def intervals_are_closed(log: Log) -> Iterator[Found]:
+    """Each block, epoch and evaluation that starts also stops, before the next of its kind starts."""
+    stop = log.last("run_stop")
+    was_aborted = stop is not None and stop.metadata.get("status") == "aborted"
+    for kind in INTERVALS:
+        events = log.events(f"{kind}_start", f"{kind}_stop")
+        if events and was_aborted and events[-1].key == f"{kind}_start":
+            events = events[:-1]  # it was cut off
+        expected = [f"{kind}_start", f"{kind}_stop"] * (len(events) // 2 + 1)
+        wrong = [event for event, key in zip(events, expected, strict=False) if event.key != key]
+        if wrong or len(events) % 2:
+            starts = sum(event.key == f"{kind}_start" for event in events)
+            text = f"{starts} {kind}_start, {len(events) - starts} {kind}_stop"
+            yield Found((wrong or events[-1:])[0].line, text)
+
+
+@rule("K111", "strict", "rules: Epoch numbering", breaks=edited("block_start", first_epoch_num=0))
+def epochs_count_from_one(log: Log) -> Iterator[Found]:
+    """The first block and the first epoch have number 1."""
+    for kind, name in INTERVALS.items():
+        event = log.first(f"{kind}_start") if kind != "eval" else None
+        if event and finite(event.metadata.get(name)) == 0:
+            yield Found(event.line, f"{event.key} with {name} 0")
+
+
+@rule("K112", "strict", "logging: event_type", breaks=edited("run_start", event_type="POINT_IN_TIME"))
+def the_run_is_an_interval(log: Log) -> Iterator[Found]:
+    """run_start is an INTERVAL_START and run_stop an INTERVAL_END."""
+    for key, kind in (("run_start", "INTERVAL_START"), ("run_stop", "INTERVAL_END")):
+        event = log.first(key)
+        if event and event.event_type != kind:
+            yield Found(event.line, f"{key} is {printable(event.event_type, 40)}")
+
+
+@rule("K113", "strict", "logging: EXACTLY_ONE", breaks=replaced("submission_org", lambda line: [line, line]))
+def settings_stand_once(log: Log) -> Iterator[Found]:
+    """What holds for the whole run is stated once."""
+    for key in ONCE:
+        if len(events := log.events(key)) > 1:
+            yield Found(events[1].line, f"{key} stands {len(events)} times")
+
+
+@rule("K114", "strict", "rules: Submission", breaks=edited("submission_org", value="ORG_PLACEHOLDER"))
+def templates_are_filled(log: Log) -> Iterator[Found]:
+    """No placeholder of a template is left."""
+    for key in SUBMISSION:
+        if "placeholder" in log.text(key).lower():
+            yield Found(log.events(key)[0].line, f"{key} is {log.text(key)}")

@@ -1,0 +1,159 @@
+"""Q: evaluations, their accuracy, and the target."""
+
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from common.evidence.log import TARGETS, Log
+from common.evidence.records import finite, printable
+from common.evidence.rules.rule import Found, each, edited, in_turn, rule, without
+
+TOTALS = {"resnet": 50000, "bert": 428235}  # images; masked tokens of the official 10,000 samples
+PACE_TOLERANCE = 0.25  # of a logged throughput against samples and times
+
+
+@rule("Q301", "error", "logging: eval_accuracy", breaks=edited("eval_accuracy", value=-0.1))
+def accuracy_is_a_fraction(log: Log) -> Iterator[Found]:
+    """eval_accuracy is a number from 0 to below 1."""
+    events = log.events("eval_accuracy")
+    if not events:
+        yield Found(0, "no eval_accuracy")
+    for event in events:
+        accuracy = finite(event.value)
+        if accuracy is None or not 0 <= accuracy < 1:
+            yield Found(event.line, printable(event.value, 40))
+
+
+@rule("Q302", "error", "rules: Quality measure", breaks=edited("run_stop", status="done"))
+def success_means_the_target(log: Log) -> Iterator[Found]:
+    """status is aborted, or success with the last accuracy at the target."""
+    stop = log.last("run_stop")
+    status = stop.metadata.get("status") if stop else None
+    if stop and status != "aborted" and not log.is_converged:
+        reached = f"{log.curve[-1].accuracy:.5f}" if log.curve else "nothing"
+        yield Found(stop.line, f"{printable(status, 40)}, reached {reached} of {log.target:g}")
+
+
+@rule("Q303", "strict", "rules: Run Results", breaks=edited("eval_accuracy", value=0.8, correct=40000))
+def first_success_ends_the_run(log: Log) -> Iterator[Found]:
+    """Nothing is evaluated after the target is reached."""
+    passed = [event for event in log.events("eval_accuracy") if (finite(event.value) or 0) >= log.target]
+    last = log.last("eval_accuracy")
+    if passed and last and last.line > passed[0].line:
+        yield Found(last.line, f"line {passed[0].line} had reached it")
+
+
+@rule("Q304", "strict", "rules: Epoch numbering", breaks=edited("eval_accuracy", at=1, epoch_num=4))
+def evaluations_advance(log: Log) -> Iterator[Found]:
+    """Each eval_accuracy has an epoch_num above the one before."""
+    before = -1.0  # the first may be of the untrained model, at 0
+    for event in log.events("eval_accuracy"):
+        epoch = finite(event.metadata.get("epoch_num"))
+        if epoch is None or epoch <= before:
+            yield Found(event.line, f"{printable(event.metadata.get('epoch_num'), 40)} after {before:g}")
+        before = before if epoch is None else epoch
+
+
+@rule("Q305", "error", "house: exact evaluation", breaks=edited("eval_accuracy", correct=1))
+def accuracy_is_the_quotient(log: Log) -> Iterator[Found]:
+    """The accuracy is correct / total, with the same total each time."""
+    totals = set()
+    for event in log.events("eval_accuracy"):
+        accuracy = finite(event.value)
+        correct, total = (finite(event.metadata.get(name)) for name in ("correct", "total"))
+        if correct is None or total is None:
+            if log.is_ours:
+                yield Found(event.line, "no correct and total")
+            continue
+        if accuracy is None or not 0 <= accuracy < 1:
+            continue  # Q301
+        totals.add(total)
+        if total <= 0 or abs(accuracy - correct / total) > 1e-6 or len(totals) > 1:
+            yield Found(event.line, f"{accuracy:g} is not {correct:.0f} / {total:.0f}, or the total changed")
+
+
+@rule("Q306", "strict", "rules: Benchmarks", breaks=edited("quality_target", value=0.5))
+def target_is_the_official_one(log: Log) -> Iterator[Found]:
+    """The target of a full run is at least the benchmark's."""
+    event, official = log.first("quality_target"), TARGETS.get(log.benchmark)
+    if event and official and not log.is_proxy and (finite(event.value) or 0) < official:
+        yield Found(event.line, f"{printable(event.value, 40)} is below {official}")
+
+
+@rule("Q307", "strict", "rules: Run Results", breaks=without("eval_accuracy"))
+def no_evaluation_is_hidden(log: Log) -> Iterator[Found]:
+    """Each evaluation logs its accuracy."""
+    stops, accuracies = log.events("eval_stop"), log.events("eval_accuracy")
+    if stops and len(stops) != len(accuracies):
+        yield Found(stops[-1].line, f"{len(stops)} eval_stop, {len(accuracies)} eval_accuracy")
+
+
+@rule(
+    "Q308",
+    "strict",
+    "rules: Quality measure",
+    breaks=in_turn(*(without(key, at=2) for key in ("eval_start", "eval_stop", "eval_accuracy"))),
+)
+def the_cadence_is_constant(log: Log) -> Iterator[Found]:
+    """Evaluations are equally far apart, but for the first and for the last of a training that ends."""
+    places = [finite(event.metadata.get("epoch_num")) for event in log.events("eval_accuracy")]
+    if None in places or len(places) < 4:
+        return
+    steps = [b - a for a, b in zip(places, places[1:], strict=False) if a is not None and b is not None]
+    usual = statistics.median(steps)
+    if min(steps) <= 0:
+        return  # Q304
+    steps = steps[1:] if places[0] == 0 else steps  # the untrained model
+    for index, step in enumerate(steps[:-1] if steps[-1] < usual else steps):
+        if abs(step - usual) > usual / 10:
+            event = log.events("eval_accuracy")[len(places) - len(steps) + index]
+            yield Found(event.line, f"{step:g} after the one before, usually {usual:g}")
+
+
+def of_total(total: int, record: dict[str, Any]) -> dict[str, object]:
+    """Return an accuracy as if so many samples or tokens had been evaluated."""
+    correct = round(record["value"] * total)
+    return {"value": correct / total, "correct": correct, "total": total}
+
+
+@rule("Q309", "error", "rules: Quality measure", breaks=each("eval_accuracy", partial(of_total, 40000)))
+def everything_is_evaluated(log: Log) -> Iterator[Found]:
+    """The total of an evaluation is every sample (resnet), or all 428,235 masked tokens (bert)."""
+    expected: object = TOTALS.get(log.benchmark)
+    if log.is_proxy:  # how many tokens are masked in the small set, no key says
+        expected = log.value("eval_samples") if log.benchmark == "resnet" else None
+    if not log.is_ours or expected is None:
+        return
+    for event in log.events("eval_accuracy"):
+        total = finite(event.metadata.get("total"))
+        if total is not None and total != expected:
+            yield Found(event.line, f"{total:.0f} instead of {printable(expected, 40)}")
+
+
+@rule("Q310", "error", "house: throughput is logged", breaks=edited("throughput", at=1, value=1e6))
+def throughput_is_what_was_trained(log: Log) -> Iterator[Found]:
+    """A block's throughput is its samples over its time."""
+    if not log.is_ours:
+        return
+    started, before = None, 0.0
+    for event in log.events("block_start", "throughput"):
+        if event.key == "block_start":
+            started = event.time_ms
+            continue
+        rate, samples = finite(event.value), finite(event.metadata.get("samples"))
+        if rate is None or samples is None or samples <= before or started is None:
+            yield Found(event.line, f"{printable(event.value, 40)}, without a block or its samples")
+            continue
+        seconds = (event.time_ms - started) / 1000
+        if abs(rate * seconds - (samples - before)) > PACE_TOLERANCE * (samples - before) + rate:
+            yield Found(event.line, f"{rate:.1f}/s for {samples - before:.0f} samples in {seconds:.1f} s")
+        started, before = None, samples
+
+
+@rule("Q311", "error", "house: loss is logged", breaks=edited("train_loss", value=float("nan")))
+def the_loss_is_a_number(log: Log) -> Iterator[Found]:
+    """train_loss is a finite number."""
+    for event in log.events("train_loss"):
+        if finite(event.value) is None:
+            yield Found(event.line, printable(event.value, 40))

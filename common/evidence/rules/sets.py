@@ -1,0 +1,270 @@
+"""S: what the logs of one run set must share, and what they must not. X: the same between run sets."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.records import TOKEN, printable
+from common.evidence.rules.quality import TOTALS
+from common.evidence.rules.rule import (
+    Found,
+    Lines,
+    Mutation,
+    each,
+    edited,
+    in_turn,
+    rewritten,
+    rule,
+    time_of,
+)
+
+CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "train_samples", "eval_samples"}
+CONSTANT |= {"quality_target", "dataset_fingerprint"}
+MAX_TOTAL = 1_000_000
+ROUNDED = 100_000  # accuracies with five decimals cannot tell
+MIN_ACCURACIES = 10  # fewer would fit some total by chance
+FLOAT32_ROUNDING = 7.5e-8  # relative; accuracies are logged from float32
+OUTLIER = {False: 1.3, True: 2.0}  # times the set's median pace; a proxy runs on anybody's busy machine
+
+# Changes to the logs of a good set.
+
+SetMutation = Callable[[list[Lines]], list[Lines]]
+
+
+def in_last(mutation: Mutation, num_logs: int = 1) -> SetMutation:
+    return lambda logs: logs[:-num_logs] + [mutation(lines) for lines in logs[-num_logs:]]
+
+
+def same_seed(logs: list[Lines]) -> list[Lines]:
+    line = next(line for line in logs[0] if '"key": "seed"' in line)
+    return in_last(edited("seed", value=json.loads(line.partition(TOKEN)[2])["value"]))(logs)
+
+
+def at_once(logs: list[Lines]) -> list[Lines]:
+    first, last = (time_of(next(line for line in lines if TOKEN in line)) for lines in (logs[0], logs[-1]))
+    shift = first - last + 1000
+    return in_last(
+        lambda lines: [rewritten(s, time_ms=time_of(s) + shift) if TOKEN in s else s for s in lines]
+    )(logs)
+
+
+def borrowed(sets: list[list[Lines]]) -> list[list[Lines]]:
+    """Give the last log of the last set the losses and accuracies of a log of the first."""
+    keys = ('"key": "train_loss"', '"key": "eval_accuracy"')
+    records = [json.loads(s.partition(TOKEN)[2]) for s in sets[0][-1] if any(key in s for key in keys)]
+    parts = ("correct", "total")
+    fields = iter(
+        {"value": r["value"]} | {name: r["metadata"][name] for name in parts if name in r["metadata"]}
+        for r in records
+    )
+    last = [rewritten(s, **next(fields)) if any(key in s for key in keys) else s for s in sets[-1][-1]]
+    return [*sets[:-1], [*sets[-1][:-1], last]]
+
+
+# Run sets.
+
+
+def differing(logs: Sequence[Log], describe: Callable[[Log], str]) -> Iterator[Found]:
+    """Yield the logs that differ from the first; `describe` says in what."""
+    first = describe(logs[0])
+    return (
+        Found(0, f"{describe(log)}; {logs[0].path} has {first}", log)
+        for log in logs
+        if describe(log) != first
+    )
+
+
+def trace(log: Log) -> object:
+    """Return losses and accuracies: no two trainings share them. None of few, which may agree by chance."""
+    values = [event.value for event in log.events("train_loss", "eval_accuracy")]
+    return values if len(values) > 3 else None
+
+
+def overlapping(logs: Sequence[Log]) -> Iterator[Found]:
+    """Yield the logs that start before an earlier one has ended."""
+    timed = sorted(((log.events("run_start")[0].time_ms, log) for log in logs if log.minutes), key=first_of)
+    for (start, log), (next_start, other) in zip(timed, timed[1:], strict=False):
+        if next_start < start + (log.minutes or 0) * 60000:
+            yield Found(0, f"starts before {log.path} ends", other)
+
+
+def first_of(pair: tuple[int, Log]) -> int:
+    return pair[0]
+
+
+def repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
+    """Yield the logs whose description (None: none) another log has had before."""
+    seen: dict[str, Log] = {}
+    for log in logs:
+        if (value := describe(log)) is not None:
+            earlier = seen.setdefault(repr(value), log)
+            if earlier is not log:
+                yield Found(0, f"as in {earlier.path}", log)
+
+
+@rule(
+    "S401", "error", "rules: Benchmark Results", breaks=in_last(edited("configuration_name", value="another"))
+)
+def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
+    """The runs of a set share benchmark, system, platform, configuration and size."""
+
+    def identity(log: Log) -> str:
+        names = (log.benchmark, log.system, log.text("submission_platform"), log.configuration)
+        return " ".join((*names, "mini" if log.is_proxy else "full"))
+
+    return differing(logs, identity)
+
+
+@rule("S402", "error", "rules: Benchmark Results", breaks=lambda logs: borrowed([logs[:1], logs])[-1])
+def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """No run stands in a set twice: equal losses and accuracies."""
+
+    return repeated(logs, trace)
+
+
+@rule("S403", "error", "rules: Random numbers", breaks=same_seed)
+def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """Every run has its own seed."""
+    return repeated(logs, lambda log: log.value("seed"))
+
+
+@rule("S404", "strict", "house: one run at a time", breaks=at_once)
+def runs_do_not_overlap(logs: Sequence[Log]) -> Iterator[Found]:
+    """The runs of a set follow each other."""
+    return overlapping(logs)
+
+
+@rule("S405", "error", "rules: Hyperparameters", breaks=in_last(edited("global_batch_size", value=1)))
+def work_is_constant(logs: Sequence[Log]) -> Iterator[Found]:
+    """The runs of a set share batch size, target and data set."""
+    return differing(logs, lambda log: settings(log, CONSTANT))
+
+
+@rule("S411", "strict", "rules: Hyperparameters", breaks=in_last(edited("opt_name", value="adam")))
+def hyperparameters_are_constant(logs: Sequence[Log]) -> Iterator[Found]:
+    """The runs of a set share optimizer, schedule and methods."""
+    return differing(
+        logs, lambda log: settings(log, [k for k in log.by_key if k.startswith("opt_")] + ["method"])
+    )
+
+
+def settings(log: Log, keys: Iterable[str]) -> str:
+    return ", ".join(sorted(f"{event.key} {printable(event.value, 60)}" for event in log.events(*keys)))
+
+
+@rule("S406", "warning", "rules: Benchmark Results", breaks=lambda logs: logs[:-1])
+def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
+    """A set has 5 runs (resnet) or 10 (bert)."""
+    expected = NUM_RUNS.get(logs[0].benchmark)
+    if expected and len(logs) != expected:
+        yield Found(0, f"{len(logs)} instead of {expected}", logs[0])
+
+
+@rule(
+    "S407",
+    "warning",
+    "rules: System and framework must be consistent",
+    breaks=in_last(lambda s: ["# commit: another", *s]),
+)
+def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
+    """The runs of a set share commit and versions."""
+    return differing(logs, lambda log: f"{log.header('commit')} {log.header('versions')}")
+
+
+@rule("S408", "error", "rules: Benchmark Results", breaks=in_last(edited("run_stop", status="aborted"), 2))
+def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
+    """At most one run of a set misses its target; two leave it without a score."""
+    failed = [log for log in logs if not log.is_converged]
+    if len(failed) > 1:
+        yield Found(0, f"{len(failed)} of {len(logs)} missed it", failed[-1])
+
+
+@rule(
+    "S409",
+    "strict",
+    "rules: Quality measure",
+    breaks=lambda logs: [each("eval_accuracy", lambda r: {"value": r["value"] + 5e-7})(s) for s in logs],
+)
+def accuracies_are_of_the_whole_set(logs: Sequence[Log]) -> Iterator[Found]:
+    """The accuracies are fractions of the official total: 50,000 images, 428,235 masked tokens."""
+    official = TOTALS.get(logs[0].benchmark)
+    values = [point.accuracy for log in logs for point in log.curve]
+    if official is None or any(log.is_proxy for log in logs) or len(values) < MIN_ACCURACIES:
+        return
+    known = (official, ROUNDED)
+    if not any(fitting(values, np.array([total])) for total in known):
+        total = fitting(values, np.arange(100, MAX_TOTAL)) or f"no total up to {MAX_TOTAL}"
+        yield Found(0, f"they are fractions of {total}, not {official}", logs[0])
+
+
+def fitting(values: Sequence[float], totals: np.ndarray) -> int | None:
+    """Return the first total of which every value is a whole part, within the rounding of float32."""
+    for value in values:
+        parts = totals * value
+        totals = totals[abs(parts - np.rint(parts)) < 0.005 + parts * FLOAT32_ROUNDING]
+    return int(totals[0]) if len(totals) else None
+
+
+def hurried(lines: Lines) -> Lines:
+    """Let a run take half its time, with every figure to match."""
+    start = next(time_of(line) for line in lines if '"key": "run_start"' in line)
+    faster = [
+        rewritten(s, time_ms=min(time_of(s), (time_of(s) + start) // 2)) if TOKEN in s else s for s in lines
+    ]
+    throughput = each("throughput", lambda r: {"value": r["value"] * 2})
+    duration = each("run_stop", lambda r: {"duration_ms": r["metadata"]["duration_ms"] // 2})
+    return in_turn(throughput, duration)(faster)
+
+
+@rule("S410", "warning", "house: one system, one pace", breaks=in_last(hurried))
+def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
+    """No run trains much faster or slower per sample than the others of its set."""
+    paces = [
+        (log, log.curve[-1].samples / log.minutes)
+        for log in logs
+        if log.minutes and log.curve and log.curve[-1].samples
+    ]
+    if len(paces) < 3:
+        return
+    usual = statistics.median(pace for _, pace in paces)
+    for log, pace in paces:
+        limit = OUTLIER[log.is_proxy]
+        if not usual / limit < pace < usual * limit:
+            yield Found(0, f"{pace / usual:.2f} times the samples per minute of the others", log)
+
+
+# Between run sets.
+
+
+def simultaneous(sets: list[list[Lines]]) -> list[list[Lines]]:
+    """Move the last log of the last set to the time of the last log of the first."""
+    return [*sets[:-1], [*sets[-1][:-1], at_once([sets[0][-1], sets[-1][-1]])[-1]]]
+
+
+@rule("X501", "strict", "rules: Benchmark Results", breaks=borrowed)
+def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
+    """No run stands in two sets: equal losses and accuracies."""
+    firsts = {id(log): number for number, run_set in enumerate(sets) for log in run_set.readable}
+    seen: dict[str, Log] = {}
+    for log in (log for run_set in sets for log in run_set.readable):
+        if (found := trace(log)) is not None:
+            earlier = seen.setdefault(repr(found), log)
+            if firsts[id(earlier)] != firsts[id(log)]:
+                yield Found(0, f"as in {earlier.path}", log)
+
+
+@rule("X502", "strict", "house: one run at a time", breaks=simultaneous)
+def sets_do_not_overlap(sets: Sequence[RunSet]) -> Iterator[Found]:
+    """The runs of two sets on one system follow each other."""
+    systems: dict[tuple[str, str], list[RunSet]] = {}
+    for run_set in sets:
+        systems.setdefault((run_set.hardware, run_set.lead.text("submission_org")), []).append(run_set)
+    for shared in systems.values():
+        alone = [found.log for run_set in shared for found in overlapping(run_set.readable)]
+        within = {log.path for log in alone if log}
+        for found in overlapping([log for run_set in shared for log in run_set.readable]):
+            if found.log and found.log.path not in within:
+                yield found

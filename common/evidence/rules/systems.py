@@ -1,0 +1,113 @@
+"""Y: the description of a run set's system, systems/<system>.json, and whether its logs agree with it."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from common.evidence.log import RunSet, label
+from common.evidence.official import systems_folder
+from common.evidence.records import finite, printable
+from common.evidence.rules.rule import Found, rule
+from common.evidence.system import STATUS, problems, read
+
+Description = dict[str, Any]
+
+
+class Described(NamedTuple):
+    """A run set, and its description or why there is none. `path` is a label."""
+
+    run_set: RunSet
+    path: str
+    description: object
+    why: str = ""
+
+
+def described(run_set: RunSet) -> Described | None:
+    """Return a run set with its description; None where no folder systems/ lies with the results."""
+    folder = systems_folder(run_set)
+    if folder is None:
+        return None
+    path = folder / f"{run_set.lead.folders[0]}.json"
+    try:
+        return Described(run_set, label(path), read(path))
+    except ValueError as error:
+        return Described(run_set, label(path), None, str(error))
+
+
+def changed(**fields: object) -> Callable[[Description], Description]:
+    return lambda description: description | fields
+
+
+def fields_of(subject: Described) -> Mapping[str, object]:
+    return subject.description if isinstance(subject.description, Mapping) else {}
+
+
+@rule("Y601", "error", "submission rules: directories", breaks=lambda description: [description])
+def system_is_described(subject: Described) -> Iterator[Found]:
+    """systems/<system>.json is one JSON object."""
+    if not isinstance(subject.description, Mapping):
+        yield Found(0, subject.why or "another JSON value", path=subject.path)
+
+
+@rule(
+    "Y602",
+    "error",
+    "logging: system_desc_checker",
+    breaks=lambda description: {name: value for name, value in description.items() if name != "cooling"},
+)
+def every_field_is_there(subject: Described) -> Iterator[Found]:
+    """A system description has all 33 fields."""
+    if fields_of(subject):
+        yield from summed(subject, [text for text in problems(subject.description) if ": missing" in text])
+
+
+@rule("Y603", "strict", "submission rules: System Description", breaks=changed(cooling=""))
+def every_field_is_filled(subject: Described) -> Iterator[Found]:
+    """Each field of a system description says something, in the type and words that the tools read."""
+    if fields_of(subject):
+        yield from summed(
+            subject, [text for text in problems(subject.description) if ": missing" not in text]
+        )
+
+
+def summed(subject: Described, texts: list[str]) -> Iterator[Found]:
+    if texts:
+        names = ", ".join(text.partition(":")[0] for text in texts)
+        yield Found(0, texts[0] if len(texts) == 1 else f"{len(texts)} of them: {names}", path=subject.path)
+
+
+@rule("Y604", "strict", "submission rules: System Description", breaks=changed(division="closed"))
+def logs_agree_with_the_description(subject: Described) -> Iterator[Found]:
+    """Division, organization and status are those of the logs."""
+    fields, log = fields_of(subject), subject.run_set.lead
+    for field, key in (("division", "division"), ("submitter", "org"), ("status", "status")):
+        stated, logged = fields.get(field), log.text(f"submission_{key}")
+        if stated is not None and logged and stated not in (logged, STATUS.get(logged)):
+            text = f"{field} is {printable(stated, 64)}, submission_{key} in the logs {logged}"
+            yield Found(0, text, path=subject.path)
+
+
+@rule("Y605", "strict", "submission rules: System Description", breaks=changed(system_name="another"))
+def the_name_is_the_folders(subject: Described) -> Iterator[Found]:
+    """system_name is the name of the file and of the results' folder."""
+    name, system = fields_of(subject).get("system_name"), subject.run_set.lead.system
+    if name is not None and name != system:
+        yield Found(0, f"{printable(name, 64)} for {system}", path=subject.path)
+
+
+@rule("Y606", "strict", "submission rules: System Description", breaks=changed(accelerators_per_node="4"))
+def accelerators_are_counted(subject: Described) -> Iterator[Found]:
+    """The accelerators of all nodes are as many as the system's name says (8xA100...)."""
+    fields, named = fields_of(subject), re.match(r"([0-9]{1,5})x", subject.run_set.lead.system)
+    counts = [whole(fields.get(name)) for name in ("number_of_nodes", "accelerators_per_node")]
+    if named and None not in counts and int(named[1]) != (counts[0] or 0) * (counts[1] or 0):
+        text = f"{counts[0]} nodes with {counts[1]} for {subject.run_set.lead.system}"
+        yield Found(0, text, path=subject.path)
+
+
+def whole(value: object) -> int | None:
+    """Return a count that stands as a number or as text; None for anything else."""
+    if isinstance(value, str):
+        return int(value) if re.fullmatch("[0-9]{1,6}", value) else None
+    number = finite(value)
+    return int(number) if number is not None and number.is_integer() else None

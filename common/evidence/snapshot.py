@@ -1,0 +1,110 @@
+"""The code of a commit, as it is published with results: what a stranger needs to repeat the runs."""
+
+import io
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UserError
+from common.evidence.log import Log
+from common.evidence.records import printable
+
+ALWAYS = ("common/", "LICENSE", "pyproject.toml", "run_all.sh", ".ci/constraints.txt", ".ci/setup.sh")
+HIDDEN = (".ci/", "ci/")  # the official repository checker fails on names that begin with a dot
+COMMIT = re.compile(r"([0-9a-f]{7,64}) \((clean|modified)\)")
+REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/~^-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A file of a package: its path below the submitter's folder, and where it came from ('': generated)."""
+
+    path: str
+    content: bytes
+    source: str = ""
+    is_executable: bool = False
+    is_log: bool = False  # written by a run or about a machine, not code
+
+
+def logged_commit(logs: Iterable[Log]) -> tuple[str, str]:
+    """Return the one clean commit that logs name, or '' and why there is none."""
+    named = sorted({log.header("commit") for log in logs})
+    hint = "--commit says which code is published"
+    if len(named) != 1:
+        return "", f"the logs name {len(named)} states of the code ({', '.join(named)[:200]}); {hint}"
+    match = COMMIT.fullmatch(named[0])
+    if match is None:
+        return "", f"the logs name no commit; {hint}"
+    if match[2] == "modified":
+        return "", f"the runs were timed with uncommitted changes to {match[1]}; {hint}"
+    return match[1], ""
+
+
+def resolve(repository: Path, revision: str) -> str:
+    """Return the full hash of a commit. Raises UserError when this repository does not hold it."""
+    if not REVISION.fullmatch(revision):
+        raise UserError(f"'{printable(revision, 64)}' is not a commit", where="--commit")
+    output = git(repository, revision, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    return output.decode().strip()
+
+
+def git(repository: Path, revision: str, *arguments: str) -> bytes:
+    """Run git and return what it prints."""
+    command = ["git", "-C", str(repository), "-c", "core.autocrlf=false", *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, check=True).stdout
+    except OSError as error:
+        raise UserError(f"git does not start ({error.strerror}), which holds the code") from error
+    except subprocess.CalledProcessError as error:
+        said = printable(error.stderr.decode(errors="replace").strip()) or "this repository does not hold it"
+        hint = "--commit HEAD publishes the code as it is committed now"
+        raise UserError(said, where=f"commit {revision}", hint=hint) from error
+
+
+def tracked(repository: Path, commit: str) -> dict[str, tarfile.TarInfo | bytes]:
+    """Return what a commit holds: the bytes of each file by its path; links and the like as tar entries."""
+    found: dict[str, tarfile.TarInfo | bytes] = {}
+    archive = io.BytesIO(git(repository, commit, "archive", "--format=tar", commit))
+    with tarfile.open(fileobj=archive) as members:
+        for member in members:
+            stream = members.extractfile(member) if member.isreg() else None
+            if not member.isdir():
+                found[member.name] = member if stream is None else stream.read()
+    return found
+
+
+def code(
+    files: dict[str, tarfile.TarInfo | bytes], benchmark: str, prefix: str
+) -> tuple[list[Item], list[str]]:
+    """Return the files of one benchmark below `prefix`, and a finding for each that cannot be published."""
+    others = {path.split("/")[0] for path in files if re.fullmatch(r"\w+/benchmark\.py", path)} - {benchmark}
+    items, findings = [], []
+    for path, content in sorted(files.items()):
+        if not path.startswith((*ALWAYS, f"{benchmark}/")):
+            continue
+        if not isinstance(content, bytes):
+            findings.append(f"{printable(path)}: not a regular file; links are not published")
+            continue
+        target = path.replace(*HIDDEN, 1) if path.startswith(HIDDEN[0]) else path
+        items.append(
+            Item(
+                path=f"{prefix}/{target}",
+                content=adapted(path, content, sorted(others)),
+                source=path,
+                is_executable=content.startswith(b"#!"),
+            )
+        )
+    return items, findings
+
+
+def adapted(path: str, content: bytes, others: Sequence[str]) -> bytes:
+    """Return a file as it works in a package: without the other benchmarks, and with `ci/` for `.ci/`."""
+    if path == "pyproject.toml":
+        for other in others:
+            content = re.sub(rb'"%s(\.[\w.]+)?",? *' % re.escape(other).encode(), b"", content)
+    if path.endswith(".sh"):
+        content = re.sub(rb"(?<![\w/])\.ci/", b"ci/", content)
+    return content

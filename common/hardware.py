@@ -1,0 +1,271 @@
+"""What programs can tell about this machine, in the fields of an MLPerf system description.
+
+Only the fields below are asked for: no host name, no user, no address, no environment. A source that is
+missing (no lscpu, no NVIDIA driver) leaves the reason in its fields.
+"""
+
+import json
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cpuinfo
+import psutil
+
+from common.evidence.system import NOT_COLLECTED
+
+PERSON = f"{NOT_COLLECTED}a person has to state it"
+NO_ANSWER = f"{NOT_COLLECTED}the driver does not tell"
+NO_ACCELERATOR = "none"
+TIMEOUT_S = 10
+CPU_CACHES = {"L1d": "l1_data_cache_size", "L2": "l2_cache_size", "L3": "l3_cache_size"}
+NVLINK_VERSIONS = {1: "1", 2: "2", 3: "2.2", 4: "3", 5: "3.1", 6: "4", 7: "5", 8: "6"}  # NVML's numbers
+NVLINK_SWITCH, NVLINK_ACTIVE = 2, 1
+ACCELERATOR = (
+    "accelerator_model_name",
+    "accelerator_host_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "accelerator_memory_configuration",
+    "accelerator_memory_capacity",
+    "accelerator_interconnect",
+    "accelerator_interconnect_topology",
+)
+PATHS = {  # between two GPUs, by NVML's number of what they have in common
+    0: "one board",
+    10: "one PCIe switch",
+    20: "several PCIe switches",
+    30: "a PCIe host bridge",
+    40: "the links inside a NUMA node",
+    50: "the links between NUMA nodes",
+}
+
+
+def facts(storage: Path) -> dict[str, str]:
+    """Return the fields of host and accelerators; `storage` lies on the disk whose capacity is stated."""
+    return host(storage) | accelerators()
+
+
+def tool_output(*command: str) -> Any:
+    """Return the JSON that a tool of the system prints; None without one."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        return json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def lscpu() -> dict[str, str]:
+    """Return the fields that `lscpu` prints, at any depth, without their colon."""
+
+    def flat(entries: Any) -> Iterator[tuple[str, str]]:
+        for entry in entries if isinstance(entries, list) else []:
+            yield str(entry.get("field", "")).rstrip(":"), str(entry.get("data") or "")
+            yield from flat(entry.get("children"))
+
+    found = tool_output("lscpu", "-J")
+    return dict(flat(found.get("lscpu"))) if isinstance(found, dict) else {}
+
+
+@cache
+def cpu_info() -> dict[str, Any]:
+    """Return what py-cpuinfo finds, which takes it a second."""
+    return dict(cpuinfo.get_cpu_info())
+
+
+def processor_name() -> str:
+    """Return the processor's model; without one, the architecture."""
+    return str(cpu_info().get("brand_raw") or platform.machine())
+
+
+def host(storage: Path) -> dict[str, str]:
+    """Return the fields of processors, memory, storage and network."""
+    cpu, listed = cpu_info(), lscpu()
+    caches = [f"{level}: {listed[f'{level} cache']}" for level in CPU_CACHES if listed.get(f"{level} cache")]
+    caches = caches or [f"{level}: {cpu[key]} bytes" for level, key in CPU_CACHES.items() if key in cpu]
+    sockets = listed.get("Socket(s)", "")
+    sockets = sockets if sockets.isdecimal() and int(sockets) else str(num_sockets())
+    is_single = sockets == "1"
+    return {
+        "number_of_nodes": "1",
+        "host_processors_per_node": sockets,
+        "host_processor_model_name": processor_name(),
+        "host_processor_core_count": str(psutil.cpu_count(logical=False) or psutil.cpu_count()),
+        "host_processor_vcpu_count": str(psutil.cpu_count()),
+        "host_processor_frequency": processor_frequency(cpu, listed),
+        "host_processor_caches": ", ".join(caches) or f"{NOT_COLLECTED}the kernel does not tell",
+        "host_processor_interconnect": "none: one processor" if is_single else PERSON,
+        "host_memory_capacity": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "host_storage_type": disks(),
+        "host_storage_capacity": f"{psutil.disk_usage(str(storage)).total / 2**30:.0f} GiB",
+        "host_networking": network(),
+        "host_networking_topology": "none: one node",
+        "host_memory_configuration": PERSON,
+        "cooling": PERSON,
+    }
+
+
+def processor_frequency(cpu: dict[str, Any], listed: dict[str, str]) -> str:
+    """Return the highest clock, else the clock that the processor has now."""
+    try:
+        return f"up to {float(listed['CPU max MHz']):.0f} MHz"
+    except (KeyError, ValueError):
+        found = cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly")
+        return str(found or f"{NOT_COLLECTED}the kernel does not tell")
+
+
+def num_sockets() -> int:
+    """Return the number of processor packages; 1 where the kernel does not tell."""
+    packages = set()
+    for cpu in range(psutil.cpu_count() or 1):
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
+        if path.is_file():
+            packages.add(path.read_text().strip())
+    return len(packages) or 1
+
+
+def disks() -> str:
+    """Return the disks of the machine by kind and size, such as `2 x NVMe SSD 3576 GiB`."""
+    found = tool_output("lsblk", "-J", "-b", "-d", "-o", "NAME,TYPE,SIZE,ROTA,TRAN")
+    entries = found.get("blockdevices", []) if isinstance(found, dict) else []
+    kinds: Counter[str] = Counter()
+    for entry in entries:
+        name, size = str(entry.get("name")), entry.get("size")
+        if entry.get("type") != "disk" or name.startswith(("zram", "ram")) or not str(size).isdecimal():
+            continue
+        kind = "SSD" if entry.get("rota") in (False, "0") else "disk (rotating or virtual)"
+        kind = "NVMe SSD" if name.startswith("nvme") else kind
+        kinds[f"{kind} {int(size) / 2**30:.0f} GiB"] += int(size) > 0
+    return counted(kinds) or f"{NOT_COLLECTED}lsblk shows no disk"
+
+
+def network() -> str:
+    """Return the network adapters by speed; what has no device (loopback, bridges, containers) is none."""
+    speeds = Counter(
+        f"{each.speed / 1000:g} Gbit/s"
+        for name, each in psutil.net_if_stats().items()
+        if each.speed > 0 and Path("/sys/class/net", name, "device").exists()
+    )
+    for path in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
+        speeds[f"InfiniBand or RoCE {path.read_text(errors='replace').strip()}"] += 1
+    return counted(speeds) or f"{NOT_COLLECTED}the kernel tells no speed"
+
+
+def counted(kinds: Counter[str]) -> str:
+    """Return e.g. `2 x SSD 447 GiB, 1 x NVMe SSD 3576 GiB`."""
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if count)
+
+
+# Accelerators, through NVML, the library beneath nvidia-smi.
+
+
+def asked(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what NVML answers; None where this driver or GPU cannot tell."""
+    import pynvml  # the module of nvidia-ml-py
+
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def gpus() -> list[Any]:
+    """Return a handle for each GPU that the NVIDIA driver shows; none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+
+
+def gpu_names() -> list[str]:
+    """Return the model of each GPU."""
+    import pynvml
+
+    return [pynvml.nvmlDeviceGetName(handle) for handle in gpus()]
+
+
+def driver() -> dict[str, str]:
+    """Return the versions of the NVIDIA driver and of the CUDA that it brings; nothing without one."""
+    import pynvml
+
+    if not gpus():
+        return {}
+    found = {"NVIDIA driver": asked(pynvml.nvmlSystemGetDriverVersion)}
+    if cuda := asked(pynvml.nvmlSystemGetCudaDriverVersion):
+        found["CUDA driver"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    return {name: str(version) for name, version in found.items() if version}
+
+
+def accelerators() -> dict[str, str]:
+    """Return the fields of the GPUs; those of the first stand for all, but every model is named."""
+    import pynvml
+
+    handles = gpus()
+    if not handles:
+        return {"accelerators_per_node": "0"} | dict.fromkeys(ACCELERATOR, NO_ACCELERATOR)
+    first = handles[0]
+    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, first)
+    links = nvlinks(pynvml, first)
+    return {
+        "accelerators_per_node": str(len(handles)),
+        "accelerator_model_name": ", ".join(sorted({*map(pynvml.nvmlDeviceGetName, handles)})),
+        "accelerator_host_interconnect": filled(
+            "PCIe Gen{} x{}",
+            asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, first),
+            asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, first),
+        ),
+        "accelerator_frequency": filled(
+            "up to {} MHz", asked(pynvml.nvmlDeviceGetMaxClockInfo, first, pynvml.NVML_CLOCK_SM)
+        ),
+        "accelerator_on-chip_memories": PERSON,
+        "accelerator_memory_configuration": filled(
+            "{}-bit bus at {} MHz",
+            asked(pynvml.nvmlDeviceGetMemoryBusWidth, first),
+            asked(pynvml.nvmlDeviceGetMaxClockInfo, first, pynvml.NVML_CLOCK_MEM),
+        ),
+        "accelerator_memory_capacity": filled("{:.0f} GiB", memory.total / 2**30 if memory else None),
+        "accelerator_interconnect": links or ("none" if len(handles) == 1 else "PCIe"),
+        "accelerator_interconnect_topology": topology(pynvml, handles, has_links=bool(links)),
+    }
+
+
+def filled(pattern: str, *values: object) -> str:
+    """Return the pattern with its values, or that the driver does not tell one of them."""
+    return NO_ANSWER if None in values else pattern.format(*values)
+
+
+def active_links(nvml: ModuleType, handle: Any) -> list[int]:
+    """Return the numbers of a GPU's NVLinks that are up."""
+    numbers = range(nvml.NVML_NVLINK_MAX_LINKS)
+    return [n for n in numbers if asked(nvml.nvmlDeviceGetNvLinkState, handle, n) == NVLINK_ACTIVE]
+
+
+def nvlinks(nvml: ModuleType, handle: Any) -> str:
+    """Return e.g. `NVLink 3, 12 links each`; '' without an active link."""
+    links = active_links(nvml, handle)
+    if not links:
+        return ""
+    version = NVLINK_VERSIONS.get(asked(nvml.nvmlDeviceGetNvLinkVersion, handle, links[0]), "")
+    return f"NVLink {version}".strip() + f", {len(links)} links each"
+
+
+def topology(nvml: ModuleType, handles: Sequence[Any], *, has_links: bool) -> str:
+    """Return how the GPUs of this node reach each other."""
+    if len(handles) == 1:
+        return "none: one accelerator"
+    if has_links:
+        link = active_links(nvml, handles[0])[0]
+        is_switched = asked(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handles[0], link) == NVLINK_SWITCH
+        return "all to all through NVSwitch" if is_switched else "NVLink from GPU to GPU, without a switch"
+    pairs = [(a, b) for i, a in enumerate(handles) for b in handles[i + 1 :]]
+    levels = {asked(nvml.nvmlDeviceGetTopologyCommonAncestor, *pair) for pair in pairs}
+    known = [PATHS[level] for level in sorted(levels - {None}) if level in PATHS]
+    return f"through {', '.join(known)}" if known else NO_ANSWER

@@ -1,0 +1,118 @@
+"""Damaged logs and descriptions raise nothing. `FUZZ_INPUTS=100000 tests/run.sh -k fuzz` for a long look."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.evidence.audit import audit, audit_sets, broken
+from common.evidence.log import RunSet, parse_log
+from common.evidence.records import TOKEN
+from common.evidence.rules.systems import Described
+from common.evidence.score import score
+
+ROOT = Path(__file__).parents[3]
+NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
+HOSTILE_VALUES = [None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**400, 1e308, 75.9, "", "x" * 5000]
+HOSTILE_VALUES += ["\x1b[2J", "resnet", "../../etc/passwd", "<script>", [], {}, [[[]]], {"a": {"b": [None]}}]
+HOSTILE_TEXT = [
+    "",
+    "\x00",
+    "\ufeff",
+    "\u2028",
+    "\x1b]0;title\x07",
+    ":::MLLOG ",
+    ":::MLLOG 5",
+    ":::MLLOG null",
+]
+HOSTILE_TEXT += [":::MLLOG " + text for text in ("[" * 100_000, '{"a":' * 900, "9" * 5000, "{}", "[")]
+HOSTILE_TEXT += [
+    ":::mllog {}",
+    ':::MLLOG {"time_ms": "1", "key": "run_stop", "value": null, "metadata": {}}',
+    ':::MLLOG {"time_ms": 1700000000000, "key": ["run_stop"], "value": null, "metadata": {}}',
+    ':::MLLOG {"time_ms": 1700000000000, "key": "run_stop", "value": null, "metadata": []}',
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["run_start", "run_stop", "eval_accuracy", "block_start", "seed", "cache_clear"])
+RECORDS = st.fixed_dictionaries(
+    {
+        "time_ms": st.integers(1_600_000_000_000, 1_700_000_000_000) | JSON,
+        "key": KEYS | JSON,
+        "value": st.floats() | st.sampled_from(["resnet", "bert", "open"]) | JSON,
+        "metadata": st.dictionaries(st.sampled_from(["epoch_num", "status", "total"]), JSON) | JSON,
+    }
+)
+
+
+def mutated(lines, rng):
+    """Damage one to four lines: a value, a field, the bytes, the order, or the whole line."""
+    lines = list(lines)
+    for _ in range(rng.randint(1, 4)):
+        index = rng.randrange(len(lines))
+        kind = rng.randrange(6)
+        if kind == 0:
+            lines[index] = rng.choice(HOSTILE_TEXT)
+        elif kind == 1:
+            del lines[index]
+        elif kind == 2:
+            lines.insert(rng.randrange(len(lines)), lines[index])
+        elif kind == 3 and lines[index]:
+            cut = rng.randrange(len(lines[index]))
+            lines[index] = lines[index][:cut] + chr(rng.randrange(256)) + lines[index][cut + 1 :]
+        elif lines[index].startswith(":::MLLOG {"):
+            try:
+                event = json.loads(lines[index][9:])
+            except ValueError:
+                continue
+            fields = event["metadata"] if kind == 5 and isinstance(event.get("metadata"), dict) else event
+            fields[rng.choice(list(fields) or ["x"])] = rng.choice(HOSTILE_VALUES)
+            lines[index] = ":::MLLOG " + json.dumps(event)
+    return "\n".join(lines).encode("utf-8", "replace")
+
+
+def judged(logs, description):
+    """Let everything look at logs given as bytes, and at a description."""
+    parsed = [parse_log(data, f"{number}.txt", ("8xA100", "resnet")) for number, data in enumerate(logs)]
+    run_set = RunSet(folder="here", logs=tuple(parsed))
+    findings = audit(run_set) + audit_sets([run_set, run_set])
+    findings += broken("Y", Described(run_set, "here.json", description), run_set.lead)
+    assert all(str(finding).isprintable() for finding in findings)
+    score(run_set)
+
+
+def real_logs():
+    """Return the lines of a log of each configuration that this repository holds, shortened."""
+    folders = sorted((ROOT / "results").glob("*/*/result_0.txt"))
+    return [path.read_text().splitlines()[-60:] for path in folders]
+
+
+def test_fuzz_damaged_logs_raise_nothing(golden):
+    rng = random.Random(0)
+    good = [golden.log("resnet"), golden.log("bert"), golden.log("resnet", size="mini"), *real_logs()]
+    assert len(good) > 3
+    for _ in range(NUM_INPUTS // 2):
+        field = rng.choice(["division", "status", "cooling", "number_of_nodes"])
+        description = golden.description() | {field: rng.choice(HOSTILE_VALUES)}
+        logs = [mutated(rng.choice(good), rng) for _ in range(2)]
+        judged(logs, rng.choice([description, *HOSTILE_VALUES]))
+
+
+@settings(
+    max_examples=NUM_INPUTS // 10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+@given(st.lists(st.lists(RECORDS, max_size=12), min_size=1, max_size=3), JSON)
+def test_fuzz_arbitrary_records_raise_nothing(logs, description):
+    judged(["\n".join(TOKEN + json.dumps(record) for record in log).encode() for log in logs], description)
+
+
+@settings(max_examples=NUM_INPUTS // 10, deadline=None, derandomize=True)
+@given(st.binary(max_size=200))
+def test_fuzz_arbitrary_bytes_raise_nothing(data):
+    judged([data, TOKEN.encode() + data], None)

@@ -1,0 +1,344 @@
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.cli import main
+from common.commands.reproduce import reproduction_json, reproduction_lines
+from common.evidence import masked_accuracy
+from common.evidence.log import RunSet, parse_log
+from common.evidence.masked_accuracy import MOSAIC, OFFICIAL, converted, counted_tokens
+from common.evidence.reported import load_reported
+from common.evidence.reproduce import reproduce
+
+RESNET = [23.55, 24.10, 23.55, 24.54, 23.71]  # minutes, as published
+EPOCHS = 34_591_509
+
+
+@pytest.fixture
+def ttt(monkeypatch, capsys):
+    """Return `ttt` in this process."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ttt", *map(str, arguments)])
+        code = main()
+        captured = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def resnet(golden, tmp_path):
+    """Return a function that writes a resnet set of these minutes and returns its folder."""
+
+    def write(minutes=tuple(RESNET), samples=EPOCHS, **kwargs):
+        logs = []
+        for index, total in enumerate(minutes):
+            before = (60 * total - 180, 60 * total - 177, samples and samples * 8 / 9, 0.7545)
+            last = (60 * total - 31, 60 * total, samples, 0.7616)
+            logs.append(golden.timeline("resnet", [before, last], launch_s=4000 * index, **kwargs))
+        return golden.write(tmp_path, logs)
+
+    return write
+
+
+def bert_log(golden, index, official=True):
+    """A run that passes 0.72 by MosaicML's count after 640,640 samples, and officially after 1,001,280."""
+    stops = [(300, 320, 320_320, 0.704), (600, 620, 640_640, 0.7156), (900, 920, 1_001_280, 0.7202)]
+    evaluations = []
+    for begin, end, samples, accuracy in stops:
+        correct = round(accuracy * OFFICIAL) + index
+        metadata = {"correct": correct, "total": OFFICIAL}
+        if official:
+            evaluations.append((begin, end, samples, correct / OFFICIAL, metadata))
+        else:
+            evaluations.append((begin, end, samples, converted(correct / OFFICIAL, OFFICIAL, MOSAIC)))
+    return golden.timeline("bert", evaluations if official else evaluations[:2], launch_s=4000 * index)
+
+
+def test_a_set_like_the_published_one_is_reproduced_and_exits_0(ttt, resnet):
+    done = ttt("reproduce", resnet())
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in (
+        "against MosaicML v2.0 8xA100_80GB-methods (8x A100 80 GB, open), 5 runs",
+        "throughput reproduced within 5 %",
+        "convergence reproduced within 5 %; 34,591,509 / 34,591,509",
+        "REPRODUCED: throughput and samples to target",
+        "resnet: what the published claims come to",
+    ):
+        assert part in done.stdout
+    assert "bert" not in done.stdout
+
+
+def test_a_slower_machine_reproduces_the_convergence_only_and_exits_1(ttt, resnet):
+    done = ttt("reproduce", resnet([minutes / 0.8 for minutes in RESNET]))
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if line.startswith("  throughput"))
+    assert line.split()[1] == "0.80x" and "worse: hardware or software" in line and "runs could show" in line
+    assert "NOT REPRODUCED: throughput worse, samples to target reproduced" in done.stdout
+
+
+def test_more_samples_to_target_are_a_matter_of_convergence(ttt, resnet):
+    done = ttt("reproduce", "--json", resnet(samples=EPOCHS * 1.2))
+    (found,) = json.loads(done.stdout)["sets"]
+    factor = next(factor for factor in found["factors"] if factor["name"] == "samples to target")
+    assert factor["ratio"]["value"] == pytest.approx(1.2) and factor["verdict"] == "worse"
+    assert done.returncode == 1 and not found["reproduced"]
+
+
+def test_a_ratio_is_of_geometric_means_and_the_margin_decides(ttt, resnet):
+    slower = [minutes * 1.03 for minutes in RESNET]
+    folder = resnet(slower)
+    done = ttt("reproduce", "--json", folder)
+    factors = {factor["name"]: factor for factor in json.loads(done.stdout)["sets"][0]["factors"]}
+    exact = np.exp(
+        np.mean(np.log(slower)) - np.mean(np.log([23.55357, 24.10015, 23.5456, 24.53972, 23.7118]))
+    )
+    assert factors["minutes"]["ratio"]["value"] == pytest.approx(exact)
+    assert factors["minutes"]["verdict"] == "worse"
+    done = ttt("reproduce", "--json", "--margin", "0.1", folder)
+    assert json.loads(done.stdout)["sets"][0]["factors"][0]["verdict"] == "reproduced"
+
+
+def test_one_run_cannot_tell(ttt, resnet):
+    done = ttt("reproduce", resnet(RESNET[:1]))
+    assert done.returncode == 1
+    assert "a single run: no interval" in done.stdout and "undecided at a margin of 5 %" in done.stdout
+
+
+def test_a_proxy_says_so_first_and_reproduces_nothing(ttt, golden, tmp_path):
+    done = ttt("reproduce", golden.write(tmp_path, golden.set(size="mini")))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert "unverified, proxy" in lines[0]
+    assert lines[1].startswith("  not compared: a proxy (size mini)")
+    assert "REPRODUCED" not in done.stdout
+
+
+def test_a_configuration_without_a_published_one_needs_against(ttt, resnet):
+    folder = resnet(configuration="eager")
+    done = ttt("reproduce", folder)
+    assert done.returncode == 1 and "'resnet eager'; --against NAME" in done.stdout
+    done = ttt("reproduce", folder, "--against", "Ailiverse")
+    assert "against Ailiverse v3.1 8xA100_40GB_open (8x A100 40 GB, open)" in done.stdout
+    assert "start-up          0.100 min" in done.stdout and "; not published" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--against", "nvidia"],
+            "more than one published result of resnet is called 'nvidia'; known: dgxa100",
+        ),
+        (["--against", "8xA100_80GB-method"], None),
+        (["--against", "8xA100_80GB-metods"], "did you mean 8xA100_80GB-methods?"),
+        (["--margin", "5"], "--margin 5: the margin is a share between 0 and 1"),
+        (["--margin", "nan"], "--margin nan"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(ttt, resnet, arguments, message):
+    done = ttt("reproduce", resnet(), *arguments)
+    if message is None:
+        assert done.returncode == 0
+        return
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_peers_without_evaluation_are_compared_by_the_whole_run(ttt, golden, tmp_path):
+    folder = golden.write(tmp_path, [bert_log(golden, index) for index in range(10)])
+    done = ttt("reproduce", folder, "--against", "dgxa100_ngc22.09_pytorch", "--json")
+    throughput = json.loads(done.stdout)["sets"][0]["factors"][1]
+    assert throughput["note"] == "samples/s, evaluation included"
+    assert throughput["measured"] == pytest.approx(1_001_280 / 920)
+
+
+def test_bert_is_compared_like_with_like_and_shown_in_both_countings(ttt, golden, tmp_path):
+    done = ttt("reproduce", golden.write(tmp_path, [bert_log(golden, index) for index in range(10)]))
+    assert "640,640 / 643,104 (to 0.72 by MosaicML's count)" in done.stdout
+    lines = [line for line in done.stdout.splitlines() if "accuracy at the stop" in line]
+    assert "MosaicML's count of 435,181" in lines[0] and "after 640,640 samples" in lines[0]
+    assert "0.72021 by the official count of 428,235" in lines[1] and "after 1,001,280 samples" in lines[1]
+    assert "0.71574 by the official count" in lines[3] and lines[3].endswith("target not reached")
+
+
+def test_a_stop_at_mosaics_count_never_came_to_the_official_target(ttt, golden, tmp_path):
+    logs = [bert_log(golden, index, official=False) for index in range(10)]
+    done = ttt("reproduce", golden.write(tmp_path, logs), "--against", "azurea100")
+    assert done.returncode == 1
+    assert "samples to target unknown" in done.stdout.replace("  ", " ")
+
+
+def test_countings_are_told_apart_and_converted_exactly(golden):
+    log = parse_log("\n".join(bert_log(golden, 0)).encode(), "a")
+    assert counted_tokens(log) == OFFICIAL
+    assert converted(0.72, MOSAIC, OFFICIAL) == pytest.approx(0.715458, abs=1e-6)
+    assert converted(0.72, OFFICIAL, MOSAIC) == pytest.approx(0.724469, abs=1e-6)
+    evaluations = [(60 * n, 60 * n + 5, n, round(0.7 * MOSAIC + n) / MOSAIC) for n in range(1, 6)]
+    bare = parse_log("\n".join(golden.timeline("bert", evaluations)).encode(), "b")
+    assert counted_tokens(bare) == MOSAIC
+    other = parse_log("\n".join(golden.log("bert")).replace("428235", "428000").encode(), "c")
+    assert masked_accuracy.curve(other, OFFICIAL) == ()
+
+
+@pytest.mark.parametrize("samples", [None, 0, -5])
+def test_odd_logs_are_compared_as_far_as_they_go(ttt, resnet, samples):
+    done = ttt("reproduce", resnet(samples=samples))
+    assert done.returncode == 1 and done.stderr == ""
+    assert "samples to target unknown: not in the logs" in done.stdout
+
+
+def test_unreadable_and_unreached_runs_are_not_reproduced(ttt, golden, tmp_path):
+    missed = golden.timeline("resnet", [(60, 66, 1000, 0.5)])
+    done = ttt("reproduce", golden.write(tmp_path, [missed, missed, missed]))
+    assert done.returncode == 1 and "NOT REPRODUCED: no score" in done.stdout
+    (tmp_path / "result_0.txt").write_text("")
+    assert ttt("reproduce", tmp_path / "result_0.txt").returncode == 1
+
+
+def test_text_of_a_log_is_shown_without_control_characters(ttt, golden, tmp_path):
+    logs = ["\n".join(golden.log()).replace('"optimized"', '"\\u001b[2J\\u202e"')]
+    folder = tmp_path / "a" / "resnet"
+    folder.mkdir(parents=True)
+    (folder / "result_0.txt").write_text(logs[0])
+    done = ttt("reproduce", folder)
+    assert done.returncode == 1 and not set("\x1b\u202e") & set(done.stdout + done.stderr)
+
+
+def test_the_claims_come_to_what_the_runs_give(ttt):
+    done = ttt("reproduce", "--claims", "--json")
+    assert done.returncode == 0
+    claims = [claim for entries in json.loads(done.stdout)["claims"].values() for claim in entries]
+    figures = {claim["says"]: (claim["verdict"], claim["computed"][0]) for claim in claims}
+    expected = {
+        "4.5x faster than the baseline": ("understated", 110.513 / 23.789),
+        "17 % faster than NVIDIA's 28.7 minutes of v2.0": ("holds", 1 - 23.789 / 28.685),
+        "2.7x faster than the baseline": ("holds", 21.371 / 7.896),
+        "2.1x faster than NVIDIA": ("holds", 16.882 / 7.896),
+        "3.5x fewer samples than NVIDIA": ("understated", 2_460_237 / 643_104),
+        "1.7x fewer samples per second than NVIDIA": ("holds", 1.784),
+    }
+    assert set(figures) == set(expected)
+    for says, (verdict, value) in expected.items():
+        found, computed = figures[says]
+        assert (found, computed["value"]) == (verdict, pytest.approx(value, rel=1e-3))
+        assert computed["interval"]["low"] < computed["value"] < computed["interval"]["high"]
+        assert len(computed["sources"]) == 2
+    metric = {claim["says"]: claim["official_metric"] for claim in claims}
+    assert "neither side reached the official 0.72" in metric["2.7x faster than the baseline"]
+    assert (
+        "1.40x" in metric["2.1x faster than NVIDIA"]
+        and "/ 7.896 minutes" in metric["2.1x faster than NVIDIA"]
+    )
+    assert "2.50x" in metric["3.5x fewer samples than NVIDIA"]
+    assert "1,605,363 / 643,104 samples" in metric["3.5x fewer samples than NVIDIA"]
+    assert metric["1.7x fewer samples per second than NVIDIA"] == "does not depend on the target"
+
+
+def test_claims_are_printed_with_formula_and_files(ttt):
+    done = ttt("reproduce", "--claims")
+    assert '"4.5x faster than the baseline" (https://' in done.stdout
+    assert "understated, the runs give more" in done.stdout
+    assert "4.65x (95 % 4.54 to 4.74) = 110.513 / 23.789 minutes" in done.stdout
+    assert "1.59x with the second's evaluation left out" in done.stdout
+    assert "training_results_v2.1/NVIDIA/results/dgxa100_ngc22.09_pytorch/bert (closed) over" in done.stdout
+
+
+def entries():
+    return [
+        pytest.param(benchmark, entry, id=entry.name)
+        for benchmark, facts in load_reported().items()
+        for entry in facts.sets + facts.peers
+    ]
+
+
+@pytest.fixture(scope="module")
+def raw():
+    """The entries of both reported.yaml by source, as they stand in the files."""
+    import yaml
+
+    from common.config import ROOT
+
+    facts = [yaml.safe_load(path.read_text()) for path in ROOT.glob("*/reported.yaml")]
+    return {entry["source"]: entry for part in facts for entry in part["sets"] + part["peers"]}
+
+
+@pytest.mark.parametrize(("benchmark", "entry"), entries())
+def test_a_published_set_agrees_with_itself(raw, benchmark, entry):
+    facts = raw[entry.score.source]
+    assert entry.score.minutes == pytest.approx(facts["score"], abs=1e-3)
+    for run, rate in zip(entry.score.runs, facts.get("samples_per_s", ()), strict=False):
+        if (
+            run.samples
+        ):  # of resnet the rate counts the images of the epochs up to the stop, as do the samples
+            assert run.samples_per_s_overall == pytest.approx(rate, rel=1e-4)
+    if "training_samples_per_s" in facts:
+        evaluation = 60 * np.mean([run.evaluation for run in entry.score.runs])
+        assert evaluation == pytest.approx(facts["evaluation_s"], abs=0.2)
+
+
+@pytest.mark.parametrize(("benchmark", "entry"), entries())
+def test_a_published_set_agrees_with_the_collected_runs(raw, benchmark, entry):
+    path = Path(__file__).parents[4] / "shared" / "reference" / "published_runs.csv"
+    if not path.is_file():
+        pytest.skip("no collection of published runs beside this checkout")
+    facts = raw[entry.score.source]
+    key = (facts["submitter"], facts["round"], facts["division"], facts["system"], benchmark)
+    with path.open() as stream:
+        names = ("submission", "round", "division", "system", "benchmark")
+        rows = [row for row in csv.DictReader(stream) if tuple(row[name] for name in names) == key]
+    assert [float(row["minutes"]) for row in rows] == [round(minutes, 4) for minutes in facts["minutes"]]
+    samples = [int(row["samples_to_target"]) if row["samples_to_target"] else None for row in rows]
+    assert samples == facts["samples_to_target"]
+    rates = facts.get("samples_per_s") or facts["training_samples_per_s"]
+    assert [float(row["samples_per_s"]) for row in rows] == rates
+    assert [float(row["final_accuracy"]) for row in rows] == facts["quality"]
+    assert {int(row["global_batch_size"]) for row in rows} == {facts["global_batch_size"]}
+
+
+def test_the_published_logs_are_the_published_runs(ttt, published):
+    done = ttt("reproduce", published)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("these are the published runs themselves") == 2
+    for part in (
+        "overshoot         1.122 min",
+        "overshoot         0.176 min",
+        "0.71574 by the official count of 428,235 masked tokens: target not reached",
+    ):
+        assert part in done.stdout
+
+
+def test_a_set_is_compared_on_the_runs_that_count(golden):
+    methods = load_reported()["resnet"].named("8xA100_80GB-methods")
+    logs = [parse_log("\n".join(lines).encode(), str(n)) for n, lines in enumerate(golden.set(num_logs=7))]
+    found = reproduce(RunSet(folder="here", logs=tuple(logs)), methods)
+    assert len(found.score.counting) == 5
+    (minutes, *_) = found.factors
+    assert minutes.measured == pytest.approx(np.mean([run.minutes for run in found.score.counting]))
+
+
+def test_damaged_logs_raise_nothing(golden):
+    rng = np.random.default_rng(0)
+    published = load_reported()
+    values = ["null", "-1", "0", "1e17", "1e-300", "0.7200001", '"x"', "NaN", "[]", "1700000000000"]
+    for trial in range(150):
+        benchmark = ("bert", "resnet")[trial % 2]
+        logs = []
+        for index in range(rng.integers(1, 4)):
+            text = "\n".join(golden.log(benchmark, index=index))
+            for _ in range(rng.integers(1, 6)):
+                numbers = list(re.finditer(r"(?<=: )-?[0-9][0-9.e+-]*", text))
+                spot = numbers[rng.integers(len(numbers))]
+                text = text[: spot.start()] + values[rng.integers(len(values))] + text[spot.end() :]
+            logs.append(parse_log(text.encode(), str(index)))
+        run_set = RunSet(folder="here", logs=tuple(logs))
+        for name in ("8xA100_80GB-methods", "h200"):
+            found = reproduce(run_set, published[benchmark].named(name))
+            json.dumps(reproduction_json(found), allow_nan=False)
+            assert all(map(str.isprintable, reproduction_lines(found)))
