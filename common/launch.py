@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common import fingerprint, mllog, ranks, system
+from common import fingerprint, hardware, mllog, ranks, system
 from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import read_log
@@ -44,14 +44,22 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
 
     Raises UserError for more than there are samples in a batch, or GPUs; none are started below torchrun.
     """
-    num_started, num_gpus = ranks.place().world_size, len(system.accelerators())
+    num_started, num_gpus = ranks.place().world_size, count_gpus()
     if asked is not None and num_started > 1:
         raise UserError(f"--nproc {asked}: {num_started} ranks were started already", hint="leave it out")
     chosen = asked or (1 if num_started > 1 else min(num_gpus or 1, config.global_batch_size))
     check_share(config, max(chosen, num_started))
     if 0 < num_gpus < chosen:
-        raise UserError(f"--nproc {chosen}: this machine has {num_gpus} GPU(s), and each rank needs one")
+        raise UserError(f"--nproc {chosen}: {num_gpus} GPU(s) are visible, and each rank needs its own")
     return chosen
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a run may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
+    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(hardware.gpu_names())
+    return (
+        count if visible is None else min(count, len([each for each in visible.split(",") if each.strip()]))
+    )
 
 
 def check_share(config: RunConfig, num_ranks: int) -> None:

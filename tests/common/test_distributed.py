@@ -115,13 +115,16 @@ def test_ranks_of_a_slurm_step_meet_on_its_first_host():
 
 def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
     config = load("language_bert", "optimized", size="mini", settings=[]).config
-    monkeypatch.setattr(launch.system, "accelerators", list)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launch.hardware, "gpu_names", list)
     assert launch.choose_ranks(config, None) == 1 and launch.choose_ranks(config, 16) == 16
     with pytest.raises(UserError, match="17 ranks cannot divide 16 samples"):
         launch.choose_ranks(config, 17)
-    monkeypatch.setattr(launch.system, "accelerators", lambda: ["A100"] * 4)
+    monkeypatch.setattr(launch.hardware, "gpu_names", lambda: ["A100"] * 4)
     assert launch.choose_ranks(config, None) == 4
-    with pytest.raises(UserError, match="this machine has 4"):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    assert launch.choose_ranks(config, None) == 2
+    with pytest.raises(UserError, match="2 GPU"):
         launch.choose_ranks(config, 8)
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(name, value)
@@ -130,29 +133,40 @@ def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
         launch.choose_ranks(config, 4)
 
 
-@pytest.mark.slow
-def test_two_and_four_ranks_and_micro_batches_train_as_one_does(tmp_path):
-    script = Path(__file__).with_name("train_exactly.py")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What train_exactly.py saves on 1, 2 and 4 ranks."""
+    script, folder = Path(__file__).with_name("train_exactly.py"), tmp_path_factory.mktemp("trained")
     found = {}
-    for num_ranks, start in (
-        (1, [sys.executable]),
-        (2, [*TORCHRUN, "--nproc-per-node=2"]),
-        (4, [*TORCHRUN, "--nproc-per-node=4"]),
-    ):
-        path = tmp_path / f"{num_ranks}.pt"
+    for num_ranks in (1, 2, 4):
+        start = [*TORCHRUN, f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else [sys.executable]
+        path = folder / f"{num_ranks}.pt"
         subprocess.run([*start, script, path], cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
         found[num_ranks] = torch.load(path)
-    expected = found[1]["whole"]
+    return found
+
+
+@pytest.mark.slow
+def test_two_and_four_ranks_and_micro_batches_train_as_one_does(trained):
+    expected = trained[1]["trained"]["whole"]
     assert expected["losses"][-1] < expected["losses"][0] - 0.1
-    assert [case["micro_batches"] for case in found[2].values()] == [2, 7, 4]  # of both: 3 and 4 of 7 samples
-    for cases in found.values():
-        for case in cases.values():
+    counts = [case["micro_batches"] for case in trained[2]["trained"].values()]
+    assert counts == [2, 7, 4]  # of both ranks: 3 and 4 of 7 samples, whole, one by one, in twos
+    for found in trained.values():
+        for case in found["trained"].values():
             assert case["drift"] == 0 and case["quality"] == expected["quality"]
             assert case["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-10)
             for kind in ("parameters", "average"):
                 for name, value in expected[kind].items():
                     assert value.dtype == torch.float64
                     torch.testing.assert_close(case[kind][name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_ranks_share_statistics_mistakes_and_what_rank_0_says(trained):
+    for num_ranks, found in trained.items():
+        assert found["statistics"] == 3 * [(num_ranks - 1) / 2] + 3 * [num_ranks - 1]
+        assert found["error"] == f"here: met by rank {num_ranks - 1}" and found["told"] == "by rank 0"
 
 
 def start_run(folder, *settings):

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from common import distributed, ranks
 from common.config import load
+from common.errors import UserError
 from common.mllog import RunLog
 from common.timed_run import Spec, TrainingRun
 from language_bert.benchmark import Benchmark
@@ -64,10 +66,35 @@ def train(case, place):
     }
 
 
+def averaged_statistics(place):
+    """Return what batch norm keeps after averaging, having started at the rank."""
+    norm = nn.BatchNorm2d(3)
+    norm.running_mean.fill_(place.rank)
+    norm.running_var.fill_(2 * place.rank)
+    distributed.average_statistics(nn.Sequential(norm))
+    return [*norm.running_mean.tolist(), *norm.running_var.tolist()]
+
+
+def agreed_error(place):
+    """Return what a rank is told of a mistake that the last rank alone has met."""
+    try:
+        with distributed.agreed():
+            if place.rank == place.world_size - 1:
+                raise UserError(f"met by rank {place.rank}", where="here")
+    except UserError as error:
+        return str(error)
+
+
 def main():
     place = ranks.place()
     with distributed.joined(place):
-        found = {case: train(case, place) for case in CASES}
+        trained = {case: train(case, place) for case in CASES}
+        found = {
+            "trained": trained,
+            "statistics": averaged_statistics(place),
+            "error": agreed_error(place),
+            "told": distributed.broadcast(f"by rank {place.rank}"),
+        }
         if place.rank == 0:
             torch.save(found, sys.argv[1])
 
