@@ -83,8 +83,9 @@ def main(args: argparse.Namespace) -> int:
     if args.dry_run:
         from common.dry_run import describe_run
 
-        launch.check_share(loaded.config, args.nproc or 1)
-        print(describe_run(loaded, args.nproc or 1))
+        num_ranks = args.nproc or launch.choose_ranks(loaded.config, None)
+        launch.check_share(loaded.config, num_ranks)
+        print(describe_run(loaded, num_ranks))
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
     if ranks.place().rank:

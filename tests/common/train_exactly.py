@@ -1,10 +1,11 @@
-"""Trains a small BERT in float64 on as many ranks as it is started on; saves what came out, for comparison.
+"""Trains a small BERT in float64 on as many ranks as it is started on, on two and on one.
 
-Started with torchrun by test_distributed.py: `train_exactly.py OUTPUT`. One torch file, written by rank 0.
+Started with torchrun by test_distributed.py: `train_exactly.py OUTPUT PORT PORT`. Rank 0 saves what came out.
 """
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -86,17 +87,25 @@ def agreed_error(place):
 
 
 def main():
-    place = ranks.place()
-    with distributed.joined(place):
-        trained = {case: train(case, place) for case in CASES}
-        found = {
-            "trained": trained,
-            "statistics": averaged_statistics(place),
-            "error": agreed_error(place),
-            "told": distributed.broadcast(f"by rank {place.rank}"),
-        }
-        if place.rank == 0:
-            torch.save(found, sys.argv[1])
+    """Train on all ranks, then on the first two, then on one: each imports torch once."""
+    all_ranks, (output, *ports), found = ranks.place(), sys.argv[1:], {}
+    for world_size, port in zip(
+        (all_ranks.world_size, 2, 1), [os.environ["MASTER_PORT"], *ports], strict=True
+    ):
+        if all_ranks.rank >= world_size:
+            break
+        os.environ["MASTER_PORT"] = port
+        place = replace(all_ranks, world_size=world_size)
+        with distributed.joined(place):
+            found[world_size] = {
+                "trained": {case: train(case, place) for case in CASES},
+                "statistics": averaged_statistics(place),
+                "error": agreed_error(place),
+                "told": distributed.broadcast(f"by rank {place.rank}"),
+            }
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the next group meets at a port of its own
+    if all_ranks.rank == 0:
+        torch.save(found, output)
 
 
 if __name__ == "__main__":
