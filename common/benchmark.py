@@ -79,6 +79,12 @@ class Benchmark(ABC):
         return math.ceil(self.num_own_samples / largest)
 
     @property
+    def num_accumulation_steps(self) -> int:
+        """The most micro-batches that a rank takes; shares differ by a sample where they are not equal."""
+        last = Place(rank=self.place.world_size - 1, world_size=self.place.world_size)
+        return type(self)(self.config, seed=self.seed, place=last).num_micro_batches
+
+    @property
     def micro_batch_sizes(self) -> list[int]:
         """The different numbers of samples that the model is called with in training."""
         own, parts = self.num_own_samples, self.num_micro_batches

@@ -228,7 +228,7 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         "configuration_name": config.configuration,
         "seed": spec.seed,
         "global_batch_size": config.global_batch_size,
-        "gradient_accumulation_steps": run.num_micro_batches,
+        "gradient_accumulation_steps": run.benchmark.num_accumulation_steps,
         "opt_name": optimizer.name,
         "opt_base_learning_rate": optimizer.learning_rate,
         "opt_weight_decay": optimizer.weight_decay,

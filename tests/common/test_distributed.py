@@ -57,6 +57,13 @@ def test_three_ranks_train_on_the_batches_of_one(name, key):
     assert {batch.num_global_targets for batch in (one, *three)} == {together}
 
 
+def test_every_rank_names_the_most_micro_batches_of_any():
+    settings = ("global_batch_size=7", "micro_batch_size=1")
+    both = [benchmark("language_bert", place, *settings) for place in places(2)]
+    assert [each.num_micro_batches for each in both] == [3, 4]
+    assert [each.num_accumulation_steps for each in both] == [4, 4]
+
+
 @pytest.mark.parametrize(("name", "key"), [("language_bert", "input_ids"), ("image_classification", "x")])
 def test_three_ranks_evaluate_every_sample_once(name, key):
     one, *three = (
