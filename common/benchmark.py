@@ -1,5 +1,6 @@
 """What the loop asks of a benchmark."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from common.config import ROOT
 from common.method import Batch
+from common.ranks import ALONE, Place, part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +56,50 @@ class Benchmark(ABC):
     quality_name: ClassVar[str]  # what the target measures: "top-1 accuracy"
     counts_epochs: ClassVar[bool]  # whether `epoch_num` in the log counts epochs (resnet) or samples (bert)
 
-    def __init__(self, config: Any, *, seed: int) -> None:
-        self.config, self.seed = config, seed
+    def __init__(self, config: Any, *, seed: int, place: Place = ALONE) -> None:
+        self.config, self.seed, self.place = config, seed, place
 
     @property
     def device(self) -> torch.device:
         """The GPU of this process, or the CPU."""
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    @property
+    def num_own_samples(self) -> int:
+        """How many samples of every global batch this rank takes."""
+        size: int = self.config.global_batch_size
+        return len(part(size, self.place.rank, self.place.world_size))
+
+    @property
+    def num_micro_batches(self) -> int:
+        """In how many parts this rank takes its samples."""
+        largest: int = self.config.micro_batch_size or self.num_own_samples
+        return math.ceil(self.num_own_samples / largest)
+
+    @property
+    def num_accumulation_steps(self) -> int:
+        """The most micro-batches that a rank takes; shares differ by a sample where they are not equal."""
+        last = Place(rank=self.place.world_size - 1, world_size=self.place.world_size)
+        return type(self)(self.config, seed=self.seed, place=last).num_micro_batches
+
+    @property
+    def micro_batch_sizes(self) -> list[int]:
+        """The different numbers of samples that the model is called with in training."""
+        own, parts = self.num_own_samples, self.num_micro_batches
+        return sorted({len(part(own, number, parts)) for number in range(parts)}, reverse=True)
+
+    @property
+    def own_evaluation_samples(self) -> range:
+        """The samples of the evaluation set that this rank takes; none where there are fewer than ranks."""
+        return part(self.config.data.num_evaluation_samples, self.place.rank, self.place.world_size)
+
+    @property
+    def own_evaluation_batch_size(self) -> int:
+        """How many of them it takes at a time."""
+        size: int = self.config.evaluation_batch_size
+        return math.ceil(size / self.place.world_size)
 
     @property
     def directory(self) -> Path:
@@ -88,17 +127,24 @@ class Benchmark(ABC):
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the baseline's loss, a scalar: the mean over the batch."""
 
+    def num_targets(self, batch: Batch) -> int:
+        """Return how many targets the loss of a batch is the mean over: samples, if nothing else is said."""
+        return batch.num_samples
+
     @abstractmethod
     def synthetic_batches(self) -> Iterator[Batch]:
-        """Yield batches of random values in every shape that training will see: warm-up without data."""
+        """Yield micro-batches of random values in every shape that training will see: warm-up without data.
+
+        The first has the same place in the order of every rank.
+        """
 
     @abstractmethod
     def train_batches(self) -> Iterator[Batch]:
-        """Yield the training batches from the first step on, without end."""
+        """Yield this rank's part of the training batches from the first step on, without end."""
 
     @abstractmethod
     def evaluation_batches(self) -> Iterator[Batch]:
-        """Yield the whole evaluation set, every sample once."""
+        """Yield this rank's part of the evaluation set; the ranks together see every sample once."""
 
     @abstractmethod
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:

@@ -96,7 +96,9 @@ class RunConfig(Strict):
     evaluate_every: Duration
     evaluate_from: Duration = "0sp"
     evaluate_untrained: bool = False  # also before the first step: shows that starting weights were read
-    global_batch_size: int = Field(gt=0)
+    global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
+    micro_batch_size: int | None = Field(default=None, gt=0)  # at most so many at a time on a rank; null: all
+    gradient_compression: Literal["none", "bf16"] = "none"  # on the way between ranks
     evaluation_batch_size: int = Field(gt=0)
     precision: Literal["fp32", "bf16", "fp16"]
     evaluation_precision: Literal["fp32", "bf16", "fp16"]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common import fingerprint, mllog, system
-from common.config import ROOT, Loaded
+from common import fingerprint, hardware, mllog, ranks, system
+from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import read_log
 
@@ -26,21 +26,58 @@ GRACE_S = 15  # how long a run may take to close its log when it is told to end
 
 @dataclass(frozen=True, kw_only=True)
 class RunSet:
-    """The runs of one configuration on this system; `directory` holds their results."""
+    """The runs of one configuration on this system; `directory` holds their results.
+
+    `num_ranks` are to be started here; 1 also where torchrun or srun has started them.
+    """
 
     loaded: Loaded
     system: str
     directory: Path
     num_runs: int
     seeds: tuple[int, ...]
+    num_ranks: int = 1
 
 
-def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None) -> RunSet:
+def choose_ranks(config: RunConfig, asked: int | None) -> int:
+    """Return how many ranks to start: as many as asked for, else one per GPU, else one.
+
+    Raises UserError for more than there are samples in a batch, or GPUs; none are started below torchrun.
+    """
+    num_started, num_gpus = ranks.place().world_size, count_gpus()
+    if asked is not None and num_started > 1:
+        raise UserError(f"--nproc {asked}: {num_started} ranks were started already", hint="leave it out")
+    chosen = asked or (1 if num_started > 1 else min(num_gpus or 1, config.global_batch_size))
+    check_share(config, max(chosen, num_started))
+    if 0 < num_gpus < chosen:
+        raise UserError(f"--nproc {chosen}: {num_gpus} GPU(s) are visible, and each rank needs its own")
+    return chosen
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a run may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
+    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(hardware.gpu_names())
+    return (
+        count if visible is None else min(count, len([each for each in visible.split(",") if each.strip()]))
+    )
+
+
+def check_share(config: RunConfig, num_ranks: int) -> None:
+    """Raise UserError when a rank would get no sample of a batch."""
+    if num_ranks > config.global_batch_size:
+        raise UserError(
+            f"{num_ranks} ranks cannot divide {config.global_batch_size} samples", where="global_batch_size"
+        )
+
+
+def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1) -> RunSet:
     """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
     name = configs.benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
     num_runs = OFFICIAL_RUNS[name] if runs == "official" else int(runs)
+    if num_runs > 1 and ranks.place().world_size > 1:
+        raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
     seeds = [secrets.randbits(31)] if seed is None else [seed]
     while len(seeds) < num_runs:
         following = seeds[-1] + 1 if seed is not None else secrets.randbits(31)
@@ -52,6 +89,7 @@ def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None) 
         directory=results / identifier / name,
         num_runs=num_runs,
         seeds=tuple(seeds),
+        num_ranks=num_ranks,
     )
 
 
@@ -168,10 +206,22 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "spec.json"
             file.write_text(json.dumps(spec))
-            code = supervise([sys.executable, "-m", "common.timed_run", str(file)])
+            code = supervise([*program(run_set.num_ranks), str(file)])
     finally:
         code = close(path, code, shown)
     return code
+
+
+def program(num_ranks: int) -> list[str]:
+    """Return what runs one rank, or starts several."""
+    python = [sys.executable, "-m"]
+    return [*python, "common.torchrun", str(num_ranks)] if num_ranks > 1 else [*python, "common.timed_run"]
+
+
+def take_part() -> int:
+    """Be another rank than 0 of a run that torchrun or srun started; rank 0 knows what to do and logs it."""
+    code = supervise(program(1))
+    return EXIT_FINDINGS if code < 0 else code
 
 
 def supervise(arguments: list[str]) -> int:

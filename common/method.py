@@ -6,25 +6,44 @@ the file in CamelCase and its settings are the class's `Config`.
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.config import ROOT, RunConfig, Strict, validated
 from common.errors import UserError, nearest
+from common.ranks import part
 
 Loss = Callable[[Any, dict[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What the model is called with, what the loss compares with, and how many samples that is."""
+    """What the model is called with, what the loss compares with, and how many samples that is.
+
+    `num_global_targets` says how many targets the batches of all ranks have together; None where that does
+    not matter. As a loader yields a batch, the samples are the first dimension of every tensor.
+    """
 
     inputs: dict[str, Any]
     targets: dict[str, Tensor]
     num_samples: int
+    num_global_targets: int | None = None
+
+    def parts(self, num_parts: int) -> "list[Batch]":
+        """Return micro-batches, as equal as can be, of a batch as a loader yields it."""
+        ranges = [part(self.num_samples, number, num_parts) for number in range(num_parts)]
+        return [
+            replace(
+                self,
+                inputs={name: value[each.start : each.stop] for name, value in self.inputs.items()},
+                targets={name: value[each.start : each.stop] for name, value in self.targets.items()},
+                num_samples=len(each),
+            )
+            for each in ranges
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +61,8 @@ class Method:
 
     They are called in the order of the configuration.
     """
+
+    compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
 
     class Config(Strict):
         """No settings."""

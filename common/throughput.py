@@ -9,7 +9,8 @@ import torch
 
 from common.benchmark import Part
 from common.method import Batch
-from common.timed_run import TrainingRun, to_device
+from common.timed_run import TrainingRun
+from common.training import to_device
 
 STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
 WARM_UP_TURNS = 2  # compile, record and replay captured graphs, choose kernels

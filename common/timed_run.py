@@ -20,19 +20,20 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
 
+from common import distributed, ranks
 from common.benchmark import Benchmark
-from common.config import ROOT, Plan, RunConfig, benchmark_module
+from common.config import ROOT, RunConfig, benchmark_module
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
-from common.method import Batch, Loss, Method, Progress, build_methods
+from common.method import Batch
 from common.mllog import RunLog
-from common.optim import build_optimizer, build_schedule
+from common.ranks import Place
 from common.stepclock import StepClock
+from common.training import Training
 
-WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
 LOADER_BOUND = 0.1  # of the time spent waiting for batches
+PEERS_END_S = 2.0  # in which torchrun notices that a rank has died, and ends the others
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
@@ -48,98 +49,19 @@ class Spec:
     expected_s: float | None  # median of the earlier runs of this configuration on this system
 
 
-class TrainingRun:
-    """One run: model, data, methods, clock and log. Quality is a fraction, times are seconds."""
+class TrainingRun(Training):
+    """One run: training, data, clock and log. Quality is a fraction, times are seconds.
+
+    Every rank takes the same steps and decisions; the log and the screen are those of rank 0.
+    """
 
     def __init__(self, spec: Spec, config: RunConfig, benchmark: Benchmark, log: RunLog) -> None:
-        self.spec, self.config, self.benchmark, self.log = spec, config, benchmark, log
-        self.plan: Plan = config.plan()
-        self.methods: list[Method] = build_methods(config)
-        self.device = benchmark.device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
-        self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True))
+        super().__init__(config, benchmark, seed=spec.seed)
+        self.spec, self.log = spec, log
+        is_quiet = self.place.rank > 0
+        self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
         self.waited_s, self.rates_from = 0.0, (0.0, 0.0)
-
-    def initialize(self, *, from_scratch: bool = False) -> None:
-        """Build everything and run every shape once on random values; nothing here may open the data set.
-
-        With `from_scratch` prepared starting weights are not needed.
-        """
-        torch.manual_seed(self.spec.seed)
-        model = self.benchmark.build_model()
-        if not from_scratch:
-            self.benchmark.load_weights(model)
-        model = model.to(self.device)
-        self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
-        self.loss: Loss = self.benchmark.loss
-        for method in self.methods:
-            self.loss = method.loss(self.loss)
-        optimizer = build_optimizer(self.model, self.config.optimizer)
-        self.optimizer = reduce(lambda built, method: method.optimizer(built), self.methods, optimizer)
-        self.set_rate = build_schedule(self.optimizer, self.config.schedule, self.plan)
-        self.warm_up()
-
-    def warm_up(self) -> None:
-        """Take the first steps on synthetic batches, then put weights, buffers and random state back."""
-        state = {name: value.clone() for name, value in self.model.state_dict().items()}
-        random_state = torch.get_rng_state()
-        shapes = set()
-        self.step_s = math.inf
-        for batch in self.benchmark.synthetic_batches():
-            for step in range(0, self.plan.num_steps, self.plan.steps_per_epoch):
-                inputs = self.prepared(batch, self.progress(step)).inputs.values()
-                shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
-                if shape not in shapes:
-                    shapes.add(shape)
-                    for _ in range(WARM_UP_CALLS):
-                        self.optimizer.zero_grad(set_to_none=True)  # the next replay overwrites them
-                        before = time.perf_counter()
-                        self.forward_backward(batch, step).item()
-                        alone_s = time.perf_counter() - before
-                    self.step_s = alone_s if len(shapes) == 1 else self.step_s
-        self.optimizer.zero_grad(set_to_none=True)
-        self.model.load_state_dict(state)
-        torch.set_rng_state(random_state)
-
-    def progress(self, step: int) -> Progress:
-        """Return where a step counted from 0 stands."""
-        per_epoch = self.plan.steps_per_epoch
-        num_epochs = math.ceil(self.plan.num_steps / per_epoch)
-        return Progress(
-            step=step, num_steps=self.plan.num_steps, epoch=step // per_epoch, num_epochs=num_epochs
-        )
-
-    def autocast(self, precision: str) -> torch.autocast:
-        """Mixed precision: matrix products in 16 bits, parameters in float32."""
-        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype, enabled=precision != "fp32")
-
-    def prepared(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Move a batch to the device and let each method change it."""
-        for method in self.methods:
-            batch = method.batch(batch, progress)
-        return batch if self.device.type == "cpu" else to_device(batch, self.device)
-
-    def forward_backward(self, batch: Batch, step: int) -> Tensor:
-        """Return the loss of a batch, with its gradients added to the parameters'."""
-        batch = self.prepared(batch, self.progress(step))
-        with self.autocast(self.config.precision):
-            outputs = self.model(**batch.inputs)
-        loss = self.loss(outputs, batch.targets)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    def train_step(self, batch: Batch, step: int) -> Tensor:
-        """Take one optimizer step and return the loss."""
-        self.set_rate(step)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self.forward_backward(batch, step)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        for method in self.methods:
-            method.after_step(self.model, step + 1)
-        return loss
 
     def train(self) -> bool:
         """Train until an evaluation reaches the target; returns whether one did."""
@@ -169,7 +91,7 @@ class TrainingRun:
             if epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
                 self.change_epoch(epoch, epoch := self.benchmark.epoch_number(self.num_samples + 1))
             loss = self.train_step(batch, step)
-            self.num_samples += batch.num_samples
+            self.num_samples += self.config.global_batch_size
             self.clock.step(loss)
             if first == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between them
                 self.report_rates(step + 1)
@@ -177,7 +99,7 @@ class TrainingRun:
         self.change_epoch(epoch, None)
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.rate, **where)
-        value = self.clock.finish_loss(loss)
+        value = distributed.mean(self.clock.finish_loss(loss))
         if not math.isfinite(value):
             raise UserError(
                 f"the loss is {value} at step {last}", where="training", hint="lower the learning rate"
@@ -215,6 +137,7 @@ class TrainingRun:
         self.log.start("eval_start", epoch_num=number)
         model = reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model)
         model.eval()
+        distributed.average_statistics(model)
         correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
         for batch in self.benchmark.evaluation_batches():
             batch = self.prepared(batch, None)
@@ -223,7 +146,7 @@ class TrainingRun:
             right, counted = self.benchmark.count_correct(outputs, batch.targets)
             correct, total = correct + right, total + counted
         self.model.train()
-        num_correct, num_total = int(correct), int(total)
+        num_correct, num_total = distributed.total(int(correct), int(total))
         if num_total != self.benchmark.num_evaluation_targets:
             expected = self.benchmark.num_evaluation_targets
             raise UserError(
@@ -267,15 +190,6 @@ class TrainingRun:
         )
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy the tensors of a batch to the device without waiting."""
-
-    def moved(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value.to(device, non_blocking=True) for name, value in values.items()}
-
-    return Batch(inputs=moved(batch.inputs), targets=moved(batch.targets), num_samples=batch.num_samples)
-
-
 def drop_page_cache(directory: Path, *, is_proxy: bool) -> tuple[bool, str]:
     """Drop the page cache, so that data come from storage: all of it, or only the data's below `directory`.
 
@@ -314,7 +228,7 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         "configuration_name": config.configuration,
         "seed": spec.seed,
         "global_batch_size": config.global_batch_size,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": run.benchmark.num_accumulation_steps,
         "opt_name": optimizer.name,
         "opt_base_learning_rate": optimizer.learning_rate,
         "opt_weight_decay": optimizer.weight_decay,
@@ -323,6 +237,10 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         "train_samples": config.data.num_train_samples,  # type: ignore[attr-defined]
         "eval_samples": config.data.num_evaluation_samples,  # type: ignore[attr-defined]
         "device": torch.cuda.get_device_name() if run.device.type == "cuda" else platform.machine(),
+        "num_ranks": run.place.world_size,
+        "num_accelerators": run.place.world_size if run.device.type == "cuda" else 0,
+        "distributed_backend": distributed.backend(),
+        "gradient_compression": config.gradient_compression,
         "num_threads": torch.get_num_threads(),
     }.items():
         log.event(key, value)
@@ -330,37 +248,47 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         log.event("method", method.name, settings=method.settings.model_dump())
 
 
-def timed_run(spec: Spec) -> int:
-    """Run once, whole. Returns the exit code: 0 when the target was reached, 1 when it was not."""
+def timed_run(spec: Spec, place: Place) -> int:
+    """Run once, whole. Returns the exit code: 0 when the target was reached, 1 when it was not.
+
+    The log of several ranks that do not come to the end is closed by who started them: they know which died.
+    """
     module = benchmark_module(spec.config["benchmark"])
     config = module.Config.model_validate(spec.config)
-    log = RunLog(ROOT / spec.result)
-    benchmark = module.Benchmark(config, seed=spec.seed)
+    log = RunLog(ROOT / spec.result if place.rank == 0 else Path(os.devnull))
+    benchmark = module.Benchmark(config, seed=spec.seed, place=place)
     run = TrainingRun(spec, config, benchmark, log)
-    dropped, how = drop_page_cache(benchmark.directory, is_proxy=config.size == "mini")
+    dropped, how = False, ""
+    if place.local_rank == 0:
+        dropped, how = drop_page_cache(benchmark.directory, is_proxy=config.size == "mini")
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
-    benchmark.check_ready()
+    with distributed.agreed():
+        benchmark.check_ready()
     run.initialize()
     log_head(log, run)
     log.stop("init_stop")
     log.start("run_start")
     wall, run.started = time.time(), time.monotonic()
-    status = "aborted"
+    status, is_ended = "aborted", place.world_size == 1
     try:
+        distributed.barrier()  # no rank opens the data before the clock runs
         if run.train():
             status = "success"
+        is_ended = True
     finally:
-        duration = time.monotonic() - run.started
-        log.stop(
-            "run_stop",
-            status=status,
-            samples=run.num_samples,
-            duration_ms=round(duration * 1e3),
-            clock_drift_ms=round((time.time() - wall - duration) * 1e3),
-        )
+        if is_ended:
+            duration = time.monotonic() - run.started
+            log.stop(
+                "run_stop",
+                status=status,
+                samples=run.num_samples,
+                duration_ms=round(duration * 1e3),
+                clock_drift_ms=round((time.time() - wall - duration) * 1e3),
+            )
         log.close()
         run.clock.close()
+    distributed.barrier()  # the log is whole before any rank is seen to end
     return EXIT_OK if status == "success" else EXIT_FINDINGS
 
 
@@ -369,12 +297,38 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def run_rank(place: Place) -> int:
+    """Run as one rank of many; the specification is that of rank 0. Does not return when this rank fails.
+
+    Rank 0 speaks first; the others, and whoever only lost a peer, wait, and are ended before they would speak
+    by who started them.
+    """
+    distributed.end_with_parent()
+    try:
+        with distributed.joined(place):
+            own = json.loads(Path(sys.argv[1]).read_text()) if place.rank == 0 else {}
+            return timed_run(Spec(**distributed.broadcast(own)), place)
+    except UserError as error:
+        time.sleep(PEERS_END_S if place.rank else 0)
+        print(f"error: {error}", file=sys.stderr)
+        code = EXIT_USAGE
+    except Exception:
+        time.sleep(PEERS_END_S)
+        traceback.print_exc()
+        code = EXIT_INTERNAL
+    sys.stderr.flush()
+    os._exit(code)  # now: leaving in order would wait for messages that never come
+
+
 def main() -> int:
     """Entry point of the process."""
-    spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
-    signal.signal(signal.SIGTERM, interrupt)
     try:
-        return timed_run(spec)
+        place = ranks.place()
+        if place.world_size > 1:
+            return run_rank(place)
+        spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
+        signal.signal(signal.SIGTERM, interrupt)
+        return timed_run(spec, place)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -88,8 +88,9 @@ class Benchmark(benchmark.Benchmark):
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield noise in each size of the loader's batches; methods that resize batches resize this too."""
         data = self.config.data
-        for size_px in dict.fromkeys(data.crop_px_by_epoch or [data.train_crop_px]):
-            yield self.noise(self.config.global_batch_size, size_px)
+        for num_samples in self.micro_batch_sizes:
+            for size_px in dict.fromkeys(data.crop_px_by_epoch or [data.train_crop_px]):
+                yield self.noise(num_samples, size_px)
 
     def noise(self, num_samples: int, size_px: int) -> Batch:
         """Return a batch of noise in the layout and type of the loader: what is compiled here is used."""
@@ -150,7 +151,7 @@ class Benchmark(benchmark.Benchmark):
 
     def check_ready(self) -> None:
         """Raise UserError when decoded images would not fit into memory, or DALI is missing."""
-        check_loader(self.config.data, self.config.global_batch_size, self.device)
+        check_loader(self.config.data, self.num_own_samples, self.device)
 
     def train_batches(self) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
@@ -162,26 +163,26 @@ class Benchmark(benchmark.Benchmark):
             crop_px=data.crop_px,
             min_area=data.min_crop_area,
             flip_probability=data.flip_probability,
+            place=self.place,
         )
         for samples, pixels in open_loader(images, settings, data, self.device, self.config.precision):
             yield self.batch(images, samples, pixels)
 
     def evaluation_batches(self) -> Iterator[Batch]:
-        """Yield one centre crop of every evaluation image, in the order of the listing."""
+        """Yield one centre crop of every image of this rank's, in the order of the listing."""
         data = self.config.data
         images = self.images("validation", data.num_evaluation_samples)
         drawn = evaluation_batches(
             images,
-            self.config.evaluation_batch_size,
+            self.own_evaluation_batch_size,
+            samples=self.own_evaluation_samples,
             resize_px=data.evaluation_resize_px,
             crop_px=data.evaluation_crop_px,
             num_workers=data.num_workers if data.loader == "workers" else 0,
             num_threads=1 if data.loader == "thread" else data.num_workers,
         )
         if data.loader == "resident":
-            self.evaluated = self.evaluated or keep_evaluation(
-                data, self.config.global_batch_size, self.device
-            )
+            self.evaluated = self.evaluated or keep_evaluation(data, self.num_own_samples, self.device)
             drawn = self.evaluated.batches(drawn)
         for samples, pixels in drawn:
             yield self.batch(images, samples, pixels)
@@ -193,6 +194,7 @@ class Benchmark(benchmark.Benchmark):
             inputs={"x": normalize(on_device) if on_device.dtype == torch.uint8 else on_device},
             targets={"labels": torch.from_numpy(images.labels[samples])},
             num_samples=len(samples),
+            num_global_targets=self.config.global_batch_size,
         )
 
     def images(self, part: str, num_samples: int) -> Images:

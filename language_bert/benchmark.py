@@ -1,6 +1,7 @@
 """BERT on masked-language modelling: what the loop asks of this benchmark."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -111,19 +112,31 @@ class Benchmark(benchmark.Benchmark):
 
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
-        loss = F.cross_entropy(
-            outputs[0].flatten(0, -2).float(), targets["labels"].flatten(), ignore_index=IGNORED
-        )
+        logits = outputs[0].flatten(0, -2)
+        logits = logits.float() if logits.element_size() < 4 else logits
+        loss = F.cross_entropy(logits, targets["labels"].flatten(), ignore_index=IGNORED)
         return loss + next_sentence_loss(outputs, targets) if self.config.model.next_sentence else loss
+
+    def num_targets(self, batch: Batch) -> int:
+        """Return the number of masked tokens."""
+        return int((batch.targets["labels"] != IGNORED).sum())
+
+    def check_ready(self) -> None:
+        """Raise UserError for the next-sentence loss in parts: a mean over sequences, not over tokens."""
+        is_divided = self.place.world_size > 1 or self.num_micro_batches > 1
+        if self.config.model.next_sentence and is_divided:
+            what = "is not trained on several ranks or in micro-batches"
+            raise UserError(what, where="model.next_sentence")
 
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield random tokens of typical lengths; on a GPU every number of tokens that training may see."""
-        size, longest = self.config.global_batch_size, self.config.data.max_seq_length
-        lengths = typical_lengths(size, longest)
-        spread = longest * LENGTH_DEVIATION * size**0.5  # one standard deviation of their sum
+        longest = self.config.data.max_seq_length
         deviations = np.linspace(-4, 4, 65) if self.device.type == "cuda" else [0.0]
-        for deviation in deviations:
-            yield self.noise(moved_lengths(lengths, int(lengths.sum() + deviation * spread), longest))
+        for size in self.micro_batch_sizes:
+            lengths = typical_lengths(size, longest)
+            spread = longest * LENGTH_DEVIATION * size**0.5  # one standard deviation of their sum
+            for deviation in deviations:
+                yield self.noise(moved_lengths(lengths, int(lengths.sum() + deviation * spread), longest))
 
     def noise(self, lengths: np.ndarray) -> Batch:
         """Return a batch of random tokens with the configured share of masked ones."""
@@ -175,17 +188,19 @@ class Benchmark(benchmark.Benchmark):
         )
 
     def train_batches(self) -> Iterator[Batch]:
-        """Yield shuffled batches without end."""
+        """Yield this rank's part of shuffled batches without end; the index knows all their masked tokens."""
         shards = self.shards("train", self.config.data.num_train_samples)
         for indices in sampler.batches(len(shards), self.config.global_batch_size, seed=self.seed):
-            yield padded_batch([shards[index] for index in indices], self.config.data.max_seq_length)
+            records = [shards[index] for index in sampler.own(indices, self.place)]
+            batch = padded_batch(records, self.config.data.max_seq_length)
+            yield replace(batch, num_global_targets=int(shards.index["num_masked"][indices].sum()))
 
     def evaluation_batches(self) -> Iterator[Batch]:
-        """Yield the evaluation set in its order."""
+        """Yield this rank's part of the evaluation set in its order."""
         shards = self.shards("evaluation", self.config.data.num_evaluation_samples)
-        size = self.config.evaluation_batch_size
-        for first in range(0, len(shards), size):
-            records = [shards[index] for index in range(first, min(first + size, len(shards)))]
+        own, size = self.own_evaluation_samples, self.own_evaluation_batch_size
+        for first in range(own.start, own.stop, size):
+            records = [shards[index] for index in range(first, min(first + size, own.stop))]
             yield padded_batch(records, self.config.data.max_seq_length)
 
     def shards(self, name: str, num_samples: int) -> Shards:

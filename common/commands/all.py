@@ -16,6 +16,7 @@ import time
 
 from common import config as configs
 from common.commands import check, data, report, score
+from common.commands.run import add_nproc
 from common.config import ROOT
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError, nearest
 
@@ -34,12 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every configuration"
     )
+    add_nproc(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Do everything; the exit code is the first that was not 0."""
-    from common import launch, system
+    from common import launch, ranks, system
 
+    if ranks.place().world_size > 1:
+        raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
     for benchmark in args.benchmarks:
         if benchmark not in configs.benchmarks():
             raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, configs.benchmarks()))
@@ -49,7 +53,11 @@ def main(args: argparse.Namespace) -> int:
         for name in args.configurations:
             loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
             sets[benchmark, name] = launch.plan_run_set(
-                loaded, results=ROOT / "results", runs=args.runs, seed=None
+                loaded,
+                results=ROOT / "results",
+                runs=args.runs,
+                seed=None,
+                num_ranks=launch.choose_ranks(loaded.config, args.nproc),
             )
             system.write_description(loaded.config, ROOT / "systems")
         data.prepare(loaded.config)

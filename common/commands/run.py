@@ -7,6 +7,8 @@ examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
   ttt run image_classification optimized --size full --dry-run
+  ttt run language_bert optimized --size mini --nproc 2
+  ttt run language_bert baseline --size full --nproc 512 --dry-run
 """
 
 import argparse
@@ -14,14 +16,10 @@ import sys
 from pathlib import Path
 
 from common import config as configs
-from common.config import ROOT, SIZES, Loaded
+from common.config import ROOT, SIZES
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 
-BYTES_PER_PARAMETER = {
-    "adamw": 16,
-    "sgd": 12,
-    "decoupled_sgd": 12,
-}  # float32 weight, gradient, optimizer state
+MAX_RANKS = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
     )
+    add_nproc(parser)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
     parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -59,15 +58,41 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def add_nproc(parser: argparse.ArgumentParser) -> None:
+    """Declare how many ranks a run has."""
+    parser.add_argument(
+        "--nproc",
+        type=number_of_ranks,
+        metavar="N",
+        help="ranks that share each batch, one per GPU; default: as many as this machine has GPUs, else 1",
+    )
+
+
+def number_of_ranks(text: str) -> int:
+    """Parse a number from 1 to `MAX_RANKS`."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_RANKS}")
+    return int(text)
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
-    if args.dry_run:
-        print(dry_run(loaded))
-        return EXIT_OK
-    from common import launch, system
+    from common import launch, ranks, system
 
-    run_set = launch.plan_run_set(loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed)
+    if args.dry_run:
+        from common.dry_run import describe_run
+
+        num_ranks = args.nproc or launch.choose_ranks(loaded.config, None)
+        launch.check_share(loaded.config, num_ranks)
+        print(describe_run(loaded, num_ranks))
+        return EXIT_OK
+    num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+    if ranks.place().rank:
+        return launch.take_part()
+    run_set = launch.plan_run_set(
+        loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
+    )
     launch.check_data(loaded)
     if args.index is not None and run_set.num_runs > 1:
         raise UserError("--index names one result; use it with --runs 1")
@@ -78,38 +103,3 @@ def main(args: argparse.Namespace) -> int:
         if codes[-1] == EXIT_INTERRUPTED:
             break
     return next((code for code in codes if code), EXIT_OK)
-
-
-def dry_run(loaded: Loaded) -> str:
-    """Return the merged configuration, the origin of each key, the planned steps, evaluations and memory."""
-    config, plan = loaded.config, loaded.config.plan()
-    lines = ["# configuration"]
-    lines += [f"{line}" for line in configs.to_yaml(config).splitlines()]
-    lines.append("# where each key was written")
-    lines += [f"#   {'.'.join(path)}: {where}" for path, where in sorted(loaded.origins.items()) if path]
-    lines += [f"# changed by {change}" for change in loaded.changes]
-    evaluations = plan.evaluation_steps
-    lines += [
-        "# plan",
-        f"#   steps: {plan.num_steps:,} of {config.global_batch_size} samples; "
-        f"{plan.steps_per_epoch:,} per epoch, {plan.warmup_steps:,} of warm-up",
-        f"#   evaluations: {len(evaluations)}, after steps {', '.join(map(str, evaluations[:8]))}"
-        + (" ..." if len(evaluations) > 8 else ""),
-        f"#   memory: {memory(loaded)}",
-    ]
-    return "\n".join(lines)
-
-
-def memory(loaded: Loaded) -> str:
-    """Return what parameters, gradients and optimizer states take, counted on a model without storage."""
-    import torch
-
-    config = loaded.config
-    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0)
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in benchmark.build_model().parameters())
-    gigabytes = parameters * BYTES_PER_PARAMETER[config.optimizer.name] / 1e9
-    return (
-        f"{gigabytes:.2f} GB for {parameters:,} parameters with gradients and optimizer state; "
-        "activations come on top"
-    ) + (f"; {benchmark.resident_bytes / 1e9:.0f} GB of decoded data" if benchmark.resident_bytes else "")

@@ -49,6 +49,8 @@ class Eager(nn.Module):
 class Compile(Method):
     """Compiles last: methods that change the model come before it."""
 
+    compiles = True
+
     class Config(Strict):
         """`mode` and `backend` are torch.compile's."""
 

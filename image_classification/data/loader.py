@@ -24,6 +24,7 @@ from torchvision.transforms.v2 import functional
 
 from common import sampler
 from common.errors import UserError
+from common.ranks import ALONE, Place, part
 from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
 from image_classification.kernels.crop_resize import scale_and_shift
@@ -40,8 +41,8 @@ Built = TypeVar("Built")
 class TrainSettings:
     """How training batches are drawn.
 
-    `crop_px` gives the size in pixels of an epoch, from 0; `min_area` is the smallest part of an image that a
-    crop shows.
+    `batch_size` is that of all ranks together, of which `place` takes its part; `crop_px` gives the size in
+    pixels of an epoch, from 0; `min_area` is the smallest part of an image that a crop shows.
     """
 
     batch_size: int
@@ -49,6 +50,12 @@ class TrainSettings:
     crop_px: Callable[[int], int]
     min_area: float
     flip_probability: float
+    place: Place = ALONE
+
+    @property
+    def num_own_samples(self) -> int:
+        """How many samples of every batch this rank takes."""
+        return len(part(self.batch_size, self.place.rank, self.place.world_size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +84,8 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
             min_area=settings.min_area,
             flip_probability=settings.flip_probability,
         )
-        yield TrainStep(samples=samples, crop_px=settings.crop_px(epoch), draw=draw)
+        own = sampler.own(samples, settings.place)
+        yield TrainStep(samples=own, crop_px=settings.crop_px(epoch), draw=draw)
 
 
 def train_batches(
@@ -111,19 +119,20 @@ def evaluation_batches(
     images: Images,
     batch_size: int,
     *,
+    samples: range | None = None,
     resize_px: int,
     crop_px: int,
     num_workers: int = 0,
     num_threads: int = 1,
 ) -> Iterator[Drawn]:
-    """Yield every sample once, in order; the last batch may be smaller.
+    """Yield every sample, or those of `samples`, once and in order; the last batch may be smaller.
 
     The shorter side is resized to `resize_px` with PIL, then the centre of `crop_px` cut out, in
     `num_workers` processes or, without any, in `num_threads` threads; the pixels are the same. Raises
     UserError for a file that cannot be decoded.
     """
     crop = partial(centre_crop, images, resize_px, crop_px)
-    order = np.arange(len(images))
+    order = np.arange(len(images))[slice(samples.start, samples.stop) if samples is not None else slice(None)]
     items = (order[first : first + batch_size] for first in range(0, len(order), batch_size))
     if num_workers:
         yield from in_workers(partial(build_evaluation_batch, crop), items, num_workers=num_workers)

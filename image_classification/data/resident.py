@@ -120,7 +120,7 @@ class ResidentLoader:
         num_threads: int,
         start_step: int = 0,
     ) -> None:
-        check_budget(len(images), stored_px, device=device, where=where, batch_size=settings.batch_size)
+        check_budget(len(images), stored_px, device=device, where=where, batch_size=settings.num_own_samples)
         self.images, self.settings, self.start_step = images, settings, start_step
         self.device, self.where, self.dtype, self.num_threads = device, where, dtype, num_threads
         shape = (len(images), stored_px, stored_px, 3)

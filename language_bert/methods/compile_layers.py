@@ -39,6 +39,8 @@ def compile_layers(model: PackedBert, *, mode: str, backend: str = "inductor") -
 class CompileLayers(Method):
     """Compiles last: methods that change the model come before it."""
 
+    compiles = True
+
     class Config(Strict):
         """`mode` and `backend` are torch.compile's."""
 

@@ -1,0 +1,77 @@
+"""Which of a run's processes this is, and which part of a batch falls to it. Needs no torch."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.errors import UserError
+
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")  # the last by srun, in no batch script
+HINT = "start the ranks with torchrun or srun"
+PORTS = range(20_000, 30_000)  # below those that systems hand out; a Slurm job takes one by its number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One process of the `world_size` that train together; `local_rank` counts on its own machine."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+
+
+ALONE = Place()
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Place:
+    """Return the place that torchrun or srun gave this process; alone where neither did.
+
+    Raises UserError for an environment that is not whole.
+    """
+    names = TORCHRUN if TORCHRUN[2] in environment else SLURM
+    if names[2] not in environment:
+        return ALONE
+    texts = {name: environment.get(name, "") for name in names}
+    wrong = next((name for name, text in texts.items() if not text.isdecimal()), None)
+    if wrong is not None:
+        raise UserError(
+            f"'{texts[wrong]}' is not a number, but {names[2]} is set",
+            where=wrong,
+            hint=HINT,
+        )
+    rank, local_rank, world_size = map(int, texts.values())
+    if rank >= world_size:
+        raise UserError(f"rank {rank} of {world_size}", where=names[0], hint="ranks count from 0")
+    return Place(rank=rank, local_rank=local_rank, world_size=world_size)
+
+
+def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
+    """Return host and port at which the ranks find each other: torchrun's, or the first host of a Slurm step.
+
+    Raises UserError where nothing names them.
+    """
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    job = environment.get("SLURM_JOB_ID", "")
+    if host is None and nodes:
+        host = first_host(nodes)
+    if port is None and job.isdecimal():
+        port = str(PORTS[int(job) % len(PORTS)])
+    if host is None or port is None:
+        raise UserError("MASTER_ADDR and MASTER_PORT are not set", hint=HINT)
+    return host, port
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a Slurm list such as `gpu[003-010,12],login`."""
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", nodes)[0])
+
+
+def part(total: int, number: int, num_parts: int) -> range:
+    """Return the indices of one of `num_parts` contiguous parts of `total`, as equal as can be.
+
+    One behind the other the parts are 0 ... total - 1 for any number of them; sizes differ by 1 at most.
+    """
+    return range(total * number // num_parts, total * (number + 1) // num_parts)

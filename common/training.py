@@ -1,0 +1,164 @@
+"""What computes in a run: model, methods and optimizer, and one training step on one rank of any number."""
+
+import math
+import time
+from contextlib import nullcontext
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common import distributed
+from common.benchmark import Benchmark
+from common.config import Plan, RunConfig
+from common.method import Batch, Loss, Method, Progress, build_methods
+from common.optim import build_optimizer, build_schedule
+
+WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
+
+
+class Training:
+    """Model, methods and optimizer of a configuration, and the step that they take together."""
+
+    def __init__(self, config: RunConfig, benchmark: Benchmark, *, seed: int) -> None:
+        self.config, self.benchmark, self.seed = config, benchmark, seed
+        self.plan: Plan = config.plan()
+        self.methods: list[Method] = build_methods(config)
+        self.device, self.place = benchmark.device, benchmark.place
+        self.num_micro_batches = benchmark.num_micro_batches
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+
+    def initialize(self, *, from_scratch: bool = False) -> None:
+        """Build everything and run every shape once on random values; nothing here may open the data set.
+
+        With `from_scratch` prepared starting weights are not needed.
+        """
+        with distributed.agreed():
+            self.build(from_scratch=from_scratch)
+        is_static = not any(method.compiles for method in self.methods)
+        compression = self.config.gradient_compression
+        self.replica = distributed.replicated(self.model, compression=compression, is_static=is_static)
+        self.warm_up()
+
+    def build(self, *, from_scratch: bool) -> None:
+        """Build model, loss, optimizer and schedule, the same on every rank."""
+        torch.manual_seed(self.seed)
+        model = self.benchmark.build_model()
+        if not from_scratch:
+            self.benchmark.load_weights(model)
+        model = model.to(self.device)
+        self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
+        self.loss: Loss = self.benchmark.loss
+        for method in self.methods:
+            self.loss = method.loss(self.loss)
+        optimizer = build_optimizer(self.model, self.config.optimizer)
+        self.optimizer = reduce(lambda built, method: method.optimizer(built), self.methods, optimizer)
+        self.set_rate = build_schedule(self.optimizer, self.config.schedule, self.plan)
+        if self.place.rank:
+            torch.manual_seed(self.seed + self.place.rank)  # ranks drop out different values
+
+    def warm_up(self) -> None:
+        """Take the first steps on synthetic batches, then put weights, buffers and random state back.
+
+        Ranks exchange gradients at the first shape only: they may have different numbers of shapes.
+        """
+        state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        random_state = torch.get_rng_state()
+        shapes = set()
+        self.step_s = math.inf
+        for batch in self.benchmark.synthetic_batches():
+            for step in range(0, self.plan.num_steps, self.plan.steps_per_epoch):
+                inputs = self.prepared(batch, self.progress(step)).inputs.values()
+                shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
+                if shape not in shapes:
+                    shapes.add(shape)
+                    for _ in range(WARM_UP_CALLS):
+                        self.clear_gradients()
+                        before = time.perf_counter()
+                        self.add_gradients(batch, step, exchanged=len(shapes) == 1).item()
+                        alone_s = time.perf_counter() - before
+                    self.step_s = alone_s if len(shapes) == 1 else self.step_s
+        self.clear_gradients()
+        self.model.load_state_dict(state)
+        torch.set_rng_state(random_state)
+
+    def progress(self, step: int) -> Progress:
+        """Return where a step counted from 0 stands."""
+        per_epoch = self.plan.steps_per_epoch
+        num_epochs = math.ceil(self.plan.num_steps / per_epoch)
+        return Progress(
+            step=step, num_steps=self.plan.num_steps, epoch=step // per_epoch, num_epochs=num_epochs
+        )
+
+    def autocast(self, precision: str) -> torch.autocast:
+        """Mixed precision: matrix products in 16 bits, parameters in float32."""
+        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype, enabled=precision != "fp32")
+
+    def prepared(self, batch: Batch, progress: Progress | None) -> Batch:
+        """Move a batch to the device and let each method change it."""
+        for method in self.methods:
+            batch = method.batch(batch, progress)
+        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients; micro-batches add to memory that the next replay of a graph leaves alone."""
+        if self.num_micro_batches == 1:
+            self.optimizer.zero_grad(set_to_none=True)
+            return
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
+
+    def add_gradients(
+        self, batch: Batch, step: int, *, weight: float | None = None, exchanged: bool = True
+    ) -> Tensor:
+        """Return the loss of a micro-batch, with its gradients added to the parameters'."""
+        batch = self.prepared(batch, self.progress(step))
+        with nullcontext() if exchanged else distributed.without_exchange(self.replica):
+            with self.autocast(self.config.precision):
+                outputs = self.replica(**batch.inputs)
+            loss = self.loss(outputs, batch.targets)
+            loss = loss if weight is None else loss * weight
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def forward_backward(self, batch: Batch, step: int) -> Tensor:
+        """Return the loss of this rank's batch, with the gradients in place.
+
+        A loss is a mean over targets, and a micro-batch may have more of them than another: each is weighted
+        by its share, so that the mean over ranks, of gradients and of losses, is that of the global batch.
+        """
+        if self.place.world_size == 1 and self.num_micro_batches == 1:
+            return self.add_gradients(batch, step)
+        parts = batch.parts(self.num_micro_batches)
+        counts = [self.benchmark.num_targets(each) for each in parts]
+        scale = self.place.world_size / (batch.num_global_targets or self.place.world_size * sum(counts))
+        total = torch.zeros((), device=self.device)
+        for number, (each, count) in enumerate(zip(parts, counts, strict=True), 1):
+            is_last = number == len(parts)
+            total = total + self.add_gradients(each, step, weight=count * scale, exchanged=is_last)
+        return total
+
+    def train_step(self, batch: Batch, step: int) -> Tensor:
+        """Take one optimizer step and return the loss."""
+        self.set_rate(step)
+        self.clear_gradients()
+        loss = self.forward_backward(batch, step)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        for method in self.methods:
+            method.after_step(self.model, step + 1)
+        return loss
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Copy the tensors of a batch to the device without waiting."""
+
+    def moved(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value.to(device, non_blocking=True) for name, value in values.items()}
+
+    return Batch(inputs=moved(batch.inputs), targets=moved(batch.targets), num_samples=batch.num_samples)

@@ -1,0 +1,276 @@
+"""Several ranks: the same training as one, exact evaluation, one log, and an end for all when one dies."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from common import launch, ranks, sampler
+from common.config import ROOT, load
+from common.errors import UserError
+from common.ranks import Place
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
+
+
+def places(world_size):
+    return [Place(rank=rank, world_size=world_size) for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 12])
+def test_the_ranks_of_any_number_see_the_samples_of_one_in_their_order(world_size):
+    for batch in (np.arange(12), np.array([5, 3, 8, 1, 0, 2, 9])):
+        parts = [sampler.own(batch, place) for place in places(world_size)]
+        assert np.array_equal(np.concatenate(parts), batch)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def benchmark(name, place, *settings):
+    module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
+    config = load(name, "baseline", size="mini", settings=list(settings)).config
+    return module.Benchmark(config, seed=4, place=place)
+
+
+@pytest.mark.parametrize(("name", "key"), [("language_bert", "input_ids"), ("image_classification", "x")])
+def test_three_ranks_train_on_the_batches_of_one(name, key):
+    one, *three = (
+        next(benchmark(name, place, "global_batch_size=8").train_batches())
+        for place in (ranks.ALONE, *places(3))
+    )
+    assert [batch.num_samples for batch in three] == [2, 3, 3]
+    assert torch.equal(torch.cat([batch.inputs[key] for batch in three]), one.inputs[key])
+    assert torch.equal(torch.cat([batch.targets["labels"] for batch in three]), one.targets["labels"])
+    together = sum(benchmark(name, ranks.ALONE).num_targets(batch) for batch in three)
+    assert {batch.num_global_targets for batch in (one, *three)} == {together}
+
+
+def test_every_rank_names_the_most_micro_batches_of_any():
+    settings = ("global_batch_size=7", "micro_batch_size=1")
+    both = [benchmark("language_bert", place, *settings) for place in places(2)]
+    assert [each.num_micro_batches for each in both] == [3, 4]
+    assert [each.num_accumulation_steps for each in both] == [4, 4]
+
+
+@pytest.mark.parametrize(("name", "key"), [("language_bert", "input_ids"), ("image_classification", "x")])
+def test_three_ranks_evaluate_every_sample_once(name, key):
+    one, *three = (
+        torch.cat([batch.inputs[key] for batch in benchmark(name, place).evaluation_batches()])
+        for place in (ranks.ALONE, *places(3))
+    )
+    assert torch.equal(torch.cat(three), one)
+
+
+@pytest.mark.parametrize("name", ["language_bert", "image_classification"])
+def test_a_rank_without_evaluation_samples_evaluates_none(name):
+    one = benchmark(name, ranks.ALONE)
+    many = [type(one)(one.config, seed=4, place=place) for place in places(1000)]
+    samples = [sample for each in many for sample in each.own_evaluation_samples]
+    assert samples == list(range(many[0].config.data.num_evaluation_samples))
+    idle = next(each for each in many if not each.own_evaluation_samples)
+    assert list(idle.evaluation_batches()) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, (0, 0, 1)),
+        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, (3, 1, 4)),
+        ({"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "16"}, (9, 1, 16)),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}, (0, 0, 1)),  # a batch script
+    ],
+    ids=["alone", "torchrun", "srun", "sbatch"],
+)
+def test_the_environment_says_which_rank_this_is(environment, expected):
+    found = ranks.place(environment)
+    assert (found.rank, found.local_rank, found.world_size) == expected
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"WORLD_SIZE": "2"}, {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, {"SLURM_STEP_NUM_TASKS": "x"}],
+    ids=str,
+)
+def test_an_environment_that_is_not_whole_is_refused(environment):
+    with pytest.raises(UserError, match="RANK|SLURM"):
+        ranks.place(environment)
+
+
+def test_ranks_of_a_slurm_step_meet_on_its_first_host():
+    for nodes, host in (
+        ("gpu[003-010,12],login", "gpu003"),
+        ("a-1,b-2", "a-1"),
+        ("n[7]", "n7"),
+        ("r[1-2]-ib", "r1-ib"),
+    ):
+        environment = {"SLURM_STEP_NODELIST": nodes, "SLURM_JOB_ID": "1234567"}
+        assert ranks.meeting_point(environment) == (host, "24567")
+    assert ranks.meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == ("a", "1")
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        ranks.meeting_point({})
+
+
+def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
+    config = load("language_bert", "optimized", size="mini", settings=[]).config
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(launch.hardware, "gpu_names", list)
+    assert launch.choose_ranks(config, None) == 1 and launch.choose_ranks(config, 16) == 16
+    with pytest.raises(UserError, match="17 ranks cannot divide 16 samples"):
+        launch.choose_ranks(config, 17)
+    monkeypatch.setattr(launch.hardware, "gpu_names", lambda: ["A100"] * 4)
+    assert launch.choose_ranks(config, None) == 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    assert launch.choose_ranks(config, None) == 2
+    with pytest.raises(UserError, match="2 GPU"):
+        launch.choose_ranks(config, 8)
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    assert launch.choose_ranks(config, None) == 1
+    with pytest.raises(UserError, match="started already"):
+        launch.choose_ranks(config, 4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What train_exactly.py finds on 4, 2 and 1 ranks, by their number."""
+    script, output = (
+        Path(__file__).with_name("train_exactly.py"),
+        tmp_path_factory.mktemp("trained") / "found.pt",
+    )
+    ports = [str(port) for port in free_ports(2)]
+    command = [*TORCHRUN, "--nproc-per-node=4", script, output, *ports]
+    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True)
+    return torch.load(output)
+
+
+def free_ports(count):
+    """Return ports that nothing listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.mark.slow
+def test_two_and_four_ranks_and_micro_batches_train_as_one_does(trained):
+    expected = trained[1]["trained"]["whole"]
+    assert expected["losses"][-1] < expected["losses"][0] - 0.1
+    counts = [case["micro_batches"] for case in trained[2]["trained"].values()]
+    assert counts == [2, 7, 4]  # of both ranks: 3 and 4 of 7 samples, whole, one by one, in twos
+    for found in trained.values():
+        for case in found["trained"].values():
+            assert case["drift"] == 0 and case["quality"] == expected["quality"]
+            assert case["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-10)
+            for kind in ("parameters", "average"):
+                for name, value in expected[kind].items():
+                    assert value.dtype == torch.float64
+                    torch.testing.assert_close(case[kind][name], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_ranks_share_statistics_mistakes_and_what_rank_0_says(trained):
+    for num_ranks, found in trained.items():
+        assert found["statistics"] == 3 * [(num_ranks - 1) / 2] + 3 * [num_ranks - 1]
+        assert found["error"] == f"here: met by rank {num_ranks - 1}" and found["told"] == "by rank 0"
+
+
+def start_run(folder, *settings):
+    """Start a run of two ranks; returns its process and what finds its log."""
+    sets = [part for setting in (*TINY, *settings) for part in ("--set", setting)]
+    command = ["run", "language_bert", "optimized", "--size", "mini", "--nproc", "2", "--seed", "5", *sets]
+    folders = ["--results", str(folder / "results"), "--systems", str(folder / "systems")]
+    return subprocess.Popen(
+        [*TTT, *command, *folders],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def events(folder):
+    (path,) = (folder / "results").rglob("result_*.txt")
+    return [json.loads(line[9:]) for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
+
+
+@pytest.mark.slow
+def test_two_ranks_write_one_log_that_passes_the_audit(tmp_path):
+    process = start_run(tmp_path, "target=0.01", "micro_batch_size=4", "gradient_compression=bf16")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and errors == ""
+    assert out.count("masked-LM accuracy") == out.count("success") == 1
+    values = {event["key"]: event["value"] for event in events(tmp_path)}
+    expected = {
+        "num_ranks": 2,
+        "distributed_backend": "gloo",
+        "gradient_compression": "bf16",
+        "gradient_accumulation_steps": 2,
+        "global_batch_size": 16,
+    }
+    assert {key: values[key] for key in expected} == expected
+    checked = subprocess.run(
+        [*TTT, "check", tmp_path / "results"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.slow
+def test_the_death_of_one_rank_ends_all_and_stands_in_the_log(tmp_path):
+    process = start_run(tmp_path, "max_duration=100000ba", "evaluate_from=90000ba", "schedule.warmup=5ba")
+    deadline = time.monotonic() + 90
+    while not any('"block_start"' in path.read_text() for path in tmp_path.rglob("result_*.txt")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    rank_1 = next(each for each in family if each.environ().get("RANK") == "1")
+    os.kill(rank_1.pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode == 1 and "Traceback" not in errors
+    assert errors.splitlines()[0] == "error: rank 1 of 2 was ended by SIGKILL" and "aborted" in errors
+    assert events(tmp_path)[-1]["metadata"]["status"] == "aborted"
+    assert events(tmp_path)[-1]["metadata"]["reason"] == "rank 1 of 2 was ended by SIGKILL"
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
+
+
+@pytest.mark.slow
+def test_a_mistake_that_every_rank_meets_is_told_once(tmp_path):
+    process = start_run(tmp_path, "model.next_sentence=true")
+    _, errors = process.communicate(timeout=90)
+    assert process.returncode == 2
+    first, second = errors.splitlines()
+    assert "next_sentence" in first and "before its clock started" in second
+    assert list(tmp_path.rglob("result_*.txt")) == []
+
+
+def test_a_dry_run_describes_a_thousand_ranks(tmp_path):
+    command = ["run", "image_classification", "optimized", "--nproc", "1000", "--dry-run"]
+    done = subprocess.run(
+        [*TTT, *command, "--set", "micro_batch_size=2"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    for expected in (
+        "ranks: 1000 (calculated, none started)",
+        "batch per rank: 2 to 3 of 2,048 samples, in 2 micro-batch(es) of at most 2",
+        "evaluation per rank: 50 of 50,000 samples, at most 3 at a time",
+        "parameters 0.10, gradients 0.10, optimizer state 0.10",
+    ):
+        assert expected in done.stdout

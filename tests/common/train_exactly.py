@@ -1,0 +1,112 @@
+"""Trains a small BERT in float64 on as many ranks as it is started on, on two and on one.
+
+Started with torchrun by test_distributed.py: `train_exactly.py OUTPUT PORT PORT`. Rank 0 saves what came out.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from common import distributed, ranks
+from common.config import load
+from common.errors import UserError
+from common.mllog import RunLog
+from common.timed_run import Spec, TrainingRun
+from language_bert.benchmark import Benchmark
+
+NUM_STEPS = 20
+SMALL = ("hidden_size=16", "intermediate_size=24", "num_hidden_layers=1")
+GLOBAL = ("global_batch_size=7", "evaluation_batch_size=50", "precision=fp32", "evaluation_precision=fp32")
+EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"
+CASES = {  # name: configuration and settings
+    "whole": ("optimized", [EMA]),
+    "chunked, one by one": (
+        "optimized",
+        [EMA, "methods.chunked_head={chunk_tokens: 32}", "micro_batch_size=1"],
+    ),
+    "padded, in twos": ("baseline", [EMA, "micro_batch_size=2"]),
+}
+
+
+class ExactRun(TrainingRun):
+    def build(self, *, from_scratch):
+        super().build(from_scratch=from_scratch)
+        self.model.double()
+
+
+def train(case, place):
+    """Return parameters (of the baseline's names where these differ), losses and the last quality."""
+    configuration, settings = CASES[case]
+    settings = [*(f"model.{each}" for each in SMALL), *GLOBAL, *settings, "schedule.warmup=2ba"]
+    settings += ["methods.fused_qkv=false"] if configuration == "optimized" else []
+    config = load("language_bert", configuration, size="mini", settings=settings).config
+    spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
+    log = RunLog(Path(os.devnull), state="run")
+    run = ExactRun(spec, config, Benchmark(config, seed=3, place=place), log)
+    run.initialize()
+    batches = run.benchmark.train_batches()
+    losses = [distributed.mean(float(run.train_step(next(batches), step))) for step in range(NUM_STEPS)]
+    quality = run.evaluate()
+    log.close()
+    parameters = {name: value.detach() for name, value in run.model.named_parameters()}
+    average = dict(run.methods[-1].average.named_parameters())
+    drift = 0.0
+    for value in (*parameters.values(), *average.values()):
+        drift = max(drift, abs(distributed.mean(float(value.sum())) - float(value.sum())))
+    return {
+        "parameters": parameters,
+        "average": average,
+        "losses": losses,
+        "quality": quality,
+        "drift": drift,
+        "micro_batches": distributed.total(run.num_micro_batches)[0],
+    }
+
+
+def averaged_statistics(place):
+    """Return what batch norm keeps after averaging, having started at the rank."""
+    norm = nn.BatchNorm2d(3)
+    norm.running_mean.fill_(place.rank)
+    norm.running_var.fill_(2 * place.rank)
+    distributed.average_statistics(nn.Sequential(norm))
+    return [*norm.running_mean.tolist(), *norm.running_var.tolist()]
+
+
+def agreed_error(place):
+    """Return what a rank is told of a mistake that the last rank alone has met."""
+    try:
+        with distributed.agreed():
+            if place.rank == place.world_size - 1:
+                raise UserError(f"met by rank {place.rank}", where="here")
+    except UserError as error:
+        return str(error)
+
+
+def main():
+    """Train on all ranks, then on the first two, then on one: each imports torch once."""
+    all_ranks, (output, *ports), found = ranks.place(), sys.argv[1:], {}
+    for world_size, port in zip(
+        (all_ranks.world_size, 2, 1), [os.environ["MASTER_PORT"], *ports], strict=True
+    ):
+        if all_ranks.rank >= world_size:
+            break
+        os.environ["MASTER_PORT"] = port
+        place = replace(all_ranks, world_size=world_size)
+        with distributed.joined(place):
+            found[world_size] = {
+                "trained": {case: train(case, place) for case in CASES},
+                "statistics": averaged_statistics(place),
+                "error": agreed_error(place),
+                "told": distributed.broadcast(f"by rank {place.rank}"),
+            }
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the next group meets at a port of its own
+    if all_ranks.rank == 0:
+        torch.save(found, output)
+
+
+if __name__ == "__main__":
+    main()
