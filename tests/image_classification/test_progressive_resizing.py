@@ -41,7 +41,7 @@ def test_sizes_of_the_published_run() -> None:
 def test_sizes_of_size_mini() -> None:
     settings = dict(mini_config("mosaic").methods["progressive_resizing"])
     assert settings.pop("interpolation") == "nearest"
-    assert [image_size_px(epoch, 6, 96, **settings) for epoch in range(6)] == [64, 64, 80, 96, 96, 96]
+    assert [image_size_px(epoch, 4, 84, **settings) for epoch in range(4)] == [56, 56, 84, 84]
 
 
 def test_the_last_size_is_full_even_when_it_is_no_multiple() -> None:

@@ -22,7 +22,7 @@ from common.evidence.rules.rule import (
 )
 
 CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "train_samples", "eval_samples"}
-CONSTANT |= {"quality_target", "dataset_fingerprint"}
+CONSTANT |= {"quality_target", "dataset_fingerprint", "num_ranks"}
 MAX_TOTAL = 1_000_000
 ROUNDED = 100_000  # accuracies with five decimals cannot tell
 MIN_ACCURACIES = 10  # fewer would fit some total by chance
