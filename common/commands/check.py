@@ -107,7 +107,7 @@ def report(
     lines += [f"{folder}: not audited; the rules know resnet and bert" for folder in others]
     for entry, said in pairs:
         lines += map(str, entry.findings if args.all else named_once(entry.findings))
-        lines += [str(verdict) for verdict in said if verdict.verdict != "SUCCESS"]
+        lines += [str(verdict) for verdict in said if verdict.refuses or verdict.verdict == "FAILED"]
         lines.append(summary(entry, said))
     print(*lines, sep="\n")
     return EXIT_FINDINGS if failed else EXIT_OK

@@ -55,7 +55,7 @@ class Verdict:
 
     def __str__(self) -> str:
         what = f"official {self.checker} checker {self.ruleset}"
-        return f"{self.path}: {what}: {self.verdict} {self.detail}".rstrip()
+        return f"{self.path}: {what}: {self.verdict}" + (f": {self.detail}" if self.detail else "")
 
 
 def rulesets(run_set: RunSet, chosen: str | None = None) -> tuple[str, ...]:
