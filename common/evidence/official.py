@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from common.evidence.log import Log, RunSet, label
-from common.evidence.records import printable
+from common.evidence.records import YEAR_2100_MS, printable
 
 RULESETS = {"resnet": ("2.0.0", "2.1.0"), "bert": ("2.1.0",)}  # the rounds of the published runs: ours too
 ROUNDS = {  # ruleset: the month after its round, and the benchmarks that it has rules for
@@ -68,7 +68,7 @@ def rulesets(run_set: RunSet, chosen: str | None = None) -> tuple[str, ...]:
     if chosen:
         return (chosen,) if lead.benchmark in ROUNDS[chosen][1] else ()
     start = lead.first("run_start")
-    if lead.is_ours or not start or not known:
+    if lead.is_ours or not start or not known or start.time_ms >= YEAR_2100_MS:
         return known
     month = datetime.fromtimestamp(start.time_ms / 1000, UTC).strftime("%Y-%m")
     found = next((r for r, (end, names) in ROUNDS.items() if month < end and lead.benchmark in names), None)
@@ -158,7 +158,9 @@ def _compliance(log: Log, ruleset: str) -> Verdict:
         return Verdict(path=log.path, ruleset=ruleset, verdict="not run", detail=UNKNOWN)
     command = ["-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset]
     command += ["--log_output", "log", str(log.file)]
-    return _ask(command, "compliance", log.path, ruleset, "SUCCESS", "FAILED")
+    verdict = _ask(command, "compliance", log.path, ruleset, "SUCCESS", "FAILED")
+    is_whole_miss = log.minutes is not None and not log.is_converged
+    return replace(verdict, is_applied=not is_whole_miss)  # a set may have one; rule S408 counts them
 
 
 def _has_known_names(log: Log) -> bool:

@@ -14,6 +14,7 @@ TOKEN = ":::MLLOG "
 SPACED_COLON = re.compile(r'"\s+:')
 LOOKALIKE = re.compile(r":::\s*MLLOG", re.IGNORECASE)
 MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse once per bracket
+MAX_TIME_MS = 10**15
 YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
 
@@ -67,7 +68,7 @@ def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Pr
     time_ms, key, metadata = record["time_ms"], record["key"], record["metadata"]
     if not isinstance(key, str) or not isinstance(metadata, dict):
         return Problem("record", line, "key is not text, or metadata is not an object")
-    if not isinstance(time_ms, int) or not YEAR_2000_MS <= time_ms < YEAR_2100_MS:
+    if type(time_ms) is not int or not 0 <= time_ms < MAX_TIME_MS:
         return Problem("time", line, printable(time_ms, 40))
     return Event(time_ms, key, record["value"], str(record.get("event_type", "")), metadata, line)
 

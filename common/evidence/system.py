@@ -125,8 +125,11 @@ def _text_fault(value: object) -> str:
     return ""
 
 
-def read(path: Path) -> object:
-    """Return what a JSON file holds. Raises ValueError, in one line, for whatever cannot be read safely."""
+def read(path: Path, *, takes_repeated: bool = False) -> object:
+    """Return what a JSON file holds. Raises ValueError, in one line, for whatever cannot be read safely.
+
+    With `takes_repeated` the last value of a field counts, as for the official tools.
+    """
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise ValueError("not a regular file; links are refused")
@@ -145,7 +148,9 @@ def read(path: Path) -> object:
     if text.count("[") + text.count("{") > MAX_BRACKETS:  # json recurses once per bracket
         raise ValueError(f"more than {MAX_BRACKETS} brackets")
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(
+            text, object_pairs_hook=dict if takes_repeated else _unique, parse_constant=_no_constant
+        )
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} in line {error.lineno}") from error
 

@@ -1,9 +1,11 @@
 """The audit rules: one function each, its docstring the message, with the change of good logs that it finds.
 
 Families: P parsing, K keys, T time, Q quality, S run sets, X between run sets, Y system descriptions.
-Severity `error` where none of 315 published runs breaks the rule, `warning` where some do, `strict`: error on
-logs of this suite, warning on others. A section is one of MLCommons' training_rules.adoc (`rules`) or of its
-submission_rules.adoc; `logging` is the official checker (rulesets 2.0.0, 2.1.0); `house` is our own promise.
+Severity `error` where no honest run set breaks the rule: of 197 published ones (1,485 logs of v2.0 and v2.1)
+four do, two with two batch sizes in one set and two with a log that breaks off. `warning` where some do, and
+`strict`: error on logs of this suite, warning on others. A section is one of MLCommons' training_rules.adoc
+(`rules`) or of its submission_rules.adoc; `logging` is the official checker (rulesets 2.0.0, 2.1.0); `house`
+is our own promise.
 """
 
 from common.evidence.rules import keys, quality, sets, systems, timing

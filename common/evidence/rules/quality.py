@@ -25,14 +25,24 @@ def accuracy_is_a_fraction(log: Log) -> Iterator[Found]:
             yield Found(event.line, printable(event.value, 40))
 
 
-@rule("Q302", "error", "rules: Quality measure", breaks=edited("run_stop", status="done"))
+@rule(
+    "Q302", "error", "rules: Quality measure", breaks=edited("eval_accuracy", at=-1, value=0.7, correct=35000)
+)
 def success_means_the_target(log: Log) -> Iterator[Found]:
-    """status is aborted, or success with the last accuracy at the target."""
+    """A success has its last accuracy at the target."""
     stop = log.last("run_stop")
     status = stop.metadata.get("status") if stop else None
-    if stop and status != "aborted" and not log.is_converged:
+    if stop and status == "success" and not log.is_converged:
         reached = f"{log.curve[-1].accuracy:.5f}" if log.curve else "nothing"
-        yield Found(stop.line, f"{printable(status, 40)}, reached {reached} of {log.target:g}")
+        yield Found(stop.line, f"reached {reached} of {log.target:g}")
+
+
+@rule("Q312", "strict", "rules: Run Results", breaks=edited("run_stop", status="done"))
+def status_is_known(log: Log) -> Iterator[Found]:
+    """status is success or aborted; any other word counts as aborted."""
+    stop = log.last("run_stop")
+    if stop and stop.metadata.get("status") not in ("success", "aborted"):
+        yield Found(stop.line, printable(stop.metadata.get("status"), 40))
 
 
 @rule("Q303", "strict", "rules: Run Results", breaks=edited("eval_accuracy", value=0.8, correct=40000))

@@ -21,7 +21,7 @@ from common.evidence.rules.rule import (
     time_of,
 )
 
-CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "train_samples", "eval_samples"}
+CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "eval_samples"}
 CONSTANT |= {"quality_target", "dataset_fingerprint", "num_ranks"}
 MAX_TOTAL = 1_000_000
 ROUNDED = 100_000  # accuracies with five decimals cannot tell
@@ -145,9 +145,12 @@ def work_is_constant(logs: Sequence[Log]) -> Iterator[Found]:
 
 @rule("S411", "strict", "rules: Hyperparameters", breaks=in_last(edited("opt_name", value="adam")))
 def hyperparameters_are_constant(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set share optimizer, schedule and methods."""
+    """The runs of a set share optimizer, schedule, methods and training set."""
     return differing(
-        logs, lambda log: settings(log, [k for k in log.by_key if k.startswith("opt_")] + ["method"])
+        logs,
+        lambda log: settings(
+            log, [k for k in log.by_key if k.startswith("opt_")] + ["method", "train_samples"]
+        ),
     )
 
 

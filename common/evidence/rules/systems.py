@@ -14,7 +14,7 @@ Description = dict[str, Any]
 
 
 class Described(NamedTuple):
-    """A run set, and its description or why there is none. `path` is a label."""
+    """A run set, its description, and what is wrong with the file. `path` is a label."""
 
     run_set: RunSet
     path: str
@@ -31,7 +31,11 @@ def described(run_set: RunSet) -> Described | None:
     try:
         return Described(run_set, label(path), read(path))
     except ValueError as error:
-        return Described(run_set, label(path), None, str(error))
+        why = str(error)
+    try:
+        return Described(run_set, label(path), read(path, takes_repeated=True), why)
+    except ValueError:
+        return Described(run_set, label(path), None, why)
 
 
 def changed(**fields: object) -> Callable[[Description], Description]:
@@ -47,6 +51,13 @@ def system_is_described(subject: Described) -> Iterator[Found]:
     """systems/<system>.json is one JSON object."""
     if not isinstance(subject.description, Mapping):
         yield Found(0, subject.why or "another JSON value", path=subject.path)
+
+
+@rule("Y607", "strict", "RFC 8259: Objects", breaks=lambda description: (description, "written twice"))
+def fields_stand_once(subject: Described) -> Iterator[Found]:
+    """No field of a system description stands twice."""
+    if fields_of(subject) and subject.why:
+        yield Found(0, subject.why, path=subject.path)
 
 
 @rule(

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from common.evidence.log import Log
-from common.evidence.records import Event, finite, printable
+from common.evidence.records import YEAR_2000_MS, YEAR_2100_MS, Event, finite, printable
 from common.evidence.rules.rule import (
     Found,
     delayed,
@@ -41,16 +41,44 @@ def span(log: Log) -> tuple[int, int]:
 
 
 def goes_back(events: Sequence[Event]) -> Iterator[Found]:
-    for before, after in zip(events, events[1:], strict=False):
+    known = [event for event in events if YEAR_2000_MS <= event.time_ms < YEAR_2100_MS]  # others: T214
+    for before, after in zip(known, known[1:], strict=False):
         if after.time_ms < before.time_ms:
             yield Found(after.line, f"{after.key} {before.time_ms - after.time_ms} ms before {before.key}")
 
 
-@rule("T202", "error", "rules: Run Results", breaks=later("block_stop", -2000))
+def of_the_run(log: Log) -> tuple[list[Event], list[Event]]:
+    """Return the records that stand in the run, and those of them that are stamped outside it.
+
+    Where evaluation runs beside the training, blocks end after run_stop; accuracies do not.
+    """
+    first, last = span(log)
+    start, stop = log.first("run_start"), log.last("run_stop")
+    events = [event for event in log.records if first <= event.line <= last]
+    low = start.time_ms if start else 0
+    high = stop.time_ms if stop and stop.time_ms >= low else YEAR_2100_MS  # else: T201
+    ends = {event.key: high for event in events if event.key == "eval_accuracy"}
+    return events, [e for e in events if not low <= e.time_ms <= ends.get(e.key, e.time_ms)]
+
+
+@rule("T202", "error", "rules: Run Results", breaks=later("dataset_fingerprint", -2000))
+def the_run_is_timed(log: Log) -> Iterator[Found]:
+    """Nothing in the run is stamped before run_start, and no accuracy after run_stop."""
+    return (Found(event.line, event.key) for event in of_the_run(log)[1])
+
+
+@rule("T213", "strict", "rules: Run Results", breaks=later("block_stop", -2000))
 def time_advances(log: Log) -> Iterator[Found]:
     """Time never goes back between run_start and run_stop."""
-    start, stop = span(log)
-    yield from goes_back([event for event in log.records if start <= event.line <= stop])
+    events, outside = of_the_run(log)
+    return goes_back([event for event in events if event not in outside] if outside else events)
+
+
+@rule("T214", "strict", "logging: time_ms", breaks=edited("opt_name", time_ms=YEAR_2100_MS + 1))
+def time_is_ours(log: Log) -> Iterator[Found]:
+    """time_ms lies in the years 2000 to 2099."""
+    events = (event for event in log.records if not YEAR_2000_MS <= event.time_ms < YEAR_2100_MS)
+    return (Found(event.line, f"{event.key} at {event.time_ms}") for event in events)
 
 
 @rule("T203", "warning", "rules: Run Results", breaks=later("seed", -2000))

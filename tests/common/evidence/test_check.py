@@ -215,4 +215,4 @@ def test_json_has_every_finding(copy):
     done = ttt("check", root, "--no-official", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1 and found["ok"] is False
-    assert Counter(finding["rule"] for finding in found["sets"][0]["findings"])["Q302"] == 10
+    assert Counter(finding["rule"] for finding in found["sets"][0]["findings"])["Q312"] == 10

@@ -62,7 +62,8 @@ def test_a_rule_finds_its_change_of_a_description_alone(golden, about):
     good = golden.description()
     subject = Described(run_set(golden.set()), "here.json", good)
     assert [finding for finding in broken("Y", subject, subject.run_set.lead)] == []
-    changed = subject._replace(description=about.breaks(good))
+    description, why = broken_by if isinstance(broken_by := about.breaks(good), tuple) else (broken_by, "")
+    changed = subject._replace(description=description, why=why)
     assert ids(broken("Y", changed, changed.run_set.lead)) == {about.id}
 
 
