@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from common import launch, ranks, sampler
-from common.config import ROOT, load
+from common.commands.data import prepare
+from common.config import ROOT, benchmarks, load
 from common.errors import UserError
 from common.ranks import Place
 
@@ -36,6 +37,13 @@ def test_the_ranks_of_any_number_see_the_samples_of_one_in_their_order(world_siz
         parts = [sampler.own(batch, place) for place in places(world_size)]
         assert np.array_equal(np.concatenate(parts), batch)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+    """The data of size mini, for the ranks of these tests and whoever runs them."""
+    for name in benchmarks():
+        prepare(load(name, "baseline", size="mini", settings=[]).config)
 
 
 def benchmark(name, place, *settings):
