@@ -56,6 +56,7 @@ def joined(place: Place) -> Iterator[None]:
         device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
     )
     yield
+    barrier()  # nobody hangs up while another still reads
     dist.destroy_process_group()
 
 

@@ -1,9 +1,10 @@
 """Trains a small BERT in float64 on as many ranks as it is started on, on two and on one.
 
-Started with torchrun by test_distributed.py: `train_exactly.py OUTPUT PORT PORT`. Rank 0 saves what came out.
+Started with torchrun by test_distributed.py: `train_exactly.py OUTPUT`. Rank 0 saves what came out.
 """
 
 import os
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -86,15 +87,19 @@ def agreed_error(place):
         return str(error)
 
 
+def free_port():
+    """Return a port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 def main():
     """Train on all ranks, then on the first two, then on one: each imports torch once."""
-    all_ranks, (output, *ports), found = ranks.place(), sys.argv[1:], {}
-    for world_size, port in zip(
-        (all_ranks.world_size, 2, 1), [os.environ["MASTER_PORT"], *ports], strict=True
-    ):
+    all_ranks, (output,), found = ranks.place(), sys.argv[1:], {}
+    for world_size in (all_ranks.world_size, 2, 1):
         if all_ranks.rank >= world_size:
             break
-        os.environ["MASTER_PORT"] = port
         place = replace(all_ranks, world_size=world_size)
         with distributed.joined(place):
             found[world_size] = {
@@ -103,7 +108,8 @@ def main():
                 "error": agreed_error(place),
                 "told": distributed.broadcast(f"by rank {place.rank}"),
             }
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # the next group meets at a port of its own
+            next_port = distributed.broadcast(free_port())
+        os.environ |= {"MASTER_PORT": str(next_port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     if all_ranks.rank == 0:
         torch.save(found, output)
 
