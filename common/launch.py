@@ -37,6 +37,7 @@ class RunSet:
     num_runs: int
     seeds: tuple[int, ...]
     num_ranks: int = 1
+    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
@@ -153,6 +154,7 @@ def head(run_set: RunSet, command: Sequence[str]) -> str:
         "versions": ", ".join(f"{name} {version}" for name, version in system.versions().items()),
     }
     lines = [f"{key}: {value}" for key, value in facts.items()]
+    lines += [f"preflight: {found}" for found in run_set.preflight]
     lines += [f"changed by {change}" for change in run_set.loaded.changes]
     lines += ["--- configuration", *(f"  {line}" for line in configs.to_yaml(config).splitlines())]
     text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")

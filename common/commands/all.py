@@ -11,12 +11,13 @@ examples:
 """
 
 import argparse
+import dataclasses
 import sys
 import time
 
 from common import config as configs
 from common.commands import check, data, report, score
-from common.commands.run import add_nproc
+from common.commands.run import add_force, add_nproc
 from common.config import ROOT
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError, nearest
 
@@ -36,11 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every configuration"
     )
     add_nproc(parser)
+    add_force(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Do everything; the exit code is the first that was not 0."""
     from common import launch, ranks, system
+    from common.doctor.preflight import preflight
 
     if ranks.place().world_size > 1:
         raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
@@ -52,13 +55,15 @@ def main(args: argparse.Namespace) -> int:
     for benchmark in args.benchmarks:
         for name in args.configurations:
             loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
-            sets[benchmark, name] = launch.plan_run_set(
+            run_set = launch.plan_run_set(
                 loaded,
                 results=ROOT / "results",
                 runs=args.runs,
                 seed=None,
                 num_ranks=launch.choose_ranks(loaded.config, args.nproc),
             )
+            found = preflight(loaded.config, run_set.directory, is_forced=args.force)
+            sets[benchmark, name] = dataclasses.replace(run_set, preflight=found)
             system.write_description(loaded.config, ROOT / "systems")
         data.prepare(loaded.config)
         launch.check_data(loaded)

@@ -12,6 +12,7 @@ examples:
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
     )
     add_nproc(parser)
+    add_force(parser)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
     parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -68,6 +70,13 @@ def add_nproc(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Declare how to run in spite of what the checks before a run find."""
+    parser.add_argument(
+        "--force", action="store_true", help="run in spite of a fault of this machine; the log says so"
+    )
+
+
 def number_of_ranks(text: str) -> int:
     """Parse a number from 1 to `MAX_RANKS`."""
     if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
@@ -79,6 +88,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
     from common import launch, ranks, system
+    from common.doctor.preflight import preflight
 
     if args.dry_run:
         from common.dry_run import describe_run
@@ -96,6 +106,8 @@ def main(args: argparse.Namespace) -> int:
     launch.check_data(loaded)
     if args.index is not None and run_set.num_runs > 1:
         raise UserError("--index names one result; use it with --runs 1")
+    found = preflight(loaded.config, run_set.directory, is_forced=args.force)
+    run_set = dataclasses.replace(run_set, preflight=found)
     system.write_description(loaded.config, args.systems.resolve())
     codes = []
     for number in range(run_set.num_runs):
