@@ -26,7 +26,6 @@ from common.doctor.line import FAULT, WARNING, Line, fault, warning
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
 PROCESSES_ON_CPU = 2  # enough to see messages pass
-FEWEST_SEEDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +54,8 @@ def main(args: argparse.Namespace) -> int:
 
     loaded = {benchmark: load(args, benchmark) for benchmark in args.benchmarks}
     if args.store_bands is not None:
-        if args.store_bands < FEWEST_SEEDS or args.size != "mini":
-            raise UserError(f"--store-bands takes {FEWEST_SEEDS} seeds or more, and --size mini")
+        if args.store_bands < first_steps.FEWEST_SEEDS or args.size != "mini":
+            raise UserError(f"--store-bands takes {first_steps.FEWEST_SEEDS} seeds or more, and --size mini")
         for benchmark, named in loaded.items():
             print(f"-> {first_steps.store(benchmark, named, args.store_bands)}")
         return EXIT_OK
@@ -89,11 +88,11 @@ def load(args: argparse.Namespace, benchmark: str) -> dict[str, RunConfig]:
 def lines(args: argparse.Namespace, loaded: dict[str, dict[str, RunConfig]]) -> Iterator[Line]:
     """Yield what every check finds, the cheap ones first."""
     from common.doctor import devices, gpus
-    from common.doctor.preflight import cheap_checks, num_data_files
+    from common.doctor.preflight import cheap_checks, num_shards
     from common.launch import count_gpus
 
-    num_files = max(num_data_files(config) for named in loaded.values() for config in named.values())
-    yield from cheap_checks(args.size, args.results.resolve(), num_files)
+    most_shards = max(num_shards(config) for named in loaded.values() for config in named.values())
+    yield from cheap_checks(args.size, args.results.resolve(), most_shards)
     if args.quick:
         return
     num_gpus = count_gpus()

@@ -18,8 +18,10 @@ from common import config as configs
 from common import system, yaml_file
 from common.config import ROOT, RunConfig, Strict, validated
 from common.doctor.line import Line, fault, ok
+from common.errors import UserError
 
 FILE = "first_steps"
+FEWEST_SEEDS = 3
 NUM_LAST = 20  # steps whose mean loss is compared
 UNTIMED = 5  # first steps, in which threads start
 FALSE_ALARMS = 1e-4  # of a band: how often an honest training would lie outside
@@ -54,6 +56,8 @@ def stored(benchmark: str) -> dict[str, Band]:
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
     """Return between what values the next one lies, but for `FALSE_ALARMS`: Student's prediction interval."""
+    if len(values) < FEWEST_SEEDS:
+        raise UserError(f"{len(values)} seeds are no band", where=FILE, hint="ttt doctor --store-bands 10")
     number, middle = len(values), statistics.mean(values)
     reach = float(stats.t.ppf(1 - FALSE_ALARMS / 2, number - 1)) * math.sqrt(1 + 1 / number)
     return middle - reach * statistics.stdev(values), middle + reach * statistics.stdev(values)

@@ -8,10 +8,9 @@ from common.config import ROOT, RunConfig
 from common.doctor import gpus, host
 from common.doctor.line import FAULT, OK, Line
 from common.errors import UserError
-from common.fingerprint import MANIFEST, read_manifest
 
 
-def cheap_checks(size: str, results: Path, num_data_files: int) -> Iterator[Line]:
+def cheap_checks(size: str, results: Path, num_shards: int) -> Iterator[Line]:
     """Yield what can be known without processes, training, or reading data."""
     yield host.versions()
     yield gpus.presence(size)
@@ -19,15 +18,13 @@ def cheap_checks(size: str, results: Path, num_data_files: int) -> Iterator[Line
     yield host.space("results", results)
     yield host.space("temporary files", Path(tempfile.gettempdir()))
     yield host.shared_memory(size)
-    yield host.open_files(num_data_files)
+    yield host.open_files(num_shards)
 
 
-def num_data_files(config: RunConfig) -> int:
-    """Return how many files the prepared data have; 0 where there are none."""
+def num_shards(config: RunConfig) -> int:
+    """Return how many shards the prepared data have; 0 where there are none."""
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
-    if not (directory / MANIFEST).is_file():
-        return 0
-    return len(read_manifest(directory, hint=config.prepared_hint)["files"])
+    return sum(1 for _ in directory.glob("*.shard"))
 
 
 def preflight(config: RunConfig, results: Path, *, is_forced: bool) -> tuple[str, ...]:
@@ -35,7 +32,7 @@ def preflight(config: RunConfig, results: Path, *, is_forced: bool) -> tuple[str
 
     Raises UserError for a fault, unless `is_forced`.
     """
-    lines = [line for line in cheap_checks(config.size, results, num_data_files(config)) if line.state != OK]
+    lines = [line for line in cheap_checks(config.size, results, num_shards(config)) if line.state != OK]
     faults = [line for line in lines if line.state == FAULT]
     if faults and not is_forced:
         more = f" (and {len(faults) - 1} more: ttt doctor --quick)" if len(faults) > 1 else ""
