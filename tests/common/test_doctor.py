@@ -155,7 +155,10 @@ def test_a_kernel_that_computes_something_else_is_a_fault(config, monkeypatch):
 def test_a_kernel_that_answers_nothing_but_nan_is_a_fault(config, monkeypatch):
     from language_bert import kernel_pairs
 
-    monkeypatch.setattr(kernel_pairs, "chunked_cross_entropy", lambda *inputs: inputs[0].sum() * float("nan"))
+    def broken(hidden, weight, bias, *others):
+        return (hidden.sum() + weight.sum() + bias.sum()) * float("nan")
+
+    monkeypatch.setattr(kernel_pairs, "chunked_cross_entropy", broken)
     assert states(recipe.check_kernels(config))["kernel loss in chunks"] == FAULT
 
 
