@@ -1,8 +1,5 @@
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +10,7 @@ from common.evidence import intervals
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.reported import reported
 from common.evidence.score import counting_window, duration, notes, olympic_mean, score, speedups
-
-TTT = Path(sys.executable).with_name("ttt")
+from tests.command import ttt
 
 PUBLISHED_SCORES = {  # the official summarizer's minutes for the MosaicML submissions of v2.0 and v2.1
     ("resnet", "baseline"): (110.513128, 107_618_028, 0.766668),
@@ -256,10 +252,6 @@ def test_a_broken_reported_file_is_named(tmp_path):
     (tmp_path / "some" / "reported.yaml").write_text("benchmark: resnet\nsets: [{}]\n")
     with pytest.raises(UserError, match="some/reported.yaml"):
         reported(tmp_path)
-
-
-def ttt(*arguments):
-    return subprocess.run([TTT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
