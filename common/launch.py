@@ -18,9 +18,8 @@ from common import config as configs
 from common import fingerprint, hardware, mllog, ranks, system
 from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.evidence.log import read_log
+from common.evidence.log import NUM_RUNS, read_log
 
-OFFICIAL_RUNS = {"resnet": 5, "bert": 10}
 GRACE_S = 15  # how long a run may take to close its log when it is told to end
 
 
@@ -75,7 +74,7 @@ def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None, 
     name = configs.benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
-    num_runs = OFFICIAL_RUNS[name] if runs == "official" else int(runs)
+    num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
     if num_runs > 1 and ranks.place().world_size > 1:
         raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
     seeds = [secrets.randbits(31)] if seed is None else [seed]

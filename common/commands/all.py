@@ -11,14 +11,17 @@ examples:
 """
 
 import argparse
+import os
 import sys
 import time
+from pathlib import Path
 
 from common import config as configs
 from common.commands import check, data, report, score
 from common.commands.run import add_nproc
 from common.config import ROOT
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError, nearest
+from common.evidence.audit import audit_paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,16 +72,12 @@ def main(args: argparse.Namespace) -> int:
                 codes.append(launch.run_once(run_set, number, sys.argv[1:]))
                 if codes[-1] == EXIT_INTERRUPTED:
                     return EXIT_INTERRUPTED
-    folders = [str((run_set.directory).relative_to(ROOT)) for run_set in sets.values()]
-    codes.append(run_command(check, folders))
-    codes.append(run_command(score, folders))
-    codes.append(run_command(report, folders))
+    folders = [Path(os.path.relpath(run_set.directory)) for run_set in sets.values()]
+    audited = audit_paths(folders)
+    verdicts = check.judged(audited)
+    print(*check.lines([], [], audited, verdicts), sep="\n")
+    codes.append(check.exit_code([], audited, verdicts))
+    codes.append(score.show(folders))
+    report.write(ROOT / "report", audited, verdicts)
     print(f"all done in {(time.monotonic() - started) / 60:.1f} minutes")
     return next((code for code in codes if code), EXIT_OK)
-
-
-def run_command(command: object, arguments: list[str]) -> int:
-    """Run another command with these arguments."""
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)  # type: ignore[attr-defined]
-    return int(command.main(parser.parse_args(arguments)))  # type: ignore[attr-defined]

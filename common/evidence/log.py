@@ -218,6 +218,15 @@ class RunSet:
         """The system id without its configuration."""
         return self.lead.system.removesuffix(f"-{self.lead.configuration}")
 
+    @property
+    def systems_folder(self) -> Path | None:
+        """Where its submission describes its systems, if it does: beside results/, or beside the systems."""
+        file = self.lead.file
+        if file is None or not self.lead.folders[0]:
+            return None
+        root = file.parents[2]
+        return (root.parent if root.name == "results" else root) / "systems"
+
 
 def load(paths: Sequence[Path]) -> list[RunSet]:
     """Read every result_*.txt below `paths` (a file is taken whatever its name), one run set per folder.

@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -85,14 +86,12 @@ def trace(log: Log) -> object:
 
 def overlapping(logs: Sequence[Log]) -> Iterator[Found]:
     """Yield the logs that start before an earlier one has ended."""
-    timed = sorted(((log.events("run_start")[0].time_ms, log) for log in logs if log.minutes), key=first_of)
+    timed = sorted(
+        ((log.events("run_start")[0].time_ms, log) for log in logs if log.minutes), key=itemgetter(0)
+    )
     for (start, log), (next_start, other) in zip(timed, timed[1:], strict=False):
         if next_start < start + (log.minutes or 0) * 60000:
             yield Found(0, f"starts before {log.path} ends", other)
-
-
-def first_of(pair: tuple[int, Log]) -> int:
-    return pair[0]
 
 
 def repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
