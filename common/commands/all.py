@@ -6,6 +6,7 @@ go to results/, the page to report/index.html; nothing that exists is overwritte
 examples:
   ttt all
   ttt all --runs official
+  ttt all --runs official --continue
   ttt all --benchmarks language_bert --runs 1
   ttt all --set submission.hardware=my-laptop --set submission.org=Example
 """
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 from common import config as configs
+from common import launch, ranks, run_sets, system
 from common.commands import check, data, report, score
 from common.commands.run import add_nproc
 from common.config import ROOT
@@ -39,12 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every configuration"
     )
     add_nproc(parser)
+    run_sets.add_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Do everything; the exit code is the first that was not 0."""
-    from common import launch, ranks, system
-
     if ranks.place().world_size > 1:
         raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
     for benchmark in args.benchmarks:
@@ -55,23 +56,20 @@ def main(args: argparse.Namespace) -> int:
     for benchmark in args.benchmarks:
         for name in args.configurations:
             loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
-            sets[benchmark, name] = launch.plan_run_set(
+            planned = launch.plan_run_set(
                 loaded,
                 results=ROOT / "results",
                 runs=args.runs,
                 seed=None,
                 num_ranks=launch.choose_ranks(loaded.config, args.nproc),
             )
+            sets[benchmark, name] = run_sets.with_options(planned, args)
             system.write_description(loaded.config, ROOT / "systems")
         data.prepare(loaded.config)
         launch.check_data(loaded)
-    codes = []
-    for number in range(max(run_set.num_runs for run_set in sets.values())):
-        for run_set in sets.values():
-            if number < run_set.num_runs:
-                codes.append(launch.run_once(run_set, number, sys.argv[1:]))
-                if codes[-1] == EXIT_INTERRUPTED:
-                    return EXIT_INTERRUPTED
+    codes = [run_sets.run_all(list(sets.values()), sys.argv[1:], fail_fast=args.fail_fast)]
+    if codes[0] == EXIT_INTERRUPTED:
+        return EXIT_INTERRUPTED
     folders = [Path(os.path.relpath(run_set.directory)) for run_set in sets.values()]
     audited = audit_paths(folders)
     verdicts = check.judged(audited)

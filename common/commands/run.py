@@ -1,12 +1,14 @@
 """Time one configuration of a benchmark from run_start to its target quality, N times.
 
 Each run is one process and one result file, results/<system>/<resnet|bert>/result_N.txt, which is never
-overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1.
+overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1; the set
+goes on with the next run, and says at the end what is missing. What each fault does: common/README.md.
 
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
   ttt run image_classification optimized --size full --dry-run
+  ttt run language_bert optimized --size mini --runs official --continue
   ttt run language_bert optimized --size mini --nproc 2
   ttt run language_bert baseline --size full --nproc 512 --dry-run
 """
@@ -16,8 +18,9 @@ import sys
 from pathlib import Path
 
 from common import config as configs
+from common import launch, ranks, run_sets, system
 from common.config import ROOT, SIZES
-from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.errors import EXIT_OK, UserError
 
 MAX_RANKS = 1024
 
@@ -44,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
     )
     add_nproc(parser)
+    run_sets.add_options(parser)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
     parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -78,8 +82,6 @@ def number_of_ranks(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
-    from common import launch, ranks, system
-
     if args.dry_run:
         from common.dry_run import describe_run
 
@@ -89,17 +91,13 @@ def main(args: argparse.Namespace) -> int:
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
     if ranks.place().rank:
-        return launch.take_part()
+        return launch.take_part(args.hung_after)
     run_set = launch.plan_run_set(
         loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
     )
     launch.check_data(loaded)
-    if args.index is not None and run_set.num_runs > 1:
-        raise UserError("--index names one result; use it with --runs 1")
+    if args.index is not None and (run_set.num_runs > 1 or args.continues):
+        raise UserError("--index names one result; use it with --runs 1, without --continue")
+    run_set = run_sets.with_options(run_set, args, args.seed)
     system.write_description(loaded.config, args.systems.resolve())
-    codes = []
-    for number in range(run_set.num_runs):
-        codes.append(launch.run_once(run_set, number, sys.argv[1:], args.index))
-        if codes[-1] == EXIT_INTERRUPTED:
-            break
-    return next((code for code in codes if code), EXIT_OK)
+    return run_sets.run_all([run_set], sys.argv[1:], fail_fast=args.fail_fast, index=args.index)
