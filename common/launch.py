@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common import fingerprint, hardware, mllog, ranks, system
+from common import fingerprint, hardware, mllog, ranks, resume, system
 from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import read_log
@@ -28,7 +28,8 @@ GRACE_S = 15  # how long a run may take to close its log when it is told to end
 class RunSet:
     """The runs of one configuration on this system; `directory` holds their results.
 
-    `num_ranks` are to be started here; 1 also where torchrun or srun has started them.
+    `num_ranks` are to be started here; 1 also where torchrun or srun has started them. With a `checkpoint`
+    the one run goes on from there.
     """
 
     loaded: Loaded
@@ -37,6 +38,7 @@ class RunSet:
     num_runs: int
     seeds: tuple[int, ...]
     num_ranks: int = 1
+    checkpoint: Path | None = None
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
@@ -200,6 +202,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         "result": result,
         "label": label,
         "expected_s": expected,
+        "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
     }
     code = EXIT_INTERRUPTED  # until the process says otherwise
     try:
@@ -209,6 +212,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
             code = supervise([*program(run_set.num_ranks), str(file)])
     finally:
         code = close(path, code, shown)
+        resume.tidy(path, is_done=code == EXIT_OK)
     return code
 
 

@@ -3,12 +3,17 @@
 Each run is one process and one result file, results/<system>/<resnet|bert>/result_N.txt, which is never
 overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1.
 
+With `--set checkpoint_every=100ba` (batches; `ep`, `sp`: epochs, samples) a run keeps a checkpoint beside its
+result until it reaches its target. The same command with `--resume RESULT` goes on from there, in a new
+result whose clock has run since the first start: for research, no score counts it unless told to.
+
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
   ttt run image_classification optimized --size full --dry-run
   ttt run language_bert optimized --size mini --nproc 2
   ttt run language_bert baseline --size full --nproc 512 --dry-run
+  ttt run language_bert baseline --size mini --set checkpoint_every=1ep --resume results/.../result_0.txt
 """
 
 import argparse
@@ -44,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
     )
     add_nproc(parser)
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RESULT",
+        help="go on from the last checkpoint of an interrupted run, whose settings and seed are kept",
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
     parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -78,7 +89,7 @@ def number_of_ranks(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
-    from common import launch, ranks, system
+    from common import launch, ranks, resume, system
 
     if args.dry_run:
         from common.dry_run import describe_run
@@ -96,6 +107,8 @@ def main(args: argparse.Namespace) -> int:
     launch.check_data(loaded)
     if args.index is not None and run_set.num_runs > 1:
         raise UserError("--index names one result; use it with --runs 1")
+    if args.resume is not None:
+        run_set = resume.resumed(run_set, args.resume, seed=args.seed)
     system.write_description(loaded.config, args.systems.resolve())
     codes = []
     for number in range(run_set.num_runs):

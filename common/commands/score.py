@@ -46,12 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[Path("results")],
         help="result files or folders",
     )
+    parser.add_argument(
+        "--include-resumed",
+        action="store_true",
+        help="count runs that went on from a checkpoint, in place of their interrupted logs",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def main(args: argparse.Namespace) -> int:
     measured, published = (
-        [score(run_set) for run_set in load([Path(path) for path in args.paths])],
+        [
+            score(run_set, include_resumed=args.include_resumed)
+            for run_set in load([Path(path) for path in args.paths])
+        ],
         reported(),
     )
     faster = speedups(measured) | speedups(published)
