@@ -162,13 +162,9 @@ def resume_run(run: "TrainingRun", checkpoint: Path, result: Path) -> float:
         restore(run, checkpoint, facts)
     run.first_step, run.epoch, run.quality = facts.step, facts.epoch, facts.quality
     run.num_samples = facts.step * run.config.global_batch_size
-    now = time.time()
-    clock, first = (
-        run.clock,
-        max((each for each in run.plan.evaluation_steps if each <= facts.step), default=0),
-    )
-    clock.num_steps, clock.steps_before_block = facts.step, first
-    clock.block_start = time.monotonic() - (now - facts.block_started)
+    now, evaluated = time.time(), [0, *(each for each in run.plan.evaluation_steps if each <= facts.step)]
+    run.clock.num_steps, run.clock.steps_before_block = facts.step, evaluated[-1]
+    run.clock.block_start = time.monotonic() - (now - facts.block_started)
     run.log.close()
     if run.place.rank == 0:
         head = result.read_text("ascii")
@@ -178,4 +174,8 @@ def resume_run(run: "TrainingRun", checkpoint: Path, result: Path) -> float:
             log.event("resumed", facts.step, samples=run.num_samples, gap_ms=round((now - facts.saved) * 1e3))
             log.close()
     run.log = RunLog(result, state=facts.log_state)
+    run.clock.line(
+        f"  goes on with step {facts.step + 1} of {run.plan.num_steps} from {checkpoint.name}, "
+        f"saved {now - facts.saved:.0f} s ago, {now - facts.started:.0f} s after the first start"
+    )
     return now - facts.started
