@@ -139,8 +139,8 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def train_batches(self) -> Iterator[Batch]:
-        """Yield this rank's part of the training batches from the first step on, without end."""
+    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
+        """Yield this rank's part of the training batches from a step on, without end."""
 
     @abstractmethod
     def evaluation_batches(self) -> Iterator[Batch]:

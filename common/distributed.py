@@ -103,6 +103,15 @@ def broadcast(value: T) -> T:
     return values[0]
 
 
+def gathered(value: T) -> list[T]:
+    """Return the value of each rank, on all of them."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 @contextmanager
 def agreed() -> Iterator[None]:
     """Let every rank raise the UserError of the first one that met one; no messages inside the block."""
@@ -115,8 +124,7 @@ def agreed() -> Iterator[None]:
         if error is not None:
             raise error
         return
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, error and {"what": error.what, "where": error.where, "hint": error.hint})
+    told = gathered({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
     first = next((each for each in told if each is not None), None)
     if first is not None:
         raise UserError(**first)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from common import config as configs
-from common import fingerprint, hardware, mllog, ranks, system
+from common import fingerprint, hardware, mllog, ranks, resume, system
 from common.board import Board
 from common.config import ROOT, Loaded, RunConfig
-from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import NUM_RUNS, Log, read_log
 from common.supervision import Watchdog, supervise
 
@@ -33,6 +33,7 @@ class RunSet:
 
     `num_ranks` are to be started here; 1 also where torchrun or srun has started them. Of a set that is
     continued `num_done` runs are there, whose seeds nobody reads, and no index below `first_index` is taken.
+    With a `checkpoint` the one run goes on from there.
     """
 
     loaded: Loaded
@@ -45,6 +46,7 @@ class RunSet:
     first_index: int = 0
     hung_after_s: float = HUNG_AFTER_S
     drops_caches: bool = False
+    checkpoint: Path | None = None
 
     @property
     def title(self) -> str:
@@ -245,6 +247,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         "expected_s": expected,
         "drops_caches": run_set.drops_caches,
         "needs_gpu": count_gpus() > 0,
+        "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
     }
     ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
     ballast = keep_free(path)
@@ -253,6 +256,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
     finally:
         ballast.close()
         outcome = close(path, ended, failure, shown)
+        resume.tidy(path, is_done=outcome.code == EXIT_OK)
     return outcome
 
 

@@ -30,6 +30,9 @@ RECORDS = {  # key -> (states it may be written in, state afterwards); None: the
     "eval_start": (("run",), "eval"),
     "eval_stop": (("eval",), "evaluated"),
     "eval_accuracy": (("evaluated",), "run"),
+    "checkpoint": (("block", "epoch"), None),
+    "checkpoint_failed": (("block", "epoch"), None),
+    "resumed": (("block", "epoch"), None),
     "run_stop": (("run", "block", "epoch", "eval", "evaluated"), "stopped"),
 }
 FACT_STATES = ("init", "run", "block")  # any other key is a fact, allowed while these last

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common import distributed, mllog, page_cache, ranks
+from common import checkpoint, distributed, mllog, page_cache, ranks
 from common.benchmark import Benchmark
 from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, PID, Board, Slot
 from common.config import ROOT, RunConfig, benchmark_module
@@ -50,6 +50,7 @@ class Spec:
     expected_s: float | None  # median of the earlier runs of this configuration on this system
     drops_caches: bool = False  # the whole machine's, not only the pages of the data
     needs_gpu: bool = False  # a CPU must not stand in for it unsaid
+    checkpoint: str | None = None  # to go on from
 
 
 class TrainingRun(Training):
@@ -68,13 +69,21 @@ class TrainingRun(Training):
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
         self.waited_s, self.rates_from = 0.0, (0.0, 0.0)
+        self.first_step = 0  # of this process
+        self.epoch: int | None = None  # that is open in the log
+        every = config.checkpoint_every
+        self.steps_per_checkpoint = config.steps(every) if every else self.plan.num_steps
 
     def train(self) -> bool:
         """Train until an evaluation reaches the target; returns whether one did."""
-        self.log.event("dataset_fingerprint", self.benchmark.fingerprint())
-        batches = self.benchmark.train_batches()
+        if self.first_step == 0:
+            self.log.event("dataset_fingerprint", self.benchmark.fingerprint())
+        batches = self.benchmark.train_batches(self.first_step)
         step = 0
         for last in self.plan.evaluation_steps:
+            if 0 < self.first_step >= last:  # evaluated before a checkpoint
+                step = last
+                continue
             if last > step:  # not for an evaluation of the untrained model
                 self.train_block(batches, step, last)
             step = last
@@ -85,27 +94,31 @@ class TrainingRun(Training):
 
     def train_block(self, batches: Iterator[Batch], first: int, last: int) -> None:
         """Take the steps from `first` to `last` and log them as one block."""
-        number = self.benchmark.epoch_number(self.num_samples + 1)
+        number = self.benchmark.epoch_number(first * self.config.global_batch_size + 1)
         until = self.benchmark.epoch_number(last * self.config.global_batch_size)
-        self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
-        self.clock.start()
-        epoch = None
-        for step in range(first, last):
+        if self.log.state == "run":  # else a checkpoint was taken inside this block
+            self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
+            self.clock.start()
+        for step in range(max(first, self.first_step), last):
+            if step > self.first_step and step % self.steps_per_checkpoint == 0:
+                checkpoint.save(self, step)
             self.slot.enter(step, LOADING)
             before = time.perf_counter()
             batch = next(batches)
             self.waited_s += time.perf_counter() - before
             self.slot.enter(step, COMPUTING)
-            if epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
-                self.change_epoch(epoch, epoch := self.benchmark.epoch_number(self.num_samples + 1))
+            if self.epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
+                self.change_epoch(self.benchmark.epoch_number(self.num_samples + 1))
             loss = self.train_step(batch, step)
             self.num_samples += self.config.global_batch_size
             self.clock.step(loss)
-            if first == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between them
+            if (
+                first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS
+            ):  # no evaluation between them
                 self.report_rates(step + 1)
         self.slot.enter(last, BETWEEN)
         self.rate = self.clock.steps_per_s() * self.config.global_batch_size
-        self.change_epoch(epoch, None)
+        self.change_epoch(None)
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.rate, **where)
         value = distributed.mean(self.clock.finish_loss(loss))
@@ -132,12 +145,13 @@ class TrainingRun(Training):
             f"{waiting:.0%} of the time waits: the {'loader' if is_waiting else 'step'} is the bottleneck"
         )
 
-    def change_epoch(self, ended: int | None, started: int | None) -> None:
+    def change_epoch(self, started: int | None) -> None:
         """Log the border between two epochs; one that an evaluation divides is logged in both blocks."""
-        if ended is not None:
-            self.log.stop("epoch_stop", epoch_num=ended)
+        if self.epoch is not None:
+            self.log.stop("epoch_stop", epoch_num=self.epoch)
         if started is not None:
             self.log.start("epoch_start", epoch_num=started)
+        self.epoch = started
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -245,7 +259,8 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
     """
     module = benchmark_module(spec.config["benchmark"])
     config = module.Config.model_validate(spec.config)
-    log = RunLog(ROOT / spec.result if place.rank == 0 else Path(os.devnull))
+    result = ROOT / spec.result if place.rank == 0 else Path(os.devnull)
+    log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
     benchmark = module.Benchmark(config, seed=spec.seed, place=place)
     run = TrainingRun(spec, config, benchmark, log, slot)
     if spec.needs_gpu and not torch.cuda.is_available():
@@ -263,13 +278,15 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
     run.initialize()
     log_head(log, run)
     log.stop("init_stop")
-    log.start("run_start")
-    wall, run.started = time.time(), time.monotonic()
+    gone_s = checkpoint.resume_run(run, Path(spec.checkpoint), result) if spec.checkpoint else 0.0
+    if not spec.checkpoint:
+        log.start("run_start")
+    wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
     try:
         distributed.barrier()  # no rank opens the data before the clock runs
         status = "success" if run.train() else "aborted"
         duration = time.monotonic() - run.started
-        log.stop(
+        run.log.stop(
             "run_stop",
             status=status,
             samples=run.num_samples,
@@ -277,7 +294,7 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
             clock_drift_ms=round((time.time() - wall - duration) * 1e3),
         )
     finally:
-        log.close()
+        run.log.close()
         run.clock.close()
     distributed.barrier()  # the log is whole before any rank is seen to end
     return EXIT_OK if status == "success" else EXIT_FINDINGS

@@ -153,7 +153,7 @@ class Benchmark(benchmark.Benchmark):
         """Raise UserError when decoded images would not fit into memory, or DALI is missing."""
         check_loader(self.config.data, self.num_own_samples, self.device)
 
-    def train_batches(self) -> Iterator[Batch]:
+    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
         data = self.config.data
         images = self.images("train", data.num_train_samples)
@@ -165,7 +165,10 @@ class Benchmark(benchmark.Benchmark):
             flip_probability=data.flip_probability,
             place=self.place,
         )
-        for samples, pixels in open_loader(images, settings, data, self.device, self.config.precision):
+        loader = open_loader(
+            images, settings, data, self.device, self.config.precision, start_step=start_step
+        )
+        for samples, pixels in loader:
             yield self.batch(images, samples, pixels)
 
     def evaluation_batches(self) -> Iterator[Batch]:

@@ -187,10 +187,11 @@ class Benchmark(benchmark.Benchmark):
             ),
         )
 
-    def train_batches(self) -> Iterator[Batch]:
+    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's part of shuffled batches without end; the index knows all their masked tokens."""
         shards = self.shards("train", self.config.data.num_train_samples)
-        for indices in sampler.batches(len(shards), self.config.global_batch_size, seed=self.seed):
+        size = self.config.global_batch_size
+        for indices in sampler.batches(len(shards), size, seed=self.seed, start_step=start_step):
             records = [shards[index] for index in sampler.own(indices, self.place)]
             batch = padded_batch(records, self.config.data.max_seq_length)
             yield replace(batch, num_global_targets=int(shards.index["num_masked"][indices].sum()))

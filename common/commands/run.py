@@ -4,6 +4,10 @@ Each run is one process and one result file, results/<system>/<resnet|bert>/resu
 overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1; the set
 goes on with the next run, and says at the end what is missing. What each fault does: common/README.md.
 
+With `--set checkpoint_every=100ba` (batches; `ep`, `sp`: epochs, samples) a run keeps a checkpoint beside its
+result until it reaches its target. The same command with `--resume RESULT` goes on from there, in a new
+result whose clock has run since the first start: for research, no score counts it unless told to.
+
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
@@ -11,6 +15,7 @@ examples:
   ttt run language_bert optimized --size mini --runs official --continue
   ttt run language_bert optimized --size mini --nproc 2
   ttt run language_bert baseline --size full --nproc 512 --dry-run
+  ttt run language_bert baseline --size mini --set checkpoint_every=1ep --resume results/.../result_0.txt
 """
 
 import argparse
@@ -18,7 +23,7 @@ import sys
 from pathlib import Path
 
 from common import config as configs
-from common import launch, ranks, run_sets, system
+from common import launch, ranks, resume, run_sets, system
 from common.config import ROOT, SIZES
 from common.errors import EXIT_OK, UserError
 
@@ -48,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_nproc(parser)
     run_sets.add_options(parser)
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RESULT",
+        help="go on from the last checkpoint of an interrupted run, whose settings and seed are kept",
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
     parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -98,6 +109,10 @@ def main(args: argparse.Namespace) -> int:
     launch.check_data(loaded)
     if args.index is not None and (run_set.num_runs > 1 or args.continues):
         raise UserError("--index names one result; use it with --runs 1, without --continue")
+    if args.resume is not None and args.continues:
+        raise UserError("--resume goes on with one run, --continue with a set; choose one")
     run_set = run_sets.with_options(run_set, args, args.seed)
+    if args.resume is not None:
+        run_set = resume.resumed(run_set, args.resume, seed=args.seed)
     system.write_description(loaded.config, args.systems.resolve())
     return run_sets.run_all([run_set], sys.argv[1:], fail_fast=args.fail_fast, index=args.index)

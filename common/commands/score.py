@@ -40,16 +40,22 @@ PIPE_WIDTH = 140  # columns, where there is no terminal to ask
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
+    parser.add_argument(
+        "--include-resumed",
+        action="store_true",
+        help="count runs that went on from a checkpoint, in place of their interrupted logs",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def main(args: argparse.Namespace) -> int:
-    return show(args.paths, as_json=args.json)
+    return show(args.paths, include_resumed=args.include_resumed, as_json=args.json)
 
 
-def show(paths: Sequence[Path], *, as_json: bool = False) -> int:
+def show(paths: Sequence[Path], *, include_resumed: bool = False, as_json: bool = False) -> int:
     """Print the scores of the sets below the paths; the exit code says whether there is one."""
-    measured, published = [score(run_set) for run_set in load(paths)], reported()
+    measured = [score(run_set, include_resumed=include_resumed) for run_set in load(paths)]
+    published = reported()
     faster = speedups(measured) | speedups(published)
     lines = notes(measured + published) + [SPEEDUP]
     if as_json:

@@ -105,6 +105,11 @@ class Log:
         """Whether this suite wrote the log; its own logs are held to stricter rules."""
         return self.first("configuration_name") is not None
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run was interrupted and went on from a checkpoint."""
+        return self.first("resumed") is not None
+
     @cached_property
     def benchmark(self) -> str:
         """`resnet`, `bert`, or '' for anything else: what the folder says, else the log."""
