@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +34,28 @@ class Part:
     name: str
     call: Callable[[], object]
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPair:
+    """A kernel and its plain form, to be compared; both return the same tensors, gradients too.
+
+    `tolerance` is the largest difference allowed, as a share of the largest plain value.
+    """
+
+    name: str
+    kernel: Callable[[], Sequence[Tensor]]
+    plain: Callable[[], Sequence[Tensor]]
+    tolerance: float
+
+    def error(self) -> float:
+        """Return the largest difference as a share of the largest plain value; NaN where one is NaN."""
+        pairs = [
+            (one.detach().double(), other.detach().double())
+            for one, other in zip(self.kernel(), self.plain(), strict=True)
+        ]
+        shares = [(one - other).abs().max() / other.abs().max() for one, other in pairs]
+        return float(torch.stack(shares).max())  # max() keeps NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +174,10 @@ class Benchmark(ABC):
 
     def bench_parts(self) -> Iterator[Part]:
         """Yield the pieces that are worth timing alone; none unless a benchmark has some."""
+        yield from ()
+
+    def kernel_pairs(self) -> Iterator[KernelPair]:
+        """Yield the kernels that this machine runs, with their plain forms; none unless there are some."""
         yield from ()
 
     @abstractmethod

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_EXTENDS = 2
-NOT_CONFIGURATIONS = ("mini", "reported")
+NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[str, Field(pattern=r"^[0-9]+(ep|ba|sp)$")]  # epochs, batches or samples

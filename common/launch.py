@@ -47,6 +47,7 @@ class RunSet:
     hung_after_s: float = HUNG_AFTER_S
     drops_caches: bool = False
     checkpoint: Path | None = None
+    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
 
     @property
     def title(self) -> str:
@@ -199,6 +200,7 @@ def head(run_set: RunSet, command: Sequence[str]) -> str:
         "versions": ", ".join(f"{name} {version}" for name, version in system.versions().items()),
     }
     lines = [f"{key}: {value}" for key, value in facts.items()]
+    lines += [f"preflight: {found}" for found in run_set.preflight]
     lines += [f"changed by {change}" for change in run_set.loaded.changes]
     lines += ["--- configuration", *(f"  {line}" for line in configs.to_yaml(config).splitlines())]
     text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")

@@ -13,6 +13,7 @@ import yaml
 from common import config as configs
 from common import launch, ranks
 from common.config import ROOT
+from common.doctor.preflight import preflight
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
 from common.launch import RunSet
@@ -44,6 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="drop the page cache of the whole machine before a run (root), not only the data set's",
     )
+    parser.add_argument(
+        "--force", action="store_true", help="run in spite of a fault of this machine; the log says so"
+    )
 
 
 def seconds(text: str) -> int:
@@ -54,8 +58,16 @@ def seconds(text: str) -> int:
 
 
 def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
-    """Return the set as the options want it; `seed` is the first, if a person chose one."""
-    run_set = replace(run_set, hung_after_s=args.hung_after, drops_caches=args.drop_caches)
+    """Return the set as the options want it; `seed` is the first, if a person chose one.
+
+    Raises UserError for a fault of this machine, unless it is to be run in spite of it.
+    """
+    run_set = replace(
+        run_set,
+        hung_after_s=args.hung_after,
+        drops_caches=args.drop_caches,
+        preflight=preflight(run_set.loaded.config, run_set.directory, is_forced=args.force),
+    )
     return continued(run_set, seed) if args.continues else run_set
 
 

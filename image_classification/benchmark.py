@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common import benchmark, fingerprint
-from common.benchmark import Part, Projection, Work
+from common.benchmark import KernelPair, Part, Projection, Work
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.method import Batch, build_methods
 from image_classification.bench_parts import bench_parts
@@ -19,6 +19,7 @@ from image_classification.data.images import Images, open_images
 from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
 from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
 from image_classification.data.resident import EvaluationCache, stored_bytes
+from image_classification.kernel_pairs import kernel_pairs
 from image_classification.methods.progressive_resizing import ProgressiveResizing
 from image_classification.model import build_resnet
 from image_classification.roofline import project, training_work
@@ -110,6 +111,10 @@ class Benchmark(benchmark.Benchmark):
     def bench_parts(self) -> Iterator[Part]:
         """Yield the loaders alone, crop and resize, and the two forms of blurring before a shortcut."""
         return bench_parts(self.config.data, self.config.global_batch_size, self.device)
+
+    def kernel_pairs(self) -> Iterator[KernelPair]:
+        """Yield the blur before a subsampling, and on a GPU the crop of resident pixels."""
+        return kernel_pairs(self.device)
 
     def work(self, shape: str) -> Work:
         """Return the work of an image of such a size when batch norm, addition and ReLU are fused."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from common import benchmark, fingerprint, sampler
-from common.benchmark import Part
+from common.benchmark import KernelPair, Part
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.method import Batch
@@ -26,6 +26,7 @@ from language_bert.data.batches import (
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
+from language_bert.kernel_pairs import kernel_pairs
 from language_bert.model import bert_config, build_bert, next_sentence_loss, spread_positions
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
@@ -160,6 +161,10 @@ class Benchmark(benchmark.Benchmark):
     def bench_parts(self) -> Iterator[Part]:
         """Yield the pieces of a step on packed tokens: attention, products, the rest, head and optimizer."""
         return bench_parts(self.config, self.device)
+
+    def kernel_pairs(self) -> Iterator[KernelPair]:
+        """Yield attention on packed tokens, and the loss in chunks."""
+        return kernel_pairs(self.device)
 
     def work(self, shape: str) -> benchmark.Work:
         """Return the matrix products on real tokens of such a sample, forward and twice backward."""

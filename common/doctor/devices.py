@@ -1,0 +1,147 @@
+"""Checks that need real processes: the devices against each other, and the messages between their ranks."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common.config import ROOT
+from common.doctor import gpus
+from common.doctor.line import Line, fault, ok, warning
+
+TIMEOUT_S, GRACE_S = 90, 10
+SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU
+SLOW, TOO_SLOW = 0.95, 0.85  # of the middle device, below which one is named, and below which it is a fault
+TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+def check_devices(num_ranks: int) -> list[Line]:
+    """Start ranks on this machine, let each measure its device and all of them exchange messages; judge."""
+    check = f"{num_ranks} ranks" if num_ranks > 1 else "device"
+    with tempfile.TemporaryDirectory() as directory:
+        output = Path(directory) / "measured.json"
+        if (trouble := start(num_ranks, output)) is not None:
+            advice = "NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL say more"
+            return [fault(check, trouble, advice)]
+        measured = json.loads(output.read_text())
+    found: Sequence[dict[str, Any]] = measured["ranks"]
+    lines = [
+        compared("matrix product", found, "flops_per_s", 1e12, "TFLOP/s"),
+        compared("device copy", found, "bytes_per_s", 1e9, "GB/s"),
+        *clocks(found),
+    ]
+    if (wrong := differing(found)) is not None:
+        lines.append(wrong)
+    return [*lines, exchanged(measured, num_ranks)]
+
+
+def start(num_ranks: int, output: Path) -> str | None:
+    """Run the ranks to their end; returns what went wrong, None if nothing did."""
+    program = ["common.doctor.probe", str(output)]
+    launcher = [*TORCHRUN, f"--nproc-per-node={num_ranks}", "--module"] if num_ranks > 1 else []
+    threads = max(1, (os.cpu_count() or 1) // num_ranks)
+    environment = os.environ | ({} if num_ranks > 1 else ALONE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *launcher, *program],
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": str(threads)} | environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TIMEOUT_S} s: a rank hangs"
+    finally:
+        end(process)
+    return f"ended with code {process.returncode}: {last_words(errors)}" if process.returncode else None
+
+
+def end(process: "subprocess.Popen[str]") -> None:
+    """End ranks that still run: torchrun ends its own when it is told to, and they end without it."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def last_words(errors: str) -> str:
+    """Return the line of a traceback that names the error: the first of a rank, else the last of all."""
+    lines = [line.rpartition("]:")[2].strip() for line in errors.splitlines() if "Error: " in line]
+    return lines[0] if lines else (errors.strip().splitlines() or ["without a word"])[-1]
+
+
+def compared(check: str, found: Sequence[dict[str, Any]], key: str, unit: float, name: str) -> Line:
+    """Compare the devices; those of processors share one machine, and one device has nothing to compare."""
+    rates = [each[key] for each in found]
+    shown = " ".join(f"{rate / unit:.4g}" for rate in rates)
+    values, where = {key: rates}, found[0]["device"]
+    if where == "cpu":
+        return ok(check, f"{sum(rates) / unit:.4g} {name} of this processor's {len(rates)} ranks", **values)
+    if len(rates) == 1:
+        return ok(check, f"{shown} {name}; one {where} has nothing to compare", **values)
+    middle = statistics.median_high(rates)
+    slow = {rank: rate / middle for rank, rate in enumerate(rates) if rate < SLOW * middle}
+    if not slow:
+        return ok(check, f"{shown} {name}", **values)
+    named = ", ".join(f"GPU of rank {rank} has {share:.0%} of the middle one" for rank, share in slow.items())
+    judge = fault if min(slow.values()) < TOO_SLOW else warning
+    advice = (
+        "every step waits for it: leave it out with CUDA_VISIBLE_DEVICES, and check its cooling and power"
+    )
+    return judge(check, f"straggler: {named} ({shown} {name})", advice, stragglers=sorted(slow), **values)
+
+
+def clocks(found: Sequence[dict[str, Any]]) -> list[Line]:
+    """Return the clocks under load, and what held one back."""
+    if not all("clock_mhz" in each and "max_clock_mhz" in each for each in found):
+        return []
+    check, shown = "clocks under load", " ".join(str(each["clock_mhz"]) for each in found)
+    lines = [
+        line
+        for rank, each in enumerate(found)
+        for line in gpus.slow_downs(f"GPU of rank {rank}", each.get("reasons", 0))
+    ]
+    return lines or [ok(check, f"{shown} MHz of {found[0]['max_clock_mhz']}")]
+
+
+def differing(found: Sequence[dict[str, Any]]) -> Line | None:
+    """Return a line if a device computed another product than its equals from the same numbers."""
+    sums = [each["checksum"] for each in found]
+    if len({each["device"] for each in found}) > 1 or len(set(sums)) == 1:
+        return None
+    usual = statistics.mode(sums)
+    wrong = [f"rank {rank}" for rank, value in enumerate(sums) if value != usual]
+    advice = "a device that computes wrongly: take it out of service"
+    return fault("matrix product", f"{', '.join(wrong)} computed another product than the others", advice)
+
+
+def exchanged(measured: dict[str, Any], num_ranks: int) -> Line:
+    """Judge the messages between the ranks: right sums, and how fast."""
+    check = "all-reduce"
+    if num_ranks == 1:
+        return ok(check, "one rank exchanges nothing")
+    if measured["num_wrong_ranks"]:
+        advice = "NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 shows which way messages are damaged"
+        return fault(check, f"{measured['num_wrong_ranks']} ranks received wrong sums", advice)
+    per_s, size = measured["bus_bytes_per_s"], measured["message_bytes"]
+    found = (
+        f"{per_s / 1e9:.3g} GB/s bus bandwidth, {num_ranks} ranks, {measured['backend']}, {size >> 20} MiB"
+    )
+    values = {"bus_bytes_per_s": per_s, "num_ranks": num_ranks, "backend": measured["backend"]}
+    if measured["backend"] == "nccl" and per_s < SLOW_NCCL:
+        advice = "NCCL_DEBUG=INFO says which way messages take; nvidia-smi topo -m shows the links"
+        return warning(check, found, advice, **values)
+    return ok(check, found, **values)

@@ -1,0 +1,36 @@
+"""What a check of `ttt doctor` answers: a line that says ok, warning or fault, and what to do."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+OK, WARNING, FAULT = "ok", "warning", "fault"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One answer. `advice` says what a person does about it, `values` are its numbers for programs."""
+
+    check: str
+    state: str
+    found: str
+    advice: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        text = f"{self.check}: {self.found}"
+        return f"{text}; {self.advice}" if self.advice else text
+
+
+def ok(check: str, found: str, **values: Any) -> Line:
+    """Return that all is well, or that there is nothing to check."""
+    return Line(check=check, state=OK, found=found, values=values)
+
+
+def warning(check: str, found: str, advice: str, **values: Any) -> Line:
+    """Return that a run works, but not as it could, or that something could not be checked."""
+    return Line(check=check, state=WARNING, found=found, advice=advice, values=values)
+
+
+def fault(check: str, found: str, advice: str, **values: Any) -> Line:
+    """Return that a run would fail, or that its time or result could not be trusted."""
+    return Line(check=check, state=FAULT, found=found, advice=advice, values=values)
