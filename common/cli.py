@@ -19,6 +19,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "package": "assemble results, code and systems as an MLPerf submission, checked",
     "system": "describe this machine in MLPerf's fields, or check descriptions",
     "bench": "measure what the suite itself costs",
+    "plan": "predict step time, efficiency, minutes and cost on more devices",
 }
 
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
