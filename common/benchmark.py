@@ -184,6 +184,14 @@ class Benchmark(ABC):
     def work(self, shape: str) -> Work:
         """Return the work of a sample of such a batch."""
 
+    @abstractmethod
+    def shape_shares(self) -> dict[str, float]:
+        """Return which share of the training samples has which shape of `bench_batches`."""
+
+    def work_spread(self) -> tuple[float, float]:
+        """Return deviation and longest of the work on a sample, relative to its mean; alike if not said."""
+        return 0.0, 1.0
+
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return what devices of these rates by shape would need, or None where nothing says how long."""
         return None

@@ -122,6 +122,11 @@ class Benchmark(benchmark.Benchmark):
             model = self.build_model()
         return training_work(model, int(shape.split()[0]), is_fused=True)
 
+    def shape_shares(self) -> dict[str, float]:
+        """Count the epochs of each size."""
+        sizes = self.epoch_sizes_px()
+        return {f"{size_px} px": sizes.count(size_px) / len(sizes) for size_px in sizes}
+
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""
         sizes = self.epoch_sizes_px()
