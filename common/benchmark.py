@@ -161,8 +161,8 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
-    def train_batches(self) -> Iterator[Batch]:
-        """Yield this rank's part of the training batches from the first step on, without end."""
+    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
+        """Yield this rank's part of the training batches from a step on, without end."""
 
     @abstractmethod
     def evaluation_batches(self) -> Iterator[Batch]:
@@ -183,6 +183,14 @@ class Benchmark(ABC):
     @abstractmethod
     def work(self, shape: str) -> Work:
         """Return the work of a sample of such a batch."""
+
+    @abstractmethod
+    def shape_shares(self) -> dict[str, float]:
+        """Return which share of the training samples has which shape of `bench_batches`."""
+
+    def work_spread(self) -> tuple[float, float]:
+        """Return deviation and longest of the work on a sample, relative to its mean; alike if not said."""
+        return 0.0, 1.0
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return what devices of these rates by shape would need, or None where nothing says how long."""

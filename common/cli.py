@@ -20,6 +20,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "system": "describe this machine in MLPerf's fields, or check descriptions",
     "bench": "measure what the suite itself costs",
     "doctor": "check this machine before a run",
+    "plan": "predict step time, efficiency, minutes and cost on more devices",
 }
 
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."

@@ -95,6 +95,7 @@ class RunConfig(Strict):
     max_duration: Duration
     evaluate_every: Duration
     evaluate_from: Duration = "0sp"
+    checkpoint_every: Duration | None = None  # while the clock runs; null: never
     evaluate_untrained: bool = False  # also before the first step: shows that starting weights were read
     global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
     micro_batch_size: int | None = Field(default=None, gt=0)  # at most so many at a time on a rank; null: all
@@ -335,6 +336,8 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
         fail("max_duration", "a run needs at least one step")
     if config.steps(config.evaluate_every) == 0:
         fail("evaluate_every", "must be at least one step")
+    if config.checkpoint_every is not None and config.steps(config.checkpoint_every) == 0:
+        fail("checkpoint_every", "must be at least one step")
     if config.steps(config.schedule.warmup) >= config.steps(config.max_duration):
         fail(
             "schedule",

@@ -3,10 +3,7 @@
 With one rank no group is started, and every function here returns at once. NCCL on GPUs, gloo elsewhere.
 """
 
-import ctypes
 import os
-import signal
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,7 +20,6 @@ from common.errors import UserError
 from common.ranks import Place, meeting_point
 
 TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than another
-PR_SET_PDEATHSIG = 1
 
 T = TypeVar("T")
 
@@ -47,14 +43,19 @@ def joined(place: Place) -> Iterator[None]:
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
     take_device(place)
     on_gpu = torch.cuda.is_available()
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        init_method="env://",
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=TIMEOUT,
-        device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            init_method="env://",
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=TIMEOUT,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+        )
+    except dist.DistNetworkError as error:
+        where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+        what = f"the ranks cannot meet here ({str(error).splitlines()[0]})"
+        raise UserError(what, where=where, hint="is the port taken? set another MASTER_PORT") from error
     yield
     barrier()  # nobody hangs up while another still reads
     dist.destroy_process_group()
@@ -102,6 +103,15 @@ def broadcast(value: T) -> T:
     return values[0]
 
 
+def gathered(value: T) -> list[T]:
+    """Return the value of each rank, on all of them."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 @contextmanager
 def agreed() -> Iterator[None]:
     """Let every rank raise the UserError of the first one that met one; no messages inside the block."""
@@ -114,8 +124,7 @@ def agreed() -> Iterator[None]:
         if error is not None:
             raise error
         return
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, error and {"what": error.what, "where": error.where, "hint": error.hint})
+    told = gathered({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
     first = next((each for each in told if each is not None), None)
     if first is not None:
         raise UserError(**first)
@@ -162,9 +171,3 @@ def average_statistics(model: nn.Module) -> None:
     parts = torch.split(flat / dist.get_world_size(), [value.numel() for value in own])
     for value, found in zip(own, parts, strict=True):
         value.copy_(found)
-
-
-def end_with_parent() -> None:
-    """Have this process killed when the one that started it is gone; where Linux can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

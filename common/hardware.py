@@ -17,7 +17,7 @@ from typing import Any
 import cpuinfo
 import psutil
 
-from common.evidence.system import NOT_COLLECTED
+from common.evidence.system import FIELDS, NOT_COLLECTED
 
 PERSON = f"{NOT_COLLECTED}a person has to state it"
 NO_ANSWER = f"{NOT_COLLECTED}the driver does not tell"
@@ -26,16 +26,7 @@ TIMEOUT_S = 10
 CPU_CACHES = {"L1d": "l1_data_cache_size", "L2": "l2_cache_size", "L3": "l3_cache_size"}
 NVLINK_VERSIONS = {1: "1", 2: "2", 3: "2.2", 4: "3", 5: "3.1", 6: "4", 7: "5", 8: "6"}  # NVML's numbers
 NVLINK_SWITCH, NVLINK_ACTIVE = 2, 1
-ACCELERATOR = (
-    "accelerator_model_name",
-    "accelerator_host_interconnect",
-    "accelerator_frequency",
-    "accelerator_on-chip_memories",
-    "accelerator_memory_configuration",
-    "accelerator_memory_capacity",
-    "accelerator_interconnect",
-    "accelerator_interconnect_topology",
-)
+ACCELERATOR = [field for field in FIELDS if field.startswith("accelerator_")]
 PATHS = {  # between two GPUs, by NVML's number of what they have in common
     0: "one board",
     10: "one PCIe switch",

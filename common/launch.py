@@ -1,34 +1,39 @@
 """A run set: reserves results, draws seeds, starts each run as a process, keeps what a dead one leaves."""
 
-import json
+import itertools
 import os
 import secrets
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal, NamedTuple
 
 from common import config as configs
-from common import fingerprint, hardware, mllog, ranks, system
+from common import fingerprint, hardware, mllog, ranks, resume, system
+from common.board import Board
 from common.config import ROOT, Loaded, RunConfig
-from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.evidence.log import read_log
+from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.evidence.log import NUM_RUNS, Log, read_log
+from common.supervision import Watchdog, supervise
 
-OFFICIAL_RUNS = {"resnet": 5, "bert": 10}
-GRACE_S = 15  # how long a run may take to close its log when it is told to end
+HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
+MAX_DRIFT_MS = 1000
+BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSet:
     """The runs of one configuration on this system; `directory` holds their results.
 
-    `num_ranks` are to be started here; 1 also where torchrun or srun has started them.
+    `num_ranks` are to be started here; 1 also where torchrun or srun has started them. Of a set that is
+    continued `num_done` runs are there, whose seeds nobody reads, and no index below `first_index` is taken.
+    With a `checkpoint` the one run goes on from there.
     """
 
     loaded: Loaded
@@ -37,7 +42,25 @@ class RunSet:
     num_runs: int
     seeds: tuple[int, ...]
     num_ranks: int = 1
+    num_done: int = 0
+    first_index: int = 0
+    hung_after_s: float = HUNG_AFTER_S
+    drops_caches: bool = False
+    checkpoint: Path | None = None
     preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
+
+    @property
+    def title(self) -> str:
+        """Benchmark, configuration and size."""
+        config = self.loaded.config
+        return f"{config.benchmark} {config.configuration} {config.size}"
+
+
+class Ended(NamedTuple):
+    """How a run ended: its exit code, and what it counts as."""
+
+    code: int
+    outcome: Literal["converged", "missed", "failed", "refused"]  # refused: by a mistake, before its clock
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
@@ -50,9 +73,17 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
         raise UserError(f"--nproc {asked}: {num_started} ranks were started already", hint="leave it out")
     chosen = asked or (1 if num_started > 1 else min(num_gpus or 1, config.global_batch_size))
     check_share(config, max(chosen, num_started))
+    if asks_for_gpu() and not hardware.gpu_names():
+        hint = "leave the variable empty to run on the CPU"
+        raise UserError("a GPU is asked for, and none is here", where="CUDA_VISIBLE_DEVICES", hint=hint)
     if 0 < num_gpus < chosen:
         raise UserError(f"--nproc {chosen}: {num_gpus} GPU(s) are visible, and each rank needs its own")
     return chosen
+
+
+def asks_for_gpu() -> bool:
+    """Return whether the environment names a GPU to be used; -1 is none."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip() not in ("", "-1")
 
 
 def count_gpus() -> int:
@@ -76,22 +107,27 @@ def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None, 
     name = configs.benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
-    num_runs = OFFICIAL_RUNS[name] if runs == "official" else int(runs)
+    num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
     if num_runs > 1 and ranks.place().world_size > 1:
         raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
-    seeds = [secrets.randbits(31)] if seed is None else [seed]
-    while len(seeds) < num_runs:
-        following = seeds[-1] + 1 if seed is not None else secrets.randbits(31)
-        seeds += [following] if following not in seeds else []
     identifier = system.system_id(loaded.config)
     return RunSet(
         loaded=loaded,
         system=identifier,
         directory=results / identifier / name,
         num_runs=num_runs,
-        seeds=tuple(seeds),
+        seeds=draw_seeds(num_runs, seed),
         num_ranks=num_ranks,
     )
+
+
+def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> tuple[int, ...]:
+    """Return as many seeds, all different and none used before: random ones, or counted from `first`."""
+    drawn = (secrets.randbits(31) for _ in itertools.count()) if first is None else itertools.count(first)
+    seeds: dict[int, None] = {}
+    while len(seeds) < num_runs:
+        seeds |= {each: None for each in [next(drawn)] if each not in used}
+    return tuple(seeds)
 
 
 def check_data(loaded: Loaded) -> None:
@@ -109,9 +145,8 @@ def check_data(loaded: Loaded) -> None:
         raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=config.prepared_hint)
 
 
-def create_next(directory: Path, pattern: str) -> Path:
-    """Create the first file of `pattern`, such as result_{}.txt from 0, that does not exist, exclusively."""
-    number = 0
+def create_next(directory: Path, pattern: str, number: int = 0) -> Path:
+    """Create the first file of `pattern`, such as result_{}.txt from `number`, that does not exist."""
     while True:
         path = directory / pattern.format(number)
         try:
@@ -122,17 +157,19 @@ def create_next(directory: Path, pattern: str) -> Path:
             return path
 
 
-def reserve(directory: Path, index: int | None) -> Path:
-    """Create result_N.txt exclusively: the next free one, or exactly `index`.
+def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 0) -> Path:
+    """Create result_N.txt with its first lines: the next free one from `first`, or exactly `index`.
 
-    Raises UserError when it exists.
+    Raises UserError when it exists or cannot be written.
     """
     path = directory / f"result_{index}.txt"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if index is None:
-            return create_next(directory, "result_{}.txt")
-        path.open("x").close()
+            path = create_next(directory, "result_{}.txt", first)
+        else:
+            path.open("x").close()
+        write_head(path, text)
     except FileExistsError:
         if not directory.is_dir():
             raise UserError("not a folder", where=str(directory)) from None
@@ -140,6 +177,15 @@ def reserve(directory: Path, index: int | None) -> Path:
     except OSError as error:
         raise UserError(f"cannot write results here ({error.strerror})", where=str(directory)) from error
     return path
+
+
+def write_head(path: Path, text: str) -> None:
+    """Write the first lines of a result that was reserved, or give it back."""
+    try:
+        path.write_text(text)
+    except OSError:
+        path.unlink()
+        raise
 
 
 def head(run_set: RunSet, command: Sequence[str]) -> str:
@@ -185,15 +231,14 @@ def expected_seconds(directory: Path) -> float | None:
     return 60 * statistics.median(minutes) if minutes else None
 
 
-def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> int:
-    """Run number `number` (from 0) as a process and return its exit code; its log is closed in any case."""
+def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> Ended:
+    """Run number `number` (from 0) as a process and say how it ended; its log is closed in any case."""
     config = run_set.loaded.config
     expected = expected_seconds(run_set.directory)
-    path = reserve(run_set.directory, index)
-    path.write_text(head(run_set, command))
+    path = reserve(run_set.directory, index, head(run_set, command), first=run_set.first_index)
     label = f"run {number + 1}/{run_set.num_runs}"
     shown = os.path.relpath(path)
-    print(f"{config.benchmark} {config.configuration} {config.size}, {label} -> {shown}", flush=True)
+    print(f"{run_set.title}, {label} -> {shown}", flush=True)
     result = os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path)
     spec: dict[str, Any] = {
         "config": config.model_dump(),
@@ -202,76 +247,86 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         "result": result,
         "label": label,
         "expected_s": expected,
+        "drops_caches": run_set.drops_caches,
+        "needs_gpu": count_gpus() > 0,
+        "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
     }
-    code = EXIT_INTERRUPTED  # until the process says otherwise
+    ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
+    ballast = keep_free(path)
     try:
-        with tempfile.TemporaryDirectory() as directory:
-            file = Path(directory) / "spec.json"
-            file.write_text(json.dumps(spec))
-            code = supervise([*program(run_set.num_ranks), str(file)])
+        ended, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
     finally:
-        code = close(path, code, shown)
+        ballast.close()
+        outcome = close(path, ended, failure, shown)
+        resume.tidy(path, is_done=outcome.code == EXIT_OK)
+    return outcome
+
+
+def keep_free(path: Path) -> IO[bytes]:
+    """Return a nameless file beside a result: what it holds is free again when it is closed, or is gone.
+
+    Gives the result back and raises UserError when the disk has not even that.
+    """
+    try:
+        file = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 - the caller closes it
+        file.write(bytes(BALLAST_BYTES))
+        file.flush()
+    except OSError as error:
+        path.unlink()
+        raise UserError(f"cannot write results here ({error.strerror})", where=str(path.parent)) from error
+    return file
+
+
+def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> tuple[int, str]:
+    """Run the ranks that this process is to start; returns the exit code and, if one failed, who and why."""
+    place = ranks.place()
+    own = range(place.rank, place.rank + num_ranks)
+    python = [sys.executable, "-m"]
+    program = ["common.torchrun", str(num_ranks)] if num_ranks > 1 else ["common.timed_run"]
+    with closing(Board.create(max(num_ranks, place.world_size), spec)) as board:
+        code = supervise([*python, *program, board.path], Watchdog(board, own, hung_after_s))
+    if code == EXIT_INTERRUPTED:
+        return code, board.interruption()
+    if code < 0:
+        board.killed(own[0], -code)
+    return (EXIT_FINDINGS if code < 0 else code), board.failure()
+
+
+def take_part(hung_after_s: float) -> int:
+    """Be another rank than 0 of a run that torchrun or srun started; rank 0 knows what to do and logs it."""
+    code, failure = run_ranks(1, {}, hung_after_s=hung_after_s)
+    if failure and code != EXIT_INTERRUPTED:
+        print(f"error: {failure}", file=sys.stderr)
     return code
 
 
-def program(num_ranks: int) -> list[str]:
-    """Return what runs one rank, or starts several."""
-    python = [sys.executable, "-m"]
-    return [*python, "common.torchrun", str(num_ranks)] if num_ranks > 1 else [*python, "common.timed_run"]
+def warn_of_drift(log: Log) -> None:
+    """Say so when the wall clock, which MLPerf's times are taken from, was set during a run."""
+    stop = log.last("run_stop")
+    drift_ms = stop.metadata.get("clock_drift_ms") if stop else None
+    if isinstance(drift_ms, int) and abs(drift_ms) > MAX_DRIFT_MS:
+        what = f"the clock was set by {drift_ms / 1e3:.0f} s during this run"
+        print(f"  warning: {what}: the log's times are off, its duration_ms is right", file=sys.stderr)
 
 
-def take_part() -> int:
-    """Be another rank than 0 of a run that torchrun or srun started; rank 0 knows what to do and logs it."""
-    code = supervise(program(1))
-    return EXIT_FINDINGS if code < 0 else code
-
-
-def supervise(arguments: list[str]) -> int:
-    """Run a process to its end; an interruption is passed on, and the process gets time to close its log."""
-    process = subprocess.Popen(arguments, cwd=ROOT, start_new_session=True)  # only we signal it
-    endings = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = [(number, signal.getsignal(number)) for number in endings]
-    for number, handler in previous[1:]:
-        if handler != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, raise_interrupt)
+def close(path: Path, code: int, failure: str, shown: str) -> Ended:
+    """See that the log of an ended run is whole, and say in one line how it ended."""
+    was_open = True
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        for number in endings:  # a second Ctrl-C must not leave the log open
-            signal.signal(number, signal.SIG_IGN)
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        return EXIT_INTERRUPTED
-    finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
-
-
-def raise_interrupt(number: int, frame: Any) -> None:
-    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
-    raise KeyboardInterrupt
-
-
-def close(path: Path, code: int, shown: str) -> int:
-    """See that the log of an ended process is whole, and say in one line how the run ended."""
-    mllog.abort(path, reason=f"the process ended with code {code}")
+        was_open = mllog.abort(path, reason=failure or f"the process ended with code {code}")
+    except (OSError, UserError) as error:
+        print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
     log = read_log(path)
     if log.first("run_start") is None:
         path.unlink()
-        print(
-            f"error: the run ended (code {code}) before its clock started; nothing was timed", file=sys.stderr
-        )
-        return code or EXIT_FINDINGS
+        why = failure or f"it ended with code {code}"
+        print(f"error: {why}; the clock had not started, nothing was timed", file=sys.stderr)
+        return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed")
     if log.is_converged:
         print(f"  success: {60 * (log.minutes or 0):.1f} s to the target; {shown}")
-    else:
-        print(
-            f"  aborted: the target was not reached (code {code}); the log is kept: {shown}", file=sys.stderr
-        )
-    if code == EXIT_OK and not log.is_converged:
-        return EXIT_FINDINGS
-    return EXIT_FINDINGS if code < 0 else code
+        warn_of_drift(log)
+        return Ended(code, "converged")
+    has_failed = was_open or bool(failure)
+    why = failure or (f"it ended with code {code}" if has_failed else "the target was not reached")
+    print(f"  aborted: {why}; the log is kept: {shown}", file=sys.stderr)
+    return Ended(code or EXIT_FINDINGS, "failed" if has_failed else "missed")

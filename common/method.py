@@ -97,6 +97,13 @@ class Method:
         """Return the model to evaluate."""
         return model
 
+    def kept(self) -> nn.Module | None:
+        """Return what a checkpoint has to hold beside the model; None while there is nothing."""
+        return None
+
+    def keep(self, model: nn.Module) -> None:
+        """Start what `kept` returns; a checkpoint then fills it."""
+
 
 def available(benchmark: str) -> dict[str, str]:
     """Return method name -> module of all that a benchmark can use; its own come before the common ones."""

@@ -7,12 +7,15 @@ import logging
 import math
 import os
 import re
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from mlperf_logging.mllog.mllog import MLLogger
 
 from common.config import ROOT
+from common.errors import UserError
 
 TOKEN = ":::MLLOG"
 RECORDS = {  # key -> (states it may be written in, state afterwards); None: the state stays
@@ -27,10 +30,29 @@ RECORDS = {  # key -> (states it may be written in, state afterwards); None: the
     "eval_start": (("run",), "eval"),
     "eval_stop": (("eval",), "evaluated"),
     "eval_accuracy": (("evaluated",), "run"),
+    "checkpoint": (("block", "epoch"), None),
+    "checkpoint_failed": (("block", "epoch"), None),
+    "resumed": (("block", "epoch"), None),
     "run_stop": (("run", "block", "epoch", "eval", "evaluated"), "stopped"),
 }
 FACT_STATES = ("init", "run", "block")  # any other key is a fact, allowed while these last
 ONCE = ("seed", "train_samples", "eval_samples")
+
+
+class Lines(logging.FileHandler):
+    """A file whose faults are raised: `logging` would print them and go on without the line."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="ascii")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raise UserError for a disk that is full or gone."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            raise
+        raise UserError(
+            f"cannot write the log ({error.strerror})", where=Path(self.baseFilename).name
+        ) from error
 
 
 class LogOrderError(RuntimeError):
@@ -46,7 +68,7 @@ class RunLog:
     def __init__(self, path: Path, *, state: str = "new") -> None:
         self.state, self.seen = state, set[str]()
         logger = logging.Logger(f"run {path}")  # not registered: nothing else can write to it or echo it
-        self.handler = logging.FileHandler(path, encoding="ascii")
+        self.handler = Lines(path)
         logger.addHandler(self.handler)
         self.logger = MLLogger(logger, root_dir=re.escape(str(ROOT)), default_stack_offset=3)
 
@@ -64,7 +86,8 @@ class RunLog:
 
     def close(self) -> None:
         """Release the file."""
-        self.handler.close()
+        with suppress(OSError):  # a line that could not be written was an error when it was written
+            self.handler.close()
 
     def _write(self, write: Any, key: str, value: Any, metadata: dict[str, Any]) -> None:
         allowed, following = RECORDS.get(key, (FACT_STATES, None))

@@ -50,6 +50,9 @@ def prepare(
     except OSError as error:
         where = str(error.filename or work)
         raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
+    finally:
+        if source is None:  # what is made in seconds is not gone on with
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def finish(directory: Path, work: Path, facts: dict[str, Any]) -> str:

@@ -46,19 +46,14 @@ def system_id(config: RunConfig) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in FRAMEWORK}
-
-
-def installed() -> dict[str, str]:
-    """Return the versions of what is installed here, the driver included; a laptop may lack torch."""
+    """Return the versions of what a run depends on, as far as it is installed: a laptop may lack torch."""
     found = {"python": platform.python_version()}
     for name in FRAMEWORK:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found | hardware.driver()
+    return found
 
 
 def operating_system() -> str:
@@ -72,7 +67,7 @@ def operating_system() -> str:
 
 def collected(name: str) -> dict[str, str]:
     """Return the description of this machine under a name; what cannot be collected says why."""
-    software = installed()
+    software = versions() | hardware.driver()
     torch = software.get("torch")
     known = hardware.facts(ROOT) | {
         "submitter": hardware.PERSON,

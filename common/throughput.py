@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from common.benchmark import Part
+from common.errors import UserError
 from common.method import Batch
 from common.timed_run import TrainingRun
 from common.training import to_device
@@ -84,7 +85,12 @@ def measure(
     """
     rates = []
     batches = {name: run.benchmark.bench_batches(run.config.global_batch_size) for name, run in runs.items()}
-    for shape in next(iter(batches.values())):
+    first, *others = batches
+    for name in others:
+        if batches[name].keys() != batches[first].keys():
+            shapes = (f"{each} at {', '.join(batches[each])}" for each in (first, name))
+            raise UserError(f"one bench has one set of shapes, found {' and '.join(shapes)}")
+    for shape in batches[first]:
         steps = {name: stepper(run, batches[name][shape]) for name, run in runs.items()}
         for step in steps.values():
             for _ in range(WARM_UP_TURNS):

@@ -1,9 +1,9 @@
 """THE loop: one timed training, from cache_clear to run_stop, as MLPerf wants it.
 
-Started as a process by `launch`: `python -m common.timed_run SPEC.json`.
+Started as a process by `launch`: `python -m common.timed_run BOARD`.
 """
 
-import json
+import faulthandler
 import math
 import os
 import platform
@@ -21,20 +21,21 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common import distributed, ranks
+from common import checkpoint, distributed, mllog, page_cache, ranks
 from common.benchmark import Benchmark
+from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, PID, Board, Slot
 from common.config import ROOT, RunConfig, benchmark_module
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.method import Batch
 from common.mllog import RunLog
 from common.ranks import Place
 from common.stepclock import StepClock
+from common.supervision import DUMP, end_with_parent
 from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
 LOADER_BOUND = 0.1  # of the time spent waiting for batches
 PEERS_END_S = 2.0  # in which torchrun notices that a rank has died, and ends the others
-DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,28 +48,42 @@ class Spec:
     result: str
     label: str  # for the progress line: "run 2/3"
     expected_s: float | None  # median of the earlier runs of this configuration on this system
+    drops_caches: bool = False  # the whole machine's, not only the pages of the data
+    needs_gpu: bool = False  # a CPU must not stand in for it unsaid
+    checkpoint: str | None = None  # to go on from
 
 
 class TrainingRun(Training):
     """One run: training, data, clock and log. Quality is a fraction, times are seconds.
 
-    Every rank takes the same steps and decisions; the log and the screen are those of rank 0.
+    Every rank takes the same steps and decisions; the log and the screen are those of rank 0. `slot` tells
+    the launcher where this rank stands.
     """
 
-    def __init__(self, spec: Spec, config: RunConfig, benchmark: Benchmark, log: RunLog) -> None:
+    def __init__(
+        self, spec: Spec, config: RunConfig, benchmark: Benchmark, log: RunLog, slot: Slot | None = None
+    ) -> None:
         super().__init__(config, benchmark, seed=spec.seed)
-        self.spec, self.log = spec, log
+        self.spec, self.log, self.slot = spec, log, slot or Slot()
         is_quiet = self.place.rank > 0
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
         self.waited_s, self.rates_from = 0.0, (0.0, 0.0)
+        self.first_step = 0  # of this process
+        self.epoch: int | None = None  # that is open in the log
+        every = config.checkpoint_every
+        self.steps_per_checkpoint = config.steps(every) if every else self.plan.num_steps
 
     def train(self) -> bool:
         """Train until an evaluation reaches the target; returns whether one did."""
-        self.log.event("dataset_fingerprint", self.benchmark.fingerprint())
-        batches = self.benchmark.train_batches()
+        if self.first_step == 0:
+            self.log.event("dataset_fingerprint", self.benchmark.fingerprint())
+        batches = self.benchmark.train_batches(self.first_step)
         step = 0
         for last in self.plan.evaluation_steps:
+            if 0 < self.first_step >= last:  # evaluated before a checkpoint
+                step = last
+                continue
             if last > step:  # not for an evaluation of the untrained model
                 self.train_block(batches, step, last)
             step = last
@@ -79,24 +94,31 @@ class TrainingRun(Training):
 
     def train_block(self, batches: Iterator[Batch], first: int, last: int) -> None:
         """Take the steps from `first` to `last` and log them as one block."""
-        number = self.benchmark.epoch_number(self.num_samples + 1)
+        number = self.benchmark.epoch_number(first * self.config.global_batch_size + 1)
         until = self.benchmark.epoch_number(last * self.config.global_batch_size)
-        self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
-        self.clock.start()
-        epoch = None
-        for step in range(first, last):
+        if self.log.state == "run":  # else a checkpoint was taken inside this block
+            self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
+            self.clock.start()
+        for step in range(max(first, self.first_step), last):
+            if step > self.first_step and step % self.steps_per_checkpoint == 0:
+                checkpoint.save(self, step)
+            self.slot.enter(step, LOADING)
             before = time.perf_counter()
             batch = next(batches)
             self.waited_s += time.perf_counter() - before
-            if epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
-                self.change_epoch(epoch, epoch := self.benchmark.epoch_number(self.num_samples + 1))
+            self.slot.enter(step, COMPUTING)
+            if self.epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
+                self.change_epoch(self.benchmark.epoch_number(self.num_samples + 1))
             loss = self.train_step(batch, step)
             self.num_samples += self.config.global_batch_size
             self.clock.step(loss)
-            if first == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between them
+            if (
+                first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS
+            ):  # no evaluation between them
                 self.report_rates(step + 1)
+        self.slot.enter(last, BETWEEN)
         self.rate = self.clock.steps_per_s() * self.config.global_batch_size
-        self.change_epoch(epoch, None)
+        self.change_epoch(None)
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.rate, **where)
         value = distributed.mean(self.clock.finish_loss(loss))
@@ -123,16 +145,19 @@ class TrainingRun(Training):
             f"{waiting:.0%} of the time waits: the {'loader' if is_waiting else 'step'} is the bottleneck"
         )
 
-    def change_epoch(self, ended: int | None, started: int | None) -> None:
+    def change_epoch(self, started: int | None) -> None:
         """Log the border between two epochs; one that an evaluation divides is logged in both blocks."""
-        if ended is not None:
-            self.log.stop("epoch_stop", epoch_num=ended)
+        if self.epoch is not None:
+            self.log.stop("epoch_stop", epoch_num=self.epoch)
         if started is not None:
             self.log.start("epoch_start", epoch_num=started)
+        self.epoch = started
 
     @torch.no_grad()
     def evaluate(self) -> float:
         """Return the quality over the whole evaluation set: right over all, one division at the end."""
+        step = self.num_samples // self.config.global_batch_size
+        self.slot.enter(step, EVALUATING)
         number = self.benchmark.epochs_finished(self.num_samples)
         self.log.start("eval_start", epoch_num=number)
         model = reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model)
@@ -145,7 +170,9 @@ class TrainingRun(Training):
                 outputs = model(**batch.inputs)
             right, counted = self.benchmark.count_correct(outputs, batch.targets)
             correct, total = correct + right, total + counted
+            self.slot.count()
         self.model.train()
+        self.slot.enter(step, EVALUATED)
         num_correct, num_total = distributed.total(int(correct), int(total))
         if num_total != self.benchmark.num_evaluation_targets:
             expected = self.benchmark.num_evaluation_targets
@@ -190,29 +217,6 @@ class TrainingRun(Training):
         )
 
 
-def drop_page_cache(directory: Path, *, is_proxy: bool) -> tuple[bool, str]:
-    """Drop the page cache, so that data come from storage: all of it, or only the data's below `directory`.
-
-    All of it where the user may; a proxy leaves the rest of a person's machine alone. Returns whether it was
-    dropped, and how or why not.
-    """
-    os.sync()
-    try:
-        if not is_proxy:
-            DROP_CACHES.write_text("3")
-            return True, "vm.drop_caches=3"
-        why = "a proxy"
-    except OSError as error:
-        why = f"vm.drop_caches: {error.strerror}"
-    if not hasattr(os, "posix_fadvise"):
-        return False, f"{why}; no posix_fadvise on this system"
-    files = [path for path in directory.rglob("*") if path.is_file()]
-    for path in files:
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    return True, f"{why}; posix_fadvise(DONTNEED) of the {len(files)} files of the data set"
-
-
 def log_head(log: RunLog, run: TrainingRun) -> None:
     """Record who runs what: everything known before the clock starts."""
     config, spec = run.config, run.spec
@@ -248,19 +252,25 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         log.event("method", method.name, settings=method.settings.model_dump())
 
 
-def timed_run(spec: Spec, place: Place) -> int:
+def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
     """Run once, whole. Returns the exit code: 0 when the target was reached, 1 when it was not.
 
-    The log of several ranks that do not come to the end is closed by who started them: they know which died.
+    The log of a run that does not come to its end is closed by the launcher, which knows what ended it.
     """
     module = benchmark_module(spec.config["benchmark"])
     config = module.Config.model_validate(spec.config)
-    log = RunLog(ROOT / spec.result if place.rank == 0 else Path(os.devnull))
+    result = ROOT / spec.result if place.rank == 0 else Path(os.devnull)
+    log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
     benchmark = module.Benchmark(config, seed=spec.seed, place=place)
-    run = TrainingRun(spec, config, benchmark, log)
+    run = TrainingRun(spec, config, benchmark, log, slot)
+    if spec.needs_gpu and not torch.cuda.is_available():
+        hint = "install a build for it, or run on the CPU with CUDA_VISIBLE_DEVICES="
+        raise UserError(
+            "PyTorch cannot use the GPU of this machine", where=f"torch {torch.__version__}", hint=hint
+        )
     dropped, how = False, ""
     if place.local_rank == 0:
-        dropped, how = drop_page_cache(benchmark.directory, is_proxy=config.size == "mini")
+        dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
     with distributed.agreed():
@@ -268,51 +278,50 @@ def timed_run(spec: Spec, place: Place) -> int:
     run.initialize()
     log_head(log, run)
     log.stop("init_stop")
-    log.start("run_start")
-    wall, run.started = time.time(), time.monotonic()
-    status, is_ended = "aborted", place.world_size == 1
+    gone_s = checkpoint.resume_run(run, Path(spec.checkpoint), result) if spec.checkpoint else 0.0
+    if not spec.checkpoint:
+        log.start("run_start")
+    wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
     try:
         distributed.barrier()  # no rank opens the data before the clock runs
-        if run.train():
-            status = "success"
-        is_ended = True
+        status = "success" if run.train() else "aborted"
+        duration = time.monotonic() - run.started
+        run.log.stop(
+            "run_stop",
+            status=status,
+            samples=run.num_samples,
+            duration_ms=round(duration * 1e3),
+            clock_drift_ms=round((time.time() - wall - duration) * 1e3),
+        )
     finally:
-        if is_ended:
-            duration = time.monotonic() - run.started
-            log.stop(
-                "run_stop",
-                status=status,
-                samples=run.num_samples,
-                duration_ms=round(duration * 1e3),
-                clock_drift_ms=round((time.time() - wall - duration) * 1e3),
-            )
-        log.close()
+        run.log.close()
         run.clock.close()
     distributed.barrier()  # the log is whole before any rank is seen to end
     return EXIT_OK if status == "success" else EXIT_FINDINGS
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """End the run as Ctrl-C does, so that its log is closed."""
+    """End the run as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
-def run_rank(place: Place) -> int:
+def run_rank(place: Place, board: Board, slot: Slot) -> int:
     """Run as one rank of many; the specification is that of rank 0. Does not return when this rank fails.
 
-    Rank 0 speaks first; the others, and whoever only lost a peer, wait, and are ended before they would speak
-    by who started them.
+    Whoever fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits:
+    it is ended before it would speak by who started it.
     """
-    distributed.end_with_parent()
+    end_with_parent(signal.SIGKILL)
     try:
         with distributed.joined(place):
-            own = json.loads(Path(sys.argv[1]).read_text()) if place.rank == 0 else {}
-            return timed_run(Spec(**distributed.broadcast(own)), place)
+            own = board.orders if place.rank == 0 else {}
+            return timed_run(Spec(**distributed.broadcast(own)), place, slot)
     except UserError as error:
+        slot.fail(str(error))
         time.sleep(PEERS_END_S if place.rank else 0)
-        print(f"error: {error}", file=sys.stderr)
         code = EXIT_USAGE
-    except Exception:
+    except Exception as error:
+        slot.fail(named(error))
         time.sleep(PEERS_END_S)
         traceback.print_exc()
         code = EXIT_INTERNAL
@@ -320,23 +329,38 @@ def run_rank(place: Place) -> int:
     os._exit(code)  # now: leaving in order would wait for messages that never come
 
 
-def main() -> int:
-    """Entry point of the process."""
+def run_alone(board: Board, slot: Slot) -> int:
+    """Run as the only rank; the log is closed here, too, for a launcher that is gone."""
+    spec = Spec(**board.orders)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
-        place = ranks.place()
-        if place.world_size > 1:
-            return run_rank(place)
-        spec = Spec(**json.loads(Path(sys.argv[1]).read_text()))
-        signal.signal(signal.SIGTERM, interrupt)
-        return timed_run(spec, place)
+        return timed_run(spec, ranks.ALONE, slot)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        slot.fail(str(error))
         return EXIT_USAGE
     except KeyboardInterrupt:
+        mllog.abort(ROOT / spec.result, reason=board.interruption())
         return EXIT_INTERRUPTED
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        slot.fail(named(error))
         return EXIT_INTERNAL
+
+
+def named(error: Exception) -> str:
+    """Return the kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def main() -> int:
+    """Entry point of the process: `python -m common.timed_run BOARD`, started by `launch`."""
+    place = ranks.place()
+    board = Board.open(sys.argv[1], place.world_size)
+    slot = board.slots[place.rank]
+    faulthandler.enable()
+    faulthandler.register(DUMP, all_threads=True)
+    slot.words[PID] = os.getpid()
+    return run_rank(place, board, slot) if place.world_size > 1 else run_alone(board, slot)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import math
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -161,4 +162,4 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     def moved(values: dict[str, Any]) -> dict[str, Any]:
         return {name: value.to(device, non_blocking=True) for name, value in values.items()}
 
-    return Batch(inputs=moved(batch.inputs), targets=moved(batch.targets), num_samples=batch.num_samples)
+    return replace(batch, inputs=moved(batch.inputs), targets=moved(batch.targets))

@@ -122,6 +122,11 @@ class Benchmark(benchmark.Benchmark):
             model = self.build_model()
         return training_work(model, int(shape.split()[0]), is_fused=True)
 
+    def shape_shares(self) -> dict[str, float]:
+        """Count the epochs of each size."""
+        sizes = self.epoch_sizes_px()
+        return {f"{size_px} px": sizes.count(size_px) / len(sizes) for size_px in sizes}
+
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""
         sizes = self.epoch_sizes_px()
@@ -158,7 +163,7 @@ class Benchmark(benchmark.Benchmark):
         """Raise UserError when decoded images would not fit into memory, or DALI is missing."""
         check_loader(self.config.data, self.num_own_samples, self.device)
 
-    def train_batches(self) -> Iterator[Batch]:
+    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
         data = self.config.data
         images = self.images("train", data.num_train_samples)
@@ -170,7 +175,10 @@ class Benchmark(benchmark.Benchmark):
             flip_probability=data.flip_probability,
             place=self.place,
         )
-        for samples, pixels in open_loader(images, settings, data, self.device, self.config.precision):
+        loader = open_loader(
+            images, settings, data, self.device, self.config.precision, start_step=start_step
+        )
+        for samples, pixels in loader:
             yield self.batch(images, samples, pixels)
 
     def evaluation_batches(self) -> Iterator[Batch]:

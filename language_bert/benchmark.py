@@ -177,6 +177,17 @@ class Benchmark(benchmark.Benchmark):
             flops=3 * float((model.num_hidden_layers * layer + head).mean()), num_tokens=float(lengths.mean())
         )
 
+    def shape_shares(self) -> dict[str, float]:
+        """All batches have the one shape."""
+        return {f"{self.config.data.max_seq_length} tokens": 1.0}
+
+    def work_spread(self) -> tuple[float, float]:
+        """Without padding the work is about that of the tokens, and lengths differ."""
+        if "unpad" not in self.config.methods:
+            return super().work_spread()
+        lengths = typical_lengths(1000, self.config.data.max_seq_length)
+        return float(lengths.std() / lengths.mean()), float(lengths.max() / lengths.mean())
+
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> benchmark.Projection | None:
         """Return the minutes of an estimated number of samples, with an evaluation at the usual cadence."""
         if self.config.size != "full":
@@ -192,10 +203,11 @@ class Benchmark(benchmark.Benchmark):
             ),
         )
 
-    def train_batches(self) -> Iterator[Batch]:
+    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's part of shuffled batches without end; the index knows all their masked tokens."""
         shards = self.shards("train", self.config.data.num_train_samples)
-        for indices in sampler.batches(len(shards), self.config.global_batch_size, seed=self.seed):
+        size = self.config.global_batch_size
+        for indices in sampler.batches(len(shards), size, seed=self.seed, start_step=start_step):
             records = [shards[index] for index in sampler.own(indices, self.place)]
             batch = padded_batch(records, self.config.data.max_seq_length)
             yield replace(batch, num_global_targets=int(shards.index["num_masked"][indices].sum()))

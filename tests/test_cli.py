@@ -5,38 +5,16 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from common.cli import COMMANDS, dispatch, main
+from common.cli import COMMANDS, dispatch
 from common.config import ROOT
 from common.errors import UserError
+from tests.command import TTT, ttt, ttt_here
 
-TTT = Path(sys.executable).with_name("ttt")
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
-
-
-def ttt(*arguments):
-    return subprocess.run([TTT, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def ttt_here(monkeypatch, capsys):
-    """Return `ttt` in this process: what it answers without training, 4 s sooner."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ttt", *arguments])
-        try:
-            code = main()
-        except SystemExit as end:  # argparse's own help
-            code = end.code
-        captured = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
-
-    return run
 
 
 def run_arguments(folder, *settings):
@@ -153,7 +131,7 @@ def test_a_result_that_exists_is_refused_and_stays(reached):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_answered_with_one_line_and_exit_code_2(ttt_here, arguments, message):
+def test_a_mistake_is_answered_with_one_line_and_exit_code_2(arguments, message):
     assert message in one_line(ttt_here(*arguments), 2)
 
 
@@ -248,7 +226,7 @@ def test_the_readme_shows_commands():
 
 
 @pytest.mark.parametrize("command", readme_commands(), ids=" ".join)
-def test_every_command_of_the_readme_works(ttt_here, command):
+def test_every_command_of_the_readme_works(command):
     if command[0] != "ttt":
         assert os.access(ROOT / command[0], os.X_OK)
         return
@@ -262,11 +240,11 @@ def test_every_command_of_the_readme_works(ttt_here, command):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_setting_with_a_control_character_is_answered_with_one_line(ttt_here):
+def test_a_setting_with_a_control_character_is_answered_with_one_line():
     one_line(ttt_here("run", "language_bert", "baseline", "--size", "mini", "--set", "target=\x01"), 2)
 
 
-def test_bench_compares_configurations_and_keeps_the_figures(ttt_here, tmp_path):
+def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
     arguments = ["bench", "image_classification", "baseline", "optimized+methods.blurpool=false"]
     arguments += ["--size", "mini", "--batch-size", "4", "--seconds", "0.05", "--results", str(tmp_path)]
     done = ttt_here(*arguments)
@@ -280,11 +258,15 @@ def test_bench_compares_configurations_and_keeps_the_figures(ttt_here, tmp_path)
     assert ttt_here(*arguments).returncode == 0 and len(list(tmp_path.rglob("*.json"))) == 2
 
 
-def test_bench_answers_mistakes_with_one_line(ttt_here):
+def test_bench_answers_mistakes_with_one_line():
     for arguments, message in (
         (["bench", "image_clasification"], "did you mean image_classification"),
         (["bench", "image_classification", "fast"], "known: baseline"),
         (["bench", "language_bert", "baseline+bogus=1", "--size", "mini"], "unknown key"),
         (["bench", "language_bert", "--batch-size", "0", "--size", "mini"], "must be positive"),
+        (
+            ["bench", "language_bert", "baseline", "baseline+data.max_seq_length=64", "--size", "mini"],
+            "baseline at 160 tokens and baseline+data.max_seq_length=64 at 64 tokens",
+        ),
     ):
         assert message in one_line(ttt_here(*arguments), 2)

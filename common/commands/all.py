@@ -6,20 +6,24 @@ go to results/, the page to report/index.html; nothing that exists is overwritte
 examples:
   ttt all
   ttt all --runs official
+  ttt all --runs official --continue
   ttt all --benchmarks language_bert --runs 1
   ttt all --set submission.hardware=my-laptop --set submission.org=Example
 """
 
 import argparse
-import dataclasses
+import os
 import sys
 import time
+from pathlib import Path
 
 from common import config as configs
+from common import launch, ranks, run_sets, system
 from common.commands import check, data, report, score
-from common.commands.run import add_force, add_nproc
+from common.commands.run import add_nproc
 from common.config import ROOT
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError, nearest
+from common.evidence.audit import audit_paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,14 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every configuration"
     )
     add_nproc(parser)
-    add_force(parser)
+    run_sets.add_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Do everything; the exit code is the first that was not 0."""
-    from common import launch, ranks, system
-    from common.doctor.preflight import preflight
-
     if ranks.place().world_size > 1:
         raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
     for benchmark in args.benchmarks:
@@ -55,35 +56,26 @@ def main(args: argparse.Namespace) -> int:
     for benchmark in args.benchmarks:
         for name in args.configurations:
             loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
-            run_set = launch.plan_run_set(
+            planned = launch.plan_run_set(
                 loaded,
                 results=ROOT / "results",
                 runs=args.runs,
                 seed=None,
                 num_ranks=launch.choose_ranks(loaded.config, args.nproc),
             )
-            found = preflight(loaded.config, run_set.directory, is_forced=args.force)
-            sets[benchmark, name] = dataclasses.replace(run_set, preflight=found)
+            sets[benchmark, name] = run_sets.with_options(planned, args)
             system.write_description(loaded.config, ROOT / "systems")
         data.prepare(loaded.config)
         launch.check_data(loaded)
-    codes = []
-    for number in range(max(run_set.num_runs for run_set in sets.values())):
-        for run_set in sets.values():
-            if number < run_set.num_runs:
-                codes.append(launch.run_once(run_set, number, sys.argv[1:]))
-                if codes[-1] == EXIT_INTERRUPTED:
-                    return EXIT_INTERRUPTED
-    folders = [str((run_set.directory).relative_to(ROOT)) for run_set in sets.values()]
-    codes.append(run_command(check, folders))
-    codes.append(run_command(score, folders))
-    codes.append(run_command(report, folders))
+    codes = [run_sets.run_all(list(sets.values()), sys.argv[1:], fail_fast=args.fail_fast)]
+    if codes[0] == EXIT_INTERRUPTED:
+        return EXIT_INTERRUPTED
+    folders = [Path(os.path.relpath(run_set.directory)) for run_set in sets.values()]
+    audited = audit_paths(folders)
+    verdicts = check.judged(audited)
+    print(*check.lines([], [], audited, verdicts), sep="\n")
+    codes.append(check.exit_code([], audited, verdicts))
+    codes.append(score.show(folders))
+    report.write(ROOT / "report", audited, verdicts)
     print(f"all done in {(time.monotonic() - started) / 60:.1f} minutes")
     return next((code for code in codes if code), EXIT_OK)
-
-
-def run_command(command: object, arguments: list[str]) -> int:
-    """Run another command with these arguments."""
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)  # type: ignore[attr-defined]
-    return int(command.main(parser.parse_args(arguments)))  # type: ignore[attr-defined]

@@ -14,9 +14,11 @@ examples:
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from common.commands import add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence import official
 from common.evidence.archive import is_archive, unpacked
@@ -28,14 +30,7 @@ from common.evidence.rules import RULES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        type=Path,
-        default=[Path("results")],
-        help="result files, folders or archives",
-    )
+    add_paths(parser, help="result files, folders or archives")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with every finding")
     parser.add_argument("--all", action="store_true", help="print every finding, not one of each rule")
     parser.add_argument("--no-official", action="store_true", help="skip the checkers (up to 1 s a log)")
@@ -54,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
         return EXIT_OK
     with ExitStack() as stack:
         paths, refused = [], []
-        for path in map(Path, args.paths):
+        for path in args.paths:
             if is_archive(path):
                 folder, problems = stack.enter_context(unpacked(path))
                 stack.enter_context(shown_as(folder, path))
@@ -62,8 +57,12 @@ def main(args: argparse.Namespace) -> int:
                 path = folder
             paths.append(path)
         audited, others = audit_paths(paths), find_others(paths)
-        verdicts = [] if args.no_official else judged(audited, args.ruleset)
-    return report(args, refused, others, audited, verdicts)
+        verdicts = [[] for _ in audited] if args.no_official else judged(audited, args.ruleset)
+    if args.json:
+        print(json.dumps(as_json(refused, others, audited, verdicts), indent=2))
+    else:
+        print(*lines(refused, others, audited, verdicts, shows_all=args.all), sep="\n")
+    return exit_code(refused, audited, verdicts)
 
 
 def archive_finding(path: Path, text: str) -> Finding:
@@ -77,7 +76,7 @@ def archive_finding(path: Path, text: str) -> Finding:
     )
 
 
-def judged(audited: list[Audited], ruleset: str | None) -> list[list[Verdict]]:
+def judged(audited: list[Audited], ruleset: str | None = None) -> list[list[Verdict]]:
     """Return the checkers' verdicts on each run set; those on a whole submission stand with its first."""
     verdicts = [
         official.judge(entry.run_set, ruleset) + official.judge_seeds(entry.run_set, ruleset)
@@ -87,30 +86,28 @@ def judged(audited: list[Audited], ruleset: str | None) -> list[list[Verdict]]:
     return verdicts
 
 
-def report(
-    args: argparse.Namespace,
+def exit_code(refused: list[Finding], audited: list[Audited], verdicts: list[list[Verdict]]) -> int:
+    """Return whether there is an error or a refusal."""
+    errors = len(refused) + sum(num_errors(entry.findings) for entry in audited)
+    is_refused = any(verdict.refuses for said in verdicts for verdict in said)
+    return EXIT_FINDINGS if errors or is_refused else EXIT_OK
+
+
+def lines(
     refused: list[Finding],
     others: list[str],
     audited: list[Audited],
     verdicts: list[list[Verdict]],
-) -> int:
-    """Print findings and verdicts; the exit code says whether there is an error or a refusal."""
-    pairs = list(zip(audited, verdicts or [[]] * len(audited), strict=True))
-    errors = len(refused) + sum(num_errors(entry.findings) for entry in audited)
-    failed = errors > 0 or any(verdict.refuses for said in verdicts for verdict in said)
-    if args.json:
-        sets = [as_json(entry, said) for entry, said in pairs]
-        archives = [dataclasses.asdict(finding) for finding in refused]
-        print(json.dumps({"ok": not failed, "archives": archives, "others": others, "sets": sets}, indent=2))
-        return EXIT_FINDINGS if failed else EXIT_OK
-    lines = [str(finding) for finding in refused]
-    lines += [f"{folder}: not audited; the rules know resnet and bert" for folder in others]
-    for entry, said in pairs:
-        lines += map(str, entry.findings if args.all else named_once(entry.findings))
-        lines += [str(verdict) for verdict in said if verdict.refuses or verdict.verdict == "FAILED"]
-        lines.append(summary(entry, said))
-    print(*lines, sep="\n")
-    return EXIT_FINDINGS if failed else EXIT_OK
+    *,
+    shows_all: bool = False,
+) -> Iterator[str]:
+    """Yield findings, refusals and a summary of each set; one line for each broken rule, or all of them."""
+    yield from map(str, refused)
+    yield from (f"{folder}: not audited; the rules know resnet and bert" for folder in others)
+    for entry, said in zip(audited, verdicts, strict=True):
+        yield from map(str, entry.findings) if shows_all else named_once(entry.findings)
+        yield from (str(verdict) for verdict in said if verdict.refuses or verdict.verdict == "FAILED")
+        yield summary(entry, said)
 
 
 def summary(entry: Audited, said: list[Verdict]) -> str:
@@ -122,7 +119,19 @@ def summary(entry: Audited, said: list[Verdict]) -> str:
     )
 
 
-def as_json(entry: Audited, said: list[Verdict]) -> dict[str, object]:
+def as_json(
+    refused: list[Finding], others: list[str], audited: list[Audited], verdicts: list[list[Verdict]]
+) -> dict[str, object]:
+    """Return everything for JSON."""
+    return {
+        "ok": exit_code(refused, audited, verdicts) == EXIT_OK,
+        "archives": [dataclasses.asdict(finding) for finding in refused],
+        "others": others,
+        "sets": [set_json(entry, said) for entry, said in zip(audited, verdicts, strict=True)],
+    }
+
+
+def set_json(entry: Audited, said: list[Verdict]) -> dict[str, object]:
     return {
         "folder": entry.run_set.folder,
         "num_logs": len(entry.run_set.logs),

@@ -11,34 +11,38 @@ import argparse
 import os
 from pathlib import Path
 
+from common.commands import add_paths
+from common.commands.check import judged
 from common.errors import EXIT_OK
 from common.evidence import official
-from common.evidence.audit import audit_paths
+from common.evidence.audit import Audited, audit_paths
+from common.evidence.official import Verdict
 from common.evidence.records import printable
 from common.evidence.report import Checked, write_report
 from common.evidence.reported import load_reported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_paths(parser)
     parser.add_argument(
-        "paths", nargs="*", metavar="PATH", default=["results"], help="result files or folders"
+        "--out", default=Path("report"), type=Path, metavar="FOLDER", help="where index.html is written"
     )
-    parser.add_argument("--out", default="report", metavar="FOLDER", help="where index.html is written")
     parser.add_argument(
-        "--no-official", action="store_true", help="skip the official checker (up to 1 s a log)"
+        "--no-official", action="store_true", help="skip the official checkers (up to 1 s a log)"
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    checked = [
-        Checked(
-            run_set=entry.run_set,
-            findings=entry.findings,
-            official="not run" if args.no_official else official.summary(official.judge(entry.run_set)),
-        )
-        for entry in audit_paths([Path(path) for path in args.paths])
-    ]
-    page = Path(args.out, "index.html")
-    write_report(page, checked, load_reported())
-    print(f"wrote {printable(os.path.relpath(page))}")
+    audited = audit_paths(args.paths)
+    write(args.out, audited, [[] for _ in audited] if args.no_official else judged(audited))
     return EXIT_OK
+
+
+def write(folder: Path, audited: list[Audited], verdicts: list[list[Verdict]]) -> None:
+    """Write the page about audited sets and what the checkers say of them."""
+    checked = [
+        Checked(run_set=entry.run_set, findings=entry.findings, official=official.summary(said))
+        for entry, said in zip(audited, verdicts, strict=True)
+    ]
+    write_report(folder / "index.html", checked, load_reported())
+    print(f"wrote {printable(os.path.relpath(folder / 'index.html'))}")

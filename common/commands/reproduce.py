@@ -19,9 +19,9 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
-from common.commands.score import as_json
+from common.commands import add_paths
+from common.commands.score import score_json
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.claims import VERDICTS, Judged, judge
 from common.evidence.intervals import Interval
@@ -46,14 +46,7 @@ NO_SPREAD = 1e-6  # of a ratio; below it the runs agree to rounding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        type=Path,
-        default=[Path("results")],
-        help="result files or folders",
-    )
+    add_paths(parser)
     parser.add_argument("--against", metavar="NAME", help="a published set of reported.yaml")
     parser.add_argument(
         "--margin", type=float, default=MARGIN, metavar="SHARE", help="0.05: within 5 %% counts as equal"
@@ -85,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
 def compared(args: argparse.Namespace, published: dict[str, Reported]) -> list[Reproduction]:
     """Compare every run set found with its published one."""
     found = []
-    for run_set in load([Path(path) for path in args.paths]):
+    for run_set in load(args.paths):
         facts = published.get(run_set.lead.benchmark)
         entry = None
         if facts:
@@ -207,7 +200,7 @@ def reproduction_json(found: Reproduction) -> dict[str, object]:
     """Return a comparison for JSON."""
     theirs = found.published
     return {
-        "score": as_json(found.score, None),
+        "score": score_json(found.score, None),
         "against": theirs and {"name": theirs.name, "title": theirs.title, "source": theirs.score.source},
         "reproduced": found.is_reproduced,
         "why_not": found.why_not,

@@ -1,24 +1,31 @@
 """Time one configuration of a benchmark from run_start to its target quality, N times.
 
 Each run is one process and one result file, results/<system>/<resnet|bert>/result_N.txt, which is never
-overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1.
+overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1; the set
+goes on with the next run, and says at the end what is missing. What each fault does: common/README.md.
+
+With `--set checkpoint_every=100ba` (batches; `ep`, `sp`: epochs, samples) a run keeps a checkpoint beside its
+result until it reaches its target. The same command with `--resume RESULT` goes on from there, in a new
+result whose clock has run since the first start: for research, no score counts it unless told to.
 
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
   ttt run image_classification optimized --size full --dry-run
+  ttt run language_bert optimized --size mini --runs official --continue
   ttt run language_bert optimized --size mini --nproc 2
   ttt run language_bert baseline --size full --nproc 512 --dry-run
+  ttt run language_bert baseline --size mini --set checkpoint_every=1ep --resume results/.../result_0.txt
 """
 
 import argparse
-import dataclasses
 import sys
 from pathlib import Path
 
 from common import config as configs
+from common import launch, ranks, resume, run_sets, system
 from common.config import ROOT, SIZES
-from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.errors import EXIT_OK, UserError
 
 MAX_RANKS = 1024
 
@@ -45,7 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
     )
     add_nproc(parser)
-    add_force(parser)
+    run_sets.add_options(parser)
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RESULT",
+        help="go on from the last checkpoint of an interrupted run, whose settings and seed are kept",
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
     parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -70,13 +83,6 @@ def add_nproc(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Declare how to run in spite of what the checks before a run find."""
-    parser.add_argument(
-        "--force", action="store_true", help="run in spite of a fault of this machine; the log says so"
-    )
-
-
 def number_of_ranks(text: str) -> int:
     """Parse a number from 1 to `MAX_RANKS`."""
     if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
@@ -87,9 +93,6 @@ def number_of_ranks(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
-    from common import launch, ranks, system
-    from common.doctor.preflight import preflight
-
     if args.dry_run:
         from common.dry_run import describe_run
 
@@ -99,19 +102,17 @@ def main(args: argparse.Namespace) -> int:
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
     if ranks.place().rank:
-        return launch.take_part()
+        return launch.take_part(args.hung_after)
     run_set = launch.plan_run_set(
         loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
     )
     launch.check_data(loaded)
-    if args.index is not None and run_set.num_runs > 1:
-        raise UserError("--index names one result; use it with --runs 1")
-    found = preflight(loaded.config, run_set.directory, is_forced=args.force)
-    run_set = dataclasses.replace(run_set, preflight=found)
+    if args.index is not None and (run_set.num_runs > 1 or args.continues):
+        raise UserError("--index names one result; use it with --runs 1, without --continue")
+    if args.resume is not None and args.continues:
+        raise UserError("--resume goes on with one run, --continue with a set; choose one")
+    run_set = run_sets.with_options(run_set, args, args.seed)
+    if args.resume is not None:
+        run_set = resume.resumed(run_set, args.resume, seed=args.seed)
     system.write_description(loaded.config, args.systems.resolve())
-    codes = []
-    for number in range(run_set.num_runs):
-        codes.append(launch.run_once(run_set, number, sys.argv[1:], args.index))
-        if codes[-1] == EXIT_INTERRUPTED:
-            break
-    return next((code for code in codes if code), EXIT_OK)
+    return run_sets.run_all([run_set], sys.argv[1:], fail_fast=args.fail_fast, index=args.index)

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from common.commands import add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.factors import Factors
 from common.evidence.intervals import Estimate
@@ -38,26 +39,27 @@ PIPE_WIDTH = 140  # columns, where there is no terminal to ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_paths(parser)
     parser.add_argument(
-        "paths",
-        nargs="*",
-        metavar="PATH",
-        type=Path,
-        default=[Path("results")],
-        help="result files or folders",
+        "--include-resumed",
+        action="store_true",
+        help="count runs that went on from a checkpoint, in place of their interrupted logs",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def main(args: argparse.Namespace) -> int:
-    measured, published = (
-        [score(run_set) for run_set in load([Path(path) for path in args.paths])],
-        reported(),
-    )
+    return show(args.paths, include_resumed=args.include_resumed, as_json=args.json)
+
+
+def show(paths: Sequence[Path], *, include_resumed: bool = False, as_json: bool = False) -> int:
+    """Print the scores of the sets below the paths; the exit code says whether there is one."""
+    measured = [score(run_set, include_resumed=include_resumed) for run_set in load(paths)]
+    published = reported()
     faster = speedups(measured) | speedups(published)
     lines = notes(measured + published) + [SPEEDUP]
-    if args.json:
-        rows = [as_json(entry, faster.get(entry.source)) for entry in measured + published]
+    if as_json:
+        rows = [score_json(entry, faster.get(entry.source)) for entry in measured + published]
         print(json.dumps({"scores": rows, "notes": lines}, indent=2, allow_nan=False))
     else:
         console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -130,7 +132,7 @@ def _table(title: str, rows: Sequence[dict[str, str]]) -> Table:
     return result
 
 
-def as_json(entry: Score, speedup: Speedup | None) -> dict[str, object]:
+def score_json(entry: Score, speedup: Speedup | None) -> dict[str, object]:
     """Return a score for JSON, where a run that missed its target has null minutes."""
     figures = (
         "benchmark system hardware configuration is_proxy label counted source minutes samples_to_target "

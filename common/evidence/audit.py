@@ -88,13 +88,18 @@ def num_errors(findings: Iterable[Finding]) -> int:
     return sum(finding.severity == "error" for finding in findings)
 
 
-def named_once(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each rule that was broken: the first place, and how many more there are."""
+def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Return the findings of each rule that was broken, an error of a rule apart from its warnings."""
     rules: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         rules.setdefault((finding.rule, finding.severity), []).append(finding)
+    return list(rules.values())
+
+
+def named_once(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each rule that was broken: the first place, and how many more there are."""
     lines = []
-    for same in rules.values():
+    for same in by_rule(findings):
         num_logs = len({finding.path for finding in same})
         more = f"; {len(same) - 1} more, in {num_logs} logs" if len(same) > 1 else ""
         lines.append(f"{same[0]}{more}")

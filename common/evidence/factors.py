@@ -113,10 +113,10 @@ def evaluation_minutes(log: Log, until: float | None = None) -> float:
         return 0.0
     limit = start.time_ms + 60000 * min(log.minutes, log.minutes if until is None else until)
     total, opened = 0.0, None
-    for event in log.records:
+    for event in log.events("eval_start", "eval_stop"):
         if event.key == "eval_start":
             opened = opened or event
-        elif event.key == "eval_stop" and opened:
+        elif opened:
             total += max(min(event.time_ms, limit) - max(opened.time_ms, start.time_ms), 0)
             opened = None
     return min(total / 60000, log.minutes)

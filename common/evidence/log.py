@@ -105,6 +105,11 @@ class Log:
         """Whether this suite wrote the log; its own logs are held to stricter rules."""
         return self.first("configuration_name") is not None
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run was interrupted and went on from a checkpoint."""
+        return self.first("resumed") is not None
+
     @cached_property
     def benchmark(self) -> str:
         """`resnet`, `bert`, or '' for anything else: what the folder says, else the log."""
@@ -217,6 +222,15 @@ class RunSet:
     def hardware(self) -> str:
         """The system id without its configuration."""
         return self.lead.system.removesuffix(f"-{self.lead.configuration}")
+
+    @property
+    def systems_folder(self) -> Path | None:
+        """Where its submission describes its systems, if it does: beside results/, or beside the systems."""
+        file = self.lead.file
+        if file is None or not self.lead.folders[0]:
+            return None
+        root = file.parents[2]
+        return (root.parent if root.name == "results" else root) / "systems"
 
 
 def load(paths: Sequence[Path]) -> list[RunSet]:

@@ -102,7 +102,8 @@ def judge_package(run_sets: Sequence[RunSet], chosen: str | None = None) -> list
     """
     packages: dict[Path, list[RunSet]] = {}
     for run_set in run_sets:
-        if folder := systems_folder(run_set):
+        folder = run_set.systems_folder
+        if folder and folder.is_dir():
             packages.setdefault(folder, []).append(run_set)
     return [verdict for folder, own in packages.items() for verdict in _package(folder, own, chosen)]
 
@@ -133,23 +134,13 @@ def judge_tree(folder: Path, benchmarks: Sequence[str]) -> list[Verdict]:
     return [*verdicts, _ask(command, "repository", folder.name, latest, passed, failed)]
 
 
-def systems_folder(run_set: RunSet) -> Path | None:
-    """Return the folder systems/ of the submission that a run set lies in: beside results/, or beside it."""
-    file = run_set.lead.file
-    if file is None or not run_set.lead.folders[0]:
-        return None
-    root = file.parents[2]
-    root = root.parent if root.name == "results" else root
-    return root / "systems" if (root / "systems").is_dir() else None
-
-
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return e.g. `compliance 2.1.0: 5 of 5 SUCCESS, package 2.1.0: SUCCESS`."""
     parts = []
     for checker, ruleset in dict.fromkeys((verdict.checker, verdict.ruleset) for verdict in verdicts):
         own = [v.verdict for v in verdicts if (v.checker, v.ruleset) == (checker, ruleset)]
         said = own[0] if len(own) == 1 else f"{own.count('SUCCESS')} of {len(own)} SUCCESS"
-        parts.append(f"{checker} {ruleset}: {said}".replace("  ", " "))
+        parts.append(f"{checker} {ruleset}: {said}")
     return ", ".join(parts) or "not run"
 
 
@@ -228,7 +219,7 @@ def _ask(
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                *([sys.executable, *arguments],),
+                [sys.executable, *arguments],
                 cwd=folder,
                 capture_output=True,
                 text=True,

@@ -27,9 +27,8 @@ from common.evidence.leaks import leaks
 from common.evidence.log import NUM_RUNS, RunSet, label
 from common.evidence.material import Entry, implementation_readme, material
 from common.evidence.records import printable
-from common.evidence.rules.systems import Described
+from common.evidence.rules.systems import described_by
 from common.evidence.snapshot import Item, code, logged_commit, resolve, tracked
-from common.evidence.system import read
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system, implementation, configuration
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -189,15 +188,13 @@ def results(entry: Entry) -> list[Item]:
 
 def add_system(package: Package, entries: Sequence[Entry], request: Request) -> None:
     """Judge the description of one system by the rules Y, from the folder it is taken from, and add it."""
-    lead, system = entries[0].run_set.lead, entries[0].system
-    beside = lead.file.parents[3] / "systems" if lead.file else Path("systems")
-    path = (request.systems or beside) / f"{system}.json"
-    found, why = None, ""
-    try:
-        found = read(path)
-    except ValueError as error:
-        why = f"{error}; `ttt system --out {system}.json` makes one"
-    judged = [Described(entry.run_set, label(path), found, why) for entry in entries]
+    system = entries[0].system
+    path = (request.systems or entries[0].run_set.systems_folder or Path("systems")) / f"{system}.json"
+    judged = [described_by(path, entry.run_set) for entry in entries]
+    found = judged[0].description
+    if found is None:
+        hint = f"; `ttt system --out {system}.json` makes one"
+        judged = [one._replace(why=one.why + hint) for one in judged]
     findings = [finding for one in judged for finding in broken("Y", one, one.run_set.lead)]
     package.findings += dict.fromkeys(str(finding) for finding in findings if finding.severity == "error")
     if isinstance(found, dict):

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from common.errors import UserError
-from common.evidence.audit import Finding, num_errors
+from common.evidence.audit import Finding, by_rule, num_errors
 from common.evidence.claims import judge
 from common.evidence.intervals import Interval
 from common.evidence.log import RunSet
@@ -52,10 +52,7 @@ class Checked:
     @property
     def rules(self) -> list[tuple[Finding, int]]:
         """The first finding of each rule that was broken, and how many there are."""
-        found: dict[str, list[Finding]] = {}
-        for finding in self.findings:
-            found.setdefault(finding.rule, []).append(finding)
-        return [(same[0], len(same)) for same in found.values()]
+        return [(same[0], len(same)) for same in by_rule(self.findings)]
 
     @property
     def system(self) -> dict[str, str]:

@@ -28,6 +28,8 @@ NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons
     "proxy": "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark.",
     "by launch": "by launch: more runs than needed, sorted by launch time; of all windows of consecutive "
     "runs the one with the median score counts (of two middle ones the slower).",
+    "resumed": "resumed: an interrupted run that went on from a checkpoint is for research. Unless it is "
+    "counted (--include-resumed) the interrupted log is, as a run that missed its target.",
     "scaling.json": "scaling.json: lies beside the logs and is not applied; it is for closed submissions.",
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
 }
@@ -157,14 +159,17 @@ class Speedup:
     detectable: float | None
 
 
-def score(run_set: RunSet) -> Score:
+def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
     """Score one run set. An unreadable log counts as a run that missed its target."""
     lead, num_runs = run_set.lead, NUM_RUNS.get(run_set.lead.benchmark, 0)
-    runs = tuple(_run(log) for log in by_launch(run_set.logs))
+    logs = counted_once(run_set.logs, include_resumed=include_resumed)
+    runs = tuple(_run(log) for log in by_launch(logs))
     window = counting_window([run.minutes for run in runs], num_runs)
     labels = ["unverified"] + ["proxy"] * run_set.is_proxy + ["provisional"] * (len(runs) < num_runs)
     if len(window) < len(runs):
         labels.append(f"runs {window[0] + 1} to {window[-1] + 1} of {len(runs)} by launch")
+    if num_resumed := sum(log.is_resumed for log in run_set.logs):
+        labels.append(f"{num_resumed} resumed{'' if include_resumed else ' not counted'}")
     if any(log.file and os.path.lexists(log.file.with_name("scaling.json")) for log in run_set.logs):
         labels.append("scaling.json not applied")
     return Score(
@@ -179,6 +184,22 @@ def score(run_set: RunSet) -> Score:
         target=lead.target,
         source=run_set.folder,
     )
+
+
+def counted_once(logs: Sequence[Log], *, include_resumed: bool) -> list[Log]:
+    """Return one log of each run: a resumed one has another, up to where it was interrupted.
+
+    That one counts; with `include_resumed` the last one that went on from it.
+    """
+
+    def origin(log: Log) -> object:
+        start = log.first("run_start")
+        return (start.time_ms, repr(log.value("seed"))) if start else id(log)
+
+    if not include_resumed:
+        return [log for log in logs if not log.is_resumed]
+    last = {origin(log): log for log in logs if log.is_resumed}
+    return [log for log in logs if last.get(origin(log), log) is log]
 
 
 def by_launch(logs: Sequence[Log]) -> list[Log]:

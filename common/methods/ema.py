@@ -66,7 +66,7 @@ class Ema(Method):
         if num_steps % self.settings.every_steps:
             return
         if self.average is None:
-            self.average = copy_model(model)
+            self.keep(model)
         else:
             smoothing = ema_smoothing(self.settings.half_life_steps, self.settings.every_steps)
             update_average(self.average, model, smoothing)
@@ -74,3 +74,11 @@ class Ema(Method):
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return the average."""
         return self.average or model
+
+    def kept(self) -> nn.Module | None:
+        """Return the average."""
+        return self.average
+
+    def keep(self, model: nn.Module) -> None:
+        """Start the average as a copy."""
+        self.average = copy_model(model)

@@ -16,19 +16,27 @@ EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of
 
 
 def open_loader(
-    images: Images, settings: TrainSettings, data: Any, device: torch.device, precision: str
+    images: Images,
+    settings: TrainSettings,
+    data: Any,
+    device: torch.device,
+    precision: str,
+    *,
+    start_step: int = 0,
 ) -> Iterable[tuple[np.ndarray, np.ndarray | Tensor]]:
     """Return the batches of `data.loader`: samples, and pixels uint8 or, where resident, normalised images.
 
     All show the same crops; see loader.py, dali.py and resident.py.
     """
     if data.loader == "workers":
-        return worker_batches(images, settings, num_workers=data.num_workers)
+        return worker_batches(images, settings, num_workers=data.num_workers, start_step=start_step)
     if data.loader == "dali":
         from image_classification.data.dali import dali_batches
 
         device_id = (device.index or 0) if device.type == "cuda" else None
-        return dali_batches(images, settings, num_threads=data.num_workers, device_id=device_id)
+        return dali_batches(
+            images, settings, num_threads=data.num_workers, device_id=device_id, start_step=start_step
+        )
     if data.loader == "resident":
         return ResidentLoader(
             images,
@@ -38,8 +46,9 @@ def open_loader(
             where=data.stored_on,
             dtype=loaded_dtype(data, precision),
             num_threads=data.num_workers,
+            start_step=start_step,
         )
-    return train_batches(images, settings, keep_decoded=data.keep_decoded)
+    return train_batches(images, settings, start_step=start_step, keep_decoded=data.keep_decoded)
 
 
 def loaded_dtype(data: Any, precision: str) -> torch.dtype:

@@ -2,14 +2,11 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -227,30 +224,12 @@ def test_two_ranks_write_one_log_that_passes_the_audit(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_death_of_one_rank_ends_all_and_stands_in_the_log(tmp_path):
-    process = start_run(tmp_path, "max_duration=100000ba", "evaluate_from=90000ba", "schedule.warmup=5ba")
-    deadline = time.monotonic() + 90
-    while not any('"block_start"' in path.read_text() for path in tmp_path.rglob("result_*.txt")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
-    family = psutil.Process(process.pid).children(recursive=True)
-    rank_1 = next(each for each in family if each.environ().get("RANK") == "1")
-    os.kill(rank_1.pid, signal.SIGKILL)
-    _, errors = process.communicate(timeout=15)
-    assert process.returncode == 1 and "Traceback" not in errors
-    assert errors.splitlines()[0] == "error: rank 1 of 2 was ended by SIGKILL" and "aborted" in errors
-    assert events(tmp_path)[-1]["metadata"]["status"] == "aborted"
-    assert events(tmp_path)[-1]["metadata"]["reason"] == "rank 1 of 2 was ended by SIGKILL"
-    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family)
-
-
-@pytest.mark.slow
 def test_a_mistake_that_every_rank_meets_is_told_once(tmp_path):
     process = start_run(tmp_path, "model.next_sentence=true")
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 2
-    first, second = errors.splitlines()
-    assert "next_sentence" in first and "before its clock started" in second
+    (line,) = errors.splitlines()
+    assert "next_sentence" in line and "nothing was timed" in line
     assert list(tmp_path.rglob("result_*.txt")) == []
 
 

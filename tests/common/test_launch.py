@@ -23,9 +23,9 @@ pathlib.Path(sys.argv[1], "closed").touch()
 """
 PARENT = """
 import sys
-from common import launch
-launch.GRACE_S = 3
-sys.exit(launch.supervise([sys.executable, *sys.argv[1:]]))
+from common import supervision
+supervision.GRACE_S = 3
+sys.exit(supervision.supervise([sys.executable, *sys.argv[1:]]))
 """
 
 

@@ -2,36 +2,20 @@
 
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from common import hardware, system
-from common.cli import COMMANDS, main
+from common.cli import COMMANDS
 from common.config import ROOT
 from common.evidence import official
 from common.evidence.leaks import leaks
 from common.evidence.system import FIELDS, problems
+from tests.command import ttt_here as ttt
 
 READY = ROOT / "systems/8xA100-SXM4-80GB.json"
-
-
-@pytest.fixture
-def ttt(monkeypatch, capsys):
-    """Return `ttt` in this process."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ttt", *map(str, arguments)])
-        try:
-            code = main()
-        except SystemExit as end:  # argparse's own help
-            code = end.code
-        captured = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
-
-    return run
 
 
 def one_line(done, code=2):
@@ -41,11 +25,11 @@ def one_line(done, code=2):
     return line
 
 
-def test_it_is_a_command_with_examples(ttt):
+def test_it_is_a_command_with_examples():
     assert "system" in COMMANDS and "examples:" in ttt("system", "--help").stdout
 
 
-def test_every_field_is_filled_and_nothing_private_is_collected(ttt, monkeypatch):
+def test_every_field_is_filled_and_nothing_private_is_collected(monkeypatch):
     monkeypatch.setenv("SECRET_OF_THIS_TEST", "a-value-from-the-environment")
     done = ttt("system")
     assert (done.returncode, done.stderr) == (0, "")
@@ -55,7 +39,7 @@ def test_every_field_is_filled_and_nothing_private_is_collected(ttt, monkeypatch
     assert "a-value-from" not in done.stdout and list(leaks(done.stdout, is_log=True)) == []
 
 
-def test_a_machine_without_tools_says_why_in_each_field(ttt, monkeypatch):
+def test_a_machine_without_tools_says_why_in_each_field(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(hardware, "cpu_info", dict)
     found = json.loads(ttt("system").stdout)
@@ -64,7 +48,7 @@ def test_a_machine_without_tools_says_why_in_each_field(ttt, monkeypatch):
     assert found["host_processor_caches"].startswith("not collected: ")
 
 
-def test_a_persons_facts_win_and_the_written_file_passes_every_checker(ttt, tmp_path):
+def test_a_persons_facts_win_and_the_written_file_passes_every_checker(tmp_path):
     facts, out = tmp_path / "facts.yaml", tmp_path / "my-machine-optimized.json"
     facts.write_text("cooling: liquid\nhost_processor_core_count: 64\nsystem_name: another\n")
     done = ttt("system", "--merge", READY, "--merge", facts, "--out", out)
@@ -79,7 +63,7 @@ def test_a_persons_facts_win_and_the_written_file_passes_every_checker(ttt, tmp_
     assert found["system_name"] == out.stem
 
 
-def test_an_existing_description_stays(ttt, tmp_path):
+def test_an_existing_description_stays(tmp_path):
     out = tmp_path / "mine.json"
     out.write_text("a person's")
     assert "never overwritten" in one_line(ttt("system", "--out", out))
@@ -106,7 +90,7 @@ def test_an_existing_description_stays(ttt, tmp_path):
         ("cooling: air" + " " * 2**20, "larger than 1 MiB"),
     ],
 )
-def test_wrong_facts_are_one_line_with_the_place(ttt, tmp_path, monkeypatch, text, message):
+def test_wrong_facts_are_one_line_with_the_place(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "facts.yaml").write_text(text)
     assert message in one_line(ttt("system", "--merge", "facts.yaml", "--out", "x.json"))
@@ -123,13 +107,13 @@ def test_wrong_facts_are_one_line_with_the_place(ttt, tmp_path, monkeypatch, tex
         (["--check", "x.json", "--out", "y.json"], "leave out --merge and --out"),
     ],
 )
-def test_mistakes_are_one_line(ttt, tmp_path, monkeypatch, arguments, message):
+def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in one_line(ttt("system", *arguments))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_committed_descriptions_are_complete(ttt):
+def test_the_committed_descriptions_are_complete():
     files = sorted((ROOT / "systems").glob("*.json"))
     assert READY in files
     done = ttt("system", "--check", *files)
@@ -173,7 +157,7 @@ def ready(**changes):
         (ready(coolling="air"), "coolling: unknown field; did you mean cooling?"),
     ],
 )
-def test_a_hostile_description_is_a_finding(ttt, tmp_path, monkeypatch, data, message):
+def test_a_hostile_description_is_a_finding(tmp_path, monkeypatch, data, message):
     monkeypatch.setattr("common.evidence.official.judge_description", lambda path, ruleset: accepted(path))
     (tmp_path / "x.json").write_bytes(data)
     done = ttt("system", "--check", tmp_path / "x.json")
@@ -181,7 +165,7 @@ def test_a_hostile_description_is_a_finding(ttt, tmp_path, monkeypatch, data, me
     assert message in done.stdout and all(line.isprintable() for line in done.stdout.splitlines())
 
 
-def test_what_is_no_file_is_a_finding(ttt, tmp_path):
+def test_what_is_no_file_is_a_finding(tmp_path):
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "link.json").symlink_to(READY)
     os.mkfifo(tmp_path / "pipe.json")
@@ -193,7 +177,7 @@ def test_what_is_no_file_is_a_finding(ttt, tmp_path):
 @pytest.mark.parametrize(
     ("data", "verdict"), [(ready(framework=None), "crashed"), (ready(cooling="drop"), "FAILED")]
 )
-def test_the_official_verdict_is_shown_as_its_own(ttt, tmp_path, data, verdict):
+def test_the_official_verdict_is_shown_as_its_own(tmp_path, data, verdict):
     (tmp_path / "8xA100-SXM4-80GB.json").write_bytes(data)
     done = ttt("system", "--check", tmp_path / "8xA100-SXM4-80GB.json")
     assert (done.returncode, done.stderr) == (1, "")
@@ -237,7 +221,7 @@ def fake_nvml(num_gpus, *, links):
     )
 
 
-def test_gpus_are_described_through_nvml(ttt, monkeypatch):
+def test_gpus_are_described_through_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(8, links=12))
     found = json.loads(ttt("system").stdout)
     assert problems(found) == []
@@ -251,7 +235,7 @@ def test_gpus_are_described_through_nvml(ttt, monkeypatch):
     assert "NVIDIA driver 535.104, CUDA driver 12.2" in found["other_software_stack"]
 
 
-def test_gpus_without_nvlink_say_how_they_reach_each_other(ttt, monkeypatch):
+def test_gpus_without_nvlink_say_how_they_reach_each_other(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(4, links=0))
     found = json.loads(ttt("system").stdout)
     assert found["accelerator_interconnect"] == "PCIe"

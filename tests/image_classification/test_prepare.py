@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common import cli, fingerprint
+from common import fingerprint
 from common.config import ROOT, load
 from common.errors import UserError
 from image_classification.data import sources
 from image_classification.data.images import decode, open_images
 from image_classification.data.prepare import prepare
+from tests.command import ttt_here as ttt
 
 SYNSETS = ("n01440764", "n01443537", "n02119789")
 NUM_CLASSES, NUM_TRAIN, NUM_VALIDATION = 3, 24, 9
@@ -182,38 +183,35 @@ def test_an_intact_folder_is_left_alone_and_a_damaged_one_is_replaced(folders, e
     assert content_of(directory) == expected
 
 
-def ttt(capsys, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["ttt", *map(str, arguments)])
-    code = cli.main()
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_the_command_line_prepares_and_verifies(capsys, monkeypatch, tars, tmp_path):
+def test_the_command_line_prepares_and_verifies(tars, tmp_path):
     directory = tmp_path / "full"
     common = ["image_classification", "--size", "full"]
     common += [part for setting in settings_of(directory) for part in ("--set", setting)]
-    code, _, message = ttt(capsys, monkeypatch, "data", "prepare", *common)
-    assert code == 2 and message.count("\n") == 1 and "--source DIR" in message
-    code, out, _ = ttt(capsys, monkeypatch, "data", "prepare", *common, "--source", tars)
-    assert code == 0 and "33 of 33 images" in out and "fingerprint" in out
-    assert ttt(capsys, monkeypatch, "data", "verify", *common)[0] == 0
+    done = ttt("data", "prepare", *common)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "--source DIR" in done.stderr
+    done = ttt("data", "prepare", *common, "--source", tars)
+    assert done.returncode == 0 and "33 of 33 images" in done.stdout and "fingerprint" in done.stdout
+    assert ttt("data", "verify", *common).returncode == 0
     shard = directory / "train-00000.shard"
     content = bytearray(shard.read_bytes())
     content[100] ^= 1
     shard.write_bytes(content)
     (directory / "train-00001.shard").write_bytes(content)
     (directory / "validation-00000.shard").rename(directory / "validation-00009.shard")
-    code, out, _ = ttt(capsys, monkeypatch, "data", "verify", *common)
-    assert code == 1 and "train-00000.shard: content changed" in out and "train-00001.shard" in out
-    assert "validation-00000.shard: missing" in out
-    assert "validation-00009.shard: not in the manifest" in out
-    code, _, message = ttt(capsys, monkeypatch, "data", "verify", *common, "--source", tars)
-    assert code == 2 and "only `prepare`" in message
+    done = ttt("data", "verify", *common)
+    assert (
+        done.returncode == 1
+        and "train-00000.shard: content changed" in done.stdout
+        and "train-00001.shard" in done.stdout
+    )
+    assert "validation-00000.shard: missing" in done.stdout
+    assert "validation-00009.shard: not in the manifest" in done.stdout
+    done = ttt("data", "verify", *common, "--source", tars)
+    assert done.returncode == 2 and "only `prepare`" in done.stderr
     other = ["--size", "mini", "--set", f"data.directory={tmp_path / 'other'}", "--source", tars]
     for benchmark in ("image_classification", "language_bert"):
-        code, _, message = ttt(capsys, monkeypatch, "data", "prepare", benchmark, *other)
-        assert code == 2 and "--source" in message
+        done = ttt("data", "prepare", benchmark, *other)
+        assert done.returncode == 2 and "--source" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -402,6 +400,7 @@ import json, sys
 from pathlib import Path
 from common.config import load
 from image_classification.data.prepare import prepare
+from tests.command import ttt_here as ttt
 settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])
 config = load("image_classification", "baseline", size="full", settings=settings).config
 prepare(Path(config.data.directory), config, source, shard_bytes=20_000)

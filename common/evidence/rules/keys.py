@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from common.evidence.log import TARGETS, Log
+from common.evidence.log import IMAGENET_SAMPLES, TARGETS, Log
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, Mutation, edited, replaced, rule, without
 
-TRAIN_SAMPLES = {"resnet": 1281167}
+TRAIN_SAMPLES = {"resnet": IMAGENET_SAMPLES}
 EVAL_SAMPLES = {"resnet": 50000, "bert": 10000}
 SUBMISSION = {  # the values that a key may have; None: any but nothing
     "submission_benchmark": tuple(TARGETS),

@@ -3,6 +3,7 @@
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -85,14 +86,11 @@ def trace(log: Log) -> object:
 
 def overlapping(logs: Sequence[Log]) -> Iterator[Found]:
     """Yield the logs that start before an earlier one has ended."""
-    timed = sorted(((log.events("run_start")[0].time_ms, log) for log in logs if log.minutes), key=first_of)
+    alone = [log for log in logs if log.minutes and not log.is_resumed]  # it starts as the interrupted one
+    timed = sorted(((log.events("run_start")[0].time_ms, log) for log in alone), key=itemgetter(0))
     for (start, log), (next_start, other) in zip(timed, timed[1:], strict=False):
         if next_start < start + (log.minutes or 0) * 60000:
             yield Found(0, f"starts before {log.path} ends", other)
-
-
-def first_of(pair: tuple[int, Log]) -> int:
-    return pair[0]
 
 
 def repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
@@ -128,7 +126,7 @@ def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
 @rule("S403", "error", "rules: Random numbers", breaks=same_seed)
 def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """Every run has its own seed."""
-    return repeated(logs, lambda log: log.value("seed"))
+    return repeated(logs, lambda log: None if log.is_resumed else log.value("seed"))
 
 
 @rule("S404", "strict", "house: one run at a time", breaks=at_once)

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.evidence.log import RunSet, label
-from common.evidence.official import systems_folder
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, rule
 from common.evidence.system import STATUS, problems, read
@@ -24,10 +24,14 @@ class Described(NamedTuple):
 
 def described(run_set: RunSet) -> Described | None:
     """Return a run set with its description; None where no folder systems/ lies with the results."""
-    folder = systems_folder(run_set)
-    if folder is None:
+    folder = run_set.systems_folder
+    if folder is None or not folder.is_dir():
         return None
-    path = folder / f"{run_set.lead.folders[0]}.json"
+    return described_by(folder / f"{run_set.lead.folders[0]}.json", run_set)
+
+
+def described_by(path: Path, run_set: RunSet) -> Described:
+    """Return a run set with the description in a file, or why it cannot be read."""
     try:
         return Described(run_set, label(path), read(path))
     except ValueError as error:

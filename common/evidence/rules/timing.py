@@ -170,3 +170,14 @@ def the_model_is_built_in_init(log: Log) -> Iterator[Found]:
     start, stop = log.first("init_start"), log.last("init_stop")
     if start and stop and not log.is_proxy and 0 <= stop.time_ms - start.time_ms < 1000:
         yield Found(stop.line, f"{stop.time_ms - start.time_ms} ms")
+
+
+@rule(
+    "T215",
+    "strict",
+    "rules: Run Results",
+    breaks=replaced("epoch_stop", lambda s: [rewritten(s, key="resumed", value=7), s], at=2),
+)
+def the_run_is_one_piece(log: Log) -> Iterator[Found]:
+    """A run is one piece; one that was resumed from a checkpoint counts for no score."""
+    return (Found(e.line, f"before step {printable(e.value, 40)}") for e in log.events("resumed"))

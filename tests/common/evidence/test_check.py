@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -15,13 +13,9 @@ from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.rules.rule import each, edited, later, replaced
 from common.evidence.score import score
+from tests.command import ttt
 
-TTT = Path(sys.executable).with_name("ttt")
 BERT, RESNET = ("v2.1", "8xA100_80GB-methods", "bert"), ("v2.0", "8xA100_80GB-methods", "resnet")
-
-
-def ttt(*arguments, cwd=None):
-    return subprocess.run([TTT, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=300)
 
 
 def names(path):

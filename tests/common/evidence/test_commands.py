@@ -1,18 +1,12 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from common.evidence import official
 from common.evidence.log import load
-
-TTT = Path(sys.executable).with_name("ttt")
-
-
-def ttt(*arguments, cwd=None):
-    return subprocess.run([TTT, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120)
+from tests.command import ttt
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """`ttt package`: the official tree, what it refuses, and that nothing is ever written by halves."""
 
-import contextlib
 import hashlib
 import io
 import json
@@ -11,30 +10,17 @@ import sys
 import tarfile
 import tomllib
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
-from common.cli import main
 from common.config import ROOT
 from common.evidence import official
 from common.evidence.system import problems
+from tests.command import ttt_here as ttt
 
 RESNET = "results/8xA100-optimized/resnet"
 HOME = "/".join(("", "home", "jane", "run"))  # the rules of the house want no such path in a file
 READY = json.loads((ROOT / "systems/8xA100-SXM4-80GB.json").read_text())
-
-
-def ttt(*arguments):
-    """Run a command in this process and return its exit code and what it printed."""
-    out, err = io.StringIO(), io.StringIO()
-    argv = ["ttt", *map(str, arguments)]
-    with patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = main()
-        except SystemExit as end:  # argparse's own refusal
-            code = end.code
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def package(*arguments):

@@ -1,36 +1,21 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from common.cli import main
 from common.commands.reproduce import reproduction_json, reproduction_lines
 from common.evidence import masked_accuracy
 from common.evidence.log import RunSet, parse_log
 from common.evidence.masked_accuracy import MOSAIC, OFFICIAL, converted, counted_tokens
 from common.evidence.reported import load_reported
 from common.evidence.reproduce import reproduce
+from tests.command import ttt_here as ttt
 
 RESNET = [23.55, 24.10, 23.55, 24.54, 23.71]  # minutes, as published
 EPOCHS = 34_591_509
-
-
-@pytest.fixture
-def ttt(monkeypatch, capsys):
-    """Return `ttt` in this process."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ttt", *map(str, arguments)])
-        code = main()
-        captured = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture
@@ -62,7 +47,7 @@ def bert_log(golden, index, official=True):
     return golden.timeline("bert", evaluations if official else evaluations[:2], launch_s=4000 * index)
 
 
-def test_a_set_like_the_published_one_is_reproduced_and_exits_0(ttt, resnet):
+def test_a_set_like_the_published_one_is_reproduced_and_exits_0(resnet):
     done = ttt("reproduce", resnet())
     assert (done.returncode, done.stderr) == (0, "")
     for part in (
@@ -76,7 +61,7 @@ def test_a_set_like_the_published_one_is_reproduced_and_exits_0(ttt, resnet):
     assert "bert" not in done.stdout
 
 
-def test_a_slower_machine_reproduces_the_convergence_only_and_exits_1(ttt, resnet):
+def test_a_slower_machine_reproduces_the_convergence_only_and_exits_1(resnet):
     done = ttt("reproduce", resnet([minutes / 0.8 for minutes in RESNET]))
     assert done.returncode == 1
     line = next(line for line in done.stdout.splitlines() if line.startswith("  throughput"))
@@ -84,7 +69,7 @@ def test_a_slower_machine_reproduces_the_convergence_only_and_exits_1(ttt, resne
     assert "NOT REPRODUCED: throughput worse, samples to target reproduced" in done.stdout
 
 
-def test_more_samples_to_target_are_a_matter_of_convergence(ttt, resnet):
+def test_more_samples_to_target_are_a_matter_of_convergence(resnet):
     done = ttt("reproduce", "--json", resnet(samples=EPOCHS * 1.2))
     (found,) = json.loads(done.stdout)["sets"]
     factor = next(factor for factor in found["factors"] if factor["name"] == "samples to target")
@@ -92,7 +77,7 @@ def test_more_samples_to_target_are_a_matter_of_convergence(ttt, resnet):
     assert done.returncode == 1 and not found["reproduced"]
 
 
-def test_a_ratio_is_of_geometric_means_and_the_margin_decides(ttt, resnet):
+def test_a_ratio_is_of_geometric_means_and_the_margin_decides(resnet):
     slower = [minutes * 1.03 for minutes in RESNET]
     folder = resnet(slower)
     done = ttt("reproduce", "--json", folder)
@@ -106,13 +91,13 @@ def test_a_ratio_is_of_geometric_means_and_the_margin_decides(ttt, resnet):
     assert json.loads(done.stdout)["sets"][0]["factors"][0]["verdict"] == "reproduced"
 
 
-def test_one_run_cannot_tell(ttt, resnet):
+def test_one_run_cannot_tell(resnet):
     done = ttt("reproduce", resnet(RESNET[:1]))
     assert done.returncode == 1
     assert "a single run: no interval" in done.stdout and "undecided at a margin of 5 %" in done.stdout
 
 
-def test_a_proxy_says_so_first_and_reproduces_nothing(ttt, golden, tmp_path):
+def test_a_proxy_says_so_first_and_reproduces_nothing(golden, tmp_path):
     done = ttt("reproduce", golden.write(tmp_path, golden.set(size="mini")))
     assert done.returncode == 1
     lines = done.stdout.splitlines()
@@ -121,7 +106,7 @@ def test_a_proxy_says_so_first_and_reproduces_nothing(ttt, golden, tmp_path):
     assert "REPRODUCED" not in done.stdout
 
 
-def test_a_configuration_without_a_published_one_needs_against(ttt, resnet):
+def test_a_configuration_without_a_published_one_needs_against(resnet):
     folder = resnet(configuration="eager")
     done = ttt("reproduce", folder)
     assert done.returncode == 1 and "'resnet eager'; --against NAME" in done.stdout
@@ -143,7 +128,7 @@ def test_a_configuration_without_a_published_one_needs_against(ttt, resnet):
         (["--margin", "nan"], "--margin nan"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_2(ttt, resnet, arguments, message):
+def test_a_mistake_is_one_line_and_exit_2(resnet, arguments, message):
     done = ttt("reproduce", resnet(), *arguments)
     if message is None:
         assert done.returncode == 0
@@ -151,7 +136,7 @@ def test_a_mistake_is_one_line_and_exit_2(ttt, resnet, arguments, message):
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_peers_without_evaluation_are_compared_by_the_whole_run(ttt, golden, tmp_path):
+def test_peers_without_evaluation_are_compared_by_the_whole_run(golden, tmp_path):
     folder = golden.write(tmp_path, [bert_log(golden, index) for index in range(10)])
     done = ttt("reproduce", folder, "--against", "dgxa100_ngc22.09_pytorch", "--json")
     throughput = json.loads(done.stdout)["sets"][0]["factors"][1]
@@ -159,7 +144,7 @@ def test_peers_without_evaluation_are_compared_by_the_whole_run(ttt, golden, tmp
     assert throughput["measured"] == pytest.approx(1_001_280 / 920)
 
 
-def test_bert_is_compared_like_with_like_and_shown_in_both_countings(ttt, golden, tmp_path):
+def test_bert_is_compared_like_with_like_and_shown_in_both_countings(golden, tmp_path):
     done = ttt("reproduce", golden.write(tmp_path, [bert_log(golden, index) for index in range(10)]))
     assert "640,640 / 643,104 (to 0.72 by MosaicML's count)" in done.stdout
     lines = [line for line in done.stdout.splitlines() if "accuracy at the stop" in line]
@@ -168,7 +153,7 @@ def test_bert_is_compared_like_with_like_and_shown_in_both_countings(ttt, golden
     assert "0.71574 by the official count" in lines[3] and lines[3].endswith("target not reached")
 
 
-def test_a_stop_at_mosaics_count_never_came_to_the_official_target(ttt, golden, tmp_path):
+def test_a_stop_at_mosaics_count_never_came_to_the_official_target(golden, tmp_path):
     logs = [bert_log(golden, index, official=False) for index in range(10)]
     done = ttt("reproduce", golden.write(tmp_path, logs), "--against", "azurea100")
     assert done.returncode == 1
@@ -188,13 +173,13 @@ def test_countings_are_told_apart_and_converted_exactly(golden):
 
 
 @pytest.mark.parametrize("samples", [None, 0, -5])
-def test_odd_logs_are_compared_as_far_as_they_go(ttt, resnet, samples):
+def test_odd_logs_are_compared_as_far_as_they_go(resnet, samples):
     done = ttt("reproduce", resnet(samples=samples))
     assert done.returncode == 1 and done.stderr == ""
     assert "samples to target unknown: not in the logs" in done.stdout
 
 
-def test_unreadable_and_unreached_runs_are_not_reproduced(ttt, golden, tmp_path):
+def test_unreadable_and_unreached_runs_are_not_reproduced(golden, tmp_path):
     missed = golden.timeline("resnet", [(60, 66, 1000, 0.5)])
     done = ttt("reproduce", golden.write(tmp_path, [missed, missed, missed]))
     assert done.returncode == 1 and "NOT REPRODUCED: no score" in done.stdout
@@ -202,7 +187,7 @@ def test_unreadable_and_unreached_runs_are_not_reproduced(ttt, golden, tmp_path)
     assert ttt("reproduce", tmp_path / "result_0.txt").returncode == 1
 
 
-def test_text_of_a_log_is_shown_without_control_characters(ttt, golden, tmp_path):
+def test_text_of_a_log_is_shown_without_control_characters(golden, tmp_path):
     logs = ["\n".join(golden.log()).replace('"optimized"', '"\\u001b[2J\\u202e"')]
     folder = tmp_path / "a" / "resnet"
     folder.mkdir(parents=True)
@@ -211,7 +196,7 @@ def test_text_of_a_log_is_shown_without_control_characters(ttt, golden, tmp_path
     assert done.returncode == 1 and not set("\x1b\u202e") & set(done.stdout + done.stderr)
 
 
-def test_the_claims_come_to_what_the_runs_give(ttt):
+def test_the_claims_come_to_what_the_runs_give():
     done = ttt("reproduce", "--claims", "--json")
     assert done.returncode == 0
     claims = [claim for entries in json.loads(done.stdout)["claims"].values() for claim in entries]
@@ -241,7 +226,7 @@ def test_the_claims_come_to_what_the_runs_give(ttt):
     assert metric["1.7x fewer samples per second than NVIDIA"] == "does not depend on the target"
 
 
-def test_claims_are_printed_with_formula_and_files(ttt):
+def test_claims_are_printed_with_formula_and_files():
     done = ttt("reproduce", "--claims")
     assert '"4.5x faster than the baseline" (https://' in done.stdout
     assert "understated, the runs give more" in done.stdout
@@ -302,7 +287,7 @@ def test_a_published_set_agrees_with_the_collected_runs(raw, benchmark, entry):
     assert {int(row["global_batch_size"]) for row in rows} == {facts["global_batch_size"]}
 
 
-def test_the_published_logs_are_the_published_runs(ttt, published):
+def test_the_published_logs_are_the_published_runs(published):
     done = ttt("reproduce", published)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("these are the published runs themselves") == 2

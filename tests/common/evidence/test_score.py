@@ -1,8 +1,5 @@
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +10,7 @@ from common.evidence import intervals
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.reported import reported
 from common.evidence.score import counting_window, duration, notes, olympic_mean, score, speedups
-
-TTT = Path(sys.executable).with_name("ttt")
+from tests.command import ttt
 
 PUBLISHED_SCORES = {  # the official summarizer's minutes for the MosaicML submissions of v2.0 and v2.1
     ("resnet", "baseline"): (110.513128, 107_618_028, 0.766668),
@@ -24,9 +20,9 @@ PUBLISHED_SCORES = {  # the official summarizer's minutes for the MosaicML submi
 }
 
 
-def scored(logs, folder="here"):
+def scored(logs, folder="here", **told):
     parsed = [parse_log("\n".join(lines).encode(), f"{n}", ("", "")) for n, lines in enumerate(logs)]
-    return score(RunSet(folder=folder, logs=tuple(parsed)))
+    return score(RunSet(folder=folder, logs=tuple(parsed)), **told)
 
 
 def aborted(lines):
@@ -37,6 +33,21 @@ def below_target(lines):
     """Without its last evaluation, the one at the target."""
     last = max(index for index, line in enumerate(lines) if '"key": "eval_accuracy"' in line)
     return lines[:last] + lines[last + 1 :]
+
+
+def test_a_resumed_run_counts_when_told_to_in_place_of_its_interrupted_logs(golden):
+    logs = golden.set("resnet")
+    first = next(i for i, line in enumerate(logs[1]) if '"key": "block_stop"' in line)
+    mark = logs[1][first].replace('"block_stop"', '"resumed"')
+    again = logs[1][:first] + [mark] + logs[1][first:]
+    stopped = aborted([*logs[1][:first], logs[1][-1]]), aborted([*again[: first + 5], again[-1]])
+    interrupted = [logs[0], stopped[0], *logs[2:], stopped[1], again]
+    alone, told = scored(interrupted), scored(interrupted, include_resumed=True)
+    assert alone.num_converged == 4 and len(alone.runs) == 5 and "2 resumed not counted" in alone.label
+    assert told.minutes == scored(logs).minutes and told.run_minutes == scored(logs).run_minutes
+    assert "2 resumed" in told.label and any("--include-resumed" in note for note in notes([told]))
+    none = scored([again])
+    assert none.minutes is None and none.runs == ()
 
 
 def test_the_score_drops_the_fastest_and_the_slowest():
@@ -256,10 +267,6 @@ def test_a_broken_reported_file_is_named(tmp_path):
     (tmp_path / "some" / "reported.yaml").write_text("benchmark: resnet\nsets: [{}]\n")
     with pytest.raises(UserError, match="some/reported.yaml"):
         reported(tmp_path)
-
-
-def ttt(*arguments):
-    return subprocess.run([TTT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")

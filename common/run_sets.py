@@ -1,0 +1,180 @@
+"""Run sets to their end: a run of each in turn, faults counted, an interrupted set continued."""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common import config as configs
+from common import launch, ranks
+from common.config import ROOT
+from common.doctor.preflight import preflight
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.evidence.log import Log, read_log
+from common.launch import RunSet
+
+MAX_HUNG_AFTER_S = 86400
+RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what holds for whole run sets."""
+    parser.add_argument(
+        "--continue",
+        dest="continues",
+        action="store_true",
+        help="make only the runs that are missing in the results folder, with new numbers and seeds",
+    )
+    parser.add_argument(
+        "--fail-fast", action="store_true", help="stop at the first run that does not converge"
+    )
+    parser.add_argument(
+        "--hung-after",
+        type=seconds,
+        default=launch.HUNG_AFTER_S,
+        metavar="S",
+        help="end a run when none of its ranks has got on for so many seconds",
+    )
+    parser.add_argument(
+        "--drop-caches",
+        action="store_true",
+        help="drop the page cache of the whole machine before a run (root), not only the data set's",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run in spite of a fault of this machine; the log says so"
+    )
+
+
+def seconds(text: str) -> int:
+    """Parse a number from 1 to `MAX_HUNG_AFTER_S`."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_HUNG_AFTER_S:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_HUNG_AFTER_S}")
+    return int(text)
+
+
+def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
+    """Return the set as the options want it; `seed` is the first, if a person chose one.
+
+    Raises UserError for a fault of this machine, unless it is to be run in spite of it.
+    """
+    run_set = replace(
+        run_set,
+        hung_after_s=args.hung_after,
+        drops_caches=args.drop_caches,
+        preflight=preflight(run_set.loaded.config, run_set.directory, is_forced=args.force),
+    )
+    return continued(run_set, seed) if args.continues else run_set
+
+
+def continued(run_set: RunSet, seed: int | None = None) -> RunSet:
+    """Return a set without the runs that its folder holds, with seeds and numbers that nothing there has.
+
+    A run counts when it came to its own end, converged or not; one that a fault ended is kept, and made anew.
+    Raises UserError for results of another configuration.
+    """
+    logs = {path: read_log(path) for path in sorted(run_set.directory.glob("result_*.txt"))}
+    for path, log in logs.items():
+        refuse_another(run_set, path, log)
+    num_done = min(sum(map(came_to_its_end, logs.values())), run_set.num_runs)
+    used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
+    seeds = launch.draw_seeds(run_set.num_runs - num_done, seed, used)
+    indices = [int(found[1]) for path in logs if (found := RESULT.fullmatch(path.name))]
+    print(
+        f"{run_set.title}: {num_done} of {run_set.num_runs} runs are there"
+        + (f", {len(logs) - num_done} more did not come to their end" if len(logs) > num_done else "")
+    )
+    return replace(
+        run_set, seeds=(0,) * num_done + seeds, num_done=num_done, first_index=max(indices, default=-1) + 1
+    )
+
+
+def came_to_its_end(log: Log) -> bool:
+    """Return whether a run stopped by itself: a fault, or a person, leaves a reason."""
+    stop = log.last("run_stop")
+    return stop is not None and "reason" not in stop.metadata
+
+
+def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
+    """Raise UserError that names the first difference between a result and what is to be run."""
+    try:
+        there = yaml.safe_load("\n".join(log.settings))
+    except yaml.YAMLError:
+        there = None
+    now = yaml.safe_load(configs.to_yaml(run_set.loaded.config).replace(f"{ROOT}/", ""))
+    if isinstance(there, dict):
+        before, after = flat(there), flat(now)
+        before["ranks"] = log.value("num_ranks")
+        after["ranks"] = max(run_set.num_ranks, ranks.place().world_size) if before["ranks"] else None
+        keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
+        if not keys:
+            return
+        what = f"{keys[0]} is {before.get(keys[0])} there, {after.get(keys[0])} now"
+    elif log.first("run_start") is None:
+        return  # the head of a run that never started
+    else:
+        what = "states no configuration"
+    raise UserError(what, where=path.name, hint="--continue adds runs of the same configuration only")
+
+
+def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested values by their key paths."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= (
+            flat(value, f"{path}{key}.") if isinstance(value, dict) and value else {f"{path}{key}": value}
+        )
+    return found
+
+
+def run_all(
+    run_sets: Sequence[RunSet], command: Sequence[str], *, fail_fast: bool, index: int | None = None
+) -> int:
+    """Make one run of each set in turn; returns the first exit code that was not 0.
+
+    A run that fails does not end its set, unless with `fail_fast`; an interruption, or a mistake that every
+    run would meet before its clock starts, ends all. What is missing is said at the end in any case.
+    """
+    codes: list[int] = []
+    outcomes: dict[str, Counter[str]] = {run_set.title: Counter() for run_set in run_sets}
+    turns = [
+        (run_set, number)
+        for number in range(max(run_set.num_runs for run_set in run_sets))
+        for run_set in run_sets
+        if run_set.num_done <= number < run_set.num_runs
+    ]
+    try:
+        for run_set, number in turns:
+            ended = launch.run_once(run_set, number, command, index)
+            codes.append(ended.code)
+            outcomes[run_set.title][ended.outcome] += 1
+            if ended.code == EXIT_INTERRUPTED:
+                return EXIT_INTERRUPTED
+            if ended.outcome == "refused" or (fail_fast and ended.code != EXIT_OK):
+                break
+    finally:
+        for run_set in run_sets:
+            if run_set.num_runs > 1:
+                print(summary(run_set, outcomes[run_set.title]), flush=True)
+    return next((code for code in codes if code), EXIT_OK)
+
+
+def summary(run_set: RunSet, outcomes: Counter[str]) -> str:
+    """Return how the runs of a set ended, and what is missing."""
+    num_new = run_set.num_runs - run_set.num_done
+    failed = outcomes["failed"] + outcomes["refused"]
+    counts = {
+        "were there": run_set.num_done,
+        "converged": outcomes["converged"],
+        "missed the target": outcomes["missed"],
+        "failed": failed,
+        "not run": num_new - outcomes.total(),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    missing = num_new - outcomes["converged"] - outcomes["missed"]
+    hint = f"; {missing} missing, the same command with --continue makes them" if missing else ""
+    return f"{run_set.title}: of {run_set.num_runs} runs {told}{hint}"

@@ -1,0 +1,164 @@
+"""A run's processes seen from outside: started, passed a person's signals, ended when no rank gets on."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+from common.board import PID, POSITION, Board
+from common.config import ROOT
+from common.errors import EXIT_INTERRUPTED
+
+GRACE_S = 15  # how long a run may take to close its log when it is told to end
+POLL_S = 1.0
+START_S = 1800.0  # before every rank has taken a step: MLPerf's limit for initialization, closed division
+DUMP_S = 0.5  # for a rank to write its stack
+DUMP = signal.SIGUSR1  # on which a rank writes its stack
+STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
+    """Run a process to its end; an interruption is passed on, and the process gets time to close its log.
+
+    When this process dies, that one is told by SIGTERM.
+    """
+    process = subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        start_new_session=True,  # only we signal it
+        preexec_fn=end_with_parent,
+    )
+    endings = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = [(number, signal.getsignal(number)) for number in endings]
+    for number, handler in previous[1:]:
+        if handler != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, raise_interrupt)
+    try:
+        if watchdog:
+            watchdog.start()
+        return process.wait()
+    except KeyboardInterrupt:
+        for number in endings:  # a second Ctrl-C must not leave the log open
+            signal.signal(number, signal.SIG_IGN)
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return EXIT_INTERRUPTED
+    finally:
+        if watchdog:
+            watchdog.stop()
+        for number, handler in previous:
+            signal.signal(number, handler)
+
+
+def raise_interrupt(number: int, frame: Any) -> None:
+    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have this process signalled when the one that started it is gone; where Linux can."""
+    if LIBC:
+        LIBC.prctl(PR_SET_PDEATHSIG, number)
+
+
+class Watchdog:
+    """Ends the ranks `own` of a board when none of them has got on for `limit_s`.
+
+    It looks at their memory once a second and counts the looks: a machine that slept is not a hung rank.
+    """
+
+    def __init__(self, board: Board, own: Sequence[int], limit_s: float) -> None:
+        self.board, self.own, self.limit_s = board, own, limit_s
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Cease to look."""
+        self.is_over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def watch(self) -> None:
+        """Look until told to stop, or until the ranks hang."""
+        seen, quiet_s = self.look(), 0.0
+        while not self.is_over.wait(POLL_S):
+            now = self.look()
+            quiet_s = quiet_s + POLL_S if now == seen else 0.0
+            seen = now
+            if quiet_s >= self.allowed_s():
+                self.end(quiet_s)
+                return
+
+    def look(self) -> list[list[int]]:
+        """Return where the ranks stand."""
+        return [self.board.slots[rank].words[: PID + 1].tolist() for rank in self.own]
+
+    def allowed_s(self) -> float:
+        """Return how long nothing may happen: longer until every rank has started, compiled, taken a step."""
+        is_running = all(self.board.slots[rank].step for rank in self.own)
+        return self.limit_s if is_running else max(self.limit_s, START_S)
+
+    def end(self, quiet_s: float) -> None:
+        """Dump the stacks of the ranks, note who was late, and kill all: a hung rank heeds nothing else."""
+        slots, pids = self.board.slots, {rank: self.board.slots[rank].words[PID] for rank in self.own}
+        states = {rank: state(pid) for rank, pid in pids.items()}
+        late = self.late(states)
+        for rank in sorted(self.own, key=lambda each: states[each] in STUCK):  # the stuck last: they wake up
+            dump(pids[rank], f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}", states[rank])
+        is_stuck = f"{states[late[0]]}, " if states[late[0]] in STUCK else ""
+        cause = f"no progress for {quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
+        if len(late) > 1:
+            cause += f"; {len(late)} ranks stand there, their stacks are above"
+        self.board.died(late[0], cause)
+        for pid in pids.values():
+            kill(pid, signal.SIGKILL)
+
+    def late(self, states: dict[int, str]) -> list[int]:
+        """Return the ranks that the others wait for: the first in the order of steps that are stuck, or all.
+
+        Ranks meet in every step, so one that waits is at least as far as the one that it waits for.
+        """
+        last = min(self.board.slots[rank].words[POSITION] for rank in self.own)
+        behind = [rank for rank in self.own if self.board.slots[rank].words[POSITION] == last]
+        return [rank for rank in behind if states[rank] in STUCK] or behind
+
+
+def state(pid: int) -> str:
+    """Return what the system says of a process."""
+    try:
+        return str(psutil.Process(pid).status()) if pid else "not started"
+    except psutil.NoSuchProcess:
+        return "gone"
+
+
+def dump(pid: int, who: str, state: str) -> None:
+    """Have a rank write its stack to stderr, under a line that says whose it is."""
+    print(f"--- stack of {who}, {state}", file=sys.stderr, flush=True)
+    kill(pid, DUMP)
+    kill(pid, signal.SIGCONT)
+    threading.Event().wait(DUMP_S)
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal to a rank that may be gone; 0 is one that never came."""
+    if pid:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return

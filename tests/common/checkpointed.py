@@ -1,0 +1,103 @@
+"""Small trainings of both benchmarks that write checkpoints.
+
+As a script: `checkpointed.py FOLDER BENCHMARK` is killed by itself between two micro-batches; started with
+torchrun, `checkpointed.py FOLDER` says on two ranks whether a resumed training ends as one that was not
+interrupted.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from common import checkpoint, distributed, ranks, resume
+from common.config import load
+from common.mllog import RunLog
+from common.ranks import ALONE
+from common.timed_run import Spec, TrainingRun
+
+NUM_STEPS, DIES_IN_STEP, DIES_IN_CALL = 6, 4, 2
+EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"  # it starts after the second step
+SETTINGS = {
+    "language_bert": ["global_batch_size=7", "micro_batch_size=2", "model.dropout=0.1", EMA],
+    "image_classification": ["global_batch_size=8", "micro_batch_size=2", "data.train_crop_px=32", EMA],
+}
+RANKS_TRAIN = "image_classification"  # whose buffers are each rank's own
+
+
+class Dying(TrainingRun):
+    """A run that is killed with half of its micro-batches done."""
+
+    num_calls = 0
+
+    def add_gradients(self, batch, step, **named):
+        loss = super().add_gradients(batch, step, **named)
+        self.num_calls += step == DIES_IN_STEP
+        if self.num_calls == DIES_IN_CALL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss
+
+
+def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun):
+    """Return an initialized run with its result in `folder`; it goes on from the checkpoint `source`."""
+    module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
+    short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *SETTINGS[name]]
+    config = load(name, "baseline", size="mini", settings=short).config
+    result = folder / "result_0.txt"
+    spec = Spec(config={}, seed=3, system="test", result=str(result), label="", expected_s=None)
+    log = RunLog(result if place.rank == 0 else Path(os.devnull), state="block")
+    run = kind(spec, config, module.Benchmark(config, seed=3, place=place), log)
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)  # its scale has to be kept
+    run.initialize()
+    random.seed(3), np.random.seed(3)  # a run does not: nothing in it draws from them
+    if source is not None:
+        checkpoint.resume_run(run, source, result if place.rank == 0 else Path(os.devnull))
+    return run
+
+
+def train(run, keep=()):
+    """Train to the end and return all that a checkpoint would hold.
+
+    Before the steps `keep` a checkpoint is written, and copied to STEP.safetensors beside it.
+    """
+    batches = run.benchmark.train_batches(run.first_step)
+    for step in range(run.first_step, NUM_STEPS):
+        if step in keep:
+            checkpoint.save(run, step)
+            if run.place.rank == 0:
+                written = resume.checkpoint_of(Path(run.spec.result))
+                shutil.copy(written, written.with_stem(str(step)))
+        run.train_step(next(batches), step)
+        random.random(), np.random.random(), torch.rand(1)
+    run.log.close()
+    return (*checkpoint.captured(run), run.scaler.state_dict())
+
+
+def are_equal(one, other):
+    """Whether two trainings ended with the same tensors, random states and loss scale, to the last bit."""
+    (tensors, *rest), (other_tensors, *other_rest) = one, other
+    same = tensors.keys() == other_tensors.keys() and rest == other_rest
+    return same and all(torch.equal(tensors[name], other_tensors[name]) for name in tensors)
+
+
+def main():
+    folder, *names = map(Path, sys.argv[1:])
+    if names:
+        train(start(str(names[0]), folder, kind=Dying), keep=range(NUM_STEPS))
+        return
+    place = ranks.place()
+    with distributed.joined(place):
+        whole = train(start(RANKS_TRAIN, folder, place=place), keep=[3])
+        distributed.barrier()
+        again = train(start(RANKS_TRAIN, folder, place=place, source=folder / "3.safetensors"))
+        one, other = (whole[0][f"rank{rank}.random.cpu"] for rank in range(2))
+        print(are_equal(whole, again), torch.equal(one, other), flush=True)
+
+
+if __name__ == "__main__":
+    main()

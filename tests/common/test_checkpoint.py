@@ -1,0 +1,312 @@
+"""Checkpoints: a resumed training ends as one that was not interrupted; a kill leaves the last one whole."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from common import checkpoint, launch, resume
+from common.cli import dispatch
+from common.commands.data import prepare
+from common.config import ROOT, benchmarks, load
+from common.errors import UserError
+from common.evidence.audit import audit_paths
+from common.evidence.log import load as read_sets
+from common.evidence.log import read_log
+from common.evidence.score import score
+from tests.common import checkpointed
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+SCRIPT = ROOT / "tests/common/checkpointed.py"
+TINY = ("max_duration=80ba", "evaluate_every=40ba", "evaluate_from=40ba", "schedule.warmup=5ba")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+    """The data of size mini, and one thread: the same sums in the same order."""
+    for name in benchmarks():
+        prepare(load(name, "baseline", size="mini", settings=[]).config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+KEPT = {"language_bert": range(checkpointed.NUM_STEPS), "image_classification": (1, 4)}
+
+
+@pytest.fixture(scope="module", params=KEPT)
+def whole(request, tmp_path_factory):
+    """A training that was not interrupted: its benchmark, what it ended with, checkpoints of some steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = checkpointed.start(request.param, folder)
+    before = {name: value.clone() for name, value in checkpoint.captured(run)[0].items()}
+    ended = checkpointed.train(run, KEPT[request.param])
+    unmoved = {name for name, value in before.items() if torch.equal(value, ended[0][name])}
+    assert not any(name.startswith("model.") for name in unmoved)
+    assert any(name.startswith("methods.ema.") for name in ended[0])
+    return request.param, ended, folder
+
+
+def run(script, *arguments, timeout=120):
+    command = [sys.executable, script, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.mark.slow
+def test_resumed_at_any_step_it_ends_as_without_an_interruption(whole, tmp_path):
+    name, ended, folder = whole
+    for step in KEPT[name]:
+        resumed = checkpointed.start(name, tmp_path, source=folder / f"{step}.safetensors")
+        assert resumed.first_step == step
+        assert checkpointed.are_equal(checkpointed.train(resumed), ended)
+
+
+@pytest.mark.slow
+def test_killed_between_two_micro_batches_it_goes_on_from_the_step_before(whole, tmp_path):
+    name, ended, _ = whole
+    done = run(SCRIPT, tmp_path, name)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    source = tmp_path / "result_0.safetensors"
+    assert resume.read_facts(source).step == checkpointed.DIES_IN_STEP
+    resumed = checkpointed.start(name, tmp_path, source=source)
+    assert checkpointed.are_equal(checkpointed.train(resumed), ended)
+
+
+@pytest.mark.slow
+def test_each_of_two_ranks_gets_its_own_buffers_and_random_state_back(tmp_path):
+    command = [*TORCHRUN, "--nproc-per-node=2", SCRIPT, tmp_path]
+    done = subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == 2 * ["True False"]
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_of_a_writing_leaves_a_whole_checkpoint(tmp_path):
+    done = run(ROOT / "tests/common/kill_writers.py", tmp_path, 60)
+    assert done.returncode == 0, done.stderr
+    num_hit, num_written = map(int, done.stdout.split())
+    assert num_hit >= 10 and num_written >= 10
+
+
+def facts(**changes):
+    """What stands in a checkpoint of the run set that `planned` returns."""
+    planned = run_set()
+    known = {
+        "step": 7,
+        "seed": 3,
+        "world_size": 1,
+        "system": planned.system,
+        "dataset_fingerprint": resume.data_fingerprint(planned.loaded),
+        "config": resume.as_json(planned.loaded.config),
+        "modules": (),
+        "scaler": {},
+        "random": (),
+        "log": "",
+        "log_state": "block",
+        "epoch": None,
+        "quality": 0.0,
+        "started": 0.0,
+        "block_started": 0.0,
+        "saved": 0.0,
+    }
+    return resume.Facts(**known | changes)
+
+
+def run_set(*settings, configuration="optimized", **changes):
+    loaded = load("language_bert", configuration, size="mini", settings=list(settings))
+    known = {"results": ROOT / "results", "runs": "1", "seed": None} | changes
+    return launch.plan_run_set(loaded, **known)
+
+
+@pytest.fixture
+def result(tmp_path):
+    checkpoint.write(tmp_path / "result_0.safetensors", {"a": torch.zeros(3)}, facts())
+    return tmp_path / "result_0.txt"
+
+
+def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
+    for named in (result, resume.checkpoint_of(result)):
+        found = resume.resumed(run_set("checkpoint_every=9ba"), named, seed=None)
+        assert found.seeds == (3,) and found.checkpoint == resume.checkpoint_of(result)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seed", "difference"),
+    [
+        (
+            lambda: run_set("optimizer.learning_rate=0.5"),
+            3,
+            "optimizer.learning_rate is 0.002 there, 0.5 here",
+        ),
+        (lambda: run_set("methods.fused_qkv=false"), 3, "methods.fused_qkv is {} there, missing here"),
+        (lambda: run_set(configuration="baseline"), 3, "configuration is optimized there, baseline here"),
+        (lambda: run_set(), 4, "seed is 3 there, 4 here"),
+        (lambda: run_set(num_ranks=2), 3, "ranks is 1 there, 2 here"),
+    ],
+    ids=["setting", "method", "configuration", "seed", "ranks"],
+)
+def test_another_run_is_refused_with_the_first_difference(result, asked, seed, difference):
+    with pytest.raises(UserError, match="is of another run") as told:
+        resume.resumed(asked(), result, seed=seed)
+    assert difference in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"dataset_fingerprint": "00ff"}, "dataset_fingerprint is 00ff there"),
+        ({"system": "another"}, "system is another there"),
+        ({"config": facts().config | {"size": "full"}}, "size is full there, mini here"),
+    ],
+    ids=["data", "system", "size"],
+)
+def test_other_data_another_machine_and_another_size_are_refused(result, change, difference):
+    checkpoint.write(resume.checkpoint_of(result), {}, facts(**change))
+    with pytest.raises(UserError) as told:
+        resume.resumed(run_set(), result, seed=None)
+    assert difference in str(told.value)
+
+
+def test_what_is_no_checkpoint_is_refused(result, tmp_path):
+    with pytest.raises(UserError, match="no such checkpoint"):
+        resume.resumed(run_set(), tmp_path / "result_1.txt", seed=None)
+    with pytest.raises(UserError, match="--runs 1"):
+        resume.resumed(run_set(runs="2"), result, seed=None)
+    whole = resume.checkpoint_of(result).read_bytes()
+    for content in (b"", b"text", whole[:-1], whole[:100], whole.replace(b"step", b"stop")):
+        resume.checkpoint_of(result).write_bytes(content)
+        with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
+            resume.resumed(run_set(), result, seed=None)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 4 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_leaves_the_checkpoint_that_was_there(small_disk):
+    path = small_disk / "result_0.safetensors"
+    checkpoint.write(path, {"a": torch.ones(1000)}, facts(step=1))
+    with pytest.raises((OSError, SafetensorError), match="No space left"):
+        checkpoint.write(path, {"a": torch.ones(2_000_000)}, facts(step=2))
+    assert resume.read_facts(path).step == 1 and (load_file(path)["a"] == 1).all()
+    assert [each.name for each in small_disk.iterdir()] == [path.name]
+
+
+def test_on_a_full_disk_training_goes_on_and_the_log_says_so(small_disk, capsys):
+    run = checkpointed.start("language_bert", small_disk)
+    batches = run.benchmark.train_batches()
+    for step in range(2):  # the optimizer's state comes with the first
+        checkpoint.save(run, step)
+        run.train_step(next(batches), step)
+    run.log.close()
+    assert "no checkpoint before step 2, the one before stays" in capsys.readouterr().out
+    kept, path = sorted(small_disk.iterdir())
+    assert resume.read_facts(kept).step == 0
+    written, failed = records(path)
+    assert (written["key"], written["value"], failed["value"]) == ("checkpoint", 0, 1)
+    assert failed["key"] == "checkpoint_failed" and "No space left" in failed["metadata"]["reason"]
+
+
+def records(path):
+    return [json.loads(line[9:]) for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
+
+
+def ttt_run(folder, *arguments):
+    """Return the arguments of a run whose first evaluation, after 40 steps, reaches the target."""
+    settings = [f"--set={each}" for each in (*TINY, "target=0.01", "checkpoint_every=3ba")]
+    where = ["--results", folder / "results", "--systems", folder / "systems"]
+    command = ["run", "language_bert", "optimized", "--size", "mini", "--nproc", "2"]
+    return [str(each) for each in (*command, *where, *settings, *arguments)]
+
+
+def ttt(*arguments):
+    command = [*TTT, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """A run of two ranks that was killed after a checkpoint, and the one that went on to the target."""
+    folder = tmp_path_factory.mktemp("resumed")
+    first = subprocess.Popen(
+        [*TTT, *ttt_run(folder, "--seed", "5")], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 90
+    while not any('"checkpoint"' in path.read_text() for path in folder.rglob("result_*.txt")):
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    (path,) = folder.rglob("result_0.txt")
+    for each in psutil.Process(first.pid).children(recursive=True):
+        each.send_signal(signal.SIGKILL)
+    assert first.wait(20) == 1 and "aborted" in first.communicate()[1]
+    with pytest.raises(UserError, match="precision is bf16 there, fp32 here"):
+        dispatch(ttt_run(folder, "--resume", path, "--set", "precision=fp32"))
+    done = ttt(*ttt_run(folder, "--resume", path))
+    assert done.returncode == 0, done.stderr
+    return folder, path, path.with_name("result_1.txt")
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_in_a_new_result_that_says_so(resumed):
+    _, interrupted, path = resumed
+    before, after = records(interrupted), records(path)
+    number = next(i for i, event in enumerate(after) if event["key"] == "resumed")
+    event, step = after[number], after[number]["value"]
+    assert after[:number] == before[:number] and before[-1]["metadata"]["status"] == "aborted"
+    assert step % 3 == 0 and event["metadata"]["samples"] == 16 * step
+    gap_ms = event["time_ms"] - before[number]["time_ms"]  # the checkpoint's own record
+    assert gap_ms > 2000 and event["metadata"]["gap_ms"] == pytest.approx(gap_ms, abs=1000)
+    keys = [each["key"] for each in after]
+    assert all(keys.count(key) == 1 for key in ("run_start", "run_stop", "seed", "dataset_fingerprint"))
+    start, stop = after[keys.index("run_start")], after[-1]
+    assert stop["metadata"]["status"] == "success"
+    duration = stop["time_ms"] - start["time_ms"]
+    assert duration > gap_ms and stop["metadata"]["duration_ms"] == pytest.approx(duration, abs=500)
+    assert "# --- resumed by" in path.read_text() and "--resume" in path.read_text()
+
+
+@pytest.mark.slow
+def test_the_audit_names_a_resumed_run_and_no_score_counts_it_unless_told_to(resumed):
+    folder, interrupted, path = resumed
+    found = [finding for entry in audit_paths([folder]) for finding in entry.findings]
+    errors = {(Path(each.path).name, each.rule) for each in found if each.severity == "error"}
+    assert errors == {("result_0.txt", "Q301"), ("result_1.txt", "T215")}  # Q301: it has no evaluation
+    (both,) = read_sets([folder])
+    alone, told = score(both), score(both, include_resumed=True)
+    assert alone.minutes is None and len(alone.runs) == 1 and "1 resumed not counted" in alone.label
+    assert told.minutes == pytest.approx(read_log(path).minutes) and len(told.runs) == 1
+    done = ttt("score", folder, "--include-resumed")
+    assert done.returncode == 0 and "1 of 1" in done.stdout and "1 resumed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_run_that_reached_its_target_leaves_no_checkpoint_and_the_killed_one_keeps_its_own(resumed):
+    folder, interrupted, _ = resumed
+    left = sorted(path.name for path in interrupted.parent.iterdir())
+    assert left == ["result_0.safetensors", "result_0.txt", "result_1.txt"]
