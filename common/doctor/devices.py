@@ -48,7 +48,7 @@ def start(num_ranks: int, output: Path) -> str | None:
     launcher = [*TORCHRUN, f"--nproc-per-node={num_ranks}", "--module"] if num_ranks > 1 else []
     threads = max(1, (os.cpu_count() or 1) // num_ranks)
     environment = os.environ | ({} if num_ranks > 1 else ALONE)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", *launcher, *program],
         cwd=ROOT,
         env={"OMP_NUM_THREADS": str(threads)} | environment,
@@ -56,13 +56,13 @@ def start(num_ranks: int, output: Path) -> str | None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        _, errors = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {TIMEOUT_S} s: a rank hangs"
-    finally:
-        end(process)
+    ) as process:
+        try:
+            _, errors = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"no answer within {TIMEOUT_S} s: a rank hangs"
+        finally:
+            end(process)
     return f"ended with code {process.returncode}: {last_words(errors)}" if process.returncode else None
 
 
@@ -78,9 +78,12 @@ def end(process: "subprocess.Popen[str]") -> None:
 
 
 def last_words(errors: str) -> str:
-    """Return the line of a traceback that names the error: the first of a rank, else the last of all."""
-    lines = [line.rpartition("]:")[2].strip() for line in errors.splitlines() if "Error: " in line]
-    return lines[0] if lines else (errors.strip().splitlines() or ["without a word"])[-1]
+    """Return what names the error: the signal that ended a rank, else the first error of one."""
+    lines = [line.rpartition("]:")[2].strip() for line in errors.splitlines()]
+    root = next((n for n, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
+    telling = [line.removeprefix("traceback : ") for line in lines[root:] if "Signal " in line]
+    telling += [line for line in lines if "Error: " in line]
+    return telling[0] if telling else ([line for line in lines if line] or ["without a word"])[-1]
 
 
 def compared(check: str, found: Sequence[dict[str, Any]], key: str, unit: float, name: str) -> Line:

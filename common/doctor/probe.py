@@ -4,6 +4,7 @@
 """
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from common import distributed, hardware, ranks
 from common.hardware import asked
+from common.supervision import end_with_parent
 from common.throughput import COPY_BYTES, GEMM_SIZE, synchronize
 
 SECONDS = {"cuda": 2.0, "cpu": 0.5}  # of each: long enough for a GPU to become warm
@@ -26,7 +28,7 @@ NUM_MESSAGES = 10
 def main() -> None:
     """Measure, and let rank 0 write."""
     place = ranks.place()
-    distributed.end_with_parent()
+    end_with_parent(signal.SIGKILL)
     with distributed.joined(place):
         is_gpu = torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")

@@ -178,7 +178,7 @@ def test_each_benchmark_has_bands_of_honest_trainings():
         assert set(bands) <= set(configurations(benchmark)) and len(bands) >= 2
         for band in bands.values():
             (low, high), (_, first_high) = first_steps.limits(band.last), first_steps.limits(band.first)
-            assert len(band.last) == len(band.first) >= 8 and low < min(band.last) < max(band.last) < high
+            assert len(band.last) == len(band.first) >= 5 and low < min(band.last) < max(band.last) < high
             assert high < first_high  # the training has to have learned something
 
 
@@ -263,7 +263,7 @@ def test_a_rank_that_dies_is_a_fault_and_leaves_nothing(tmp_path):
         time.sleep(0.05)
     os.kill(found[0].pid, signal.SIGKILL)
     thread.join(60)
-    assert [line.state for line in lines] == [FAULT] and "ended with code" in lines[0].found
+    assert [line.state for line in lines] == [FAULT] and "SIGKILL" in lines[0].found, lines
     assert probes() == []
 
 
