@@ -78,18 +78,22 @@ def number_of_ranks(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
-    from common import launch, ranks, system
+    from common import launch, ranks, recipe, system
 
     if args.dry_run:
         from common.dry_run import describe_run
 
         num_ranks = args.nproc or launch.choose_ranks(loaded.config, None)
         launch.check_share(loaded.config, num_ranks)
-        print(describe_run(loaded, num_ranks))
+        print(describe_run(recipe.compared(loaded, num_ranks), num_ranks))
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+    together = max(num_ranks, ranks.place().world_size)
+    loaded = recipe.compared(loaded, together)
+    recipe.check_decided(loaded, together)
     if ranks.place().rank:
         return launch.take_part()
+    print(*(f"{line}\n" for line in recipe.unverified(loaded)), sep="", end="")
     run_set = launch.plan_run_set(
         loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
     )
