@@ -76,6 +76,7 @@ class Benchmark(ABC):
     mlperf_name: ClassVar[str]  # "resnet" or "bert"
     samples_name: ClassVar[str]  # what a sample is: "images", "sequences"
     quality_name: ClassVar[str]  # what the target measures: "top-1 accuracy"
+    has_batch_norm: ClassVar[bool] = False  # what a rank computes at a time is part of the recipe
     counts_epochs: ClassVar[bool]  # whether `epoch_num` in the log counts epochs (resnet) or samples (bert)
 
     def __init__(self, config: Any, *, seed: int, place: Place = ALONE) -> None:

@@ -27,7 +27,7 @@ SLOT_BYTES = 1024  # of a rank: words of 8 bytes, then a text
 TEXT_AT = 64
 POSITION, COUNT, PID, FAILED_AT = range(4)  # words; a time is monotonic and in nanoseconds
 FIRST = 1  # a time before any other
-OFTEN = {  # what a signal often means
+OFTEN: dict[int, str] = {  # what a signal often means
     signal.SIGKILL: " (kill -9, or out of memory)",
     signal.SIGBUS: " (a file was cut short, or a disk failed)",
 }

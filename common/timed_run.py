@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common import checkpoint, distributed, mllog, page_cache, ranks
+from common import checkpoint, distributed, memory, mllog, page_cache, ranks
 from common.benchmark import Benchmark
 from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, PID, Board, Slot
 from common.config import ROOT, RunConfig, benchmark_module
@@ -164,10 +164,12 @@ class TrainingRun(Training):
         model.eval()
         distributed.average_statistics(model)
         correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
+        size = self.config.evaluation_batch_size
         for batch in self.benchmark.evaluation_batches():
-            batch = self.prepared(batch, None)
-            with self.autocast(self.config.evaluation_precision):
-                outputs = model(**batch.inputs)
+            with memory.explained("evaluation_batch_size", size, num_samples=size, kept="the result"):
+                batch = self.prepared(batch, None)
+                with self.autocast(self.config.evaluation_precision):
+                    outputs = model(**batch.inputs)
             right, counted = self.benchmark.count_correct(outputs, batch.targets)
             correct, total = correct + right, total + counted
             self.slot.count()

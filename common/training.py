@@ -2,7 +2,7 @@
 
 import math
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common import distributed
+from common import distributed, memory
 from common.benchmark import Benchmark
 from common.config import Plan, RunConfig
 from common.method import Batch, Loss, Method, Progress, build_methods
@@ -75,9 +75,10 @@ class Training:
                 if shape not in shapes:
                     shapes.add(shape)
                     for _ in range(WARM_UP_CALLS):
-                        self.clear_gradients()
                         before = time.perf_counter()
-                        self.add_gradients(batch, step, exchanged=len(shapes) == 1).item()
+                        with self.memory_explained():
+                            self.clear_gradients()
+                            self.add_gradients(batch, step, exchanged=len(shapes) == 1).item()
                         alone_s = time.perf_counter() - before
                     self.step_s = alone_s if len(shapes) == 1 else self.step_s
         self.clear_gradients()
@@ -144,13 +145,23 @@ class Training:
             total = total + self.add_gradients(each, step, weight=count * scale, exchanged=is_last)
         return total
 
+    def memory_explained(self) -> AbstractContextManager[None]:
+        """Return a context in which a failed allocation names the micro-batches that may fit."""
+        return memory.explained(
+            "micro_batch_size",
+            self.benchmark.micro_batch_sizes[0],
+            num_samples=self.benchmark.num_own_samples,
+            kept=f"the global batch of {self.config.global_batch_size:,}",
+        )
+
     def train_step(self, batch: Batch, step: int) -> Tensor:
         """Take one optimizer step and return the loss."""
         self.set_rate(step)
-        self.clear_gradients()
-        loss = self.forward_backward(batch, step)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        with self.memory_explained():
+            self.clear_gradients()
+            loss = self.forward_backward(batch, step)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         for method in self.methods:
             method.after_step(self.model, step + 1)
         return loss

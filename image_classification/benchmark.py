@@ -76,6 +76,7 @@ class Benchmark(benchmark.Benchmark):
     mlperf_name = "resnet"
     samples_name = "images"
     quality_name = "top-1 accuracy"
+    has_batch_norm = True
     counts_epochs = True
 
     def build_model(self) -> nn.Module:

@@ -6,6 +6,5 @@
 #   srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 --kill-on-bad-exit image_classification/run_and_time.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-ttt=.venv/bin/ttt
-[[ -x $ttt ]] || ttt=ttt
-exec "$ttt" run image_classification "${@:-optimized}"
+[[ -n ${TTT:-} || ! -x .venv/bin/ttt ]] || TTT=.venv/bin/ttt
+exec "${TTT:-ttt}" run image_classification "${@:-optimized}"

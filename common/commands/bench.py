@@ -74,7 +74,7 @@ def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
         batch_size = config.global_batch_size // (NUM_DEVICES if args.size == "full" else 1)
     if batch_size < 1 or args.seconds <= 0:
         raise UserError("--batch-size and --seconds must be positive")
-    settings = [f"global_batch_size={batch_size}", *settings]
+    settings = [f"global_batch_size={batch_size}", "micro_batch_size=null", *settings]
     return name, configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
 
 

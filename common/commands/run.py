@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 from common import config as configs
-from common import launch, ranks, resume, run_sets, system
+from common import launch, ranks, recipe, resume, run_sets, system
 from common.config import ROOT, SIZES
 from common.errors import EXIT_OK, UserError
 
@@ -98,11 +98,15 @@ def main(args: argparse.Namespace) -> int:
 
         num_ranks = args.nproc or launch.choose_ranks(loaded.config, None)
         launch.check_share(loaded.config, num_ranks)
-        print(describe_run(loaded, num_ranks))
+        print(describe_run(recipe.compared(loaded, num_ranks), num_ranks))
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+    together = max(num_ranks, ranks.place().world_size)
+    loaded = recipe.compared(loaded, together)
+    recipe.check_decided(loaded, together)
     if ranks.place().rank:
         return launch.take_part(args.hung_after)
+    print(*(f"{line}\n" for line in recipe.unverified(loaded)), sep="", end="")
     run_set = launch.plan_run_set(
         loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
     )

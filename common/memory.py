@@ -1,0 +1,44 @@
+"""Out of memory, answered with the smallest change of the configuration that keeps the global batch."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from common.errors import UserError
+
+
+@contextmanager
+def explained(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[None]:
+    """Turn a failed allocation in the block into a UserError that names the next smaller value of `key`.
+
+    `size` samples are computed at a time of `num_samples`; a smaller size leaves `kept` as it is.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        asked = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+        smaller = next_smaller(size, num_samples)
+        raise UserError(
+            f"out of memory with {size:,} sample(s) at a time"
+            + (f", asking for {asked[1]}" if asked else ""),
+            where=key,
+            hint=f"--set {key}={smaller} keeps {kept}" if smaller else "more devices, or a smaller model",
+        ) from error
+
+
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether an allocation failed: on a GPU, in torch's allocator on the host, or in Python."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "out of memory" in str(error).lower() or "DefaultCPUAllocator" in str(error)
+
+
+def next_smaller(size: int, num_samples: int) -> int | None:
+    """Return the largest part of `num_samples` below `size`, equal parts if that at most halves them."""
+    half = -(-size // 2)
+    divisors = (part for part in range(size - 1, half - 1, -1) if num_samples % part == 0)
+    return None if size == 1 else next(divisors, half)

@@ -1,0 +1,307 @@
+"""Several machines rehearsed on one: torchrun agents, and the Slurm script with a small srun in its place."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.commands.data import prepare
+from common.config import ROOT, benchmarks, load
+
+PYTHON = [sys.executable, "-m"]
+TINY = {
+    "language_bert": (
+        "max_duration=20ba",
+        "evaluate_every=10ba",
+        "evaluate_from=10ba",
+        "schedule.warmup=5ba",
+    ),
+    "image_classification": (
+        *("max_duration=8ba", "evaluate_every=4ba", "schedule.warmup=2ba", "global_batch_size=12"),
+        *("methods.progressive_crops=false", "methods.scale_schedule=false"),
+    ),
+}
+WITHIN_S = 150
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+    for name in TINY:
+        prepare(load(name, "baseline", size="mini", settings=[]).config)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """What a rank sees: `ttt` is this checkout's, which answers the preflight at once and notes it."""
+    wrapper = tmp_path / "ttt"
+    wrapper.write_text(
+        f"""#!{sys.executable}
+import os, sys
+if sys.argv[1] == "doctor":
+    is_rank = "SLURM_STEP_NUM_TASKS" in os.environ
+    open("{tmp_path}/doctor.txt", "a").write(f"{{sys.argv[1:]}} {{is_rank}}\\n")
+    sys.exit(int(os.environ.get("FAULTS", "0")))
+os.execv(sys.executable, [sys.executable, "-m", "common.cli", *sys.argv[1:]])
+"""
+    )
+    wrapper.chmod(0o755)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CONTAINER", "RUNS")
+    kept = {name: value for name, value in os.environ.items() if name not in names}
+    return kept | {"TTT": str(wrapper), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def arguments(benchmark, folder):
+    """Return the configuration and flags of a tiny run that reaches its target at its first evaluation."""
+    sets = [part for setting in (*TINY[benchmark], "target=0.001") for part in ("--set", setting)]
+    folders = ["--results", str(folder / "results"), "--systems", str(folder / "systems")]
+    return ["optimized", "--size", "mini", "--seed", "5", *sets, *folders]
+
+
+def logs(folder):
+    return sorted((folder / "results").rglob("result_*.txt"))
+
+
+def values(path):
+    lines = [line[9:] for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
+    return {event["key"]: event["value"] for event in map(json.loads, lines)}
+
+
+def assert_passes_the_audit(folder, environment):
+    checked = subprocess.run(
+        [*PYTHON, "common.cli", "check", folder / "results"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+class Loopback:
+    """Two machines that share one address."""
+
+    addresses = ("127.0.0.1", "127.0.0.1")
+
+    def command(self, machine):
+        return []
+
+
+class Namespaces:
+    """Two machines with a network of their own: namespaces, joined by a pair of virtual cables."""
+
+    addresses = ("10.213.7.1", "10.213.7.2")
+
+    def __init__(self):
+        self.names = [f"ttt-{os.getpid()}-{machine}" for machine in range(2)]
+
+    def command(self, machine):
+        cable = f"GLOO_SOCKET_IFNAME=cable{machine}"
+        return ["ip", "netns", "exec", self.names[machine], "env", cable]
+
+    def start(self):
+        self.ip(
+            "link",
+            "add",
+            "cable0",
+            "netns",
+            self.names[0],
+            *("type", "veth", "peer"),
+            "cable1",
+            "netns",
+            self.names[1],
+        )
+        for machine, name in enumerate(self.names):
+            self.ip("-n", name, "address", "add", f"{self.addresses[machine]}/30", "dev", f"cable{machine}")
+            self.ip("-n", name, "link", "set", "lo", "up")
+            self.ip("-n", name, "link", "set", f"cable{machine}", "up")
+
+    def delete(self):
+        for name in self.names:
+            if Path("/var/run/netns", name).exists():
+                self.ip("netns", "delete", name)
+
+    @staticmethod
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+
+
+@pytest.fixture
+def machines():
+    """Two machines: namespaces where root, `ip` and the kernel allow them, else they share an address."""
+    pair = Namespaces()
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        yield Loopback()
+        return
+    try:
+        for name in pair.names:
+            pair.ip("netns", "add", name)
+            pair.ip("netns", "exec", name, "true")
+        pair.start()
+    except subprocess.CalledProcessError as error:
+        print(f"no network namespaces here: {error.stderr.decode().strip()}")
+        pair.delete()
+        yield Loopback()
+        return
+    yield pair
+    pair.delete()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", benchmarks())
+def test_two_torchrun_agents_make_one_log_that_passes_the_audit(machines, benchmark, tmp_path, environment):
+    port = free_port()
+    agents = []
+    for machine, address in enumerate(machines.addresses):
+        options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=rehearsal"]
+        options += [f"--rdzv-endpoint={machines.addresses[0]}:{port}", f"--local-addr={address}"]
+        options += [f"--rdzv-conf=is_host={'false' if machine else 'true'}", "--no-python"]
+        script = [f"{benchmark}/run_and_time.sh", *arguments(benchmark, tmp_path)]
+        agents.append(
+            subprocess.Popen(
+                [*machines.command(machine), *PYTHON, "torch.distributed.run", *options, *script],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        ended = [agent.communicate(timeout=WITHIN_S) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()  # torchrun passes it on; nothing to end after a whole run
+    assert [agent.returncode for agent in agents] == [0, 0], ended
+    assert sum(out.count("success") for out, _ in ended) == 1
+    (path,) = logs(tmp_path)
+    assert values(path)["num_ranks"] == 2
+    unverified = "# changed by unverified recipe: global_batch_size: 32 -> 12" in path.read_text()
+    assert unverified == (benchmark == "image_classification")
+    assert_passes_the_audit(tmp_path, environment)
+
+
+SRUN = """#!/usr/bin/env python3
+# A small srun: notes its arguments, starts a step's tasks with Slurm's variables, ends all when one fails.
+import os, subprocess, sys, time
+with open(os.environ["SRUN_CALLS"], "a") as calls:
+    calls.write("\\x1f".join(sys.argv[1:]) + "\\n")
+options = [word for word in sys.argv[1:] if word.startswith("--")]
+command = sys.argv[1:]
+while command[0].startswith("--"):
+    command.pop(0)
+if any(option.startswith("--container-image") for option in options) or command[0] == "apptainer":
+    sys.exit(0)
+given = dict(option[2:].partition("=")[::2] for option in options)
+tasks = int(given.get("ntasks", os.environ["SLURM_NTASKS"]))
+step = {"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_STEP_NODELIST": "127.0.0.1,127.0.0.1"}
+started = [
+    subprocess.Popen(command, env=os.environ | step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": "0"})
+    for rank in range(tasks)
+]
+while any(task.poll() is None for task in started):
+    if "kill-on-bad-exit" in given and any(task.poll() for task in started):
+        time.sleep(1)
+        for task in started:
+            task.terminate()
+    time.sleep(0.05)
+sys.exit(max(task.wait() for task in started))
+"""
+
+
+@pytest.fixture
+def allocation(tmp_path, environment):
+    """The environment of a batch script on two machines with one task each, our srun first on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "srun").write_text(SRUN)
+    (folder / "srun").chmod(0o755)
+    return environment | {
+        "PATH": f"{folder}:{environment['PATH']}",
+        "SRUN_CALLS": str(tmp_path / "calls.txt"),
+        "SLURM_JOB_ID": str(free_port() % 10_000),  # which the port of the group is made of
+        "SLURM_JOB_NODELIST": "127.0.0.1,127.0.0.1",
+        "SLURM_NNODES": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": "0",  # as in a batch script
+        "SLURM_LOCALID": "0",
+    }
+
+
+def sbatch(environment, *words):
+    done = subprocess.run(
+        ["bash", "systems/run.sbatch", *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * WITHIN_S,
+    )
+    calls = Path(environment["SRUN_CALLS"]).read_text().splitlines()
+    return done, [call.split("\x1f") for call in calls]
+
+
+@pytest.mark.slow
+def test_one_allocation_checks_each_machine_and_then_makes_all_runs(tmp_path, allocation):
+    words = [word for word in arguments("language_bert", tmp_path) if word not in ("--seed", "5")]
+    done, calls = sbatch(allocation | {"RUNS": "2"}, "language_bert", *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "doctor.txt").read_text() == 2 * "['doctor', '--benchmarks', 'language_bert'] False\n"
+    assert [call[0] for call in calls] == 3 * ["--kill-on-bad-exit=1"]
+    assert [values(path)["num_ranks"] for path in logs(tmp_path)] == [2, 2]
+    assert_passes_the_audit(tmp_path, allocation)
+
+
+def test_a_fault_of_a_machine_stops_before_anything_is_timed(tmp_path, allocation):
+    done, calls = sbatch(allocation | {"RUNS": "2", "FAULTS": "1"}, "language_bert")
+    assert done.returncode == 1 and len(calls) == 1 and logs(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_leaves_the_others_of_the_allocation(allocation):
+    done, calls = sbatch(
+        allocation | {"RUNS": "2"}, "language_bert", "no-such-configuration", "--size", "mini"
+    )
+    assert done.returncode == 1 and len(calls) == 3
+    assert "no-such-configuration" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_containers_get_the_repository_and_the_environment_of_the_image(allocation):
+    alone = "--ntasks=2 --ntasks-per-node=1"
+    doctor = "env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks language_bert"
+    run = "language_bert/run_and_time.sh baseline"
+    pyxis = f"--container-image=registry#suite:1 --container-mounts={ROOT}:/suite --container-workdir=/suite"
+    apptainer = f"apptainer exec --nv --bind {ROOT}:/suite --pwd /suite /images/suite.sif"
+    for image, expected in (
+        ("registry#suite:1", [f"{pyxis} {alone} {doctor}", f"{pyxis} {run}"]),
+        ("/images/suite.sif", [f"{alone} {apptainer} {doctor}", f"{apptainer} {run}"]),
+    ):
+        done, calls = sbatch(allocation | {"CONTAINER": image, "TTT": "ttt"}, "language_bert", "baseline")
+        assert done.returncode == 0, done.stderr
+        assert [call[0] for call in calls] == 2 * ["--kill-on-bad-exit=1"]
+        assert [" ".join(call[1:]) for call in calls] == expected
+        Path(allocation["SRUN_CALLS"]).unlink()
+
+
+@pytest.mark.parametrize(
+    "script", ["systems/run.sbatch", *(f"{name}/run_and_time.sh" for name in benchmarks())]
+)
+def test_a_script_is_whole(script):
+    subprocess.run(["bash", "-n", script], cwd=ROOT, check=True, timeout=10)
+
+
+def test_the_image_is_pinned_and_keeps_its_torch():
+    text = (ROOT / "Dockerfile").read_text()
+    assert "ARG BASE=nvcr.io/nvidia/pytorch:26.05-py3\nFROM ${BASE}\n" in text
+    assert "PIP_CONSTRAINT=" in text and ":latest" not in text
