@@ -1,5 +1,6 @@
 """A run set: reserves results, draws seeds, starts each run as a process, keeps what a dead one leaves."""
 
+import errno
 import itertools
 import os
 import secrets
@@ -267,11 +268,14 @@ def keep_free(path: Path) -> IO[bytes]:
 
     Gives the result back and raises UserError when the disk has not even that.
     """
+    file: IO[bytes] | None = None
     try:
-        file = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115 - the caller closes it
-        file.write(bytes(BALLAST_BYTES))
-        file.flush()
+        file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 - the caller closes it
+        if file.write(bytes(BALLAST_BYTES)) < BALLAST_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
+        if file:
+            file.close()
         path.unlink()
         raise UserError(f"cannot write results here ({error.strerror})", where=str(path.parent)) from error
     return file
