@@ -93,12 +93,12 @@ def test_each_of_two_ranks_gets_its_own_buffers_and_random_state_back(tmp_path):
         command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == 2 * ["True False"]
+    assert done.stdout.splitlines().count("True False") == 2
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_of_a_writing_leaves_a_whole_checkpoint(tmp_path):
-    done = run(ROOT / "tests/common/kill_writers.py", tmp_path, 60)
+    done = run(ROOT / "tests/common/kill_writers.py", tmp_path, 40)
     assert done.returncode == 0, done.stderr
     num_hit, num_written = map(int, done.stdout.split())
     assert num_hit >= 10 and num_written >= 10
@@ -239,7 +239,7 @@ def ttt_run(folder, *arguments):
     """Return the arguments of a run whose first evaluation, after 40 steps, reaches the target."""
     settings = [f"--set={each}" for each in (*TINY, "target=0.01", "checkpoint_every=3ba")]
     where = ["--results", folder / "results", "--systems", folder / "systems"]
-    command = ["run", "language_bert", "optimized", "--size", "mini", "--nproc", "2"]
+    command = ["run", "language_bert", "optimized", "--size", "mini"]
     return [str(each) for each in (*command, *where, *settings, *arguments)]
 
 
@@ -252,7 +252,7 @@ def ttt(*arguments):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """A run of two ranks that was killed after a checkpoint, and the one that went on to the target."""
+    """A run that was killed after a checkpoint, and the one that went on to the target."""
     folder = tmp_path_factory.mktemp("resumed")
     first = subprocess.Popen(
         [*TTT, *ttt_run(folder, "--seed", "5")], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True

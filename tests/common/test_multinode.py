@@ -255,9 +255,11 @@ def sbatch(environment, *words):
 @pytest.mark.slow
 def test_one_allocation_checks_each_machine_and_then_makes_all_runs(tmp_path, allocation):
     words = [word for word in arguments("language_bert", tmp_path) if word not in ("--seed", "5")]
-    done, calls = sbatch(allocation | {"RUNS": "2"}, "language_bert", *words)
+    done, calls = sbatch(allocation | {"RUNS": "2", "SIZE": "mini"}, "language_bert", *words)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "doctor.txt").read_text() == 2 * "['doctor', '--benchmarks', 'language_bert'] False\n"
+    assert (tmp_path / "doctor.txt").read_text() == 2 * (
+        "['doctor', '--benchmarks', 'language_bert', '--size', 'mini'] False\n"
+    )
     assert [call[0] for call in calls] == 3 * ["--kill-on-bad-exit=1"]
     assert [values(path)["num_ranks"] for path in logs(tmp_path)] == [2, 2]
     assert_passes_the_audit(tmp_path, allocation)
@@ -279,7 +281,7 @@ def test_a_run_that_fails_leaves_the_others_of_the_allocation(allocation):
 
 def test_containers_get_the_repository_and_the_environment_of_the_image(allocation):
     alone = "--ntasks=2 --ntasks-per-node=1"
-    doctor = "env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks language_bert"
+    doctor = "env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks language_bert --size full"
     run = "language_bert/run_and_time.sh baseline"
     pyxis = f"--container-image=registry#suite:1 --container-mounts={ROOT}:/suite --container-workdir=/suite"
     apptainer = f"apptainer exec --nv --bind {ROOT}:/suite --pwd /suite /images/suite.sif"
