@@ -8,6 +8,13 @@ import torch
 
 from common.errors import UserError
 
+ALLOCATION_FAILED = (  # oneDNN does not say why it could not
+    "out of memory",
+    "defaultcpuallocator",
+    "could not create a memory",
+    "could not create a primitive",
+)
+
 
 @contextmanager
 def explained(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[None]:
@@ -34,7 +41,7 @@ def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
     """Whether an allocation failed: on a GPU, in torch's allocator on the host, or in Python."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return "out of memory" in str(error).lower() or "DefaultCPUAllocator" in str(error)
+    return any(text in str(error).lower() for text in ALLOCATION_FAILED)
 
 
 def next_smaller(size: int, num_samples: int) -> int | None:
