@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Set-up, then the tests. Flags are passed on to pytest: tests/run.sh -k parity
+# Set-up, then the tests without the slow ones. Flags are passed on to pytest: tests/run.sh -k parity, -m slow, -m ''
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .ci/setup.sh train,dali,dev
 .venv/bin/ruff check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest "$@"
+for benchmark in image_classification language_bert; do .venv/bin/ttt data prepare $benchmark --size mini; done
+export OMP_NUM_THREADS=1  # of each of the two processes
+exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile -m "not slow" "$@"

@@ -27,7 +27,7 @@ for attempt in range(12):
     run.build(from_scratch=True)
     run.replica = run.model
     if attempt == 0:
-        limit = psutil.Process().memory_info().vms + 300_000_000
+        limit = psutil.Process().memory_info().vms + 700_000_000
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     try:
         run.warm_up()
