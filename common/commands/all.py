@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from common import config as configs
-from common import launch, ranks, run_sets, system
+from common import launch, ranks, recipe, run_sets, system
 from common.commands import check, data, report, score
 from common.commands.run import add_nproc
 from common.config import ROOT
@@ -56,12 +56,15 @@ def main(args: argparse.Namespace) -> int:
     for benchmark in args.benchmarks:
         for name in args.configurations:
             loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
+            num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+            loaded = recipe.compared(loaded, num_ranks)
+            recipe.check_decided(loaded, num_ranks)
             planned = launch.plan_run_set(
                 loaded,
                 results=ROOT / "results",
                 runs=args.runs,
                 seed=None,
-                num_ranks=launch.choose_ranks(loaded.config, args.nproc),
+                num_ranks=num_ranks,
             )
             sets[benchmark, name] = run_sets.with_options(planned, args)
             system.write_description(loaded.config, ROOT / "systems")
