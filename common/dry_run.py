@@ -1,16 +1,29 @@
-"""What a run would do, for any number of ranks: `ttt run --dry-run`. Arithmetic; no process is started."""
+"""What a run would do, for any number of ranks: `ttt run --dry-run`.
+
+One rank is really set up, in a process group whose other ranks are not there; its step computes no value.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common import config as configs
+from common import distributed
 from common.benchmark import Benchmark
 from common.config import Loaded
+from common.method import Batch
 from common.optim import schedule_factor
 from common.ranks import Place
+from common.training import Training
 
 GIGA = 1e9
+BYTES = {"float32": 4, "bfloat16": 2}
 STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1, "decoupled_sgd": 1}
-BYTES = 4  # of a float32
 
 
 def describe_run(loaded: Loaded, num_ranks: int) -> str:
@@ -22,9 +35,10 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     kind = configs.benchmark_module(config.benchmark).Benchmark
     places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
     benchmarks = [kind(config, seed=0, place=place) for place in places]
+    largest = max(benchmarks, key=lambda each: each.num_own_samples)
     lines += [
         "# plan",
-        *(f"#   {line}" for line in (*plan(loaded), *shares(benchmarks), *memory(benchmarks))),
+        *(f"#   {line}" for line in (*plan(loaded), *shares(benchmarks, largest), *set_up(largest))),
     ]
     return "\n".join(lines)
 
@@ -45,15 +59,11 @@ def plan(loaded: Loaded) -> list[str]:
     ]
 
 
-def shares(ranks: list[Benchmark]) -> list[str]:
+def shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
     """Return what each rank takes of a batch and of the evaluation set; `ranks` are the benchmarks of all."""
-    config = ranks[0].config
     own = [rank.num_own_samples for rank in ranks]
     evaluated = [len(rank.own_evaluation_samples) for rank in ranks]
-    largest = ranks[own.index(max(own))]
     return [
-        f"ranks: {len(ranks)} (calculated, none started); gradients exchanged as "
-        f"{'bfloat16' if config.gradient_compression == 'bf16' else 'float32'}",
         f"batch per rank: {between(own)} of {sum(own):,} samples, in {largest.num_micro_batches} "
         f"micro-batch(es) of at most {largest.micro_batch_sizes[0]:,}",
         f"evaluation per rank: {between(evaluated)} of {sum(evaluated):,} samples, "
@@ -67,19 +77,72 @@ def between(counts: list[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def memory(ranks: list[Benchmark]) -> list[str]:
-    """Return what each rank keeps in memory, counted on a model without storage."""
-    first, config = ranks[0], ranks[0].config
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in first.build_model().parameters())
-    each = parameters * BYTES / GIGA
-    states = STATES_PER_PARAMETER[config.optimizer.name]
-    parts = f"parameters {each:.2f}, gradients {each:.2f}, optimizer state {states * each:.2f}"
-    if len(ranks) > 1:
-        parts += ", buckets 0: the gradients lie in them"
-    resident, total = first.resident_bytes, (2 + states) * each
+def set_up(benchmark: Benchmark) -> list[str]:
+    """Build what a rank builds, and return its part of the exchange and the memory that it needs."""
+    config, num_ranks = benchmark.config, benchmark.place.world_size
+    with alone_in_a_group(benchmark.place):
+        training = Training(config, benchmark, seed=0)
+        left_out = [method.name for method in training.methods if method.compiles]
+        training.methods = [method for method in training.methods if not method.compiles]
+        training.build(from_scratch=True)
+        distributed.replicated(training.model, compression=config.gradient_compression, is_static=True)
+    parameters = sum(parameter.numel() for parameter in training.model.parameters())
+    size, states = parameters * BYTES["float32"] / GIGA, STATES_PER_PARAMETER[config.optimizer.name]
+    activations = max(kept_for_backward(training, *shape) for shape in training.shapes()) / GIGA
+    parts = {
+        "parameters": size,
+        "gradients": size,
+        "optimizer state": states * size,
+        f"activations of {benchmark.micro_batch_sizes[0]:,} samples": activations,
+        "decoded data": benchmark.resident_bytes / GIGA,
+    }
+    listed = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
+    dtype = "bfloat16" if config.gradient_compression == "bf16" else "float32"
+    exchanged = f"{parameters * BYTES[dtype] / GIGA:.2f} GB of {dtype} gradients exchanged a step"
     return [
-        f"memory: {total:.2f} GB for {parameters:,} parameters with gradients and optimizer state "
-        f"on each rank ({parts}); activations come on top"
-        + (f"; {resident / GIGA:.0f} GB of decoded data" if resident else "")
+        f"ranks: {num_ranks}, "
+        + (f"one set up in a group without the others; {exchanged}" if num_ranks > 1 else "set up"),
+        f"memory: {sum(parts.values()):.2f} GB on each rank for {parameters:,} parameters ({listed}), "
+        "and what kernels take for themselves"
+        + (f"; counted without {', '.join(left_out)}" if left_out else ""),
     ]
+
+
+@contextmanager
+def alone_in_a_group(place: Place) -> Iterator[None]:
+    """Be a rank of a process group in which messages go nowhere and are answered at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if place.world_size > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=place.rank, world_size=place.world_size)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def kept_for_backward(training: Training, batch: Batch, step: int) -> int:
+    """Return the bytes that the forward pass of a micro-batch keeps for the backward pass.
+
+    Values are not computed, shapes are (FakeTensorMode), by the operators that this machine would use.
+    """
+    model, parameters = training.model, {id(each) for each in training.model.parameters()}
+    batch = training.prepared(batch, training.progress(step))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        if id(value) not in parameters:
+            kept[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        return value
+
+    def faked(values: dict[str, Any]) -> dict[str, Any]:
+        return {k: fake.from_tensor(v) if isinstance(v, Tensor) else v for k, v in values.items()}
+
+    with fake, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        with training.autocast(training.config.precision):
+            outputs = model(**faked(batch.inputs))
+        loss = training.loss(outputs, faked(batch.targets))
+    del loss
+    return sum(kept.values())

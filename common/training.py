@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -66,24 +67,29 @@ class Training:
         """
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
-        shapes = set()
         self.step_s = math.inf
+        for number, (batch, step) in enumerate(self.shapes()):
+            for _ in range(WARM_UP_CALLS):
+                before = time.perf_counter()
+                with self.memory_explained():
+                    self.clear_gradients()
+                    self.add_gradients(batch, step, exchanged=number == 0).item()
+                alone_s = time.perf_counter() - before
+            self.step_s = self.step_s if number else alone_s
+        self.clear_gradients()
+        self.model.load_state_dict(state)
+        torch.set_rng_state(random_state)
+
+    def shapes(self) -> Iterator[tuple[Batch, int]]:
+        """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it."""
+        shapes = set()
         for batch in self.benchmark.synthetic_batches():
             for step in range(0, self.plan.num_steps, self.plan.steps_per_epoch):
                 inputs = self.prepared(batch, self.progress(step)).inputs.values()
                 shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
                 if shape not in shapes:
                     shapes.add(shape)
-                    for _ in range(WARM_UP_CALLS):
-                        before = time.perf_counter()
-                        with self.memory_explained():
-                            self.clear_gradients()
-                            self.add_gradients(batch, step, exchanged=len(shapes) == 1).item()
-                        alone_s = time.perf_counter() - before
-                    self.step_s = alone_s if len(shapes) == 1 else self.step_s
-        self.clear_gradients()
-        self.model.load_state_dict(state)
-        torch.set_rng_state(random_state)
+                    yield batch, step
 
     def progress(self, step: int) -> Progress:
         """Return where a step counted from 0 stands."""

@@ -1,0 +1,34 @@
+"""What a dry run counts, against a real forward pass."""
+
+import pytest
+import torch
+
+from common import config as configs
+from common.config import load
+from common.dry_run import kept_for_backward
+from common.training import Training
+
+
+@pytest.mark.parametrize("benchmark", configs.benchmarks())
+def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark):
+    settings = ["global_batch_size=6", "micro_batch_size=null"]
+    config = load(benchmark, "baseline", size="mini", settings=settings).config
+    training = Training(config, configs.benchmark_module(benchmark).Benchmark(config, seed=0), seed=0)
+    training.build(from_scratch=True)
+    batch, step = next(training.shapes())
+    counted = kept_for_backward(training, batch, step)
+
+    parameters, saved = {id(each) for each in training.model.parameters()}, {}
+
+    def keep(value):
+        if id(value) not in parameters:
+            saved[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        batch = training.prepared(batch, training.progress(step))
+        with training.autocast(config.precision):
+            outputs = training.model(**batch.inputs)
+        loss = training.loss(outputs, batch.targets)
+    assert loss.isfinite() and counted == pytest.approx(sum(saved.values()), rel=0.01)
+    assert counted > 1e5
