@@ -318,15 +318,12 @@ def run_rank(place: Place, board: Board, slot: Slot) -> int:
         with distributed.joined(place):
             own = board.orders if place.rank == 0 else {}
             return timed_run(Spec(**distributed.broadcast(own)), place, slot)
-    except UserError as error:
-        slot.fail(str(error))
-        time.sleep(PEERS_END_S if place.rank else 0)
-        code = EXIT_USAGE
     except Exception as error:
         slot.fail(named(error))
-        time.sleep(PEERS_END_S)
-        traceback.print_exc()
-        code = EXIT_INTERNAL
+        code = code_of(error)
+        time.sleep(0 if place.rank == 0 and code == EXIT_USAGE else PEERS_END_S)
+        if code == EXIT_INTERNAL:
+            traceback.print_exc()
     sys.stderr.flush()
     os._exit(code)  # now: leaving in order would wait for messages that never come
 
@@ -337,20 +334,28 @@ def run_alone(board: Board, slot: Slot) -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         return timed_run(spec, ranks.ALONE, slot)
-    except UserError as error:
-        slot.fail(str(error))
-        return EXIT_USAGE
     except KeyboardInterrupt:
         mllog.abort(ROOT / spec.result, reason=board.interruption())
         return EXIT_INTERRUPTED
     except Exception as error:
-        traceback.print_exc()
         slot.fail(named(error))
-        return EXIT_INTERNAL
+        if code_of(error) == EXIT_INTERNAL:
+            traceback.print_exc()
+        return code_of(error)
+
+
+def code_of(error: Exception) -> int:
+    """Return the exit code of a rank that met this error."""
+    if isinstance(error, UserError):
+        return EXIT_USAGE
+    is_killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+    return EXIT_FINDINGS if is_killed else EXIT_INTERNAL  # as for a rank that was killed
 
 
 def named(error: Exception) -> str:
-    """Return the kind of an error and the first line of what it says."""
+    """Return what a person's mistake says, else the kind of an error and the first line of what it says."""
+    if isinstance(error, UserError):
+        return str(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 

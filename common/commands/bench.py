@@ -190,7 +190,9 @@ def logging_cost(name: str, run: "TrainingRun", as_json: bool) -> int:
 
 
 def time_steps(run: "TrainingRun", num_steps: int = 60) -> tuple[float, float]:
-    """Return the median seconds of a training step and of the layer's call after it."""
+    """Return the median seconds of a training step and the mean of the layer's calls around it."""
+    from common.board import COMPUTING, LOADING
+
     steps, calls = [], []
     batches = cycle(list(run.benchmark.synthetic_batches()))
     run.clock.start()
@@ -198,6 +200,8 @@ def time_steps(run: "TrainingRun", num_steps: int = 60) -> tuple[float, float]:
         before = time.perf_counter()
         loss = run.train_step(next(batches), step)
         between = time.perf_counter()
+        run.slot.enter(step, LOADING)
+        run.slot.enter(step, COMPUTING)
         run.clock.step(loss)
         calls.append(time.perf_counter() - between)
         steps.append(between - before)

@@ -7,16 +7,12 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -24,148 +20,20 @@ import pytest
 
 from common import fingerprint, hardware
 from common.board import COMPUTING, EVALUATING, LOADING, Board
-from common.cli import main
 from common.commands.data import prepare
 from common.config import ROOT, benchmarks, load
 from common.supervision import Watchdog
+from tests.runs import BERT, END_S, HANG_S, RESNET, until
 
-END_S = 15  # in which a fault ends everything
 WHEN = "(after step [0-9]+|before the first step)"
 KILLED = r"ended by SIGKILL \(kill -9, or out of memory\)"
 HUNG = r"no progress for 3 s \(--hung-after\), stopped, (computing a step|waiting for a batch)"
-HANG_S = 120  # after which a test ends what hangs
-SMALL = (  # runs that train for ever
-    "target=0.99",
-    "max_duration=90000ba",
-    "evaluate_every=30ba",
-    "evaluate_from=30ba",
-    "schedule.warmup=5ba",
-)
-BERT = ("language_bert", "optimized", *SMALL, "global_batch_size=4", "evaluation_batch_size=16")
-RESNET = (
-    "image_classification",
-    "baseline",
-    *SMALL,
-    "global_batch_size=4",
-    "data.loader=workers",
-    "data.num_workers=1",
-)
-
-
-def until(condition, seconds=60):
-    """Wait for something that is true, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-    return found
-
-
-class Place:
-    """Where a test's runs leave their results, and how their processes are found: by a mark."""
-
-    def __init__(self, folder):
-        self.folder, self.mark, self.temporary = folder, secrets.token_hex(8), folder / "tmp"
-        self.results_folder, self.is_over = folder / "results", threading.Event()
-        self.temporary.mkdir()
-
-    def arguments(self, settings, *more):
-        benchmark, configuration, *values = settings
-        sets = [part for value in values for part in ("--set", value)]
-        where = ["--results", self.results_folder, "--systems", self.folder / "systems"]
-        return [
-            str(each) for each in ("run", benchmark, configuration, "--size", "mini", *where, *sets, *more)
-        ]
-
-    @property
-    def environment(self):
-        return {"TTT_TEST": self.mark, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
-
-    def processes(self, module=""):
-        """Return the living processes of the runs, orphans too, that execute a module."""
-        found = []
-        for each in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                is_ours = each.environ().get("TTT_TEST") == self.mark and each.pid != os.getpid()
-                if is_ours and module in " ".join(each.cmdline()):
-                    found.append(each)
-        return found
-
-    def rank(self, number=0):
-        """Return the process of a rank."""
-        ranks = self.processes("common.timed_run")
-        return next(each for each in ranks if each.environ().get("RANK", "0") == str(number))
-
-    def results(self):
-        found = self.results_folder.rglob("result_*.txt")
-        return sorted(found, key=lambda path: int(path.stem.split("_")[1]))
-
-    def until_logged(self, text, index=0, times=1):
-        """Wait until a text stands so often in the log of a result; returns the log's path."""
-
-        def found():
-            is_over = self.is_over.is_set()
-            paths = [path for path in self.results() if path.stem == f"result_{index}"]
-            is_there = paths and paths[0].read_text().count(text) >= times
-            assert is_there or not is_over, "the command ended before the fault"
-            return is_there and paths[0]
-
-        return until(found)
-
-    def check_nothing_left(self):
-        """Assert that no process, temporary file or lock has stayed."""
-        until(lambda: not self.processes(), END_S)
-        assert list(self.temporary.rglob("*")) == []
-        if self.results_folder.is_dir():
-            names = {path.name for path in self.results_folder.rglob("*") if path.is_file()}
-            assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared():
     for name in benchmarks():
         prepare(load(name, "baseline", size="mini", settings=[]).config)
-
-
-@pytest.fixture
-def place(tmp_path):
-    made = Place(tmp_path)
-    yield made
-    for process in made.processes():  # of a test that failed
-        process.kill()
-
-
-@pytest.fixture
-def ttt(place, monkeypatch, capfd):
-    """Return `ttt` with its launcher in this process, and a fault in a thread `meanwhile`.
-
-    The runs are processes of their own. Afterwards nothing may be left of them.
-    """
-    for name, value in place.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(tempfile, "tempdir", str(place.temporary))
-
-    def run(arguments, meanwhile=lambda: None):
-        monkeypatch.setattr(sys, "argv", ["ttt", *arguments])
-        capfd.readouterr()
-        end = threading.Timer(HANG_S, lambda: [each.kill() for each in place.processes()])
-        end.start()
-        with ThreadPoolExecutor(1) as pool:
-            place.is_over.clear()
-            fault = pool.submit(meanwhile)
-            try:
-                code = main()
-            finally:
-                place.is_over.set()
-                end.cancel()
-            ended = time.monotonic()
-            met = fault.result()
-        assert met is None or ended - met < END_S
-        captured = capfd.readouterr()
-        place.check_nothing_left()
-        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
-
-    return run
 
 
 def stop_of(path):
@@ -437,7 +305,8 @@ def test_the_death_of_a_loaders_worker_ends_the_run(place, ttt):
         return time.monotonic()
 
     done = ttt(place.arguments(RESNET), faults)
-    why = failure_in(done, place.results()[0], 3)
+    why = failure_in(done, place.results()[0])
+    assert "Traceback" not in done.stderr
     assert why.startswith("rank 0 of 1, ") and re.search(
         r"RuntimeError: DataLoader worker .*(Killed|exited unexpectedly)", why
     )

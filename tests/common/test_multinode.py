@@ -26,7 +26,7 @@ TINY = {
         *("methods.progressive_crops=false", "methods.scale_schedule=false"),
     ),
 }
-WITHIN_S = 150
+WITHIN_S = 400  # a quiet machine takes 25: seven processes import torch
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,54 @@
+"""A place for real runs, and `ttt` with a fault meanwhile."""
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from common.cli import main
+from tests.runs import END_S, HANG_S, Place
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = Place(tmp_path)
+    yield made
+    for process in made.processes():  # of a test that failed
+        process.kill()
+
+
+@pytest.fixture
+def ttt(place, monkeypatch, capfd):
+    """Return `ttt` with its launcher in this process, and a fault in a thread `meanwhile`.
+
+    The runs are processes of their own. Afterwards nothing may be left of them.
+    """
+    for name, value in place.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", str(place.temporary))
+
+    def run(arguments, meanwhile=lambda: None, within_s=HANG_S):
+        monkeypatch.setattr(sys, "argv", ["ttt", *arguments])
+        capfd.readouterr()
+        end = threading.Timer(within_s, lambda: [each.kill() for each in place.processes()])
+        end.start()
+        with ThreadPoolExecutor(1) as pool:
+            place.is_over.clear()
+            fault = pool.submit(meanwhile)
+            try:
+                code = main()
+            finally:
+                place.is_over.set()
+                end.cancel()
+            ended = time.monotonic()
+            met = fault.result()
+        assert met is None or ended - met < END_S
+        captured = capfd.readouterr()
+        place.check_nothing_left()
+        return subprocess.CompletedProcess(arguments, code, captured.out, captured.err)
+
+    return run

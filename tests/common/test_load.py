@@ -1,0 +1,100 @@
+"""Load: memory over thousands of steps, and what launches in a row leave behind.
+
+`LAUNCHES=100 tests/run.sh -m slow -rP tests/common/test_load.py` makes a hundred, and shows the figures.
+"""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from scipy.stats import theilslopes
+
+from common.commands.data import prepare
+from common.config import benchmarks, load
+from tests.runs import BERT, RESNET
+
+NUM_STEPS = 2000
+MB_PER_1000_STEPS = 2.0  # two float32 tensors of 256 values lost in each step
+NUM_LAUNCHES = int(os.environ.get("LAUNCHES", "6"))
+WITHIN_S = 600
+PADDED = (BERT[0], "baseline", *BERT[2:])  # one shape; oneDNN keeps kernels for up to 1,024
+LONG = ("max_duration=2000ba", "evaluate_every=200ba", "evaluate_from=200ba")
+PIXELS = (
+    *("data.train_crop_px=32", "data.evaluation_crop_px=32", "data.evaluation_resize_px=32"),
+    "optimizer.learning_rate=0.001",
+)
+TINY = ("max_duration=3ba", "evaluate_every=1ba", "evaluate_from=1ba", "schedule.warmup=1ba", "target=0.001")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared():
+    for name in benchmarks():
+        prepare(load(name, "baseline", size="mini", settings=[]).config)
+
+
+def memory_of(process):
+    """Return the bytes that only this process has; None when it is gone."""
+    try:
+        return process.memory_full_info().uss
+    except psutil.Error:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "num_ranks"), [(PADDED, 2), ((*RESNET, *PIXELS), 1)], ids=["ranks", "loader"]
+)
+def test_memory_of_every_process_is_flat_over_2000_steps(place, ttt, settings, num_ranks):
+    samples = {}
+
+    def sample():
+        place.until_logged('"eval_accuracy"', times=2)
+        launcher = psutil.Process()
+        while not place.is_over.wait(0.4):
+            for each in (*place.processes(), launcher):
+                if (found := memory_of(each)) is not None:
+                    samples.setdefault(each.pid, []).append((time.monotonic(), found))
+
+    done = ttt(place.arguments((*settings, *LONG), "--nproc", num_ranks), sample, WITHIN_S)
+    assert done.returncode == 1, done.stderr  # the target is out of reach
+    (path,) = place.results()
+    ends = [json.loads(line[9:]) for line in path.read_text().splitlines() if '"eval_accuracy"' in line]
+    assert len(ends) == NUM_STEPS / 200
+    s_per_1000_steps = (ends[-1]["time_ms"] - ends[1]["time_ms"]) / (NUM_STEPS - 400)
+    followed = {pid: np.array(found) for pid, found in samples.items() if len(found) > 10}
+    assert len(followed) >= 3  # the launcher, and torchrun with its ranks or a rank with its loader
+    slopes = {}
+    for pid, found in followed.items():
+        slopes[pid] = theilslopes(found[:, 1] / 1e6, found[:, 0]).slope * s_per_1000_steps
+        size = found[-1, 1] / 1e6
+        print(f"{pid}: {size:.1f} MB, {slopes[pid]:+.3f} MB in 1,000 steps ({len(found)} samples)")
+    assert max(slopes.values()) < MB_PER_1000_STEPS
+
+
+def held():
+    """Return what this process holds: files, sockets, threads; and the shared memory of the machine."""
+    process = psutil.Process()
+    shared = sorted(path.name for path in Path("/dev/shm").glob("*"))
+    return process.num_fds(), len(process.net_connections()), threading.active_count(), shared
+
+
+@pytest.mark.slow
+def test_launches_in_a_row_leave_no_file_port_or_process(place, ttt):
+    before = None
+    for number in range(NUM_LAUNCHES):
+        settings = BERT if number % 2 else (*RESNET, *PIXELS)
+        options = ("--nproc", 2 if number % 3 else 1)
+        done = ttt(place.arguments((*settings, *TINY), *options))  # asserts that no process or file is left
+        assert done.returncode == 0, done.stderr
+        if number >= 2:
+            before = before or held()
+            assert held() == before
+    assert len(place.results()) == NUM_LAUNCHES
+    print(
+        f"{NUM_LAUNCHES} launches: {before[0]} open files, {before[1]} sockets, {before[2]} threads all along"
+    )

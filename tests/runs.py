@@ -1,0 +1,98 @@
+"""Runs that train until a test meddles with them, and what may not be left of them."""
+
+import contextlib
+import os
+import re
+import secrets
+import threading
+import time
+
+import psutil
+
+END_S = 15  # in which a fault ends everything
+HANG_S = 120  # after which a test ends what hangs
+SMALL = (  # runs that train for ever
+    "target=0.99",
+    "max_duration=90000ba",
+    "evaluate_every=30ba",
+    "evaluate_from=30ba",
+    "schedule.warmup=5ba",
+)
+BERT = ("language_bert", "optimized", *SMALL, "global_batch_size=4", "evaluation_batch_size=16")
+RESNET = (
+    "image_classification",
+    "baseline",
+    *SMALL,
+    "global_batch_size=4",
+    "data.loader=workers",
+    "data.num_workers=1",
+)
+
+
+def until(condition, seconds=HANG_S):
+    """Wait for something that is true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+class Place:
+    """Where a test's runs leave their results, and how their processes are found: by a mark."""
+
+    def __init__(self, folder):
+        self.folder, self.mark, self.temporary = folder, secrets.token_hex(8), folder / "tmp"
+        self.results_folder, self.is_over = folder / "results", threading.Event()
+        self.temporary.mkdir()
+
+    def arguments(self, settings, *more):
+        benchmark, configuration, *values = settings
+        sets = [part for value in values for part in ("--set", value)]
+        where = ["--results", self.results_folder, "--systems", self.folder / "systems"]
+        return [
+            str(each) for each in ("run", benchmark, configuration, "--size", "mini", *where, *sets, *more)
+        ]
+
+    @property
+    def environment(self):
+        return {"TTT_TEST": self.mark, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
+
+    def processes(self, module=""):
+        """Return the living processes of the runs, orphans too, that execute a module."""
+        found = []
+        for each in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                is_ours = each.environ().get("TTT_TEST") == self.mark and each.pid != os.getpid()
+                if is_ours and module in " ".join(each.cmdline()):
+                    found.append(each)
+        return found
+
+    def rank(self, number=0):
+        """Return the process of a rank."""
+        ranks = self.processes("common.timed_run")
+        return next(each for each in ranks if each.environ().get("RANK", "0") == str(number))
+
+    def results(self):
+        found = self.results_folder.rglob("result_*.txt")
+        return sorted(found, key=lambda path: int(path.stem.split("_")[1]))
+
+    def until_logged(self, text, index=0, times=1):
+        """Wait until a text stands so often in the log of a result; returns the log's path."""
+
+        def found():
+            is_over = self.is_over.is_set()
+            paths = [path for path in self.results() if path.stem == f"result_{index}"]
+            is_there = paths and paths[0].read_text().count(text) >= times
+            assert is_there or not is_over, "the command ended before the fault"
+            return is_there and paths[0]
+
+        return until(found)
+
+    def check_nothing_left(self):
+        """Assert that no process, temporary file or lock has stayed."""
+        until(lambda: not self.processes(), END_S)
+        assert list(self.temporary.rglob("*")) == []
+        if self.results_folder.is_dir():
+            names = {path.name for path in self.results_folder.rglob("*") if path.is_file()}
+            assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names)
