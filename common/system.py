@@ -90,17 +90,16 @@ def collected(name: str) -> dict[str, str]:
     return {field: known[field] for field in FIELDS}
 
 
-def describe(config: RunConfig, name: str) -> dict[str, Any]:
-    """Return the description of this machine, under a name, for the runs of a configuration."""
+def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
+    """Return the description of this machine for the runs of a configuration; `name` is not its own."""
     stated = {"submitter": config.submission.org, "status": STATUS[config.submission.status]}
     notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
-    return collected(name) | stated | notes
+    return collected(name or system_id(config)) | stated | notes
 
 
 def write_description(config: RunConfig, directory: Path, name: str = "") -> Path:
     """Write `<system id>.json`, or `<name>.json`, once; an existing one is a person's and stays as it is."""
-    name = name or system_id(config)
-    path = directory / f"{name}.json"
+    path = directory / f"{name or system_id(config)}.json"
     if not path.exists():
         description = as_json(describe(config, name))
         temporary = path.with_suffix(".json.part")

@@ -19,6 +19,11 @@ def arguments(folder, *more):
     return [*command, *settings, "--results", str(folder / "results"), *more]
 
 
+def is_whole(text):
+    """Whether a run came to its end: a fault leaves a reason."""
+    return '"run_stop"' in text and '"reason"' not in text
+
+
 def logs(folder):
     return {path: path.read_text() for path in (folder / "results").rglob("result_*.txt")}
 
@@ -63,7 +68,7 @@ def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=30)
     before = logs(tmp_path)
-    finished = {path: text for path, text in before.items() if '"run_stop"' in text}
+    finished = {path: text for path, text in before.items() if is_whole(text)}
     assert len(before) == 2 and len(finished) == 1
 
     done = ttt(*command)
@@ -71,14 +76,11 @@ def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
     assert "to run: 3 runs" in done.stdout and "its finished runs" in done.stdout
     after = logs(tmp_path)
     assert len(after) == 5 and all(after[path] == text for path, text in finished.items())
-    ended = [text for text in after.values() if '"run_stop"' in text]
+    ended = [text for text in after.values() if is_whole(text)]
     assert len(ended) == 4 and all('"key": "stop_at_target", "value": false' in text for text in ended)
     folder = tmp_path / "results" / "study" / "sweep"
-    assert [path.name for path in folder.glob("*.*") if path.is_file()].sort() == [
-        "2cpu.json",
-        "bert-mini.json",
-        "bert-mini.svg",
-    ].sort()
+    written = {path.name for path in folder.iterdir() if path.is_file()}
+    assert {"bert-mini.json", "bert-mini.svg"} < written and len(written) == 3  # and the machine
     assert "optimized" in (folder / "bert-mini.svg").read_text()
     found = json.loads((folder / "bert-mini.json").read_text())
     for curve in found["curves"]:
@@ -87,7 +89,7 @@ def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
         for point in curve["points"]:
             assert point["cost"] == pytest.approx(point["seconds"]["value"] * 1e-4)
             (run,) = point["runs"]
-            assert len(run["way"]) == 5 or len(run["way"]) == 6
+            assert len(run["way"]) in (5, 6)
             assert run["way"][-1]["samples"] == point["samples"]
 
     again = ttt(*command, "--dry-run")
