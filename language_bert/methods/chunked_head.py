@@ -7,7 +7,7 @@ Effect on time. No logits are written, read and kept for the backward pass (23,0
 in bf16, 2.8 GB in float32). Not measured on a GPU yet.
 Relieves. Forward pass, backward pass: memory, and its traffic.
 When not. Small vocabularies. Needs `sparse_head`.
-Use. With the model: `model = unpad(model)`, `read_masked_tokens(model)`, `chunk_head(model)`.
+Use. With the model after unpad, sparse_head: `chunk_head(model)`.
 Source. The idea is common: https://github.com/linkedin/Liger-Kernel, https://arxiv.org/abs/2411.09009.
 """
 

@@ -5,7 +5,7 @@ Effect on quality. None: the same numbers.
 Effect on time. Small; fewer, larger matrix products and one read of the activations.
 Relieves. Forward pass, backward pass: memory traffic and launch overhead.
 When not. Never harmful; needs `unpad`.
-Use. With the model: `model = unpad(model)`, `fuse_qkv(model)`.
+Use. With the model after unpad: `fuse_qkv(model)`.
 Source. https://arxiv.org/abs/2205.14135 (qkvpacked); MLPerf Training v2.1.
 """
 

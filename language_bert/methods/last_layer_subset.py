@@ -7,7 +7,7 @@ Effect on time. One layer's MLP, and the scores of its attention, on 15 % of the
 arithmetic at 24 layers, a third at 2.
 Relieves. Forward pass, backward pass, evaluation: compute.
 When not. Never harmful; needs `unpad` and `sparse_head`.
-Use. With the model: `model = unpad(model)`, `read_masked_tokens(model)`, `compute_needed_tokens(model)`.
+Use. With the model after unpad, sparse_head: `compute_needed_tokens(model)`.
 Source. MLPerf Training v2.1, MosaicML and HazyResearch; there attention stays whole.
 """
 

@@ -54,7 +54,7 @@ def sequence_length(
 
 def truncate(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
     """Return the first `length` places of each tensor (batch, seq); tensors (batch,) stay."""
-    return {name: each[:, :length] if each.ndim > 1 else each for name, each in tensors.items()}
+    return {name: each[:, :length].contiguous() if each.ndim > 1 else each for name, each in tensors.items()}
 
 
 def segment(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ arithmetic.
 Relieves. Forward pass, backward pass, evaluation: compute and memory (B x S x V logits are the baseline's
 largest tensor).
 When not. Never harmful; needs `unpad`.
-Use. With the model: `model = unpad(model)`, `read_masked_tokens(model)`.
+Use. With the model after unpad: `read_masked_tokens(model)`.
 Source. The MLPerf reference gathers the masked positions; MLPerf Training v2.1, MosaicML.
 """
 
