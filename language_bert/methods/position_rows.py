@@ -1,7 +1,7 @@
 """Start the untrained position embeddings as copies of the trained ones.
 
-What. The published checkpoint was trained on sequences of 128 tokens; rows 128 to 511 of its position
-embeddings were never trained. Each becomes a copy of row `position mod trained_rows`.
+What. Rows 128 to 511 of the position embeddings, which the published checkpoint never trained (its sequences
+have 128 tokens), become copies of row `position mod trained_rows`.
 Effect on quality. Positions are no noise from the start: published runs spend 100,000 to 600,000 sequences on
 a plateau that is put down to them. The starting accuracy must rise; not measured on the real weights yet.
 Effect on time. None of a step; fewer steps.
