@@ -74,7 +74,7 @@ class Card:
     @property
     def relieves(self) -> tuple[str, ...]:
         """Which parts of a training it relieves; what is not one of RELIEVES is returned as it stands."""
-        said = re.split(r"[.:;]", self.sections["Relieves"])[0]
+        said = re.split(r"[.:;(]", self.sections["Relieves"])[0]
         return tuple(" ".join(part.split()).lower() for part in said.split(","))
 
     @property
