@@ -13,10 +13,12 @@ from tests.language_bert.test_parity import make_batch, make_model
 
 def test_a_unit_is_the_papers_formula():
     torch.manual_seed(0)
-    unit = GatedUnit(5, 7, torch.nn.GELU()).double()
+    unit, biased = (GatedUnit(5, 7, torch.nn.GELU(), bias=bias).double() for bias in (False, True))
     x = torch.randn(3, 5, dtype=torch.float64)
-    (w, v), (b, c) = unit.dense.weight.chunk(2), unit.dense.bias.chunk(2)
-    torch.testing.assert_close(unit(x), F.gelu(x @ w.T + b) * (x @ v.T + c))
+    w, v = unit.dense.weight.chunk(2)
+    torch.testing.assert_close(unit(x), F.gelu(x @ w.T) * (x @ v.T))
+    (w, v), (b, c) = biased.dense.weight.chunk(2), biased.dense.bias.chunk(2)
+    torch.testing.assert_close(biased(x), F.gelu(x @ w.T + b) * (x @ v.T + c))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_two_thirds_of_the_width_have_as_many_weights():
     assert weights == 2 * 24 * 40 and found == 3 * 24 * 27  # 1,920 and 1,944: the width of 26.7 is rounded
     assert other.output.dense.weight.dtype == torch.float64
     assert other.intermediate.dense.weight.std().item() == pytest.approx(0.3, rel=0.1)
-    assert not other.intermediate.dense.bias.any()
+    assert other.intermediate.dense.bias is None and not other.output.dense.bias.any()
 
 
 def test_a_layer_is_the_formula_with_its_norm_and_the_same_when_packed():
