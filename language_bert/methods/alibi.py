@@ -9,9 +9,9 @@ Effect on time. A bias matrix for each head, added to the scores: traffic in att
 adds it on the way (flash-attn does). Not measured here.
 Relieves. Nothing: it buys accuracy, and makes training on short sequences first (`seq_length_warmup`) cheaper
 to leave again.
-When not. Sequences of 128 tokens or fewer; weights that were trained with position embeddings; on a GPU `unpad`
-without flash-attn, as torch's own kernel takes no bias. With `last_layer_subset` the attention of the last
-layer stays whole.
+When not. Sequences of 128 tokens or fewer; weights that were trained with position embeddings; on a GPU
+`unpad` without flash-attn, as torch's own kernel takes no bias. With `last_layer_subset` the attention of the
+last layer stays whole.
 Use. With the model: `apply_alibi(model)`.
 Source. Press, Smith and Lewis 2021, Train Short, Test Long, https://arxiv.org/abs/2108.12409;
 MosaicML Composer, algorithms/alibi; in both directions as MosaicBERT, https://arxiv.org/abs/2312.17482.

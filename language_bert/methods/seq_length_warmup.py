@@ -7,8 +7,8 @@ Effect on quality. Published for GPT-2: stabler training at larger learning rate
 equal loss with `duration` 0.3 (Composer's method card). For BERT it was not measured at full size here.
 Truncated tokens, the final [SEP] among them, are lost; segments after the first have no [CLS].
 Effect on time. Published: GPT-2 about 1.5 times faster to the same loss. A step costs about its tokens: with
-`duration` 0.3 and truncation from 8 to 512 tokens about 15 % less of all steps' work (calculated, on sequences
-of full length); `segment` keeps the work but for the attention's.
+`duration` 0.3 and truncation from 8 to 512 tokens about 15 % less of all steps' work (calculated, on
+sequences of full length); `segment` keeps the work but for the attention's.
 Relieves. Forward pass, backward pass: shorter sequences.
 When not. With a compiler or captured graphs: each length is another shape. A next-sentence loss with
 `segment`.
