@@ -1,0 +1,116 @@
+"""Method cards: what is read from a file, and `ttt methods` as a person types it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from common.card import cards, find_card, plain_loop, read_card, used_by
+from common.config import ROOT
+from tests.command import ttt_here
+
+FILE = '''"""A name.
+
+What. Does one thing, in
+two lines. And more.
+Effect on quality. None.
+Effect on time. Half.
+Relieves. Backward pass, optimizer: the rest (of, it).
+When not. Never.
+Use. With the model after unpad, sparse_head: `model = halve(model,
+0.5)`. After each step: `count(model)`.
+Source. Somewhere.
+"""
+
+from torch import nn
+
+
+def halve(model: nn.Module) -> None: ...
+
+
+class Halve(Method):
+    class Config(Strict):
+        """`share`: how much; `mode` is torch's. `names`: which."""
+
+        share: Fraction
+        mode: Literal["a", "b"] = "a"
+        names: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+        every_steps: int | None = Field(default=None, ge=1, lt=9, description="how often")
+'''
+
+
+def test_a_card_is_read_from_its_file(tmp_path, monkeypatch):
+    (tmp_path / "halve.py").write_text(FILE)
+    monkeypatch.setattr("common.card.ROOT", tmp_path)
+    card = read_card("halve", "halve")
+    assert card.title == "A name" and card.summary == "Does one thing, in two lines"
+    assert card.relieves == ("backward pass", "optimizer")
+    assert card.use == [("With the model", "model = halve(model, 0.5)"), ("After each step", "count(model)")]
+    assert card.after == ["unpad", "sparse_head"]
+    assert [
+        (each.name, each.kind, each.default, each.limits, each.description) for each in card.settings
+    ] == [
+        ("share", "float", None, ">= 0, <= 1", "how much"),
+        ("mode", "Literal['a', 'b']", "'a'", "", ""),
+        ("names", "list[str]", None, "", "which"),
+        ("every_steps", "int | None", "None", ">= 1, < 9", "how often"),
+    ]
+
+
+def test_lines_of_other_methods_come_before_and_everything_is_imported():
+    imports, lines = plain_loop(find_card("last_layer_subset"))
+    assert [code for _, code in lines] == [
+        "model = unpad(model)",
+        "read_masked_tokens(model)",
+        "compute_needed_tokens(model)",
+    ]
+    assert "from language_bert.methods.unpad import unpad" in imports and len(imports) == 3
+    imports, _ = plain_loop(find_card("label_smoothing"))
+    assert "from torch.nn import functional as F" in imports
+
+
+def test_configurations_that_use_a_method_are_found():
+    assert "language_bert optimized" in used_by("unpad") and "language_bert baseline" not in used_by("unpad")
+    assert used_by("alibi") == []
+
+
+def test_the_list_names_every_method():
+    done = ttt_here("methods")
+    assert done.returncode == 0
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert listed == {card.name for card in cards()}
+    assert max(map(len, done.stdout.splitlines())) <= 110
+
+
+def test_a_card_is_printed_without_torch():
+    code = "import sys; sys.modules['torch'] = None; from common.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "methods", "progressive_resizing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for expected in (
+        "Effect on time. A step costs",
+        "delay_fraction: float, >= 0, <= 1, required; the part of all epochs",
+        "used by: image_classification mosaic",
+        "from image_classification.methods.progressive_resizing import image_size_px, resize_images",
+    ):
+        assert expected in done.stdout
+
+
+def test_the_page_is_written_whole(tmp_path):
+    done = ttt_here("methods", "--write", tmp_path / "PAGE.md")
+    assert done.returncode == 0 and f"{len(cards())} methods" in done.stdout
+    assert (tmp_path / "PAGE.md").read_text().startswith("# Methods\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["blurpol"], "no such method 'blurpol'; did you mean blurpool?"),
+        (["blurpool", "--write", "PAGE.md"], "leave out 'blurpool'"),
+        (["--write", "page.html"], "expected a file NAME.md"),
+        (["--write", "no/such/folder/PAGE.md"], "no/such/folder/PAGE.md: cannot be written"),
+    ],
+)
+def test_mistakes_are_answered_with_one_line(arguments, message):
+    done = ttt_here("methods", *arguments)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and message in done.stderr
