@@ -69,6 +69,14 @@ def exponential(logs: Estimate) -> Estimate:
     return Estimate(value=math.exp(logs.value), interval=limits)
 
 
+def negative(estimate: Estimate) -> Estimate:
+    """Return an estimate with the other sign."""
+    limits = estimate.interval
+    if limits is not None:
+        limits = Interval(low=-limits.high, high=-limits.low, method=limits.method)
+    return Estimate(value=-estimate.value, interval=limits)
+
+
 def spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     """Return the standard deviation that all groups have in common, and its degrees of freedom, maybe none."""
     freedom = sum(len(group) - 1 for group in groups if group)
