@@ -135,9 +135,7 @@ def measure_parts(
     return rates
 
 
-def stepper(
-    run: TrainingRun, batch: Batch, num_steps: int = STEPS_PER_TURN
-) -> Callable[[], object]:
+def stepper(run: TrainingRun, batch: Batch, num_steps: int = STEPS_PER_TURN) -> Callable[[], object]:
     """Return a function that takes a turn of training steps, as in the last epoch."""
     batch = to_device(batch, run.device)  # as from a loader that keeps up
 

@@ -1,7 +1,7 @@
-"""The ledger of an ablation: what each switch of a configuration does alone and in the whole. Written by
-`ttt ablate` as <...>.ledger.json beside the logs that it was made from, read by the report.
+"""The ledger of an ablation: what each switch of a configuration does alone and in the whole.
 
-Ratios are of times or rates with a switch over without it, differences with minus without.
+`ttt ablate` writes it as <...>.ledger.json beside the logs that it was made from, the report reads it. Ratios
+are of times or rates with a switch over without it, differences with minus without.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from common.evidence.intervals import Estimate
 from common.evidence.log import MAX_BYTES, label
@@ -42,7 +42,7 @@ class State(Strict):
 
 
 class Effect(Strict):
-    """What a switch changes from the state `before` to `after`; `together` with it others had to be turned."""
+    """What a switch changes from a state `before` to `after`; `together` with it others had to be turned."""
 
     before: Text
     after: Text

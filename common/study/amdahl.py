@@ -1,8 +1,8 @@
 """What a speed-up can save at most, and what several should save together. Plain numbers in and out.
 
-A method that relieves a part of the step cannot save more than that part: with a share of p of the time the whole
-is at most 1 / (1 - p) times as fast (Amdahl 1967, https://doi.org/10.1145/1465482.1465560). Ratios are of times,
-with a method over without it: below 1 is faster.
+A method that relieves a part of the step cannot save more than that part: with a share of p of the time the
+whole is at most 1 / (1 - p) times as fast (Amdahl 1967, https://doi.org/10.1145/1465482.1465560). Ratios are
+of times, with a method over without it: below 1 is faster.
 """
 
 import math
@@ -23,6 +23,7 @@ RESOURCES = (  # what a method card can say below `Relieves.`
     "communication",
     "evaluation",
     "number of steps",
+    "everything",
     "nothing",
 )
 PARTS = RESOURCES[:6]  # of a step
@@ -42,7 +43,7 @@ def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None
     What relieves no part of a step leaves its time what it is.
     """
     parts = [resource for resource in resources if resource in PARTS]
-    if not resources or any(part not in shares for part in parts):
+    if not resources or "everything" in resources or any(part not in shares for part in parts):
         return None
     share = math.fsum(shares[part] for part in parts)
     return 1 / (1 - share) if share < 1 else math.inf
@@ -78,7 +79,7 @@ def negative(estimate: Estimate) -> Estimate:
 
 
 def spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Return the standard deviation that all groups have in common, and its degrees of freedom, maybe none."""
+    """Return the standard deviation that all groups have in common, and its degrees of freedom or 0."""
     freedom = sum(len(group) - 1 for group in groups if group)
     squares = math.fsum(float(np.var(group)) * len(group) for group in groups if group)
     return (math.sqrt(squares / freedom) if freedom else 0.0), freedom

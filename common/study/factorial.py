@@ -1,10 +1,10 @@
 """Two-level fractional factorial designs: few runs that tell main effects and interactions apart.
 
-A word is a set of factors; its column is the product of their levels, +1 (on) and -1. Effects whose words differ
-by a defining word have the same column in every run of the fraction: they are aliases, only their sum can be
-estimated. The resolution is the length of the shortest defining word: at IV no main effect is an alias of an
-interaction of two, at V no interaction of two is one of another. Source: Box, Hunter and Hunter, Statistics for
-Experimenters, chapter 6.
+A word is a set of factors; its column is the product of their levels, +1 (on) and -1. Effects whose words
+differ by a defining word have the same column in every run of the fraction: they are aliases, only their sum
+can be estimated. The resolution is the length of the shortest defining word: at IV no main effect is an alias
+of an interaction of two, at V no interaction of two is one of another. Source: Box, Hunter and Hunter,
+Statistics for Experimenters, chapter 6.
 """
 
 import itertools
@@ -20,7 +20,7 @@ CLEAR = 5  # of this resolution on main effects and interactions of two are all 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """The `base` factors take every combination of levels; each of `generators` is a product of some of them."""
+    """The `base` factors take every combination of levels; each of `generators` is a product of some."""
 
     factors: tuple[str, ...]
     base: tuple[str, ...]
@@ -75,9 +75,8 @@ class Design:
         made = ", ".join(f"{name} = {spelled(word)}" for name, word in self.generators.items())
         strings = [string for string in self.interactions() if len(string) > 1]
         told = "; ".join(" = ".join(map(spelled, string)) for string in strings)
-        return (
-            f"2^({num_factors}-{count}) fraction in {runs} runs, resolution {roman(self.resolution)}: {made}; "
-            + (f"aliases of each other: {told}" if told else "interactions of two are told apart")
+        return f"2^({num_factors}-{count}) in {runs} runs, resolution {roman(self.resolution)}: {made}; " + (
+            f"aliases of each other: {told}" if told else "interactions of two are told apart"
         )
 
 
@@ -124,9 +123,7 @@ def fraction(factors: tuple[str, ...], num_base: int) -> Design:
     """Return the best fraction in 2^num_base runs; generators of an odd length where there are many."""
     base, added = factors[:num_base], factors[num_base:]
     words = [
-        frozenset(word)
-        for size in range(num_base, 1, -1)
-        for word in itertools.combinations(base, size)
+        frozenset(word) for size in range(num_base, 1, -1) for word in itertools.combinations(base, size)
     ]
     longer = [word for word in words if len(word) > 2]  # else a main effect is an alias of an interaction
     odd = [word for word in longer if len(word) % 2]

@@ -201,9 +201,9 @@ def warnings(rows: Sequence[Row], measured: Sequence[Pair], base_ms: float) -> l
             )
     for one, other in itertools.combinations(rows, 2):
         needs = other.name in one.alone.together or one.name in other.alone.together  # measured on top of it
-        if not needs and {one.name, other.name} not in seen and saves_time(one) and saves_time(other):
-            if shared(one, other):
-                found.append(f"{and_also([one, other])}: expect less than the sum of what they save alone")
+        is_known = needs or {one.name, other.name} in seen
+        if not is_known and shared(one, other) and saves_time(one) and saves_time(other):
+            found.append(f"{and_also([one, other])}: expect less than the sum of what they save alone")
     for row in rows:
         limits = row.alone.throughput.interval
         if row.bound is not None and limits is not None and limits.low > row.bound:

@@ -1,7 +1,7 @@
 """What a step takes: of several states side by side, turn by turn, and of which parts it consists.
 
-Batches are synthetic and in memory, so no loader is waited for; each shape counts with its share of the training
-samples. All times are seconds.
+Batches are synthetic and in memory, so no loader is waited for; each shape counts with its share of the
+training samples. All times are seconds.
 """
 
 import time
@@ -96,10 +96,13 @@ def one_step(run: TrainingRun, batch: Batch) -> Iterator[tuple[str, float]]:
         for method in run.methods:
             method.after_step(run.model, step + 1)
 
+    def backward() -> None:
+        run.scaler.scale(cast(Tensor, values["loss"])).backward()  # type: ignore[no-untyped-call]
+
     parts: list[tuple[str, Callable[[], object]]] = [
         ("host-to-device copy", prepare),
         ("forward pass", forward),
-        ("backward pass", lambda: run.scaler.scale(cast(Tensor, values["loss"])).backward()),
+        ("backward pass", backward),
         ("optimizer", optimizer),
     ]
     for name, part in parts:

@@ -1,8 +1,8 @@
 """What a configuration changes of the one it extends, as switches that can be turned one by one.
 
-A switch is a method, or another key, that the two configurations have different settings of. A state is the set
-of switches that are on: none is the configuration extended, all is the configuration itself. Not every state can
-be built, since a method may need another; which, is found by trying.
+A switch is a method, or another key, that the two configurations have different settings of. A state is the
+set of switches that are on: none is the configuration extended, all is the configuration itself. Not every
+state can be built, since a method may need another; which, is found by trying.
 """
 
 import json
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from common import config as configs
-from common.errors import UserError
+from common.errors import UserError, nearest
 from common.run_sets import flat
 
 State = frozenset[str]
@@ -150,7 +150,7 @@ def extended(benchmark: str, configuration: str) -> str:
     """Return the name of the configuration that another extends. Raises UserError where there is none."""
     configs.benchmark_module(benchmark)  # answers an unknown name
     if configuration not in configs.configurations(benchmark):
-        hint = configs.nearest(configuration, configs.configurations(benchmark))
+        hint = nearest(configuration, configs.configurations(benchmark))
         raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
     base = configs.read(benchmark, configuration).values.get("extends")
     if not isinstance(base, str):

@@ -74,7 +74,9 @@ def test_a_difference_takes_the_spread_of_all_groups():
 
 
 def test_one_seed_gives_no_interval():
-    assert amdahl.difference([4.0], [1.0], amdahl.spread([[4.0], [1.0]])) == Estimate(value=3.0, interval=None)
+    assert amdahl.difference([4.0], [1.0], amdahl.spread([[4.0], [1.0]])) == Estimate(
+        value=3.0, interval=None
+    )
 
 
 def test_independent_half_widths_add_as_squares():

@@ -8,7 +8,20 @@ import pytest
 
 from common.study.factorial import design, effect, sign
 
-SIZES = [(2, 16), (3, 8), (3, 16), (5, 16), (6, 16), (7, 16), (8, 16), (6, 32), (7, 32), (12, 32), (16, 32), (9, 16)]
+SIZES = [
+    (2, 16),
+    (3, 8),
+    (3, 16),
+    (5, 16),
+    (6, 16),
+    (7, 16),
+    (8, 16),
+    (6, 32),
+    (7, 32),
+    (12, 32),
+    (16, 32),
+    (9, 16),
+]
 
 
 def names(count):
@@ -57,7 +70,9 @@ def test_aliases_are_the_words_with_the_same_column(count, max_runs):
     for word in small:
         same = [w for w in small if w != word and (column(w, made.runs) == column(word, made.runs)).all()]
         assert set(made.aliases(word)) == set(same)
-        assert all(sign(word, on) == level for on, level in zip(made.runs, column(word, made.runs), strict=True))
+        assert all(
+            sign(word, on) == level for on, level in zip(made.runs, column(word, made.runs), strict=True)
+        )
 
 
 def test_effects_are_recovered_exactly_where_nothing_is_an_alias():
