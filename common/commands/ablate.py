@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--step-only", action="store_true", help="train nothing")
     parser.add_argument(
-        "--turns", type=ablate.positive, default=15, metavar="N", help="of steps; an interval needs 6"
+        "--turns", type=ablate.positive, default=9, metavar="N", help="of steps; an interval needs 6"
     )
     parser.add_argument("--remeasure", action="store_true", help="measure step times again")
     parser.add_argument(

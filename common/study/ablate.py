@@ -42,7 +42,7 @@ from common.study.switches import State, Switches
 
 TOGETHER = 8  # models in memory at a time, the base among them
 MAX_CELL_NAME = 44
-NUM_EVALUATIONS = 8  # of a run
+NUM_EVALUATIONS = 6  # of a run
 FITTED_SHARE = 1.5  # of the time of a step without its optimizer and what a turn adds, for the first estimate
 
 
@@ -213,11 +213,11 @@ def estimate(
 ) -> None:
     """Say what will be measured and how long it takes at most, from one step of the base."""
     from common.study.steptime import LONG_STEP_S
-    from common.throughput import STEPS_PER_TURN, WARM_UP_TURNS
+    from common.throughput import STEPS_PER_TURN
 
     states, step_s = len(ablation.states), FITTED_SHARE * run.step_s
     a_turn = step_s * (1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
-    steps_s = states * ((args.turns + WARM_UP_TURNS) * a_turn + built_s)
+    steps_s = states * ((args.turns + 1) * a_turn + built_s)
     console.print(
         f"step times: {states} states, {args.turns} turns: about {steps_s / 60:.1f} minutes at most"
     )

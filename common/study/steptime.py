@@ -14,7 +14,7 @@ from common.benchmark import Benchmark
 from common.config import RunConfig
 from common.errors import UserError
 from common.method import Batch
-from common.throughput import STEPS_PER_TURN, WARM_UP_TURNS, stepper, synchronize, timed
+from common.throughput import STEPS_PER_TURN, stepper, synchronize, timed
 from common.timed_run import TrainingRun
 from common.training import Training, to_device
 
@@ -48,8 +48,7 @@ def steppers(run: TrainingRun) -> list[tuple[Callable[[], object], float]]:
     found = []
     for batch, share in shapes(run):
         once = stepper(run, batch, 1)
-        for _ in range(WARM_UP_TURNS):
-            once()
+        once()  # the optimizer's first
         num_steps = 1 if timed(once, run.device) > LONG_STEP_S else STEPS_PER_TURN
         found.append((stepper(run, batch, num_steps), share / num_steps / batch.num_samples))
     return found
