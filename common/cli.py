@@ -22,6 +22,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "ablate": "what each method of a configuration is worth, alone and together",
     "doctor": "check this machine before a run",
     "plan": "predict step time, efficiency, minutes and cost on more devices",
+    "methods": "list the methods, or print the card of one",
 }
 
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from common.config import ROOT, RunConfig, Strict, validated
+from common.card import available
+from common.config import RunConfig, Strict, validated
 from common.errors import UserError, nearest
 from common.ranks import part
 
@@ -103,19 +104,6 @@ class Method:
 
     def keep(self, model: nn.Module) -> None:
         """Start what `kept` returns; a checkpoint then fills it."""
-
-
-def available(benchmark: str) -> dict[str, str]:
-    """Return method name -> module of all that a benchmark can use; its own come before the common ones."""
-    found = {}
-    for package in ("common", benchmark):
-        for path in (ROOT / package / "methods").glob("[a-z]*.py"):
-            if path.stem in found:
-                raise UserError(
-                    "a common method has this name already", where=f"{package}/methods/{path.name}"
-                )
-            found[path.stem] = f"{package}.methods.{path.stem}"
-    return found
 
 
 def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:

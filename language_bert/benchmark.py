@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -27,7 +26,7 @@ from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
 from language_bert.kernel_pairs import kernel_pairs
-from language_bert.model import bert_config, build_bert, next_sentence_loss, spread_positions
+from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
 SAMPLES_TO_TARGET = 1_000_000  # 850,000 to 1,200,000 are expected from published curves, see README.md
@@ -113,10 +112,7 @@ class Benchmark(benchmark.Benchmark):
 
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
-        logits = outputs[0].flatten(0, -2)
-        logits = logits.float() if logits.element_size() < 4 else logits
-        loss = F.cross_entropy(logits, targets["labels"].flatten(), ignore_index=IGNORED)
-        return loss + next_sentence_loss(outputs, targets) if self.config.model.next_sentence else loss
+        return masked_lm_loss(outputs, targets)
 
     def num_targets(self, batch: Batch) -> int:
         """Return the number of masked tokens."""

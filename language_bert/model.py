@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from common.errors import UserError
 from language_bert.attention import Sequences, varlen_attention
+from language_bert.data.batches import IGNORED
 
 if TYPE_CHECKING:
     from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
@@ -36,6 +37,14 @@ class Predictions(NamedTuple):
 def next_sentence_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
     """Return the mean cross entropy of the next-sentence head's logits (B, 2)."""
     return F.cross_entropy(outputs[1].float(), targets["next_sentence_label"])
+
+
+def masked_lm_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
+    """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
+    logits = outputs[0].flatten(0, -2)
+    logits = logits.float() if logits.element_size() < 4 else logits
+    loss = F.cross_entropy(logits, targets["labels"].flatten(), ignore_index=IGNORED)
+    return loss if len(outputs) < 2 or outputs[1] is None else loss + next_sentence_loss(outputs, targets)
 
 
 def bert_config(config: Any) -> "BertConfig":
@@ -124,11 +133,13 @@ class PackedBert(nn.Module):
         """
         compiled = self.compiled if self.training else {}  # evaluation has other shapes
         layer_of = compiled.get("layer", encoder_layer)
+        slopes = getattr(self.bert.encoder, "alibi_slopes", None)
         hidden = compiled.get("embed", self.embed)(input_ids, token_type_ids, position_ids)
         *layers, last = self.bert.encoder.layer
         for layer in layers:
-            hidden = layer_of(layer, hidden, sequences, None)
-        hidden = layer_of(last, hidden, needed_sequences or sequences, needed)
+            hidden = layer_of(layer, hidden, sequences, None, slopes)
+        asking = sequences if needed_sequences is None or slopes is not None else needed_sequences
+        hidden = layer_of(last, hidden, asking, needed, slopes)
         if needed is not None:
             hidden = hidden if needed_places is None else hidden[needed_places]
             predicted, first = hidden[: len(masked_tokens)], hidden[len(masked_tokens) :]
@@ -158,12 +169,23 @@ class PackedBert(nn.Module):
         return embeddings.LayerNorm(embedded + embeddings.position_embeddings(position_ids))
 
 
-def encoder_layer(layer: nn.Module, hidden: Tensor, sequences: Sequences, needed: Tensor | None) -> Tensor:
-    """Return one post-norm layer of `hidden` (T, D); with `needed` (K,) only those tokens, (K, D)."""
+def encoder_layer(
+    layer: nn.Module,
+    hidden: Tensor,
+    sequences: Sequences,
+    needed: Tensor | None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """Return one post-norm layer of `hidden` (T, D); with `needed` (K,) only those tokens, (K, D).
+
+    With `slopes` (N,), ALiBi's, the attention stays whole: its kernels know the distance of all tokens only.
+    """
     attention = layer.attention
-    query, key, value = project_qkv(attention.self, hidden, needed)
-    attended = varlen_attention(query, key, value, sequences).flatten(1)
-    hidden = hidden if needed is None else hidden.index_select(0, needed)
+    query, key, value = project_qkv(attention.self, hidden, needed if slopes is None else None)
+    attended = varlen_attention(query, key, value, sequences, slopes).flatten(1)
+    if needed is not None:
+        attended = attended if slopes is None else attended.index_select(0, needed)
+        hidden = hidden.index_select(0, needed)
     hidden = attention.output.LayerNorm(attention.output.dense(attended) + hidden)
     return layer.output.LayerNorm(layer.output.dense(layer.intermediate(hidden)) + hidden)
 

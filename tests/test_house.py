@@ -1,6 +1,7 @@
 """The rules of the house, as tests."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -9,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from common import yaml_file
+from common.card import PLACES, RELIEVES, SECTIONS, cards, names_in
+from common.commands import methods
 from common.config import ROOT, benchmarks, configurations, load
-from common.method import available
 
 PACKAGES = ("common", *benchmarks())
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-CARD = ("What.", "Effect on quality.", "Effect on time.", "Relieves.", "When not.", "Source.")
 NAMES_ALLOWED_IN = {"common/commands/all.py", "common/commands/data.py", "common/evidence/score.py"}
 
 
@@ -97,13 +98,38 @@ def test_configurations_load_and_state_only_differences(benchmark):
         assert repeated(values, base.values) == []
 
 
-@pytest.mark.parametrize("benchmark", benchmarks())
-def test_every_method_has_a_card_and_a_test(benchmark):
+@pytest.mark.parametrize("card", cards(), ids=lambda card: card.name)
+def test_every_method_has_a_card_and_a_test(card):
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    for method, module in available(benchmark).items():
-        card = ast.get_docstring(ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text()))
-        assert [line for line in CARD if line not in card] == [], module
-        assert module in tests or f'"{method}"' in tests, module
+    assert tuple(card.sections) == SECTIONS, f"{card.module}: a card says these, in this order"
+    assert card.module in tests or f'"{card.name}"' in tests, card.module
+    assert set(card.relieves) <= set(RELIEVES), (
+        f"{card.module}: `Relieves.` starts with some of: {', '.join(RELIEVES)}"
+    )
+    missing = [each.name for each in card.settings if not each.description]
+    assert not missing, f"{card.module}: say in Field(description=...) what these settings are: {missing}"
+
+
+@pytest.mark.parametrize("card", cards(), ids=lambda card: card.name)
+def test_a_card_holds_the_lines_of_a_plain_loop(card):
+    assert 1 <= len(card.use) <= 2, f"{card.module}: `Use.` holds one or two lines of code in backticks"
+    for place, code in card.use:
+        ast.parse(code)
+        assert place in PLACES, f"{card.module}: before `{code}` stands one of: {', '.join(PLACES)}"
+    own = {node.name for node in ast.parse(card.path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    called = set().union(*(names_in(code) for _, code in card.use))
+    assert own & called, f"{card.module}: `Use.` calls one of this file's functions: {', '.join(sorted(own))}"
+
+
+@pytest.mark.parametrize("card", cards(), ids=lambda card: card.name)
+def test_the_settings_of_a_card_are_those_of_its_config(card):
+    kind = getattr(importlib.import_module(card.module), card.name.title().replace("_", ""))
+    assert [each.name for each in card.settings] == list(kind.Config.model_fields)
+
+
+def test_the_page_of_methods_is_made_from_the_cards():
+    found = (ROOT / "METHODS.md").read_text()
+    assert found == methods.page(), "write it again: ttt methods --write METHODS.md"
 
 
 def test_no_path_of_a_machine_is_tracked():

@@ -5,8 +5,9 @@ The same numbers in another order of memory; results differ by rounding only.
 Effect on quality. None.
 Effect on time. The layout that matrix units read; without it, convolutions convert at every layer. Not
 measured here.
-Relieves. Memory traffic.
+Relieves. Forward pass, backward pass: memory traffic.
 When not. Models without 2-d convolutions.
+Use. With the model: `apply_channels_last(model)`.
 Source. https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html; both published
 configurations.
 """

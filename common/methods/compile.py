@@ -6,14 +6,16 @@ Effect on quality. None but rounding: fused operations keep intermediate results
 Effect on time. Fuses batch norm, ReLU and addition, or bias and GELU, into fewer passes over memory; captured
 graphs remove the cost of launching kernels, which small images and short sequences feel most. Not measured
 here yet.
-Relieves. Memory traffic and the host.
+Relieves. Forward pass, backward pass: memory traffic and the host.
 When not. Shapes that change from step to step; more than about eight of them; CPUs without a C++ compiler.
+Use. With the model: `compile_model(model)`.
 Source. https://docs.pytorch.org/docs/stable/generated/torch.compile.html.
 """
 
 from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from common.config import Strict
@@ -29,7 +31,7 @@ def compile_options(mode: str, backend: str) -> dict[str, Any]:
     return {"dynamic": False} | ({"mode": mode} if backend == "inductor" else {"backend": backend})
 
 
-def compile_model(model: nn.Module, mode: str, backend: str = "inductor") -> None:
+def compile_model(model: nn.Module, mode: str = "reduce-overhead", backend: str = "inductor") -> None:
     """Compile the forward and backward pass of a model in place, each input shape on its own."""
     model.compile(**compile_options(mode, backend))
 
@@ -52,10 +54,14 @@ class Compile(Method):
     compiles = True
 
     class Config(Strict):
-        """`mode` and `backend` are torch.compile's."""
+        """torch.compile's."""
 
-        mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = "reduce-overhead"
-        backend: Literal["inductor", "aot_eager"] = "inductor"
+        mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = Field(
+            default="reduce-overhead", description="of torch.compile; reduce-overhead captures CUDA graphs"
+        )
+        backend: Literal["inductor", "aot_eager"] = Field(
+            default="inductor", description="of torch.compile; aot_eager needs no compiler and gains nothing"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Compile it in place."""

@@ -5,8 +5,10 @@ evaluates it. The trained weights are never touched.
 Effect on quality. The average behaves like a lower learning rate, so accuracy is higher in the middle of
 training and a target is reached earlier. Its share of the published result was not measured here.
 Effect on time. One pass over weights and average every `every_steps`; one more copy of the model in memory.
-Relieves. Nothing itself: it saves epochs.
+Relieves. Number of steps.
 When not. When the learning rate has decayed to zero anyway before the first evaluation that counts.
+Use. With the model: `average = copy_model(model)`.
+After each step: `update_average(average, model, ema_smoothing(half_life_steps=100, every_steps=1))`.
 Source. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; MosaicML Composer 0.7, algorithms/ema
 (half-life 100 steps, updated every 20, buffers too).
 """
@@ -54,10 +56,10 @@ class Ema(Method):
     """Evaluates the average; before its first update, the model itself."""
 
     class Config(Strict):
-        """`half_life_steps`: when old weights count half; `every_steps`: how often the average moves."""
+        """Published: 100 and 20."""
 
-        half_life_steps: float = Field(gt=0)
-        every_steps: int = Field(ge=1)
+        half_life_steps: float = Field(gt=0, description="after so many steps old weights count half")
+        every_steps: int = Field(ge=1, description="how often the average moves")
 
     average: nn.Module | None = None
 

@@ -4,8 +4,9 @@ What. Moves a part of each target from the right class to all classes evenly, in
 Effect on quality. Published: about +0.2 % top-1 on ImageNet (Szegedy 2016); keeps outputs from growing
 without bound.
 Effect on time. None that shows.
-Relieves. Nothing itself: it buys accuracy that fewer epochs spend.
+Relieves. Nothing: it buys accuracy that fewer epochs spend.
 When not. Short trainings that do not overfit; teachers in distillation.
+Use. For the loss: `loss = F.cross_entropy(model(images), smooth_labels(labels, 1000, 0.1))`.
 Source. Szegedy et al. 2016, https://arxiv.org/abs/1512.00567; MosaicML Composer 0.7,
 algorithms/label_smoothing.
 """
@@ -33,9 +34,11 @@ class LabelSmoothing(Method):
     """Hands smoothed targets to the loss, which must accept probabilities."""
 
     class Config(Strict):
-        """`smoothing`: the part that is spread evenly over all classes."""
+        """The targets."""
 
-        smoothing: float = Field(gt=0, le=1)
+        smoothing: float = Field(
+            gt=0, le=1, description="the part of each target spread evenly over all classes"
+        )
 
     def loss(self, loss: Loss) -> Loss:
         """Wrap the loss, which then raises UserError where a sample has no class."""

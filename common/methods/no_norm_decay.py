@@ -4,8 +4,9 @@ What. Only matrices and filters decay; scales and shifts, which have one dimensi
 Effect on quality. Common in strong recipes (He 2018; NVIDIA's ResNet-50); with the recipes here it was not
 measured on the full-size data: off by default.
 Effect on time. None.
-Relieves. Nothing itself: accuracy that fewer epochs could spend.
+Relieves. Nothing: accuracy that fewer epochs could spend.
 When not. As an anchor to the published runs, which decay every parameter.
+Use. With the optimizer: `split_decay(optimizer)`.
 Source. He et al. 2018, https://arxiv.org/abs/1812.01187, section 3.1.
 """
 

@@ -6,8 +6,10 @@ the loss starts near 8 and not near 693 on 1000 classes; without it a learning r
 gradients of that size.
 Effect on quality. Published as part of a recipe that gains accuracy; its own share was not measured here.
 Effect on time. None that shows: one pass over (batch, classes).
-Relieves. Nothing itself: it buys accuracy that fewer epochs spend.
+Relieves. Nothing: it buys accuracy that fewer epochs spend.
 When not. Together with label_smoothing: this one smooths by itself.
+Use. With the model: `apply_log_bias(model)`.
+For the loss: `loss = binary_cross_entropy(model(images), smooth_labels(labels, 1000, 0.08))`.
 Source. Wightman, Touvron and Jegou 2021, ResNet strikes back, https://arxiv.org/abs/2110.00476; MosaicML
 Composer 0.7, composer/loss/loss.py (sum over classes) and initializers.py (linear_log_constant_bias).
 """
@@ -15,6 +17,7 @@ Composer 0.7, composer/loss/loss.py (sum over classes) and initializers.py (line
 import math
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from common.config import Fraction, Strict
@@ -42,9 +45,9 @@ class BinaryCrossEntropy(Method):
     """Replaces the loss and sets the initial bias."""
 
     class Config(Strict):
-        """`smoothing`: the part of each target that is spread evenly over all classes."""
+        """The targets."""
 
-        smoothing: Fraction
+        smoothing: Fraction = Field(description="the part of each target spread evenly over all classes")
 
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when the model has no linear layer with a bias."""

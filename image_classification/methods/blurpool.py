@@ -8,9 +8,10 @@ Effect on time. Costs time. Published form: about 20 % of the step (calculated f
 rewrites make it cheaper: before a 1x1 convolution the blur itself takes the stride (a quarter of its work),
 and on a CPU in bfloat16 the strided blur is a sliced dense one: 3.7 instead of 22 ms for (32, 64, 32, 32),
 forward and backward, one thread, torch 2.15; in float32 the strided one stays faster (1.2 against 7.4 ms).
-Relieves. Nothing itself: it buys accuracy that fewer epochs and smaller images spend.
+Relieves. Nothing: it buys accuracy that fewer epochs and smaller images spend.
 When not. Fine textures that alias into a useful signal; few channels, where it costs more than the
 convolution.
+Use. With the model: `apply_blurpool(model)`.
 Source. Zhang 2019, Making Convolutional Networks Shift-Invariant Again,
 http://proceedings.mlr.press/v97/zhang19a.html; MosaicML Composer 0.7, algorithms/blurpool (blur first, zero
 padding).
@@ -79,9 +80,11 @@ class Blurpool(Method):
     """Replaces layers of the model once."""
 
     class Config(Strict):
-        """`min_channels`: convolutions with fewer input channels are left alone."""
+        """Which layers."""
 
-        min_channels: int = Field(ge=1)
+        min_channels: int = Field(
+            ge=1, description="convolutions with fewer input channels are left alone; published: 16"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when the model has nothing to blur."""

@@ -7,8 +7,10 @@ Effect on quality. Not measured on ImageNet: antialiased pixels should be worth 
 Effect on time. A step costs about (size / full size)^2. Published sizes snapped to 96, 128, 160 and 176: the
 27 epochs that are run equal 8.9 epochs at 224 pixels in floating-point operations, as the 13 sizes do
 (calculated).
-Relieves. Compute, memory traffic, and the loader's resizing.
+Relieves. Forward pass, backward pass, data loading: compute, memory traffic, and the loader's resizing.
 When not. A loader that hands over stored tensors of one size: `progressive_resizing` works on the batch.
+Use. With the data: `sizes_px = crops_by_epoch([96, 128, 160, 176], [14, 5, 3, 6])`.
+Each epoch: `dataset.transform = v2.RandomResizedCrop(sizes_px[epoch])`.
 Source. Howard 2018, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html; the sizes are this project's.
 """
 
@@ -31,10 +33,14 @@ class ProgressiveCrops(Method):
     """Sets `data.crop_px_by_epoch`."""
 
     class Config(Strict):
-        """Sizes in pixels and, for each, how many epochs it is used."""
+        """The epochs are those of the run, the last size is its training crop."""
 
-        sizes_px: list[Annotated[int, Field(ge=32)]] = Field(min_length=1)
-        epochs: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+        sizes_px: list[Annotated[int, Field(ge=32)]] = Field(
+            min_length=1, description="sides of the crops, in pixels, one after the other"
+        )
+        epochs: list[Annotated[int, Field(ge=1)]] = Field(
+            min_length=1, description="how many epochs each of them is used"
+        )
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Raise UserError unless the epochs are those of the run and the last size is the training crop."""

@@ -5,9 +5,11 @@ Effect on quality. Little when the last part of training sees full-size images. 
 nearest neighbour (`nearest`); `bilinear` has antialiasing. The difference was not measured.
 Effect on time. A step costs about (size / full size)^2. Published schedule (28 epochs, 88 to 176 pixels): the
 27 epochs that were run equal 8.3 epochs at 224 pixels by their number of pixels.
-Relieves. Compute and memory traffic, not the loader: batches arrive at full size.
+Relieves. Forward pass, backward pass: compute and memory traffic. Not the loader: batches arrive at full
+size.
 When not. When the loader is the limit; with a compiler or graph capture that pays for each of the sizes (13
 in the published schedule), unless `size_increment_px` leaves a few.
+Use. Each batch: `images = resize_images(images, image_size_px(epoch, num_epochs, 224))`.
 Source. Howard 2018, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html; MosaicML Composer 0.7,
 algorithms/progressive_resizing.
 """
@@ -29,15 +31,15 @@ def image_size_px(
     num_epochs: int,
     full_px: int,
     *,
-    initial_scale: float,
-    delay_fraction: float,
-    finetune_fraction: float,
-    size_increment_px: int,
+    initial_scale: float = 0.5,
+    delay_fraction: float = 0.4,
+    finetune_fraction: float = 0.2,
+    size_increment_px: int = 4,
 ) -> int:
     """Return the size of an epoch (from 0): `initial_scale` at first, then linearly up to `full_px`.
 
     It begins to grow after `delay_fraction` of the epochs, is full for the last `finetune_fraction`, and is
-    rounded to multiples of `size_increment_px` on the way.
+    rounded to multiples of `size_increment_px` on the way. The defaults are the published ones.
     """
     growing = 1 - delay_fraction - finetune_fraction
     grown = min(1.0, max(0.0, (epoch / num_epochs - delay_fraction) / growing))
@@ -47,7 +49,7 @@ def image_size_px(
     return min(full_px, max(1, round(full_px * scale / size_increment_px)) * size_increment_px)
 
 
-def resize_images(images: Tensor, size_px: int, interpolation: str) -> Tensor:
+def resize_images(images: Tensor, size_px: int, interpolation: str = "nearest") -> Tensor:
     """Return (batch, channels, size_px, size_px), `nearest` or antialiased `bilinear`."""
     if images.shape[-1] == size_px:
         return images
@@ -59,13 +61,13 @@ class ProgressiveResizing(Method):
     """Resizes training batches after the loader; evaluation sees the images as they are."""
 
     class Config(Strict):
-        """Scales relative to the training crop, fractions of all epochs."""
+        """Published: 0.5, 0.4, 0.2, 4 and nearest."""
 
-        initial_scale: float = Field(gt=0, lt=1)
-        delay_fraction: Fraction
-        finetune_fraction: Fraction
-        size_increment_px: int = Field(ge=1)
-        interpolation: Literal["nearest", "bilinear"]
+        initial_scale: float = Field(gt=0, lt=1, description="of the training crop, in the first epoch")
+        delay_fraction: Fraction = Field(description="the part of all epochs before images begin to grow")
+        finetune_fraction: Fraction = Field(description="the last part of all epochs, at full size")
+        size_increment_px: int = Field(ge=1, description="sizes on the way are multiples of this, in pixels")
+        interpolation: Literal["nearest", "bilinear"] = Field(description="bilinear has antialiasing")
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Change nothing; raise UserError for fractions or scales that leave no smaller size."""

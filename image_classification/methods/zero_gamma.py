@@ -5,8 +5,9 @@ identity.
 Effect on quality. Published: a gain in large-batch trainings (Goyal 2017, He 2018). With the recipes here it
 was not measured on ImageNet: off by default.
 Effect on time. None.
-Relieves. Nothing itself: accuracy that fewer epochs could spend.
+Relieves. Nothing: accuracy that fewer epochs could spend.
 When not. As an anchor to the published runs, which draw every scale from U[0, 1).
+Use. With the model: `apply_zero_gamma(model)`.
 Source. Goyal et al. 2017, https://arxiv.org/abs/1706.02677; He et al. 2018, https://arxiv.org/abs/1812.01187.
 """
 

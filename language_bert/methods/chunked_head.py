@@ -5,11 +5,13 @@ turned into their loss and their gradients, and forgotten.
 Effect on quality. None: the same loss and gradients up to the order of sums.
 Effect on time. No logits are written, read and kept for the backward pass (23,000 x 30,522 of them are 1.4 GB
 in bf16, 2.8 GB in float32). Not measured on a GPU yet.
-Relieves. Memory, and its traffic.
+Relieves. Forward pass, backward pass: memory, and its traffic.
 When not. Small vocabularies. Needs `sparse_head`.
+Use. With the model after unpad, sparse_head: `chunk_head(model)`.
 Source. The idea is common: https://github.com/linkedin/Liger-Kernel, https://arxiv.org/abs/2411.09009.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,8 @@ from common.errors import UserError
 from common.method import Loss, Method
 from language_bert.data.batches import IGNORED
 from language_bert.methods.fused_qkv import packed
-from language_bert.model import Predictions, next_sentence_loss
+from language_bert.methods.unpad import UnpaddedBert
+from language_bert.model import PackedBert, Predictions, next_sentence_loss
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -71,13 +74,34 @@ def chunked_cross_entropy(
     return found
 
 
+def chunked_loss(
+    model: PackedBert, outputs: Predictions, targets: dict[str, Tensor], chunk_tokens: int
+) -> Tensor:
+    """Return the loss of what the head's transform gives, in the place of logits."""
+    decoder = model.cls.predictions.decoder
+    with torch.autocast(outputs[0].device.type, enabled=False):
+        found = chunked_cross_entropy(
+            outputs[0], decoder.weight, decoder.bias, targets["labels"], chunk_tokens
+        )
+    return found + next_sentence_loss(outputs, targets) if model.has_next_sentence else found
+
+
+def chunk_head(model: UnpaddedBert, chunk_tokens: int = 4096) -> None:
+    """Compute logits and loss in chunks, in place; `read_masked_tokens` comes before.
+
+    In training the model then returns what is multiplied with the vocabulary, (M, D), in the place of logits.
+    """
+    model.transform_only = True
+    model.training_loss = partial(chunked_loss, chunk_tokens=chunk_tokens)
+
+
 class ChunkedHead(Method):
     """The loss takes over what the head leaves out."""
 
     class Config(Strict):
-        """`chunk_tokens`: how many masked tokens at a time."""
+        """How large the chunks are."""
 
-        chunk_tokens: int = Field(default=4096, gt=0)
+        chunk_tokens: int = Field(default=4096, gt=0, description="so many masked tokens at a time")
 
     def model(self, model: nn.Module) -> nn.Module:
         """Let the head stop before the product with the vocabulary in training."""
@@ -91,11 +115,6 @@ class ChunkedHead(Method):
         """Return the chunked loss."""
 
         def chunked(outputs: Predictions, targets: dict[str, Tensor]) -> Tensor:
-            decoder = self.encoder.cls.predictions.decoder
-            with torch.autocast(outputs[0].device.type, enabled=False):
-                found = chunked_cross_entropy(
-                    outputs[0], decoder.weight, decoder.bias, targets["labels"], self.settings.chunk_tokens
-                )
-            return found + next_sentence_loss(outputs, targets) if self.encoder.has_next_sentence else found
+            return chunked_loss(self.encoder, outputs, targets, self.settings.chunk_tokens)
 
         return chunked

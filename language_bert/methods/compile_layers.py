@@ -6,8 +6,9 @@ initialisation.
 Effect on quality. None but rounding: fused operations keep intermediate results in float32.
 Effect on time. Bias and GELU, and addition and LayerNorm, become one pass over memory each, forward and
 backward. Not measured here yet.
-Relieves. Memory traffic and the host.
+Relieves. Forward pass, backward pass: memory traffic and the host.
 When not. CPUs without a C++ compiler. Needs `unpad` before it, with tokens rounded up to few shapes.
+Use. With the model: `model = unpad(model, round_to=2048)`, `compile_layers(model)`.
 Source. https://docs.pytorch.org/tutorials/recipes/regional_compilation.html; the fusions are those of MLPerf
 Training v2.1, MosaicML and NVIDIA.
 """
@@ -15,6 +16,7 @@ Training v2.1, MosaicML and NVIDIA.
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from common.config import Strict
@@ -24,7 +26,7 @@ from language_bert.methods.fused_qkv import packed
 from language_bert.model import PackedBert, encoder_layer
 
 
-def compile_layers(model: PackedBert, *, mode: str, backend: str = "inductor") -> None:
+def compile_layers(model: PackedBert, mode: str = "default", backend: str = "inductor") -> None:
     """Compile the pieces of a packed encoder for training; evaluation stays eager."""
     head = model.cls.predictions
     pieces = {
@@ -42,10 +44,14 @@ class CompileLayers(Method):
     compiles = True
 
     class Config(Strict):
-        """`mode` and `backend` are torch.compile's."""
+        """torch.compile's."""
 
-        mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
-        backend: Literal["inductor", "aot_eager"] = "inductor"
+        mode: Literal["default", "max-autotune-no-cudagraphs"] = Field(
+            default="default", description="of torch.compile: how long it searches for fast kernels"
+        )
+        backend: Literal["inductor", "aot_eager"] = Field(
+            default="inductor", description="of torch.compile; aot_eager needs no compiler and gains nothing"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Compile the pieces."""

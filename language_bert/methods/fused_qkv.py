@@ -3,8 +3,9 @@
 What. Three matrix products of (T, D) by (D, D) become one by (D, 3D).
 Effect on quality. None: the same numbers.
 Effect on time. Small; fewer, larger matrix products and one read of the activations.
-Relieves. Memory traffic and launch overhead.
+Relieves. Forward pass, backward pass: memory traffic and launch overhead.
 When not. Never harmful; needs `unpad`.
+Use. With the model after unpad: `fuse_qkv(model)`.
 Source. https://arxiv.org/abs/2205.14135 (qkvpacked); MLPerf Training v2.1.
 """
 

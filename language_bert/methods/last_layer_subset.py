@@ -5,10 +5,13 @@ projection and MLP run on them alone.
 Effect on quality. None: nothing reads the others.
 Effect on time. One layer's MLP, and the scores of its attention, on 15 % of the tokens; 2.5 % of the
 arithmetic at 24 layers, a third at 2.
-Relieves. Compute.
+Relieves. Forward pass, backward pass, evaluation: compute.
 When not. Never harmful; needs `unpad` and `sparse_head`.
+Use. With the model after unpad, sparse_head: `compute_needed_tokens(model)`.
 Source. MLPerf Training v2.1, MosaicML and HazyResearch; there attention stays whole.
 """
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,6 +19,7 @@ from torch import nn
 from common.errors import UserError
 from common.method import Batch, Method, Progress
 from language_bert.methods.fused_qkv import packed
+from language_bert.methods.unpad import UnpaddedBert
 
 
 def keep_needed(batch: Batch, *, next_sentence: bool) -> Batch:
@@ -28,6 +32,11 @@ def keep_needed(batch: Batch, *, next_sentence: bool) -> Batch:
     inputs = {"needed": needed, "needed_sequences": sequences}
     inputs |= {} if places is None else {"needed_places": places}
     return Batch(inputs=batch.inputs | inputs, targets=batch.targets, num_samples=batch.num_samples)
+
+
+def compute_needed_tokens(model: UnpaddedBert) -> None:
+    """Let the last layer compute what the heads read, in place; `read_masked_tokens` comes before."""
+    model.packing.append(partial(keep_needed, next_sentence=model.has_next_sentence))
 
 
 class LastLayerSubset(Method):

@@ -1,13 +1,14 @@
 """Start the untrained position embeddings as copies of the trained ones.
 
-What. The published checkpoint was trained on sequences of 128 tokens; rows 128 to 511 of its position
-embeddings were never trained. Each becomes a copy of row `position mod trained_rows`.
+What. Rows 128 to 511 of the position embeddings, which the published checkpoint never trained (its sequences
+have 128 tokens), become copies of row `position mod trained_rows`.
 Effect on quality. Positions are no noise from the start: published runs spend 100,000 to 600,000 sequences on
 a plateau that is put down to them. The starting accuracy must rise; not measured on the real weights yet.
 Effect on time. None of a step; fewer steps.
-Relieves. Nothing itself: it saves samples.
+Relieves. Number of steps.
 When not. Weights that were trained at full length; results to compare with the published ones. The starting
 weights are changed by a fixed function: disclose it.
+Use. With the model: `copy_rows(model.bert.embeddings.position_embeddings.weight, 128)`.
 Source. https://arxiv.org/abs/2004.05150 (Longformer copies 512 rows to 4096).
 """
 
@@ -31,9 +32,11 @@ class PositionRows(Method):
     """Changes the starting weights."""
 
     class Config(Strict):
-        """`trained_rows`: the length that the starting weights were trained on, in tokens."""
+        """What the starting weights know."""
 
-        trained_rows: int = Field(default=128, gt=0)
+        trained_rows: int = Field(
+            default=128, gt=0, description="the length that they were trained on, in tokens"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Copy the rows."""

@@ -3,10 +3,15 @@
 What. The transform and the product with the vocabulary run on M masked tokens (15 %) instead of all.
 Effect on quality. None: other positions have no label.
 Effect on time. The head is a large part of a small model; at BERT-large it is 14 % of the baseline's
-arithmetic. Relieves. Compute and memory (B x S x V logits are the baseline's largest tensor). When not. Never
-harmful; needs `unpad`. Source. The MLPerf reference gathers the masked positions; MLPerf Training v2.1,
-MosaicML.
+arithmetic.
+Relieves. Forward pass, backward pass, evaluation: compute and memory (B x S x V logits are the baseline's
+largest tensor).
+When not. Never harmful; needs `unpad`.
+Use. With the model after unpad: `read_masked_tokens(model)`.
+Source. The MLPerf reference gathers the masked positions; MLPerf Training v2.1, MosaicML.
 """
+
+from functools import partial
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -16,6 +21,7 @@ from common.config import Strict
 from common.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
 from language_bert.methods.fused_qkv import packed
+from language_bert.methods.unpad import UnpaddedBert
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -30,13 +36,21 @@ def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
     )
 
 
+def read_masked_tokens(model: UnpaddedBert, round_to: int = 1) -> None:
+    """Let the head answer masked tokens only, in place; the logits are then (M, V)."""
+    model.masked_tokens_only = True
+    model.packing.append(partial(keep_masked, round_to=round_to))
+
+
 class SparseHead(Method):
     """The head on masked tokens."""
 
     class Config(Strict):
-        """Masked tokens are rounded up to a multiple of this: few distinct shapes."""
+        """How many distinct shapes."""
 
-        round_to: int = Field(default=32, gt=0)
+        round_to: int = Field(
+            default=32, gt=0, description="masked tokens of a batch are rounded up to a multiple of this"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Switch the packed encoder's head."""

@@ -3,21 +3,32 @@
 What. The encoder runs on T tokens instead of B x S; attention stays within each sequence.
 Effect on quality. None: loss and gradients equal the padded model's up to rounding.
 Effect on time. Padding is about half of the tokens (0.50 in the Wikipedia set and in size mini).
-Relieves. Compute and memory traffic.
+Relieves. Forward pass, backward pass, evaluation: compute and memory traffic.
 When not. Batches of equal length; models with dropout (the random numbers would meet other tokens).
+Use. With the model: `model = unpad(model)`.
 Source. https://arxiv.org/abs/2208.08124 (ByteTransformer); MLPerf Training v2.1, NVIDIA and MosaicML.
 """
+
+from collections.abc import Callable
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from common.config import Strict
 from common.method import Batch, Method, Progress
+from common.training import to_device
 from language_bert.attention import plan_attention
 from language_bert.data.batches import IGNORED
-from language_bert.model import PackedBert
+from language_bert.model import PackedBert, masked_lm_loss
+
+if TYPE_CHECKING:
+    from language_bert.model import BertModule
+
+CPU = torch.device("cpu")
 
 
 def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -52,13 +63,66 @@ def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
     )
 
 
+class Unpadded(NamedTuple):
+    """The loss of a batch, the logits (T or M, V) of its real or masked tokens, their labels (T or M,)."""
+
+    loss: Tensor
+    logits: Tensor
+    labels: Tensor
+
+
+class UnpaddedBert(PackedBert):
+    """A packed encoder that is called as Hugging Face's model, with padded tensors (B, S).
+
+    Tensors on the host are the fastest: there the batch is packed. `packing` and `training_loss` are what
+    methods extend: `read_masked_tokens`, `compute_needed_tokens`, `chunk_head`.
+    """
+
+    def __init__(self, model: Any, round_to: int) -> None:
+        super().__init__(model)
+        self.packing: list[Callable[[Batch], Batch]] = [partial(unpad_batch, round_to=round_to)]
+        self.training_loss: Callable[..., Tensor] | None = None  # (model, outputs, targets) -> scalar
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        token_type_ids: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+    ) -> Unpadded:
+        """Return the loss, next-sentence loss included where the model has that head, logits and labels."""
+        device = self.cls.predictions.decoder.weight.device
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types}
+        targets = {"labels": labels}
+        if next_sentence_label is not None:
+            targets["next_sentence_label"] = next_sentence_label
+        batch = Batch(inputs=inputs, targets=targets, num_samples=len(input_ids))
+        batch = reduce(lambda packed, pack: pack(packed), self.packing, to_device(batch, CPU))
+        batch = to_device(batch, device)
+        outputs = super().forward(**batch.inputs)
+        if self.training and self.training_loss:
+            loss = self.training_loss(self, outputs, batch.targets)
+        else:
+            loss = masked_lm_loss(outputs, batch.targets)
+        return Unpadded(loss, outputs[0], batch.targets["labels"])
+
+
+def unpad(model: "BertModule", round_to: int = 1) -> UnpaddedBert:
+    """Return a model on the same parameters that takes the same tensors and computes real tokens only."""
+    return UnpaddedBert(model, round_to)
+
+
 class Unpad(Method):
     """The packed encoder in place of Hugging Face's, on the same parameters."""
 
     class Config(Strict):
-        """Tokens are rounded up to a multiple of this."""
+        """How many distinct shapes."""
 
-        round_to: int = Field(default=64, gt=0)
+        round_to: int = Field(
+            default=64, gt=0, description="tokens of a batch are rounded up to a multiple of this"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Take over the parameters."""

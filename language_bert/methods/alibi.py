@@ -1,0 +1,98 @@
+"""ALiBi: attention with linear biases in the place of position embeddings.
+
+What. Each attention score loses slope times distance, with a slope of its own for each head; position
+embeddings start at zero and stay there. In an encoder the distance counts in both directions.
+Effect on quality. Published for language models: equal or better perplexity, also on sequences longer than
+those trained on (Press 2021); MosaicBERT (2023) trains encoders with it. Not measured at full size here.
+Effect on time. A bias matrix for each head, added to the scores: traffic in attention, unless a fused kernel
+adds it on the way (flash-attn does). Not measured here.
+Relieves. Nothing: it buys accuracy, and makes training on short sequences first (`seq_length_warmup`) cheaper
+to leave again.
+When not. Weights that were trained with position embeddings; on a GPU `unpad` without flash-attn, as torch's
+own kernel takes no bias. With `last_layer_subset` the attention of the last layer stays whole.
+Use. With the model: `apply_alibi(model)`.
+Source. Press, Smith and Lewis 2021, Train Short, Test Long, https://arxiv.org/abs/2108.12409; in both
+directions as MosaicBERT, https://arxiv.org/abs/2312.17482.
+"""
+
+import importlib.util
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.config import RunConfig
+from common.errors import UserError
+from common.method import Method
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Return the slopes (num_heads,) float32: 2^(-8 h / num_heads) for h = 1 ... num_heads.
+
+    If that is no power of two: those of the power below, then every second one of the power above.
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = 2 ** (-8 / power * torch.arange(1, power + 1, dtype=torch.float64))
+    between = 2 ** (-4 / power * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64))
+    return torch.cat([slopes, between[: num_heads - power]]).float()
+
+
+def alibi_bias(slopes: Tensor, length: int) -> Tensor:
+    """Return -slope * |i - j| as (num_heads, length, length)."""
+    place = torch.arange(length, device=slopes.device)
+    return -slopes[:, None, None] * (place[:, None] - place).abs()
+
+
+@torch.no_grad()
+def apply_alibi(model: nn.Module) -> int:
+    """Bias the attention of a Hugging Face BERT, packed or not, in place; returns how many layers.
+
+    `eager` and `sdpa` attention take the bias; the kernels of `flash_attention_2` would not see it.
+    """
+    bert: Any = getattr(model, "bert", model)
+    weight = bert.embeddings.position_embeddings.weight
+    weight.zero_().requires_grad_(False)
+    slopes = alibi_slopes(bert.config.num_attention_heads)
+    bert.encoder.register_buffer("alibi_slopes", slopes.to(weight), persistent=False)
+    bert.encoder.register_forward_pre_hook(biased_mask, with_kwargs=True)  # not called where it is packed
+    return len(bert.encoder.layer)
+
+
+def biased_mask(encoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the encoder's arguments with the bias in the attention mask, (batch, num_heads, seq, seq)."""
+    hidden = args[0] if args else named["hidden_states"]
+    mask = args[1] if len(args) > 1 else named.get("attention_mask")
+    bias = alibi_bias(encoder.alibi_slopes, hidden.shape[1]).to(hidden.dtype)[None]
+    if mask is not None and mask.dtype == torch.bool:
+        bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+    elif mask is not None:
+        bias = bias + mask
+    if len(args) > 1:
+        return (hidden, bias, *args[2:]), named
+    return args, named | {"attention_mask": bias}
+
+
+def check_from_scratch(config: Any, method: str) -> None:
+    """Raise UserError for a model that starts from weights trained without the method."""
+    if config.model.start != "random":
+        hint = "--set model.start=random, with a schedule for training from random weights"
+        raise UserError("the starting weights were trained without it", where=f"methods.{method}", hint=hint)
+
+
+class Alibi(Method):
+    """Biases every layer."""
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        """Change nothing; raise UserError for trained weights and for a kernel that takes no bias."""
+        check_from_scratch(config, self.name)
+        is_packed_on_gpu = "unpad" in config.methods and torch.cuda.is_available()
+        if is_packed_on_gpu and importlib.util.find_spec("flash_attn") is None:
+            what = "with unpad it needs flash-attn on a GPU: torch's own kernel takes no bias"
+            raise UserError(what, where=f"methods.{self.name}", hint="install it, or leave unpad out")
+        return config
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """Bias the attention in place."""
+        apply_alibi(model)
+        return model

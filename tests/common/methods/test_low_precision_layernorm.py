@@ -1,0 +1,72 @@
+"""LayerNorm in low precision: its type under autocast, its numbers against float64, parameters kept."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.config import load
+from common.errors import UserError
+from common.methods.low_precision_layernorm import LowPrecisionLayernorm, apply_low_precision_layernorm
+
+
+def make_norm():
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(96, eps=1e-12)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+def test_under_autocast_it_is_bf16_and_close_to_float64():
+    plain, low = make_norm(), nn.Sequential(make_norm())
+    assert apply_low_precision_layernorm(low) == 1
+    hidden = torch.randn(32, 96) * 3 + 1
+    one, other = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
+    expected = F.layer_norm(other, (96,), plain.weight.double(), plain.bias.double(), 1e-12)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = low(one)
+    assert found.dtype == torch.bfloat16
+    # 8 bits of mantissa: input, weight, bias and output are each rounded by at most 2^-9 of their size
+    torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
+    weight = torch.randn(32, 96)
+    (found.float() * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert low[0].weight.grad.dtype == torch.float32 and one.grad.dtype == torch.float32
+    torch.testing.assert_close(one.grad.double(), other.grad, rtol=0.05, atol=2**-5)
+
+
+def test_without_autocast_it_is_the_plain_one_and_keeps_names_and_parameters():
+    plain = nn.Sequential(nn.Linear(96, 96), make_norm())
+    low = copy.deepcopy(plain)
+    parameters = list(low.parameters())
+    apply_low_precision_layernorm(low)
+    assert list(low.state_dict()) == list(plain.state_dict())
+    assert all(one is other for one, other in zip(low.parameters(), parameters, strict=True))
+    hidden = torch.randn(4, 96)
+    assert torch.equal(low(hidden), plain(hidden))
+
+
+def test_it_compiles():
+    torch._dynamo.reset()
+    low = nn.Sequential(make_norm())
+    apply_low_precision_layernorm(low)
+    hidden = torch.randn(4, 96)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.compile(low, backend="aot_eager", fullgraph=True)(hidden)
+        assert found.dtype == torch.bfloat16 and torch.equal(found, low(hidden))
+
+
+def test_nothing_to_gain_is_refused():
+    method = LowPrecisionLayernorm("low_precision_layernorm", LowPrecisionLayernorm.Config())
+    with pytest.raises(UserError, match="no LayerNorm in this model"):
+        method.model(nn.Linear(2, 2))
+    with pytest.raises(UserError, match="precision is fp32"):
+        load(
+            "language_bert",
+            "baseline",
+            size="mini",
+            settings=["methods.low_precision_layernorm={}", "precision=fp32"],
+        )

@@ -1,0 +1,54 @@
+"""Methods that no configuration uses, each in a short real run, alone and beside those of `optimized`."""
+
+import json
+
+import pytest
+
+from tests.command import ttt
+
+pytestmark = pytest.mark.slow
+SHORT = (
+    "max_duration=40ba",
+    "evaluate_every=20ba",
+    "evaluate_from=20ba",
+    "schedule.warmup=5ba",
+    "target=0.01",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data():
+    done = ttt("data", "prepare", "language_bert", "--size", "mini")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("configuration", ["baseline", "optimized"])
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ("alibi={}",),
+        ("gated_linear_units={}",),
+        ("low_precision_layernorm={}",),
+        ("seq_length_warmup={}",),
+        (
+            "seq_length_warmup={how: segment}",
+            "alibi={}",
+            "gated_linear_units={}",
+            "low_precision_layernorm={}",
+        ),
+    ],
+    ids=lambda methods: "+".join(each.split("=")[0] for each in methods),
+)
+def test_a_short_run_trains_evaluates_and_passes_every_checker(tmp_path, configuration, methods):
+    sets = [part for each in (*SHORT, *(f"methods.{each}" for each in methods)) for part in ("--set", each)]
+    where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
+    done = ttt("run", "language_bert", configuration, "--size", "mini", "--seed", 3, *where, *sets)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "results").rglob("result_*.txt")
+    lines = [json.loads(line[9:]) for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
+    used = {line["value"] for line in lines if line["key"] == "method"}
+    assert {each.split("=")[0] for each in methods} <= used
+    losses = [line["value"] for line in lines if line["key"] == "train_loss"]
+    assert losses and all(0 < loss < 7 for loss in losses)
+    checked = ttt("check", tmp_path / "results")
+    assert checked.returncode == 0, checked.stdout

@@ -1,0 +1,105 @@
+"""Sequence-length warm-up: the lengths, what is cut, what stays."""
+
+import pytest
+import torch
+
+from common.config import load
+from common.errors import UserError
+from common.method import Progress, build_methods
+from language_bert.benchmark import Benchmark
+from language_bert.methods.seq_length_warmup import SeqLengthWarmup, segment, sequence_length, truncate
+from tests.language_bert.test_parity import MAX_LENGTH, make_batch
+
+
+def test_the_length_grows_linearly_over_the_first_part_of_the_steps():
+    lengths = [sequence_length(step, 1000, 512) for step in range(1000)]
+    assert (lengths[0], lengths[150], lengths[299], lengths[300], lengths[999]) == (8, 256, 504, 512, 512)
+    assert lengths == sorted(lengths) and all(length % 8 == 0 for length in lengths)
+    for step in range(300):  # Composer's formula
+        assert lengths[step] == max(8, int(8 + (512 - 8) * (step / 300)) // 8 * 8)
+    assert sequence_length(0, 10, 512, duration=0) == 512
+    assert sequence_length(0, 10, 37, min_length=37, round_to=10) == 37
+
+
+def test_truncation_keeps_the_first_places_of_every_row():
+    batch = make_batch((37, 4, 12))
+    tensors = batch.inputs | batch.targets
+    found = truncate(tensors, 8)
+    assert all(found[name].equal(tensors[name][:, :8]) for name in (*batch.inputs, "labels"))
+    assert found["next_sentence_label"].equal(batch.targets["next_sentence_label"])
+
+
+def test_segments_are_all_tokens_in_their_order_but_the_remainder():
+    batch = make_batch((37, 4, 12, 21))
+    tensors = batch.inputs | batch.targets
+    found = segment(tensors, 8)
+    assert "next_sentence_label" not in found
+    expected = [
+        tensors["input_ids"][row, first : first + 8]
+        for row, length in enumerate((37, 4, 12, 21))
+        for first in range(0, MAX_LENGTH // 8 * 8, 8)
+        if length > first
+    ]
+    assert found["input_ids"].equal(torch.stack(expected))
+    assert found["attention_mask"].any(dim=1).all()
+    assert int(found["attention_mask"].sum()) == min(37, MAX_LENGTH // 8 * 8) + 4 + 12 + 21
+
+
+def method(**settings):
+    return SeqLengthWarmup("seq_length_warmup", SeqLengthWarmup.Config(**settings))
+
+
+def progress(step):
+    return Progress(step=step, num_steps=100, epoch=0, num_epochs=1)
+
+
+@pytest.mark.parametrize("how", ["truncate", "segment"])
+def test_training_batches_are_short_at_first_and_evaluation_never(how):
+    batch = make_batch((37, 4, 12, 21))
+    used = method(how=how)
+    assert used.batch(batch, None) is batch and used.batch(batch, progress(30)) is batch
+    short = used.batch(batch, progress(0))
+    assert short.inputs["input_ids"].shape[1] == 8 and short.targets["labels"].shape[1] == 8
+    assert short.num_samples == len(short.inputs["input_ids"]) == (4 if how == "truncate" else 10)
+
+
+def test_a_batch_that_would_lose_every_masked_token_stays_whole():
+    batch = make_batch((37,))
+    batch.targets["labels"][0, :8] = -100
+    assert method().batch(batch, progress(0)) is batch
+
+
+def configured(*settings, name="optimized"):
+    return load(
+        "language_bert", name, size="mini", settings=["methods.seq_length_warmup={}", *settings]
+    ).config
+
+
+def test_it_is_moved_before_the_packing_and_packed_batches_are_short():
+    config = configured()
+    assert list(config.methods)[:2] == ["seq_length_warmup", "unpad"]
+    benchmark = Benchmark(config, seed=0)
+    batch = next(benchmark.synthetic_batches())
+    lengths = batch.inputs["attention_mask"].sum(dim=1)
+    model = benchmark.build_model()
+    for each in build_methods(config):
+        model, batch = each.model(model), each.batch(batch, progress(0))
+    found = batch.inputs["sequences"].cu_seqlens.diff()[: len(lengths)]
+    assert found.tolist() == lengths.clamp(max=8).tolist()
+    assert torch.isfinite(benchmark.loss(model(**batch.inputs), batch.targets))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["methods.compile={mode: default}"], "compile would compile every length.*methods.compile=false"),
+        (
+            ["methods.seq_length_warmup.how=segment", "model.next_sentence=true"],
+            "segments have no next sentence",
+        ),
+        (["methods.seq_length_warmup.min_length=161"], "min_length is more than data.max_seq_length"),
+    ],
+)
+def test_what_it_cannot_work_with_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        configured(*settings, name="baseline")
