@@ -1,7 +1,7 @@
 """Write one HTML page with scores, plots, findings and what the configurations differ in.
 
-The page needs nothing but itself: no script, no network. Published results stand beside it as reported, and the
-ledgers of `ttt ablate` below the paths.
+The page needs nothing but itself: no script, no network. Published results stand beside it as reported, and
+the ledgers of `ttt ablate` below the paths.
 
 examples:
   ttt report
@@ -18,8 +18,8 @@ from common.commands.check import judged
 from common.errors import EXIT_OK
 from common.evidence import official
 from common.evidence.audit import Audited, audit_paths
-from common.evidence.official import Verdict
 from common.evidence.ledger import Ledger, find_ledgers
+from common.evidence.official import Verdict
 from common.evidence.records import printable
 from common.evidence.report import Checked, write_report
 from common.evidence.reported import load_reported

@@ -5,7 +5,6 @@ cells of a study. Both are kept and never measured twice; the ledger is calculat
 """
 
 import argparse
-import ast
 import contextlib
 import gc
 import hashlib
@@ -26,13 +25,13 @@ from rich.console import Console
 from common import config as configs
 from common import launch, system
 from common.atomic import written_whole
+from common.card import find_card
 from common.commands.bench import NUM_DEVICES, build
 from common.config import ROOT, RunConfig
 from common.errors import EXIT_OK, UserError
 from common.evidence.factors import crossing
 from common.evidence.ledger import PATTERN, Ledger, Trained
 from common.evidence.ledger import State as Told
-from common.method import available
 from common.study import amdahl, cells
 from common.study import ledger as ledgers
 from common.study.cells import Cell, Study
@@ -316,16 +315,12 @@ def trained(ablation: Ablation, study: Study, target: float) -> dict[State, list
     return found
 
 
-def cards(switches: Switches) -> dict[str, tuple[str, ...]]:
+def relieved(switches: Switches) -> dict[str, tuple[str, ...]]:
     """Return what each switch relieves, from the card of its method; no card speaks of what is left off."""
-    modules = available(switches.benchmark)
-    found = {}
-    for switch in switches.switches:
-        is_on = switch.method == switch.name
-        path = ROOT / f"{modules[switch.name].replace('.', '/')}.py" if is_on else None
-        text = ast.get_docstring(ast.parse(path.read_text())) if path else None
-        found[switch.name] = amdahl.relieved(text or "")
-    return found
+    return {
+        switch.name: find_card(switch.name).relieves if switch.method == switch.name else ()
+        for switch in switches.switches
+    }
 
 
 def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -> Ledger:
@@ -337,7 +332,7 @@ def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -
         runs=trained(ablation, study, target),
         shares=figures["shares"],
     )
-    rows = ledgers.ledger_rows(found, switches, cards(switches))
+    rows = ledgers.ledger_rows(found, switches, relieved(switches))
     pairs = ledgers.pairs(found, ablation.design, ablation.held) if ablation.design else []
     benchmark = configs.benchmark_module(switches.benchmark).Benchmark
     return Ledger(

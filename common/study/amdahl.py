@@ -6,35 +6,15 @@ of times, with a method over without it: below 1 is faster.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import stats
 
+from common.card import RELIEVES
 from common.evidence.intervals import CONFIDENCE, Estimate, Interval
 
-RESOURCES = (  # what a method card can say below `Relieves.`
-    "data loading",
-    "host-to-device copy",
-    "forward pass",
-    "backward pass",
-    "optimizer",
-    "communication",
-    "evaluation",
-    "number of steps",
-    "everything",
-    "nothing",
-)
-PARTS = RESOURCES[:6]  # of a step
-CARD_RELIEVES = re.compile(r"\bRelieves\.\s+([^.:;(]*)")
-
-
-def relieved(card: str) -> tuple[str, ...]:
-    """Return the resources that stand at the start of a card's `Relieves.`, in its order."""
-    found = CARD_RELIEVES.search(card)
-    words = re.split(r",\s*(?:and\s+)?|\s+and\s+", " ".join(found[1].lower().split())) if found else []
-    return tuple(word for word in words if word in RESOURCES)
+PARTS = RELIEVES[:6]  # of a step
 
 
 def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None:

@@ -25,26 +25,12 @@ SHARES = {"forward pass": 0.3, "backward pass": 0.5, "optimizer": 0.2}
         (["number of steps"], 1.0),
         (["forward pass", "backward pass", "optimizer"], math.inf),
         (["data loading"], None),  # not measured
+        (["everything"], None),
         ([], None),  # no card
     ],
 )
 def test_the_bound_is_amdahls(resources, most):
     assert amdahl.bound(resources, SHARES) == (most if most is None else pytest.approx(most))
-
-
-@pytest.mark.parametrize(
-    ("card", "resources"),
-    [
-        ("What. X. Relieves. Forward pass, backward pass: compute. When not. Never.", 2),
-        ("Relieves. Data loading and\nhost-to-device copy.", 2),
-        ("Relieves. Nothing: it buys accuracy.", 1),
-        ("Relieves. Compute.", 0),
-        ("no card", 0),
-    ],
-)
-def test_a_card_says_first_what_it_relieves(card, resources):
-    found = amdahl.relieved(card)
-    assert len(found) == resources and set(found) <= set(amdahl.RESOURCES)
 
 
 def test_the_interval_of_a_median_lies_between_order_statistics():
