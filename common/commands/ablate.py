@@ -18,6 +18,8 @@ examples:
 """
 
 import argparse
+import contextlib
+import math
 import sys
 
 from rich import box
@@ -28,7 +30,7 @@ from rich.text import Text
 from common import config as configs
 from common.errors import EXIT_OK
 from common.evidence.ledger import Ledger
-from common.study import ablate, cells
+from common.study import ablate, ablation, cells
 from common.study.switches import Switches
 
 PIPE_WIDTH = 160  # columns, where there is no terminal to ask
@@ -43,29 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(seeds=1)
     parser.add_argument(
         "--end-seeds",
-        type=ablate.positive,
+        type=positive,
         default=2,
         metavar="N",
         help="runs of CONFIGURATION and of what it extends: their spread gives intervals; at least --seeds",
     )
     parser.add_argument(
         "--factorial-seeds",
-        type=ablate.count,
+        type=count,
         default=0,
         metavar="N",
         help="runs of each state of the factorial; 0: step times only",
     )
     parser.add_argument(
-        "--max-design", type=ablate.positive, default=16, metavar="N", help="states of the factorial, at most"
+        "--max-design", type=positive, default=16, metavar="N", help="states of the factorial, at most"
     )
     parser.add_argument("--step-only", action="store_true", help="train nothing")
     parser.add_argument(
-        "--turns", type=ablate.positive, default=9, metavar="N", help="of steps; an interval needs 6"
+        "--turns", type=positive, default=9, metavar="N", help="of steps; an interval needs 6"
     )
     parser.add_argument("--remeasure", action="store_true", help="measure step times again")
     parser.add_argument(
         "--target",
-        type=ablate.fraction,
+        type=fraction,
         metavar="Q",
         help="quality that samples are counted to; default: the target",
     )
@@ -82,23 +84,23 @@ def main(args: argparse.Namespace) -> int:
         build=ablate.builder(args.benchmark),
     )
     with console.status("finding out what can be built"):
-        ablation = ablate.plan(switches, args.max_design)
-    for line in ablate.describe(ablation):
+        planned = ablation.plan(switches, args.max_design)
+    for line in ablation.describe(planned):
         console.print(Text(line))
     if args.dry_run:
-        counts = ablate.run_counts(ablation, args)
+        counts = ablate.run_counts(planned, args)
         runs = "no runs" if args.step_only else f"{sum(counts.values())} runs of {len(counts)} cells"
-        console.print(f"{len(ablation.states)} states are timed, {runs} trained")
+        console.print(f"{len(planned.states)} states are timed, {runs} trained")
         return EXIT_OK
     args.study = args.study.replace(IN_NAME, args.configuration)
     study = cells.from_arguments(args, args.benchmark, [])
-    figures = ablate.measured_steps(ablation, study, args, console)
+    figures = ablate.measured_steps(planned, study, args, console)
     if not args.step_only:
-        code = ablate.train(ablation, study, figures, args, console)
+        code = ablate.train(planned, study, figures, args, console)
         if code != EXIT_OK:
             return code
     target = args.target or switches.load(switches.all).config.target
-    ledger = ablate.make_ledger(ablation, study, figures, target)
+    ledger = ablate.make_ledger(planned, study, figures, target)
     path = ablate.ledger_path(study)
     ablate.save(path, ledger.model_dump_json(indent=1))
     show(ledger)
@@ -128,3 +130,23 @@ def table(title: str, rows: list[dict[str, str]]) -> Table:
     for row in rows:
         made.add_row(*(Text(text) for text in row.values()))
     return made
+
+
+def positive(text: str) -> int:
+    """Parse a number from 1 to 1000."""
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to 1000")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """Parse a number from 0 to 1000."""
+    return 0 if text == "0" else positive(text)
+
+
+def fraction(text: str) -> float:
+    """Parse a quality between 0 and 1."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1 and math.isfinite(float(text)):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a fraction between 0 and 1")

@@ -7,15 +7,12 @@ cells of a study. Both are kept and never measured twice; the ledger is calculat
 import argparse
 import contextlib
 import gc
-import hashlib
 import json
-import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,76 +31,14 @@ from common.evidence.ledger import PATTERN, Ledger, Trained
 from common.evidence.ledger import State as Told
 from common.study import amdahl, cells
 from common.study import ledger as ledgers
+from common.study.ablation import Ablation
 from common.study.cells import Cell, Study
-from common.study.factorial import Design, design
 from common.study.ledger import Measurements
 from common.study.switches import State, Switches
 
 TOGETHER = 8  # models in memory at a time, the base among them
-MAX_CELL_NAME = 44
 NUM_EVALUATIONS = 6  # of a run
-FITTED_SHARE = 1.5  # of the time of a step without its optimizer and what a turn adds, for the first estimate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ablation:
-    """What is to be measured: `single` states for each switch alone and left out, `factorial` for pairs.
-
-    `held` are on in every state of the design: others need them.
-    """
-
-    switches: Switches
-    single: tuple[State, ...]
-    design: Design | None
-    held: State
-
-    @property
-    def ends(self) -> tuple[State, State]:
-        """The configuration extended, and the configuration."""
-        return State(), self.switches.all
-
-    @property
-    def factorial(self) -> tuple[State, ...]:
-        """The states of the design."""
-        return tuple(run | self.held for run in self.design.runs) if self.design else ()
-
-    @property
-    def states(self) -> tuple[State, ...]:
-        """Every state once, the base first."""
-        return tuple(dict.fromkeys([*self.ends, *self.single, *self.factorial]))
-
-    def name(self, state: State) -> str:
-        """Return the name of a state's cell."""
-        base, whole = self.ends
-        if state in (base, whole):
-            return self.switches.configuration if state else self.switches.base
-        is_near_whole = len(whole - state) < len(state)
-        turned = self.switches.in_order(whole - state if is_near_whole else state)
-        name = f"{'without' if is_near_whole else 'with'}-{'.'.join(turned)}"
-        if len(name) <= MAX_CELL_NAME:
-            return name
-        return f"{name[: MAX_CELL_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
-
-def plan(switches: Switches, max_design: int) -> Ablation:
-    """Return what is to be measured; the factorial is over the switches that no other needs."""
-    single: list[State] = []
-    for switch in switches.switches:
-        for step in (switches.alone(switch), switches.left_out(switch)):
-            single += [step.before, step.after]
-    held = switches.needed
-    factors = switches.in_order(switches.all - held)
-    made = None
-    if len(factors) > 1:
-        if len(factors) >= max_design:
-            hint = f"--max-design {2 ** len(factors).bit_length()} or more, or 0 for none"
-            raise UserError(f"{len(factors)} switches need a larger factorial", hint=hint)
-        made = design(factors, max_design)
-    found = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made, held=held)
-    for state in found.states:
-        if problem := switches.problem(state):
-            raise UserError(f"cannot be built: {problem}", where=switches.describe(state))
-    return found
+WHOLE_STEP = 1.5  # of the time of forward and backward alone, for the first estimate
 
 
 def builder(benchmark: str) -> Callable[[RunConfig], None]:
@@ -112,21 +47,6 @@ def builder(benchmark: str) -> Callable[[RunConfig], None]:
 
     kind = configs.benchmark_module(benchmark).Benchmark
     return lambda config: buildable(kind, config)
-
-
-def describe(ablation: Ablation) -> Iterable[str]:
-    """Yield in words what is to be compared."""
-    switches = ablation.switches
-    yield f"{switches.benchmark} {switches.configuration} over {switches.base}, size {switches.size}:"
-    for switch in switches.switches:
-        alone, left_out = switches.alone(switch), switches.left_out(switch)
-        told = [f"with {', '.join(alone.together)} ({alone.reason})"] if alone.together else []
-        if left_out.together:
-            told.append(f"left out together with {', '.join(left_out.together)} ({left_out.reason})")
-        yield f"  {switch.name}: {'; '.join(told) or 'stands alone'}"
-    if ablation.design:
-        held = f"; {', '.join(switches.in_order(ablation.held))} always on" if ablation.held else ""
-        yield f"factorial of step times: {ablation.design.describe()}{held}"
 
 
 def measured_steps(ablation: Ablation, study: Study, args: argparse.Namespace, console: Console) -> Any:
@@ -214,7 +134,7 @@ def estimate(
     from common.study.steptime import LONG_STEP_S
     from common.throughput import STEPS_PER_TURN
 
-    states, step_s = len(ablation.states), FITTED_SHARE * run.step_s
+    states, step_s = len(ablation.states), WHOLE_STEP * run.step_s
     a_turn = step_s * (1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
     steps_s = states * ((args.turns + 1) * a_turn + built_s)
     console.print(
@@ -410,23 +330,3 @@ def ledger_path(study: Study) -> Path:
 def shown(path: Path) -> str:
     """Return a path for a person."""
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-
-
-def positive(text: str) -> int:
-    """Parse a number from 1 to 1000."""
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to 1000")
-    return int(text)
-
-
-def count(text: str) -> int:
-    """Parse a number from 0 to 1000."""
-    return 0 if text == "0" else positive(text)
-
-
-def fraction(text: str) -> float:
-    """Parse a quality between 0 and 1."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < 1 and math.isfinite(float(text)):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"'{text}' is not a fraction between 0 and 1")
