@@ -18,6 +18,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "report": "write one HTML page with scores, plots and findings",
     "package": "assemble results, code and systems as an MLPerf submission, checked",
     "system": "describe this machine in MLPerf's fields, or check descriptions",
+    "sweep": "measure trade-off curves: quality against time and cost, budget by budget",
     "bench": "measure what the suite itself costs",
     "ablate": "what each method of a configuration is worth, alone and together",
     "doctor": "check this machine before a run",

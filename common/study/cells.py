@@ -61,10 +61,19 @@ class Study:
         return self.results / STUDY / self.name
 
     @property
+    def mlperf_name(self) -> str:
+        return str(configs.benchmark_module(self.benchmark).Benchmark.mlperf_name)
+
+    @property
     def report(self) -> Path:
         """What is found, without its suffix: <folder>/<resnet|bert>-<size>."""
-        name = configs.benchmark_module(self.benchmark).Benchmark.mlperf_name
-        return self.folder / f"{name}-{self.size}"
+        return self.folder / f"{self.mlperf_name}-{self.size}"
+
+    def directory(self, cell: Cell) -> Path:
+        """Return where the results of a cell lie."""
+        own = settings(self, cell)
+        config = configs.load(self.benchmark, cell.configuration, size=self.size, settings=own).config
+        return self.folder / system.system_id(config, cell.name) / self.mlperf_name
 
 
 class Expected(NamedTuple):
@@ -205,9 +214,9 @@ def finished(directory: Path) -> tuple[Log, ...]:
     return tuple(sorted(ended, key=lambda log: str(log.value("seed")).zfill(10)))
 
 
-def finished_cells(study: Study, planned: Sequence[RunSet]) -> dict[str, tuple[Log, ...]]:
+def finished_cells(study: Study) -> dict[str, tuple[Log, ...]]:
     """Return the finished logs of each cell by its name."""
-    return {each.cell: finished(each.directory) for each in planned}
+    return {cell.name: finished(study.directory(cell)) for cell in study.cells}
 
 
 def show(study: Study, planned: Sequence[RunSet]) -> dict[str, Expected]:
@@ -313,7 +322,7 @@ def benched(study: Study, cell: Cell, config: RunConfig) -> float | None:
         }
         if rates:
             benchmark = configs.benchmark_module(study.benchmark).Benchmark(config, seed=0)
-            shares = benchmark.shape_shares()
+            shares: dict[str, float] = benchmark.shape_shares()
             if shares.keys() <= rates.keys():
                 return sum(share / rates[shape] for shape, share in shares.items())
     return None
