@@ -28,6 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common import config as configs
+from common import launch
 from common.errors import EXIT_OK
 from common.evidence.ledger import Ledger
 from common.study import ablate, ablation, cells
@@ -92,6 +93,8 @@ def main(args: argparse.Namespace) -> int:
         runs = "no runs" if args.step_only else f"{sum(counts.values())} runs of {len(counts)} cells"
         console.print(f"{len(planned.states)} states are timed, {runs} trained")
         return EXIT_OK
+    if not args.step_only:
+        launch.check_data(switches.load(switches.all))  # before minutes of step times
     args.study = args.study.replace(IN_NAME, args.configuration)
     study = cells.from_arguments(args, args.benchmark, [])
     figures = ablate.measured_steps(planned, study, args, console)

@@ -218,10 +218,8 @@ def trained(ablation: Ablation, study: Study, target: float) -> dict[State, list
     """Return the finished runs of each state."""
     found = {}
     for state in ablation.states:
-        config = ablation.switches.load(state).config
-        name = system.system_id(config, ablation.name(state))
         runs = []
-        for log in cells.finished(study.folder / name / study.report.name.removesuffix(f"-{study.size}")):
+        for log in cells.finished(study.directory(cell(ablation, state))):
             crossed = crossing(log.curve, target)
             runs.append(
                 Trained(

@@ -10,18 +10,8 @@ from common.study.ablation import plan
 from common.study.switches import Switches
 from tests.command import ttt_here
 
-TINY = (
-    "--set",
-    "max_duration=20ba",
-    "--set",
-    "schedule.warmup=5ba",
-    "--turns",
-    "6",
-    "--target",
-    "0.02",
-    "--end-seeds",
-    "1",
-)
+CUT = ("--set", "max_duration=20ba", "--set", "schedule.warmup=5ba")
+TINY = (*CUT, "--turns", "6", "--target", "0.02", "--end-seeds", "1")
 
 
 @pytest.fixture(scope="module")
