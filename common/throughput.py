@@ -135,12 +135,12 @@ def measure_parts(
     return rates
 
 
-def stepper(run: TrainingRun, batch: Batch) -> Callable[[], object]:
+def stepper(run: TrainingRun, batch: Batch, num_steps: int = STEPS_PER_TURN) -> Callable[[], object]:
     """Return a function that takes a turn of training steps, as in the last epoch."""
     batch = to_device(batch, run.device)  # as from a loader that keeps up
 
     def step() -> None:
-        for _ in range(STEPS_PER_TURN):
+        for _ in range(num_steps):
             run.train_step(batch, run.plan.num_steps - 1)
 
     return step

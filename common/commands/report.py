@@ -1,6 +1,7 @@
 """Write one HTML page with scores, plots, findings and what the configurations differ in.
 
-The page needs nothing but itself: no script, no network. Published results stand beside it as reported.
+The page needs nothing but itself: no script, no network. Published results stand beside it as reported, and
+the ledgers of `ttt ablate` below the paths.
 
 examples:
   ttt report
@@ -9,6 +10,7 @@ examples:
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.commands import add_paths
@@ -16,6 +18,7 @@ from common.commands.check import judged
 from common.errors import EXIT_OK
 from common.evidence import official
 from common.evidence.audit import Audited, audit_paths
+from common.evidence.ledger import Ledger, find_ledgers
 from common.evidence.official import Verdict
 from common.evidence.records import printable
 from common.evidence.report import Checked, write_report
@@ -34,15 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     audited = audit_paths(args.paths)
-    write(args.out, audited, [[] for _ in audited] if args.no_official else judged(audited))
+    verdicts = [[] for _ in audited] if args.no_official else judged(audited)
+    write(args.out, audited, verdicts, find_ledgers(args.paths))
     return EXIT_OK
 
 
-def write(folder: Path, audited: list[Audited], verdicts: list[list[Verdict]]) -> None:
-    """Write the page about audited sets and what the checkers say of them."""
+def write(
+    folder: Path,
+    audited: list[Audited],
+    verdicts: list[list[Verdict]],
+    ledgers: Sequence[tuple[str, Ledger | str]] = (),
+) -> None:
+    """Write the page about audited sets and what the checkers say of them, and the ledgers of ablations."""
     checked = [
         Checked(run_set=entry.run_set, findings=entry.findings, official=official.summary(said))
         for entry, said in zip(audited, verdicts, strict=True)
     ]
-    write_report(folder / "index.html", checked, load_reported())
+    write_report(folder / "index.html", checked, load_reported(), ledgers)
     print(f"wrote {printable(os.path.relpath(folder / 'index.html'))}")

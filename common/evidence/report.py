@@ -19,6 +19,7 @@ from common.errors import UserError
 from common.evidence.audit import Finding, by_rule, num_errors
 from common.evidence.claims import judge
 from common.evidence.intervals import Interval
+from common.evidence.ledger import Ledger
 from common.evidence.log import RunSet
 from common.evidence.plots import ascii_name, draw
 from common.evidence.records import printable
@@ -73,9 +74,14 @@ class Section:
     diffs: Sequence[tuple[str, str]]
 
 
-def write_report(path: Path, checked: Sequence[Checked], published: Mapping[str, Reported]) -> None:
+def write_report(
+    path: Path,
+    checked: Sequence[Checked],
+    published: Mapping[str, Reported],
+    ledgers: Sequence[tuple[str, Ledger | str]] = (),
+) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if the folder cannot be written."""
-    page = render(checked, published, path.parent)
+    page = render(checked, published, path.parent, ledgers)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,8 +93,16 @@ def write_report(path: Path, checked: Sequence[Checked], published: Mapping[str,
         raise UserError(f"cannot write the report: {error.strerror}", where=printable(str(path))) from error
 
 
-def render(checked: Sequence[Checked], published: Mapping[str, Reported], folder: Path) -> str:
-    """Return the page; its links to logs are relative to `folder`, where it will lie."""
+def render(
+    checked: Sequence[Checked],
+    published: Mapping[str, Reported],
+    folder: Path,
+    ledgers: Sequence[tuple[str, Ledger | str]] = (),
+) -> str:
+    """Return the page; its links to logs are relative to `folder`, where it will lie.
+
+    `ledgers` of ablations have the label of their file; one that could not be read is the reason as text.
+    """
     scores = [entry.score for entry in checked]
     theirs = [entry.score for facts in published.values() for entry in facts.sets]
     faster = speedups(scores) | speedups(theirs)
@@ -108,6 +122,8 @@ def render(checked: Sequence[Checked], published: Mapping[str, Reported], folder
         compared=[found for entry in checked if (found := _compared(entry, published))],
         claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
+        ledgers=[(path, found) for path, found in ledgers if isinstance(found, Ledger)],
+        unread=[(path, found) for path, found in ledgers if isinstance(found, str)],
         notes=notes([*scores, *theirs]),
     )
 

@@ -1,0 +1,155 @@
+"""What each method of a configuration is worth: alone, left out, and together with the others.
+
+CONFIGURATION is compared with the one that it extends. Each of its switches (methods, and other keys that
+differ) is turned on alone, with what it needs, and left out alone, with what needs it; a two-level factorial
+of step times shows which work against each other. Step times come first, side by side in this process; then
+every state is trained to the end as a cell of a study. The ledger says what each changes in throughput,
+samples to the target, quality and minutes, what the share of its part of a step lets it gain at most
+(Amdahl), and what all should gain together against what they do. It is written as
+results/study/<study>/<...>.ledger.json, where `ttt report` finds it.
+
+Finished runs and step times are kept: the same command goes on where it was interrupted.
+
+examples:
+  ttt ablate image_classification optimized --size mini
+  ttt ablate language_bert optimized --size mini --seeds 2
+  ttt ablate language_bert optimized --size mini --step-only
+  ttt ablate image_classification optimized --size mini --dry-run
+"""
+
+import argparse
+import contextlib
+import math
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from common import config as configs
+from common import launch
+from common.errors import EXIT_OK
+from common.evidence.ledger import Ledger
+from common.study import ablate, ablation, cells
+from common.study.switches import Switches
+
+PIPE_WIDTH = 160  # columns, where there is no terminal to ask
+IN_NAME = "CONFIGURATION"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    parser.add_argument("configuration", help="a YAML file of the benchmark that extends another")
+    cells.add_options(parser, study=f"ablate-{IN_NAME}")
+    parser.set_defaults(seeds=1)
+    parser.add_argument(
+        "--end-seeds",
+        type=positive,
+        default=2,
+        metavar="N",
+        help="runs of CONFIGURATION and of what it extends: their spread gives intervals; at least --seeds",
+    )
+    parser.add_argument(
+        "--factorial-seeds",
+        type=count,
+        default=0,
+        metavar="N",
+        help="runs of each state of the factorial; 0: step times only",
+    )
+    parser.add_argument(
+        "--max-design", type=positive, default=16, metavar="N", help="states of the factorial, at most"
+    )
+    parser.add_argument("--step-only", action="store_true", help="train nothing")
+    parser.add_argument(
+        "--turns", type=positive, default=9, metavar="N", help="of steps; an interval needs 6"
+    )
+    parser.add_argument("--remeasure", action="store_true", help="measure step times again")
+    parser.add_argument(
+        "--target",
+        type=fraction,
+        metavar="Q",
+        help="quality that samples are counted to; default: the target",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Plan, measure, train, calculate, print."""
+    console = Console(highlight=False, soft_wrap=True)
+    switches = Switches(
+        args.benchmark,
+        args.configuration,
+        size=args.size,
+        settings=args.set,
+        build=ablate.builder(args.benchmark),
+    )
+    with console.status("finding out what can be built"):
+        planned = ablation.plan(switches, args.max_design)
+    for line in ablation.describe(planned):
+        console.print(Text(line))
+    if args.dry_run:
+        counts = ablate.run_counts(planned, args)
+        runs = "no runs" if args.step_only else f"{sum(counts.values())} runs of {len(counts)} cells"
+        console.print(f"{len(planned.states)} states are timed, {runs} trained")
+        return EXIT_OK
+    if not args.step_only:
+        launch.check_data(switches.load(switches.all))  # before minutes of step times
+    args.study = args.study.replace(IN_NAME, args.configuration)
+    study = cells.from_arguments(args, args.benchmark, [])
+    figures = ablate.measured_steps(planned, study, args, console)
+    if not args.step_only:
+        code = ablate.train(planned, study, figures, args, console)
+        if code != EXIT_OK:
+            return code
+    target = args.target or switches.load(switches.all).config.target
+    ledger = ablate.make_ledger(planned, study, figures, target)
+    path = ablate.ledger_path(study)
+    ablate.save(path, ledger.model_dump_json(indent=1))
+    show(ledger)
+    console.print(f"-> {ablate.shown(path)}")
+    return EXIT_OK
+
+
+def show(ledger: Ledger) -> None:
+    """Print the ledger."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console.print(Text(f"\n{ledger.title}: target {ledger.target:g} {ledger.quality_name}"))
+    console.print(Text(f"a step of {ledger.base}: {ledger.parts}"))
+    console.print(table(f"each alone on {ledger.base}", ledger.alone))
+    console.print(table(f"each in {ledger.configuration}: left out and put back", ledger.left_out))
+    console.print(table(f"{ledger.configuration} over {ledger.base}", ledger.composed))
+    for line in ledger.warnings:
+        console.print(Text(f"warning: {line}"))
+    for line in ledger.notes:
+        console.print(Text(line))
+
+
+def table(title: str, rows: list[dict[str, str]]) -> Table:
+    """Return rows of text as a table."""
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in rows[0]:
+        made.add_column(name, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(text) for text in row.values()))
+    return made
+
+
+def positive(text: str) -> int:
+    """Parse a number from 1 to 1000."""
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to 1000")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """Parse a number from 0 to 1000."""
+    return 0 if text == "0" else positive(text)
+
+
+def fraction(text: str) -> float:
+    """Parse a quality between 0 and 1."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 1 and math.isfinite(float(text)):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a fraction between 0 and 1")

@@ -1,0 +1,216 @@
+"""The ledger of an ablation: what each switch of a configuration does alone and in the whole.
+
+`ttt ablate` writes it as <...>.ledger.json beside the logs that it was made from, the report reads it. Ratios
+are of times or rates with a switch over without it, differences with minus without.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from common.evidence.intervals import Estimate
+from common.evidence.log import MAX_BYTES, label
+
+PATTERN = "*.ledger.json"
+DASH = "-"
+SMALLEST_LOSS = 0.01  # of the base's time: less is not worth a warning
+
+Text = Annotated[str, StringConstraints(max_length=2000)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Trained(Strict):
+    """One run: samples at the interpolated crossing of the target, None if missed; the last quality."""
+
+    seed: Text
+    samples: float | None
+    quality: float
+
+
+class State(Strict):
+    """A set of switches that was built, timed and, unless `runs` is empty, trained."""
+
+    name: Text
+    ms: float  # of a sample, in training steps
+    runs: list[Trained] = []
+
+
+class Effect(Strict):
+    """What a switch changes from a state `before` to `after`; `together` with it others had to be turned."""
+
+    before: Text
+    after: Text
+    together: list[Text]
+    reason: Text  # why
+    before_ms: float
+    after_ms: float
+    throughput: Estimate
+    samples: Estimate | None
+    quality: Estimate | None
+    minutes_saved: Estimate | None
+    note: Text
+
+
+class Row(Strict):
+    """One switch; `bound` is Amdahl's on throughput."""
+
+    name: Text
+    relieves: list[Text]
+    bound: float | None
+    alone: Effect
+    left_out: Effect
+
+
+class Pair(Strict):
+    """Two switches in the factorial: what they save of a sample, one by one and together; milliseconds.
+
+    `lost` is the first minus the second. `aliases` are pairs that the design cannot tell from this one.
+    """
+
+    names: list[Text]
+    aliases: list[Text]
+    one_by_one_ms: float
+    together_ms: float
+    lost_ms: Estimate
+
+
+class Composition(Strict):
+    """How many times better the whole is than the base: measured, and predicted from the switches alone."""
+
+    of: Text
+    measured: Estimate
+    product: Estimate  # of what each gains: right where all act on all of the time
+    added: Estimate | None  # saved times: right where each acts on a part of its own
+
+
+class Ledger(Strict):
+    """An ablation."""
+
+    benchmark: Text
+    configuration: Text
+    base: Text
+    size: Text
+    hardware: Text
+    versions: dict[Text, Text]
+    commit: Text
+    samples_name: Text
+    quality_name: Text
+    target: float
+    num_turns: int
+    shares: dict[Text, float]  # of a step of the base
+    design: Text
+    states: list[State]
+    rows: list[Row]
+    pairs: list[Pair]
+    compositions: list[Composition]
+    warnings: list[Text]
+    notes: list[Text]
+
+    @property
+    def title(self) -> str:
+        return f"{self.benchmark} {self.configuration} over {self.base}, {self.size}, {self.hardware}"
+
+    @property
+    def alone(self) -> list[dict[str, str]]:
+        """The rows of the first table, most minutes saved first."""
+        return [
+            {"method": row.name}
+            | shown(row.alone, "with")
+            | {
+                "relieves": ", ".join(row.relieves) or "no card says",
+                "bound": DASH if row.bound is None else times(row.bound),
+            }
+            for row in sorted(self.rows, key=lambda row: worth(row.alone))
+        ]
+
+    @property
+    def left_out(self) -> list[dict[str, str]]:
+        """The rows of the second table, in the same order of what they save in the whole."""
+        return [
+            {"method": row.name} | shown(row.left_out, "out too")
+            for row in sorted(self.rows, key=lambda row: worth(row.left_out))
+        ]
+
+    @property
+    def parts(self) -> str:
+        """The parts of a step of the base, the largest first."""
+        ordered = sorted(self.shares.items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {share:.1%}" for name, share in ordered)
+
+    @property
+    def composed(self) -> list[dict[str, str]]:
+        return [
+            {
+                "of": each.of,
+                "measured": spread(each.measured),
+                "product of each": spread(each.product),
+                "saved times added": spread(each.added) if each.added else DASH,
+            }
+            for each in self.compositions
+        ]
+
+
+def worth(effect: Effect) -> tuple[float, float]:
+    """Sort key: minutes saved, then time of a sample saved."""
+    minutes = effect.minutes_saved.value if effect.minutes_saved else -math.inf
+    return -minutes, effect.after_ms / effect.before_ms
+
+
+def shown(effect: Effect, together: str) -> dict[str, str]:
+    """Return the columns of an effect as text."""
+    quality = effect.quality
+    return {
+        together: ", ".join(effect.together) or DASH,
+        "minutes saved": spread(effect.minutes_saved, "{:+.2f}") if effect.minutes_saved else DASH,
+        "ms a sample": f"{effect.before_ms:.3g} -> {effect.after_ms:.3g}",
+        "throughput": spread(effect.throughput),
+        "samples to target": spread(effect.samples) if effect.samples else effect.note or DASH,
+        "quality": spread(scaled(quality, 100), "{:+.1f}") + " points" if quality else DASH,
+    }
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """Return an estimate in another unit."""
+    limits = estimate.interval
+    if limits is not None:
+        limits = type(limits)(low=limits.low * factor, high=limits.high * factor, method=limits.method)
+    return Estimate(value=estimate.value * factor, interval=limits)
+
+
+def spread(estimate: Estimate, form: str = "{:.2f}x") -> str:
+    """Return an estimate with its interval as text; without one where there is none."""
+    value, limits = form.format(estimate.value), estimate.interval
+    plain = form.removesuffix("x")
+    return f"{value} ({plain.format(limits.low)} to {plain.format(limits.high)})" if limits else value
+
+
+def times(value: float) -> str:
+    """Return a ratio as text."""
+    return f"{value:.2f}x" if math.isfinite(value) else "none"
+
+
+def find_ledgers(paths: Sequence[Path]) -> list[tuple[str, Ledger | str]]:
+    """Return each ledger below the paths by its label, or why it cannot be read."""
+    files = {file for path in paths if path.is_dir() for file in path.rglob(PATTERN)}
+    return [(label(file), read_ledger(file)) for file in sorted(files)]
+
+
+def read_ledger(path: Path) -> Ledger | str:
+    """Read one file; a fault is returned as text."""
+    if path.is_symlink() or not path.is_file():
+        return "not a regular file"
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+        return Ledger.model_validate_json(data) if len(data) <= MAX_BYTES else "too large"
+    except OSError as error:
+        return str(error.strerror)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"

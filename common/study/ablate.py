@@ -1,0 +1,330 @@
+"""An ablation: each switch of a configuration alone, each left out, and a factorial for their interactions.
+
+Times of a sample come from steps side by side in this process, samples to the target and quality from the
+cells of a study. Both are kept and never measured twice; the ledger is calculated anew each time.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common import config as configs
+from common import launch, system
+from common.atomic import written_whole
+from common.card import find_card
+from common.commands.bench import NUM_DEVICES, build
+from common.config import ROOT, RunConfig
+from common.errors import EXIT_OK, UserError
+from common.evidence.factors import crossing
+from common.evidence.ledger import PATTERN, Ledger, Trained
+from common.evidence.ledger import State as Told
+from common.study import amdahl, cells
+from common.study import ledger as ledgers
+from common.study.ablation import Ablation
+from common.study.cells import Cell, Study
+from common.study.ledger import Measurements
+from common.study.switches import State, Switches
+
+TOGETHER = 8  # models in memory at a time, the base among them
+NUM_EVALUATIONS = 6  # of a run
+WHOLE_STEP = 1.5  # of the time of forward and backward alone, for the first estimate
+
+
+def builder(benchmark: str) -> Callable[[RunConfig], None]:
+    """Return a function that builds a configuration once, and raises UserError where that fails."""
+    from common.study.steptime import buildable
+
+    kind = configs.benchmark_module(benchmark).Benchmark
+    return lambda config: buildable(kind, config)
+
+
+def measured_steps(ablation: Ablation, study: Study, args: argparse.Namespace, console: Console) -> Any:
+    """Return the figures of steps: those that are kept, or measured now."""
+    path = study.report.with_suffix(".steps.json")
+    recipes = {ablation.name(state): list(ablation.switches.recipe(state)) for state in ablation.states}
+    wanted = {"hardware": system.hardware_name(), "num_turns": args.turns, "recipes": recipes}
+    if path.is_file() and not args.remeasure:
+        kept = json.loads(path.read_text())
+        if all(kept.get(key) == json.loads(json.dumps(value)) for key, value in wanted.items()):
+            console.print(f"step times of {kept['date']} are kept ({shown(path)}); --remeasure repeats them")
+            return kept
+    figures = wanted | {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+    figures |= measure(ablation, args, console)
+    save(path, json.dumps(figures, indent=1))
+    return figures
+
+
+def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Time the steps of all states, some of them with the base at a time."""
+    from common.study import steptime
+
+    base, *others = ablation.states
+    shares: dict[str, float] = {}
+    turns: dict[str, list[float]] = {}
+    base_s: list[float] = []
+    groups = [others[first : first + TOGETHER - 1] for first in range(0, len(others), TOGETHER - 1)]
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
+
+        def built(state: State) -> Any:
+            run = build(on_one_device(ablation.switches, state), Path(directory))
+            logs.callback(run.log.close)
+            return run
+
+        before = time.perf_counter()
+        first = built(base)
+        estimate(ablation, first, time.perf_counter() - before, args, console)
+        shares = steptime.measure_parts(first)
+        with contextlib.suppress(UserError):  # no data prepared: the share of the loader stays unknown
+            launch.check_data(ablation.switches.load(base))
+            waiting = steptime.measure_waiting(first)
+            shares = {part: share * (1 - waiting) for part, share in shares.items()}
+            shares["data loading"] = waiting
+        del first
+        for number, group in enumerate(groups, 1):
+            runs = {ablation.name(state): built(state) for state in (base, *group)}
+            told = f"step times: group {number} of {len(groups)}"
+            with console.status(told) as status:
+                measured = steptime.measure_turns(
+                    runs,
+                    args.turns,
+                    partial(progress, status.update, told, args.turns),
+                )
+            reference = measured[ablation.name(base)]
+            base_s += reference
+            for name, seconds in measured.items():
+                turns[name] = [one / other for one, other in zip(seconds, reference, strict=True)]
+                console.print(f"  {name:46} {1e3 * statistics.median(seconds):9.3f} ms a sample")
+            del runs
+            gc.collect()  # models of a group make room for those of the next
+    return {"base_s": statistics.median(base_s), "turns": turns, "shares": shares}
+
+
+def progress(update: Callable[[str], None], told: str, num_turns: int, turn: int) -> None:
+    """Say which turn was taken."""
+    update(f"{told}, turn {turn} of {num_turns}")
+
+
+def on_one_device(switches: Switches, state: State) -> RunConfig:
+    """Return the configuration of a state with the batch that one device takes."""
+    config = switches.load(state).config
+    if switches.size != "full":
+        return config
+    configuration, settings = switches.recipe(state)
+    share = [f"global_batch_size={config.global_batch_size // NUM_DEVICES}", "micro_batch_size=null"]
+    return configs.load(
+        switches.benchmark, configuration, size=switches.size, settings=[*settings, *share]
+    ).config
+
+
+def estimate(
+    ablation: Ablation, run: Any, built_s: float, args: argparse.Namespace, console: Console
+) -> None:
+    """Say what will be measured and how long it takes at most, from one step of the base."""
+    from common.study.steptime import LONG_STEP_S
+    from common.throughput import STEPS_PER_TURN
+
+    states, step_s = len(ablation.states), WHOLE_STEP * run.step_s
+    a_turn = step_s * (1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
+    steps_s = states * ((args.turns + 1) * a_turn + built_s)
+    console.print(
+        f"step times: {states} states, {args.turns} turns: about {steps_s / 60:.1f} minutes at most"
+    )
+    if args.step_only:
+        return
+    counts = run_counts(ablation, args)
+    samples = sum(
+        count * num_samples(ablation.switches.load(state).config) for state, count in counts.items()
+    )
+    minutes = samples * step_s / run.config.global_batch_size / 60
+    console.print(
+        f"training: {sum(counts.values())} runs of {len(counts)} cells, {samples:,} "
+        f"{run.benchmark.samples_name}: about {minutes:.0f} minutes if all were as slow as "
+        f"{ablation.switches.base}; what is finished is not run again"
+    )
+
+
+def num_samples(config: RunConfig) -> int:
+    """Return how many samples a run trains on."""
+    return config.plan().num_steps * config.global_batch_size
+
+
+def run_counts(ablation: Ablation, args: argparse.Namespace) -> dict[State, int]:
+    """Return how many runs each state gets that is trained at all."""
+    counts = dict.fromkeys(ablation.factorial, args.factorial_seeds)
+    counts |= dict.fromkeys(ablation.single, args.seeds)
+    counts |= dict.fromkeys(ablation.ends, max(args.seeds, args.end_seeds))
+    return {state: count for state, count in counts.items() if count}
+
+
+def studies(ablation: Ablation, study: Study, args: argparse.Namespace) -> list[Study]:
+    """Return the study with the cells of each number of seeds, most first."""
+    counts = run_counts(ablation, args)
+    found = []
+    for count in sorted(set(counts.values()), reverse=True):
+        chosen = [state for state in ablation.states if counts.get(state) == count]
+        found.append(
+            Study(
+                name=study.name,
+                benchmark=study.benchmark,
+                size=study.size,
+                cells=tuple(cell(ablation, state) for state in chosen),
+                num_seeds=count,
+                first_seed=study.first_seed,
+                num_evaluations=NUM_EVALUATIONS,
+                results=study.results,
+            )
+        )
+    return found
+
+
+def cell(ablation: Ablation, state: State) -> Cell:
+    """Return the cell of a state."""
+    configuration, settings = ablation.switches.recipe(state)
+    return Cell(name=ablation.name(state), configuration=configuration, settings=tuple(settings))
+
+
+def train(ablation: Ablation, study: Study, figures: Any, args: argparse.Namespace, console: Console) -> int:
+    """Make the runs that are missing; returns the first exit code that was not 0."""
+    seconds = sum(
+        count
+        * num_samples(ablation.switches.load(state).config)
+        * figures["base_s"]
+        * statistics.median(figures["turns"][ablation.name(state)])
+        for state, count in run_counts(ablation, args).items()
+    )
+    console.print(
+        f"training: about {seconds / 60:.1f} minutes of steps at these times, if nothing is there yet; "
+        "start-up and evaluation add to it"
+    )
+    for part in studies(ablation, study, args):
+        code = cells.run(part, args)
+        if code != EXIT_OK:
+            return code
+    return EXIT_OK
+
+
+def trained(ablation: Ablation, study: Study, target: float) -> dict[State, list[Trained]]:
+    """Return the finished runs of each state."""
+    found = {}
+    for state in ablation.states:
+        runs = []
+        for log in cells.finished(study.directory(cell(ablation, state))):
+            crossed = crossing(log.curve, target)
+            runs.append(
+                Trained(
+                    seed=str(log.value("seed")),
+                    samples=crossed.samples if crossed else None,
+                    quality=log.curve[-1].accuracy,
+                )
+            )
+        if runs:
+            found[state] = runs
+    return found
+
+
+def relieved(switches: Switches) -> dict[str, tuple[str, ...]]:
+    """Return what each switch relieves, from the card of its method; no card speaks of what is left off."""
+    return {
+        switch.name: find_card(switch.name).relieves if switch.method == switch.name else ()
+        for switch in switches.switches
+    }
+
+
+def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -> Ledger:
+    """Calculate the ledger from what is measured."""
+    switches = ablation.switches
+    found = Measurements(
+        base_s=figures["base_s"],
+        turns={state: figures["turns"][ablation.name(state)] for state in ablation.states},
+        runs=trained(ablation, study, target),
+        shares=figures["shares"],
+    )
+    rows = ledgers.ledger_rows(found, switches, relieved(switches))
+    pairs = ledgers.pairs(found, ablation.design, ablation.held) if ablation.design else []
+    benchmark = configs.benchmark_module(switches.benchmark).Benchmark
+    return Ledger(
+        benchmark=switches.benchmark,
+        configuration=switches.configuration,
+        base=switches.base,
+        size=switches.size,
+        hardware=figures["hardware"],
+        versions=system.versions(),
+        commit=launch.commit(),
+        samples_name=benchmark.samples_name,
+        quality_name=benchmark.quality_name,
+        target=target,
+        num_turns=figures["num_turns"],
+        shares=figures["shares"],
+        design=ablation.design.describe() if ablation.design else "",
+        states=[
+            Told(
+                name=switches.describe(state),
+                ms=1e3 * found.seconds(state),
+                runs=list(found.runs.get(state, ())),
+            )
+            for state in ablation.states
+        ],
+        rows=rows,
+        pairs=pairs,
+        compositions=ledgers.compositions(found, switches),
+        warnings=ledgers.warnings(rows, pairs, 1e3 * found.base_s),
+        notes=notes(found, ablation),
+    )
+
+
+def notes(found: Measurements, ablation: Ablation) -> list[str]:
+    """Return what must be said beside the figures."""
+    told = [
+        "Time of a sample: steps side by side in one process, on synthetic batches in memory, each shape "
+        "with its share; loader and evaluation are not in it. Minutes: samples to the target times that.",
+        "Bound: Amdahl's on throughput, from the measured share of the parts that the method's card names.",
+    ]
+    if ablation.held:
+        held = ", ".join(ablation.switches.in_order(ablation.held))
+        told.append(
+            f"Factorial: {held} always on, since others need it; their own interactions are not in it."
+        )
+    _, freedom = amdahl.spread([found.qualities(state) for state in found.runs])
+    if not found.runs:
+        told.append("Steps only: nothing was trained, samples, quality and minutes are unknown.")
+    elif not freedom:
+        told.append("One run of each state: samples, quality and minutes have no interval.")
+    else:
+        told.append(
+            f"Intervals of samples and quality take one spread for all states, from {freedom} degrees of "
+            "freedom: cells with several seeds."
+        )
+    if "data loading" not in found.shares:
+        told.append("The share of the loader was not measured: no prepared data.")
+    return told
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file whole. Raises UserError when that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as draft:
+            draft.write_text(text + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write here ({error.strerror})", where=str(path.parent)) from error
+
+
+def ledger_path(study: Study) -> Path:
+    """Return where the ledger of a study lies."""
+    return study.report.with_suffix(PATTERN.removeprefix("*"))
+
+
+def shown(path: Path) -> str:
+    """Return a path for a person."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

@@ -1,0 +1,158 @@
+"""Two-level fractional factorial designs: few runs that tell main effects and interactions apart.
+
+A word is a set of factors; its column is the product of their levels, +1 (on) and -1. Effects whose words
+differ by a defining word have the same column in every run of the fraction: they are aliases, only their sum
+can be estimated. The resolution is the length of the shortest defining word: at IV no main effect is an alias
+of an interaction of two, at V no interaction of two is one of another. Source: Box, Hunter and Hunter,
+Statistics for Experimenters, chapter 6.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Word = frozenset[str]
+
+IDENTITY: Word = frozenset()
+CLEAR = 5  # of this resolution on main effects and interactions of two are all told apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """The `base` factors take every combination of levels; each of `generators` is a product of some."""
+
+    factors: tuple[str, ...]
+    base: tuple[str, ...]
+    generators: dict[str, Word]
+
+    @property
+    def runs(self) -> list[Word]:
+        """The factors that are on in each run, all of them in one run."""
+        found = []
+        for size in range(len(self.base), -1, -1):
+            for chosen in itertools.combinations(self.base, size):
+                on = set(chosen)
+                on |= {name for name, word in self.generators.items() if sign(word, on) > 0}
+                found.append(frozenset(on))
+        return found
+
+    @property
+    def defining_words(self) -> list[Word]:
+        """Every word whose column is +1 in all runs, without the empty one."""
+        return products([word | {name} for name, word in self.generators.items()])
+
+    @property
+    def resolution(self) -> float:
+        """Length of the shortest defining word; infinite for a full factorial."""
+        return min((len(word) for word in self.defining_words), default=math.inf)
+
+    def aliases(self, word: Word, longest: int = 2) -> list[Word]:
+        """Return the other words of at most so many factors with the same column."""
+        same = [word ^ defining for defining in self.defining_words]
+        return sorted((each for each in same if 0 < len(each) <= longest), key=ordered)
+
+    def interactions(self) -> list[list[Word]]:
+        """Return the interactions of two factors, those that cannot be told apart together.
+
+        One that is an alias of a main effect is left out: it cannot be seen.
+        """
+        seen: set[Word] = set()
+        strings = []
+        for pair in map(frozenset, itertools.combinations(self.factors, 2)):
+            if pair not in seen:
+                string = [pair, *self.aliases(pair)]
+                seen |= set(string)
+                if all(len(word) == 2 for word in string):
+                    strings.append(string)
+        return strings
+
+    def describe(self) -> str:
+        """Return size, resolution and alias structure in words."""
+        count, num_factors, runs = len(self.generators), len(self.factors), 2 ** len(self.base)
+        if not count:
+            return f"full factorial of {num_factors} factors in {runs} runs: nothing is an alias"
+        made = ", ".join(f"{name} = {spelled(word)}" for name, word in self.generators.items())
+        strings = [string for string in self.interactions() if len(string) > 1]
+        told = "; ".join(" = ".join(map(spelled, string)) for string in strings)
+        return f"2^({num_factors}-{count}) in {runs} runs, resolution {roman(self.resolution)}: {made}; " + (
+            f"aliases of each other: {told}" if told else "interactions of two are told apart"
+        )
+
+
+def sign(word: Word, on: set[str] | Word) -> int:
+    """Return the level of a word's column in the run where these factors are on."""
+    return -1 if len(word - on) % 2 else 1
+
+
+def products(words: Sequence[Word]) -> list[Word]:
+    """Return all products of one or more of these words; a factor times itself is 1."""
+    found = [IDENTITY]
+    for word in words:
+        found += [word ^ other for other in found]
+    return found[1:]
+
+
+def effect(word: Word, responses: dict[Word, float]) -> float:
+    """Return the mean response where a word's column is +1 minus that where it is -1.
+
+    Of a main effect this is what switching the factor on changes, averaged over the levels of the others; of
+    an interaction of two, half of how much one changes what the other does.
+    """
+    return 2 * sum(sign(word, on) * response for on, response in responses.items()) / len(responses)
+
+
+def design(factors: Sequence[str], max_runs: int) -> Design:
+    """Return the design of the highest resolution in at most `max_runs` runs, of those the smallest.
+
+    More than resolution V is not asked for. Among equals the one with the fewest shortest defining words.
+    """
+    if len(factors) >= max_runs:
+        raise ValueError(f"{len(factors)} factors need more than {max_runs} runs")
+    best: Design | None = None
+    for num_base in range(1, min(len(factors), max_runs.bit_length() - 1) + 1):
+        if 2**num_base > len(factors):
+            found = fraction(tuple(factors), num_base)
+            if best is None or min(found.resolution, CLEAR) > min(best.resolution, CLEAR):
+                best = found
+    assert best is not None  # the largest power of two in max_runs is more than the factors, or all of them
+    return best
+
+
+def fraction(factors: tuple[str, ...], num_base: int) -> Design:
+    """Return the best fraction in 2^num_base runs; generators of an odd length where there are many."""
+    base, added = factors[:num_base], factors[num_base:]
+    words = [
+        frozenset(word) for size in range(num_base, 1, -1) for word in itertools.combinations(base, size)
+    ]
+    longer = [word for word in words if len(word) > 2]  # else a main effect is an alias of an interaction
+    odd = [word for word in longer if len(word) % 2]
+    few = len(added) <= 4
+    candidates = next(some for some in (longer if few else odd, longer, words) if len(some) >= len(added))
+    made = (
+        Design(factors=factors, base=base, generators=dict(zip(added, chosen, strict=True)))
+        for chosen in itertools.islice(itertools.combinations(candidates, len(added)), 5000)
+    )
+    return min(made, key=aberration)
+
+
+def aberration(found: Design) -> list[int]:
+    """Return how many defining words have 1, 2, 3 ... factors: compared in this order, fewer are better."""
+    lengths = [len(word) for word in found.defining_words]
+    return [lengths.count(length) for length in range(1, len(found.factors) + 1)]
+
+
+def ordered(word: Word) -> tuple[int, list[str]]:
+    """Sort key: main effects before interactions."""
+    return len(word), sorted(word)
+
+
+def spelled(word: Word) -> str:
+    """Return a word as text."""
+    return " x ".join(sorted(word))
+
+
+def roman(resolution: float) -> str:
+    """Return a resolution as it is written."""
+    numerals = {3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII"}
+    return numerals.get(int(resolution), str(int(resolution)))

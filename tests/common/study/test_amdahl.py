@@ -1,0 +1,76 @@
+"""Amdahl's bound, intervals and composition on cases calculated by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from common.evidence.intervals import Estimate, Interval
+from common.study import amdahl
+
+
+def estimate(value, low, high):
+    return Estimate(value=value, interval=Interval(low=low, high=high, method=""))
+
+
+SHARES = {"forward pass": 0.3, "backward pass": 0.5, "optimizer": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("resources", "most"),
+    [
+        (["backward pass"], 2.0),
+        (["forward pass", "backward pass"], 5.0),
+        (["nothing"], 1.0),
+        (["number of steps"], 1.0),
+        (["forward pass", "backward pass", "optimizer"], math.inf),
+        (["data loading"], None),  # not measured
+        (["everything"], None),
+        ([], None),  # no card
+    ],
+)
+def test_the_bound_is_amdahls(resources, most):
+    assert amdahl.bound(resources, SHARES) == (most if most is None else pytest.approx(most))
+
+
+def test_the_interval_of_a_median_lies_between_order_statistics():
+    assert amdahl.median([3.0, 1.0, 2.0, 5.0, 4.0]) == Estimate(value=3.0, interval=None)
+    found = amdahl.median([6.0, 3.0, 1.0, 2.0, 5.0, 4.0])
+    assert (found.value, found.interval.low, found.interval.high) == (3.5, 1.0, 6.0)
+    found = amdahl.median(range(1, 16))  # P(X <= 3) = 0.0176 of Binomial(15, 1/2): the 4th and the 12th
+    assert (found.value, found.interval.low, found.interval.high) == (8, 4, 12)
+
+
+def test_the_interval_of_a_median_holds_95_percent():
+    generator = np.random.default_rng(0)
+    held = [
+        limits.low <= 0 <= limits.high
+        for limits in (amdahl.median(generator.standard_cauchy(15)).interval for _ in range(2000))
+    ]
+    assert np.mean(held) > 0.95
+
+
+def test_a_difference_takes_the_spread_of_all_groups():
+    deviation, freedom = amdahl.spread([[1.0, 3.0], [5.0, 7.0], [4.0], []])
+    assert (deviation, freedom) == (pytest.approx(math.sqrt(2)), 2)  # squares 2 + 2 over 2 degrees
+    found = amdahl.difference([4.0], [1.0, 3.0], (deviation, freedom))
+    half = 4.302653 * math.sqrt(2) * math.sqrt(1 + 1 / 2)  # t of 2 degrees
+    assert found.value == 2.0
+    assert (found.interval.low, found.interval.high) == pytest.approx((2 - half, 2 + half), rel=1e-6)
+
+
+def test_one_seed_gives_no_interval():
+    assert amdahl.difference([4.0], [1.0], amdahl.spread([[4.0], [1.0]])) == Estimate(
+        value=3.0, interval=None
+    )
+
+
+def test_independent_half_widths_add_as_squares():
+    found = amdahl.summed([estimate(1.0, -2.0, 4.0), estimate(2.0, -2.0, 6.0)])
+    assert (found.value, found.interval.low, found.interval.high) == (3.0, -2.0, 8.0)
+    assert amdahl.summed([estimate(1.0, 0.0, 2.0), Estimate(value=1.0, interval=None)]).interval is None
+
+
+def test_a_ratio_of_a_half_saves_half():
+    found = amdahl.saved(10.0, estimate(math.log(0.5), math.log(0.25), math.log(1.5)))
+    assert (found.value, found.interval.low, found.interval.high) == pytest.approx((5.0, -5.0, 7.5))
