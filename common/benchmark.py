@@ -189,10 +189,10 @@ class Benchmark(ABC):
     def shape_shares(self) -> dict[str, float]:
         """Return which share of the training samples has which shape of `bench_batches`."""
 
-    def phases(self) -> dict[str, range]:
-        """Return the steps, one behind the other, in which a shape is first trained on, by its name."""
+    def phases(self) -> list[tuple[str, range]]:
+        """Return all steps in their order: the name of a shape of `bench_batches`, and how long it lasts."""
         (shape,) = self.shape_shares()
-        return {shape: range(self.config.plan().num_steps)}
+        return [(shape, range(self.config.plan().num_steps))]
 
     @property
     def loads_once(self) -> bool:

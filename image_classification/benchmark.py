@@ -130,12 +130,12 @@ class Benchmark(benchmark.Benchmark):
         sizes = self.epoch_sizes_px()
         return {f"{size_px} px": sizes.count(size_px) / len(sizes) for size_px in sizes}
 
-    def phases(self) -> dict[str, range]:
-        """Return the first epochs of each size, in steps."""
-        first, found, steps = 0, {}, self.config.steps_per_epoch
+    def phases(self) -> list[tuple[str, range]]:
+        """Return the steps of each size, in the order of training."""
+        steps, first, found = self.config.steps_per_epoch, 0, []
         for size_px, epochs in itertools.groupby(self.epoch_sizes_px()):
-            last = first + len(list(epochs))
-            found.setdefault(f"{size_px} px", range(first * steps, last * steps))
+            last = min(first + len(list(epochs)) * steps, self.config.plan().num_steps)
+            found.append((f"{size_px} px", range(first, last)))
             first = last
         return found
 

@@ -86,20 +86,28 @@ def main(args: argparse.Namespace) -> int:
     if args.trace and not args.trace.absolute().parent.is_dir():
         raise UserError("no such folder", where=f"--trace {args.trace}")
     place = ranks.place()
-    loaded = load(args, [], place.world_size if place.world_size > 1 else args.nproc or 1)
-    if place.rank == 0:
-        launch.check_data(loaded)
     if place.world_size == 1 and (args.nproc or 1) > 1:
-        launch.choose_ranks(loaded.config, args.nproc)
+        launch.choose_ranks(load(args, [], args.nproc).config, args.nproc)
         return start_ranks(args.nproc)
+    figures = measured(args)
+    if args.json and place.rank == 0:
+        print(json.dumps(figures))
+    return EXIT_OK
+
+
+def measured(args: argparse.Namespace) -> dict[str, Any]:
+    """Profile with all the ranks that were started; returns the figures, which rank 0 has kept."""
     from common import distributed
 
+    place = ranks.place()
+    loaded = load(args, [], place.world_size)
+    if place.rank == 0:
+        launch.check_data(loaded)
     with distributed.joined(place), tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
         run = bench.build(loaded.config, Path(directory), place)
         logs.callback(run.log.close)
         run.clock.console, run.clock.live = Console(quiet=True), None
-        profile_run(args, loaded, run)
-    return EXIT_OK
+        return profile_run(args, loaded, run)
 
 
 def load(args: argparse.Namespace, settings: list[str], num_ranks: int) -> Loaded:
@@ -130,7 +138,7 @@ def start_ranks(num_ranks: int) -> int:
     ).returncode
 
 
-def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") -> None:
+def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") -> dict[str, Any]:
     """Measure every phase, then evaluation and other loaders; rank 0 tells and keeps."""
     from common.study import profile as measuring
     from common.throughput import measure_peaks
@@ -148,7 +156,7 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         return type(benchmark)(changed, seed=0, place=run.place)
 
     delay_s, looping = args.delay_data / 1e3, measuring.Bench(run)
-    peaks, phases = measure_peaks(run.device), benchmark.phases()
+    peaks, phases = measure_peaks(run.device), first_of_each(benchmark.phases())
     variants = {name: other(settings) for name, settings in benchmark.without_loading().items()}
     measured = []
     for shape, steps in phases.items():
@@ -170,15 +178,12 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
     if args.trace:
         longest = max(measured, key=lambda each: each.per_sample_ms)
         measuring.write_trace(looping, phases[longest.shape], args.trace)
-    if is_quiet:
-        return
-    if args.trace:
         console.print(f"trace of {longest.shape} -> {args.trace} (chrome://tracing, ui.perfetto.dev)")
     figures: dict[str, Any] = {
         "benchmark": config.benchmark,
         "configuration": config.configuration,
         "size": config.size,
-        "settings": args.set,
+        "config": json.loads(config.model_dump_json()),
         "delay_data_ms": args.delay_data,
         "batch_size": config.global_batch_size,
         "num_ranks": run.place.world_size,
@@ -190,10 +195,18 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         "loaders": cures,
         "verdict": verdict(found),
     }
-    path = bench.keep(figures, args.results / "profile" / system.hardware_name(), config.benchmark)
-    console.print(f"-> {path}")
-    if args.json:
-        print(json.dumps(figures))
+    if not is_quiet:
+        path = bench.keep(figures, args.results / "profile" / system.hardware_name(), config.benchmark)
+        console.print(f"-> {path}")
+    return figures
+
+
+def first_of_each(phases: list[tuple[str, range]]) -> dict[str, range]:
+    """Return where each shape is trained on first."""
+    found: dict[str, range] = {}
+    for shape, steps in phases:
+        found.setdefault(shape, steps)
+    return found
 
 
 def describe(phase: Phase, samples_name: str) -> list[str]:

@@ -88,13 +88,14 @@ def taken_apart(run: Training, marks: Marks) -> Iterator[None]:
 
     run_prepared, run_optimizer, run_loss = run.prepared, run.scaler.step, run.loss
     last = run.methods[-1] if run.methods else None
-    run.prepared, run.scaler.step, run.loss = prepared, optimizer_step, after(run_loss, "forward")  # type: ignore[method-assign]
+    wrapped: Any = run  # its methods are replaced on the instance, and found again on the class
+    wrapped.prepared, wrapped.scaler.step, wrapped.loss = prepared, optimizer_step, after(run_loss, "forward")
     if last:
         last.batch = after(last.batch, "batch methods")  # type: ignore[method-assign]
     try:
         yield
     finally:
         run.loss = run_loss
-        del run.prepared, run.scaler.step
+        del wrapped.prepared, wrapped.scaler.step
         if last:
             del last.batch

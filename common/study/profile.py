@@ -231,6 +231,7 @@ def measure_phase(
         share=run.benchmark.shape_shares()[shape],
         batch=size,
         step_ms=step_s * 1e3,
+        deviation=statistics.stdev(turns.times[AS_IT_IS]) / step_s,
         parts_ms={name: seconds * 1e3 for name, seconds in parts_s.items()},
         unaccounted_ms=unaccounted_s * 1e3,
         loader_per_s=turns.loader_per_s,

@@ -35,6 +35,7 @@ class Phase:
     share: float  # of all training samples
     batch: int  # samples of a step, all ranks
     step_ms: float
+    deviation: float  # of a turn's steps, relative
     parts_ms: dict[str, float]
     unaccounted_ms: float
     loader_per_s: float
