@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
         return EXIT_OK
     if args.reprice:
         for record in read_records(args.results):
-            print(f"{record['title']} on {record['hardware']}: {record['minutes']:.2f} min, {record['time']}")
+            print(f"{record['title']} on {record['hardware']}, {record['time']}: {predicted(record)}")
             print(*price_lines(record, rows), sep="\n")
         return EXIT_OK
     if args.configuration is None:
@@ -310,8 +310,7 @@ def describe(record: dict[str, Any]) -> list[str]:
     missed = f", {samples['num_missed']} more missed the target" if samples["num_missed"] else ""
     shapes = ", ".join(f"{shape} {per_s:,.0f}/s" for shape, per_s in rates["per_s"].items())
     return [
-        f"{record['title']} on {record['hardware']}: {record['minutes']:.2f} min to the target "
-        f"({record['low']:.2f} to {record['high']:.2f}, 95 % of runs)",
+        f"{record['title']} on {record['hardware']}: {predicted(record, ' to the target')}",
         f"  training {record['training_s']:.1f} s, {record['num_evaluations']} evaluations "
         f"{record['evaluation_s']:.1f} s, start-up {record['startup_s']:.1f} s",
         f"  samples to the target: {samples['typical']:,.0f}, {samples['source']}{missed}; seeds: {seeds}",
@@ -319,6 +318,13 @@ def describe(record: dict[str, Any]) -> list[str]:
         f"  devices: {record['scaling']}",
         "  interval: both on logarithms, the root of the sum of their squares",
     ]
+
+
+def predicted(record: dict[str, Any], end: str = "") -> str:
+    """Return an estimate with its interval, in seconds where those are easier to read."""
+    scale, unit, digits = (60, "s", 1) if record["minutes"] < 5 else (1, "min", 2)
+    minutes, low, high = (f"{record[name] * scale:.{digits}f}" for name in ("minutes", "low", "high"))
+    return f"{minutes} {unit}{end} ({low} to {high}, 95 % of runs)"
 
 
 def price_lines(record: dict[str, Any], rows: list[Price]) -> list[str]:
@@ -359,8 +365,7 @@ def score(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     for record in records:
         runs = estimating.check(record, logs)
         checked += runs
-        interval = f"{record['minutes']:.3f} min ({record['low']:.3f} to {record['high']:.3f})"
-        told.append(f"{record['title']} on {record['system']}, {record['time']}: {interval}")
+        told.append(f"{record['title']} on {record['system']}, {record['time']}: {predicted(record)}")
         told += [f"  {outcome(run)}  {run.path}" for run in runs] or ["  no run since"]
     inside = sum(run.is_inside for run in checked)
     finite = [abs(math.log(run.ratio)) for run in checked if math.isfinite(run.ratio)]
@@ -382,4 +387,4 @@ def outcome(run: estimating.Checked) -> str:
     if not math.isfinite(run.minutes):
         return "missed the target, outside"
     place = "inside" if run.is_inside else "outside"
-    return f"measured {run.minutes:.3f} min, {run.ratio - 1:+.1%}, {place}"
+    return f"measured {run.minutes:.3f} min ({run.minutes * 60:.1f} s), {run.ratio - 1:+.1%}, {place}"

@@ -269,7 +269,8 @@ def measure_evaluation(run: TrainingRun) -> tuple[float, float]:
 
 
 def write_trace(bench: Bench, steps: range, path: Path) -> None:
-    """Write a Chrome trace of a turn of the loop as it is."""
+    """Write a Chrome trace of a few steps of the loop as it is."""
+    bench.num_steps = MIN_STEPS
     activities = [torch.profiler.ProfilerActivity.CPU]
     if bench.run.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
