@@ -34,6 +34,7 @@ from common.errors import EXIT_OK, UserError
 from common.evidence.log import find_logs, read_log
 from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
+from common.study.figures import newest, of_bench, of_profile, read_json
 from common.study.prices import PRICES, Price, choose_prices, load_prices
 
 ESTIMATES = "estimates"
@@ -156,7 +157,8 @@ def choose_samples(
         if args.samples < 1:
             raise UserError("--samples must be positive")
         return Samples(source="as given", values=(float(args.samples),), startup_s=planning.STARTUP_S)
-    logs = [read_log(path) for path in find_logs(args.results)] if args.results.is_dir() else []
+    paths = find_logs(args.results) if args.results.is_dir() else []
+    logs = [read_log(path) for path in paths if path.parent.name == mlperf_name]
     measured = estimating.measured_samples(logs, values)
     if measured is not None:
         return measured
@@ -196,10 +198,14 @@ def choose_rates(
             raise UserError(f"no rate of {name} at {', '.join(sorted(shapes))}", where=str(args.bench))
         return found
     hardware = args.hardware or system.hardware_name()
-    for path in [] if args.measure else newest(args.results / "profile" / hardware, config.benchmark):
+    profiles, benches = (
+        [] if args.measure else newest(args.results / kind / hardware, config.benchmark)
+        for kind in ("profile", "throughput")
+    )
+    for path in profiles:
         if found := of_profile(read_json(path), values, path.name):
             return found
-    for path in [] if args.measure else newest(args.results / "throughput" / hardware, config.benchmark):
+    for path in benches:
         figures = read_json(path)
         if figures.get("size") == config.size and (found := of_bench(figures, name, shapes, path.name)):
             return found
@@ -221,60 +227,6 @@ def measure(args: argparse.Namespace, values: dict[str, Any]) -> Rates:
     found = of_profile(figures, values, "measured now")
     assert found is not None, "a profile of this configuration is one of it"
     return found
-
-
-def newest(directory: Path, benchmark: str) -> list[Path]:
-    """Return the figures of a benchmark, the last number first."""
-    numbered = [
-        (path.stem.removeprefix(f"{benchmark}_"), path) for path in directory.glob(f"{benchmark}_*.json")
-    ]
-    return [path for number, path in sorted(numbered, key=lambda each: -int(each[0])) if number.isdecimal()]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read figures. Raises UserError for what is none."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"no figures ({error})", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise UserError("no figures", where=str(path))
-    return found
-
-
-def of_profile(figures: dict[str, Any], values: dict[str, Any], name: str) -> Rates | None:
-    """Return the rates of the loop on one device; None of another configuration or of several devices."""
-    keys = values.keys() - estimating.FREE - {"global_batch_size"}  # a device has its part of it
-    there, here = estimating.picked(figures["config"], keys), estimating.picked(values, keys)
-    if not estimating.agree(there, here) or figures["num_ranks"] > 1 or figures["delay_data_ms"]:
-        return None
-    phases = figures["phases"]
-    total = sum(each["share"] * each["step_ms"] for each in phases)
-    per_s = {each["shape"]: each["batch"] / each["step_ms"] * 1e3 for each in phases}
-    first = phases[0]
-    once = first["first_pass_per_s"] or per_s[first["shape"]]
-    return Rates(
-        source=f"the loop with its loader, profile {name}",
-        per_s=per_s,
-        noise=sum(each["share"] * each["step_ms"] * each["deviation"] for each in phases) / total,
-        noise_source="of turns of steps",
-        evaluation_s=tuple(figures["evaluation_s"]),
-        first_pass_s=max(0.0, 1 / once - 1 / per_s[first["shape"]]) * values["data"]["num_train_samples"],
-    )
-
-
-def of_bench(figures: dict[str, Any], name: str, shapes: set[str], source: str) -> Rates | None:
-    """Return the rates of steps without a loader; None where a shape of this configuration is missing."""
-    rates = [each for each in figures["rates"] if each["configuration"] == name and each["shape"] in shapes]
-    if {each["shape"] for each in rates} != shapes:
-        return None
-    stated = [each["deviation"] for each in rates if "deviation" in each]
-    return Rates(
-        source=f"steps alone, bench {source}: as if the loader keeps up",
-        per_s={each["shape"]: each["samples_per_s"] for each in rates},
-        noise=max(stated) if stated else estimating.ASSUMED_NOISE,
-        noise_source="of turns of steps" if stated else "assumed: the file states none",
-    )
 
 
 def scaled(
@@ -360,7 +312,8 @@ def read_records(results: Path) -> list[dict[str, Any]]:
 
 def score(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     """Print each estimate with the runs that came after it, and how good all of them were."""
-    logs = [read_log(path) for path in find_logs(args.results)]
+    systems = {record["system"] for record in records}
+    logs = [read_log(path) for path in find_logs(args.results) if path.parts[-3] in systems]
     told, checked = [], []
     for record in records:
         runs = estimating.check(record, logs)

@@ -87,7 +87,9 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("no such folder", where=f"--trace {args.trace}")
     place = ranks.place()
     if place.world_size == 1 and (args.nproc or 1) > 1:
-        launch.choose_ranks(load(args, [], args.nproc).config, args.nproc)
+        loaded = load(args, [], args.nproc)
+        launch.choose_ranks(loaded.config, args.nproc)
+        launch.check_data(loaded)
         return start_ranks(args.nproc)
     figures = measured(args)
     if args.json and place.rank == 0:

@@ -109,10 +109,14 @@ class Bench:
 
     def __init__(self, run: TrainingRun) -> None:
         self.run, self.marks = run, Marks(run.device)
-        steps = min(MAX_STEPS, max(MIN_STEPS, math.ceil(TURN_S / run.step_s)))
-        self.num_steps = distributed.broadcast(steps)
+        self.most = distributed.broadcast(min(MAX_STEPS, math.ceil(TURN_S / run.step_s)))
+        self.num_steps = MIN_STEPS
         run.set_rate(0)
         run.set_rate = lambda step: None  # weights stay sound at any step of any phase
+
+    def fit(self, steps: range) -> None:
+        """Let a turn take its time, but no more than a quarter of the steps."""
+        self.num_steps = max(MIN_STEPS, min(self.most, len(steps) // 4 - SETTLING))
 
     @property
     def num_batches(self) -> int:
@@ -212,6 +216,7 @@ def measure_phase(
 ) -> Phase:
     """Take the steps of one shape apart. `variants` have another loader each."""
     run, size = bench.run, bench.run.config.global_batch_size
+    bench.fit(steps)
     with ExitStack() as loaders:
         feed = loaders.enter_context(closing(Feed(run.benchmark, steps, delay_s)))
         others = {
@@ -269,7 +274,7 @@ def measure_evaluation(run: TrainingRun) -> tuple[float, float]:
 
 
 def write_trace(bench: Bench, steps: range, path: Path) -> None:
-    """Write a Chrome trace of a few steps of the loop as it is."""
+    """Write a Chrome trace of a few steps of the loop as it is, on rank 0."""
     bench.num_steps = MIN_STEPS
     activities = [torch.profiler.ProfilerActivity.CPU]
     if bench.run.device.type == "cuda":
@@ -278,4 +283,5 @@ def write_trace(bench: Bench, steps: range, path: Path) -> None:
         feed.ready(bench.num_batches)
         with torch.profiler.profile(activities=activities) as profiler:
             bench.turn(feed.__next__, cycle(steps))
-    profiler.export_chrome_trace(str(path))
+    if bench.run.place.rank == 0:
+        profiler.export_chrome_trace(str(path))
