@@ -133,11 +133,23 @@ def start_ranks(num_ranks: int) -> int:
     options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={num_ranks}"]
     threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, "-m", "common.cli", *sys.argv[1:]],
+        [sys.executable, "-m", "torch.distributed.run", *options, "-m", "common.cli", *without_nproc()],
         env={"OMP_NUM_THREADS": threads} | os.environ,
         cwd=ROOT,
         check=False,
     ).returncode
+
+
+def without_nproc() -> list[str]:
+    """Return this command's arguments without --nproc, which torchrun would take for its own."""
+    arguments = iter(sys.argv[1:])
+    found = []
+    for each in arguments:
+        if each == "--nproc":
+            next(arguments)
+        elif not each.startswith("--nproc="):
+            found.append(each)
+    return found
 
 
 def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") -> dict[str, Any]:

@@ -29,7 +29,7 @@ AS_IT_IS, KEPT = "as it is", "kept batches"
 ON_KEPT = ("no transfer", "no communication")  # variants on kept batches
 TURN_S, MIN_STEPS, MAX_STEPS = 0.5, 4, 64
 SETTLING = 2  # steps of a turn that are not counted
-QUEUED_S, MOST_QUEUED = 1e-3, 64  # a batch that comes sooner was waiting already
+KEPT_AHEAD = 4  # batches that a loader which keeps what it reads has prepared, at most
 RATE_S, MIN_BATCHES = 1.0, 3
 PASS_S = 30.0  # most that a first pass over the data may take, for a loader that keeps what it reads
 
@@ -77,11 +77,14 @@ class Feed:
             self.close()
             self.open()
         left = self.steps.stop - self.position - num_batches
-        for _ in range(min(MOST_QUEUED, left)):
-            before = time.perf_counter()
-            next(self)
-            if time.perf_counter() - before > QUEUED_S:
-                return
+        for _ in range(min(self.most_ahead, left)):
+            next(self.batches)
+            self.position += 1
+
+    @property
+    def most_ahead(self) -> int:
+        """How many batches the loader may have prepared: a DataLoader's workers have two each."""
+        return KEPT_AHEAD if self.benchmark.loads_once else 2 * self.benchmark.num_readers + 1
 
     def pulled(self, seconds: float, most: int) -> tuple[float, bool]:
         """Return samples/s of batches that nobody trains on, and whether all of them came in that time."""
