@@ -189,6 +189,29 @@ class Benchmark(ABC):
     def shape_shares(self) -> dict[str, float]:
         """Return which share of the training samples has which shape of `bench_batches`."""
 
+    def phases(self) -> list[tuple[str, range]]:
+        """Return all steps in their order: the name of a shape of `bench_batches`, and how long it lasts."""
+        (shape,) = self.shape_shares()
+        return [(shape, range(self.config.plan().num_steps))]
+
+    @property
+    def loads_once(self) -> bool:
+        """Whether the loader keeps what it has read, so that later passes over the data cost less."""
+        return False
+
+    @property
+    def num_readers(self) -> int:
+        """How many batches the loader reads at a time."""
+        return 1
+
+    def without_loading(self) -> dict[str, list[str]]:
+        """Return settings that leave out a part of the loader's work, by its name ("decoding")."""
+        return {}
+
+    def other_loaders(self, factor: float) -> dict[str, list[str]]:
+        """Return settings that may load so many times faster, by what a person would call them."""
+        return {}
+
     def work_spread(self) -> tuple[float, float]:
         """Return deviation and longest of the work on a sample, relative to its mean; alike if not said."""
         return 0.0, 1.0

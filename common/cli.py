@@ -24,6 +24,8 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "doctor": "check this machine before a run",
     "plan": "predict step time, efficiency, minutes and cost on more devices",
     "methods": "list the methods, or print the card of one",
+    "profile": "say where a training step goes, and what bounds it",
+    "estimate": "minutes and cost to the target, here or elsewhere; scored later",
 }
 
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."

@@ -1,6 +1,8 @@
 """ResNet on image classification: what the loop asks of this benchmark."""
 
+import itertools
 import math
+import os
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -127,6 +129,44 @@ class Benchmark(benchmark.Benchmark):
         """Count the epochs of each size."""
         sizes = self.epoch_sizes_px()
         return {f"{size_px} px": sizes.count(size_px) / len(sizes) for size_px in sizes}
+
+    def phases(self) -> list[tuple[str, range]]:
+        """Return the steps of each size, in the order of training."""
+        steps, first, found = self.config.steps_per_epoch, 0, []
+        for size_px, epochs in itertools.groupby(self.epoch_sizes_px()):
+            last = min(first + len(list(epochs)) * steps, self.config.plan().num_steps)
+            found.append((f"{size_px} px", range(first, last)))
+            first = last
+        return found
+
+    @property
+    def loads_once(self) -> bool:
+        """Whether decoded images stay in memory."""
+        data = self.config.data
+        return data.loader == "resident" or (data.loader == "thread" and data.keep_decoded)
+
+    @property
+    def num_readers(self) -> int:
+        """The threads or processes that decode."""
+        return 1 if self.config.data.loader == "thread" else self.config.data.num_workers
+
+    def without_loading(self) -> dict[str, list[str]]:
+        """Return what leaves out decoding, and random crops."""
+        decoded = ["data.loader=thread", "data.keep_decoded=true"]
+        plain = ["data.min_crop_area=1.0", "data.flip_probability=0"]
+        return ({} if self.loads_once else {"decoding": decoded}) | {"augmentation": plain}
+
+    def other_loaders(self, factor: float) -> dict[str, list[str]]:
+        """Return as many workers as that takes, and the loaders that decode once."""
+        now = self.num_readers
+        workers = min(math.ceil(now * factor), os.cpu_count() or 1)
+        found = {
+            f"data.num_workers={workers}": ["data.loader=workers", f"data.num_workers={workers}"],
+            "data.loader=resident": ["data.loader=resident"],
+            "data.loader=thread data.keep_decoded=true": ["data.loader=thread", "data.keep_decoded=true"],
+        }
+        more = workers > now or self.config.data.loader in ("thread", "resident")
+        return {name: each for name, each in found.items() if more or "num_workers" not in name}
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""

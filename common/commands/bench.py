@@ -27,6 +27,7 @@ from rich.console import Console
 from common import config as configs
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.ranks import ALONE, Place
 
 if TYPE_CHECKING:
     from common.mllog import RunLog
@@ -78,7 +79,7 @@ def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
     return name, configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
 
 
-def build(config: configs.RunConfig, directory: Path) -> "TrainingRun":
+def build(config: configs.RunConfig, directory: Path, place: Place = ALONE) -> "TrainingRun":
     """Return an initialized run whose log goes to a folder that nobody keeps."""
     from common.mllog import RunLog
     from common.timed_run import Spec, TrainingRun
@@ -86,7 +87,7 @@ def build(config: configs.RunConfig, directory: Path) -> "TrainingRun":
     number = sum(1 for _ in directory.iterdir())
     log = RunLog(directory / f"result_{number}.txt", state="run")
     spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
-    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0)
+    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0, place=place)
     run = TrainingRun(spec, config, benchmark, log)
     run.initialize(from_scratch=True)
     return run

@@ -57,9 +57,14 @@ def mean(values: Sequence[float]) -> Estimate:
     """Return the mean of at least one value, on the plain scale, where the parts of a time add up."""
     centre, limits = float(np.mean(values)), None
     if len(values) > 1:
-        half = _t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        half = half_width(values)
         limits = Interval(low=max(centre - half, 0.0), high=centre + half, method="Student-t")
     return Estimate(value=centre, interval=limits)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half of Student's interval of the mean of at least two values, on the plain scale."""
+    return _t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def rate(amounts: Sequence[float], durations: Sequence[float]) -> Estimate:

@@ -1,0 +1,230 @@
+"""Minutes to the target, from rates and samples that were measured: with an interval, and scored later.
+
+    minutes = (samples / rate + first pass + evaluations) / 60 + start-up, shape by shape in their order
+
+Plain numbers in, no torch. The interval is that of one further run, 95 %, on logarithms: Student's t for the
+samples, whose spread over seeds is known from n runs, and the deviation of the rate over turns of steps, not
+of their mean, because drift lasts as long as a run; the two are independent and combined as the root of the
+sum of their squares.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from scipy import stats
+
+from common.evidence.intervals import CONFIDENCE
+from common.evidence.log import Log
+
+RECIPE = (
+    *("target", "max_duration", "evaluate_every", "evaluate_from", "global_batch_size", "precision"),
+    *("evaluation_precision", "model", "optimizer", "schedule", "methods"),
+)
+FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
+ASSUMED_NOISE = 0.05  # where figures state none
+EVALUATED = 1 / 3  # of a trained sample's time: forward only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Samples/s by shape and their relative deviation; seconds of the first evaluation and of a later one.
+
+    Without measured evaluations a sample takes a third of a trained one. `first_pass_s` is what reading the
+    data for the first time adds.
+    """
+
+    source: str
+    per_s: dict[str, float]
+    noise: float
+    noise_source: str
+    evaluation_s: tuple[float, float] | None = None
+    first_pass_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Samples at the evaluation that reached the target, of each run; `startup_s` before the first step."""
+
+    source: str
+    values: tuple[float, ...]
+    startup_s: float
+    num_missed: int = 0
+
+    @property
+    def typical(self) -> float:
+        """The geometric mean."""
+        return statistics.geometric_mean(self.values)
+
+    @property
+    def half_width(self) -> float | None:
+        """On logarithms, of one further run, by Student's t; None for a single run."""
+        number = len(self.values)
+        if number < 2:
+            return None
+        spread = statistics.stdev(map(math.log, self.values)) * math.sqrt(1 + 1 / number)
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1)) * spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Minutes of one run to its target, and the parts of them; `low` and `high` hold 95 % of runs."""
+
+    minutes: float
+    low: float
+    high: float
+    training_s: float
+    evaluation_s: float
+    startup_s: float
+    num_evaluations: int
+
+
+def training_seconds(phases: Sequence[tuple[str, range]], batch: int, samples: float, rates: Rates) -> float:
+    """Return the seconds of so many samples, each shape at its own rate; the last shape goes on."""
+    left, seconds = samples, 0.0
+    for number, (shape, steps) in enumerate(phases, 1):
+        here = left if number == len(phases) else min(left, len(steps) * batch)
+        seconds += here / rates.per_s[shape]
+        left -= here
+    return seconds
+
+
+def estimate(
+    phases: Sequence[tuple[str, range]],
+    *,
+    batch: int,
+    evaluated_at: Sequence[int],
+    num_evaluated: int,
+    rates: Rates,
+    samples: Samples,
+    slower: float = 1.0,
+    devices: int = 1,
+) -> Estimate:
+    """Return the estimate of a run of `batch` samples a step, evaluated after the steps `evaluated_at`.
+
+    `slower` is the time of a step on all devices relative to that of the measured one, which the evaluation
+    is divided among too.
+    """
+    count = sum(1 for step in evaluated_at if step * batch <= samples.typical)
+    training_s = training_seconds(phases, batch, samples.typical, rates) * slower + rates.first_pass_s
+    if rates.evaluation_s is not None:
+        evaluation_s = rates.evaluation_s[0] + (count - 1) * rates.evaluation_s[1] if count else 0.0
+    else:
+        evaluation_s = count * num_evaluated * EVALUATED / rates.per_s[phases[-1][0]]
+    evaluation_s /= devices
+    run_s = training_s + evaluation_s
+    half = combined(samples.half_width, rates.noise)
+    return Estimate(
+        minutes=(run_s + samples.startup_s) / 60,
+        low=(run_s * math.exp(-half) + samples.startup_s) / 60,
+        high=(run_s * math.exp(half) + samples.startup_s) / 60,
+        training_s=training_s,
+        evaluation_s=evaluation_s,
+        startup_s=samples.startup_s,
+        num_evaluations=count,
+    )
+
+
+def combined(seeds: float | None, noise: float) -> float:
+    """Return the half width on logarithms of both: of the samples, and 1.96 deviations of the rate."""
+    return math.hypot(seeds or 0.0, float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * noise)
+
+
+def flat(values: Any, path: str = "") -> dict[str, Any]:
+    """Return nested values by their key paths."""
+    if not isinstance(values, dict):
+        return {path: values}
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def settings_of(log: Log) -> dict[str, Any]:
+    """Return the configuration that a log states; nothing where it cannot be read."""
+    try:
+        found = yaml.safe_load("\n".join(log.settings))
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def agree(there: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Return whether two configurations are one; a key that the first, older one, does not know is as it was.
+
+    Methods have to be the same ones.
+    """
+    if set(there.get("methods") or {}) != set(here.get("methods") or {}):
+        return False
+    stated = flat(there)
+    return all(stated.get(key, value) == value for key, value in flat(here).items())
+
+
+def picked(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return some of the keys."""
+    return {key: values[key] for key in keys if key in values}
+
+
+def same_recipe(log: Log, config: dict[str, Any]) -> bool:
+    """Return whether a log is of this benchmark, configuration and size, and trained in the same way."""
+    found, names = settings_of(log), ("benchmark", "configuration", "size")
+    return picked(found, names) == picked(config, names) and agree(
+        picked(found, RECIPE), picked(config, RECIPE)
+    )
+
+
+def same_settings(log: Log, config: dict[str, Any]) -> bool:
+    """Return whether a log states this configuration, but for what a run decides for its machine."""
+    found, keys = settings_of(log), config.keys() - FREE
+    return "benchmark" in found and agree(picked(found, keys), picked(config, keys))
+
+
+def measured_samples(logs: Sequence[Log], config: dict[str, Any]) -> Samples | None:
+    """Return the samples to target of the runs of this recipe, on any system; None without one."""
+    runs = [log for log in logs if not log.is_resumed and log.minutes and same_recipe(log, config)]
+    reached = [point.samples for log in runs if (point := log.reached) and point.samples]
+    if not reached:
+        return None
+    starts = [min(e.time_ms for e in log.events("block_start")) for log in runs if log.first("block_start")]
+    begins = [log.events("run_start")[0].time_ms for log in runs if log.first("block_start")]
+    waited = [(start - begin) / 1e3 for start, begin in zip(starts, begins, strict=True)]
+    return Samples(
+        source=f"{len(reached)} measured runs",
+        values=tuple(reached),
+        startup_s=statistics.fmean(waited) if waited else 0.0,
+        num_missed=len(runs) - len(reached),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A later run of what an estimate was made for; `minutes` is infinite where the target was missed."""
+
+    path: str
+    minutes: float
+    ratio: float  # measured over predicted
+    is_inside: bool
+
+
+def check(record: dict[str, Any], logs: Sequence[Log]) -> list[Checked]:
+    """Return the runs on the estimate's system that started after it, with its settings and no others."""
+    found = []
+    for log in logs:
+        start = log.first("run_start")
+        if log.system != record["system"] or start is None or start.time_ms <= record["time_ms"]:
+            continue
+        if not same_settings(log, record["config"]) or log.is_resumed or log.minutes is None:
+            continue
+        minutes = log.minutes if log.is_converged else math.inf
+        found.append(
+            Checked(
+                path=log.path,
+                minutes=minutes,
+                ratio=minutes / record["minutes"],
+                is_inside=record["low"] <= minutes <= record["high"],
+            )
+        )
+    return found

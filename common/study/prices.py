@@ -1,0 +1,100 @@
+"""What an hour of a machine costs: dated rows from one YAML file, and a person's own machine."""
+
+import datetime
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from common import yaml_file
+from common.config import Strict, validated
+from common.errors import UserError, nearest
+
+PRICES = Path(__file__).with_name("prices.yaml")
+OWN = re.compile(r"own=([0-9]+(?:\.[0-9]+)?)")  # --price own=0.12
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Text = Annotated[str, Field(min_length=1, max_length=300)]
+Dollars = Annotated[float, Field(gt=0)]
+
+
+class Price(Strict):
+    """Dollars for an hour of a whole machine with `num_devices`; `device` is a part of a hardware's name."""
+
+    name: Name
+    cloud: Name
+    region: Text
+    instance: Name
+    device: Name
+    num_devices: int = Field(ge=1, le=1024)
+    on_demand: Dollars
+    spot: Dollars | None
+    date: str = Field(pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?$")
+    source: Text
+
+    def is_of(self, hardware: str) -> bool:
+        """Return whether a hardware such as `1xH200` consists of such devices; one's own always does."""
+        return self.cloud == "own" or self.device in re.split(r"[^A-Za-z0-9]|(?<=\d)x", hardware)
+
+    def cost(self, minutes: float, num_devices: int, *, spot: bool = False) -> float | None:
+        """Return dollars of so many devices for so long; None without a spot price.
+
+        Devices are paid by the share of their machine, one's own machine as a whole.
+        """
+        per_hour = self.spot if spot else self.on_demand
+        share = 1.0 if self.cloud == "own" else num_devices / self.num_devices
+        return None if per_hour is None else minutes / 60 * share * per_hour
+
+
+class Prices(Strict):
+    """The file."""
+
+    prices: list[Price] = Field(min_length=1)
+
+
+def load_prices(path: Path = PRICES) -> list[Price]:
+    """Return the rows of a file. Raises UserError with file:line for the first fault."""
+    try:
+        document = yaml_file.parse(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"no prices here ({error})", where=str(path)) from error
+    rows = validated(Prices, document.values, document.origins).prices
+    names: set[str] = set()
+    for number, row in enumerate(rows):
+        if row.name in names:
+            where = document.origins["prices", str(number), "name"]
+            raise UserError(f"'{row.name}' is the name of another row too", where=where)
+        names.add(row.name)
+    return rows
+
+
+def own_machine(dollars: float) -> Price:
+    """Return the row of a person's own machine: what an hour costs in power and depreciation."""
+    return Price(
+        name="own",
+        cloud="own",
+        region="here",
+        instance="own",
+        device="any",
+        num_devices=1,
+        on_demand=dollars,
+        spot=None,
+        date=datetime.date.today().isoformat(),
+        source="--price: power and depreciation, as stated",
+    )
+
+
+def choose_prices(rows: list[Price], names: list[str]) -> list[Price]:
+    """Return the rows of these names, `own=0.12` among them; all where none is named. Raises UserError."""
+    known = {row.name: row for row in rows}
+    chosen = []
+    for name in names:
+        if (own := OWN.fullmatch(name)) and float(own[1]) > 0:
+            chosen.append(own_machine(float(own[1])))
+        elif name in known:
+            chosen.append(known[name])
+        else:
+            hint = f"{nearest(name, known)} or own=DOLLARS_PER_HOUR"
+            raise UserError(f"no price is called '{name}'", where="--price", hint=hint)
+    return chosen or rows

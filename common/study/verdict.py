@@ -1,0 +1,166 @@
+"""What a profile says: each part's share of a step, what its removal could save at most, and one sentence.
+
+Plain numbers in, no torch. Times are milliseconds, rates samples/s, shares fractions of a step.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.evidence import intervals
+
+WAITING = 0.1  # of a step, from which it is bound by what it waits for
+COMPUTE = ("forward", "backward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """The share of a step that goes when something is left out, with an interval of 95 %: paired turns."""
+
+    share: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """The steps of one shape. `parts_ms` add up to `step_ms` but for `unaccounted_ms`.
+
+    Rates: `loader_per_s` of the loader with nothing to wait for, in a later pass over the data;
+    `first_pass_per_s` in the first one, where that differs; `step_per_s` of steps on batches that are there.
+    """
+
+    shape: str
+    share: float  # of all training samples
+    batch: int  # samples of a step, all ranks
+    step_ms: float
+    deviation: float  # of a turn's steps, relative
+    parts_ms: dict[str, float]
+    unaccounted_ms: float
+    loader_per_s: float
+    first_pass_per_s: float | None
+    step_per_s: float
+    savings: dict[str, Saving]
+    flops_share: float | None = None
+    bytes_share: float | None = None
+    is_first_pass: bool = False
+
+    @property
+    def together_per_s(self) -> float:
+        return self.batch / self.step_ms * 1e3
+
+    @property
+    def per_sample_ms(self) -> float:
+        """What a sample of this phase adds to the whole run, for each of all samples."""
+        return self.share * self.step_ms / self.batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """All phases of a configuration. `cures` are loader settings, and the rates measured with them."""
+
+    samples_name: str
+    phases: tuple[Phase, ...]
+    cures: dict[str, float] = field(default_factory=dict)
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each part in the training time of a whole run."""
+        total = sum(phase.per_sample_ms for phase in self.phases)
+        names = dict.fromkeys(name for phase in self.phases for name in phase.parts_ms)
+        return {
+            name: sum(p.per_sample_ms * p.parts_ms.get(name, 0.0) / p.step_ms for p in self.phases) / total
+            for name in names
+        }
+
+    def saving(self, name: str) -> Saving | None:
+        """Return what leaving something out saves of a whole run; None where no phase measured it."""
+        found = [(p.per_sample_ms, p.savings[name]) for p in self.phases if name in p.savings]
+        if not found:
+            return None
+        total = sum(weight for weight, _ in found)
+        mean = sum(weight * saved.share for weight, saved in found) / total
+        half = math.sqrt(sum((weight * (saved.high - saved.low) / 2) ** 2 for weight, saved in found)) / total
+        return Saving(share=mean, low=mean - half, high=mean + half)
+
+    @property
+    def slowest_loading(self) -> Phase:
+        """The phase that waits the largest share of its step."""
+        return max(self.phases, key=lambda phase: phase.parts_ms["data wait"] / phase.step_ms)
+
+
+def paired(whole: Sequence[float], without: Sequence[float]) -> Saving:
+    """Return the share that is saved, from turns of the two side by side; at least two of each."""
+    shares = [1 - less / more for more, less in zip(whole, without, strict=True)]
+    half = intervals.half_width(shares)
+    mean = statistics.fmean(shares)
+    return Saving(share=mean, low=mean - half, high=mean + half)
+
+
+def at_most(share: float) -> float:
+    """Return how many times faster a step could become without a part, by Amdahl's law."""
+    return math.inf if share >= 1 else 1 / (1 - max(share, 0.0))
+
+
+def verdict(profile: Profile) -> str:
+    """Return what bounds the training, with the evidence, and what would remove it."""
+    shares = profile.shares()
+    waiting, exchanged = shares["data wait"], shares.get("communication", 0.0)
+    if waiting >= WAITING and waiting >= exchanged:
+        return input_bound(profile, waiting)
+    if exchanged >= WAITING:
+        return (
+            f"communication-bound: {exchanged:.0%} of the step exchanges gradients that the backward pass "
+            f"does not hide; without, training is {at_most(exchanged):.2f} times as fast at most; "
+            "gradient_compression=bf16 halves what is sent"
+        )
+    computing = sum(shares[name] for name in COMPUTE)
+    rest = {name: share for name, share in shares.items() if name not in COMPUTE}
+    largest = max(rest, key=lambda name: rest[name])
+    if rest[largest] > computing:
+        return f"{largest}-bound: {rest[largest]:.0%} of the step; forward and backward take {computing:.0%}"
+    spare = min(phase.loader_per_s / phase.step_per_s for phase in profile.phases)
+    return (
+        f"compute-bound: forward and backward take {computing:.0%} of the step{roofline(profile)}; "
+        f"{waiting:.0%} waits for data, and the loader alone is {spare:.1f} times as fast as the step; "
+        f"next is {largest}, {rest[largest]:.0%}, at most {at_most(rest[largest]):.2f} times as fast without"
+    )
+
+
+def input_bound(profile: Profile, waiting: float) -> str:
+    """Return the verdict on a loader that is too slow, with the settings that were seen to be fast enough."""
+    worst = profile.slowest_loading
+    saved = profile.saving("kept batches")
+    evidence = f"; replaying kept batches saves {saved.share:.0%}" if saved else ""
+    fast = {name: rate for name, rate in profile.cures.items() if rate >= worst.step_per_s}
+    if fast:
+        cure = "; removed by " + " or ".join(f"{name} ({rate:,.0f}/s)" for name, rate in fast.items())
+    elif profile.cures:
+        tried = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in profile.cures.items())
+        cure = f"; no loader setting that was tried is fast enough ({tried})"
+    else:
+        cure = "; no setting of this loader makes it faster: the storage has to be"
+    causes = [
+        f"{name.removeprefix('no ')} {saving.share:.0%}"
+        for name in dict.fromkeys(name for phase in profile.phases for name in phase.savings)
+        if name in ("no decoding", "no augmentation")
+        and (saving := profile.saving(name)) is not None
+        and saving.low > 0
+    ]
+    of_it = f", of which leaving out removes: {', '.join(causes)}" if causes else ""
+    return (
+        f"input-bound: {waiting:.0%} of the step waits for {profile.samples_name}{of_it} (at {worst.shape} "
+        f"the loader alone brings {worst.loader_per_s:,.0f}/s, the step alone takes {worst.step_per_s:,.0f}/s"
+        f"{evidence}){cure}; without waiting training is {at_most(waiting):.2f} times as fast at most"
+    )
+
+
+def roofline(profile: Profile) -> str:
+    """Return the shares of the device's peaks, weighted by time."""
+    told = []
+    for name, what in (("flops_share", "the matrix product"), ("bytes_share", "the copy")):
+        known = [(p.per_sample_ms, share) for p in profile.phases if (share := getattr(p, name)) is not None]
+        if known:
+            mean = sum(weight * share for weight, share in known) / sum(weight for weight, _ in known)
+            told.append(f"{mean:.0%} of {what}")
+    return f", at {' and '.join(told)} that this device does at best" if told else ""

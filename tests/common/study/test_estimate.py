@@ -1,0 +1,149 @@
+"""Estimates by hand, against logs of real runs, and through the command line."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from common import config as configs
+from common.config import ROOT
+from common.evidence.log import read_log
+from common.study import estimate as estimating
+from common.study.estimate import Rates, Samples
+from tests.command import ttt_here
+
+SYSTEM = "reference-2cpu-mini-optimized"
+LOGS = sorted((ROOT / "results" / SYSTEM / "bert").glob("result_*.txt"))
+PHASES = [("56 px", range(10)), ("84 px", range(10, 30))]
+RATES = Rates(source="", per_s={"56 px": 100.0, "84 px": 50.0}, noise=0.02, noise_source="")
+
+
+def samples(*values, startup_s=0.0):
+    return Samples(source="", values=values, startup_s=startup_s)
+
+
+def bert():
+    config = configs.load("language_bert", "optimized", size="mini", settings=[]).config
+    return json.loads(config.model_dump_json())
+
+
+def test_each_phase_takes_its_samples_at_its_own_rate():
+    assert estimating.training_seconds(PHASES, 8, 80, RATES) == pytest.approx(0.8)
+    assert estimating.training_seconds(PHASES, 8, 180, RATES) == pytest.approx(0.8 + 100 / 50)
+    assert estimating.training_seconds(PHASES, 8, 400, RATES) == pytest.approx(
+        0.8 + 320 / 50
+    )  # beyond its end
+
+
+def test_an_estimate_is_training_evaluation_and_start_up():
+    timed = Rates(
+        source="", per_s=RATES.per_s, noise=0.02, noise_source="", evaluation_s=(3.0, 1.0), first_pass_s=2.0
+    )
+    known = {
+        "batch": 8,
+        "evaluated_at": (10, 20, 30),
+        "num_evaluated": 30,
+        "samples": samples(180, startup_s=5.0),
+    }
+    found = estimating.estimate(PHASES, rates=timed, **known)
+    assert (found.training_s, found.evaluation_s, found.num_evaluations) == (pytest.approx(4.8), 4.0, 2)
+    assert found.minutes == pytest.approx((4.8 + 4.0 + 5.0) / 60)
+    assert found.high == pytest.approx((8.8 * math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
+    assert found.low == pytest.approx((8.8 / math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
+    plain = estimating.estimate(PHASES, rates=RATES, **known)
+    assert plain.evaluation_s == pytest.approx(
+        2 * 30 / 3 / 50
+    )  # a third of a trained sample, at the last rate
+    four = estimating.estimate(PHASES, rates=RATES, slower=0.3, devices=4, **known)
+    assert four.training_s == pytest.approx(0.3 * 2.8) and four.evaluation_s == pytest.approx(0.1)
+
+
+def test_seeds_and_noise_combine_as_the_root_of_the_sum_of_squares():
+    assert samples(100.0).half_width is None
+    two = samples(100.0 * math.exp(-0.1), 100.0 * math.exp(0.1))
+    expected = 12.706 * (0.1 * math.sqrt(2)) * math.sqrt(1.5)  # t, deviation, one further run
+    assert two.typical == pytest.approx(100) and two.half_width == pytest.approx(expected, rel=1e-3)
+    assert estimating.combined(0.3, 0.4 / 1.959964) == pytest.approx(0.5)
+    assert estimating.combined(None, 0.1) == pytest.approx(0.1959964)
+
+
+def test_samples_come_from_the_runs_of_the_same_recipe():
+    logs = [read_log(path) for path in LOGS]
+    found = estimating.measured_samples(logs, bert())
+    assert found is not None and len(found.values) == len(LOGS)
+    assert found.values == tuple(log.reached.samples for log in logs)
+    assert estimating.measured_samples(logs, bert() | {"target": 0.3}) is None
+    other = bert()
+    other["methods"] = {name: each for name, each in other["methods"].items() if name != "unpad"}
+    assert estimating.measured_samples(logs, other) is None
+    older = bert() | {"model": bert()["model"] | {"a_newer_key": False}}
+    assert estimating.measured_samples(logs, older) is not None  # the logs do not know it
+
+
+def test_a_run_is_compared_with_the_estimates_before_it():
+    logs = [read_log(path) for path in LOGS]
+    minutes = logs[0].minutes
+    record = {"system": SYSTEM, "config": bert(), "time_ms": 0, "minutes": minutes * 2}
+    record |= {"low": minutes * 0.999, "high": minutes * 1.001}
+    found = estimating.check(record, logs)
+    assert len(found) == len(LOGS) and found[0].ratio == pytest.approx(0.5) and found[0].is_inside
+    assert [run.is_inside for run in found].count(True) < len(LOGS)
+    started = sorted(log.first("run_start").time_ms for log in logs)
+    assert len(estimating.check(record | {"time_ms": started[-2]}, logs)) == 1
+    assert estimating.check(record | {"system": "another"}, logs) == []
+    assert estimating.check(record | {"config": bert() | {"precision": "fp32"}}, logs) == []
+
+
+def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
+    results = ("--results", tmp_path)
+    made = ttt_here(
+        *("estimate", "language_bert", "optimized", "--size", "mini", "--hardware", "reference-2cpu"),
+        *("--measured", "1300@16", "--samples", 18000, "--price", "own=0.6", *results),
+    )
+    assert made.returncode == 0, made.stderr
+    seconds = (
+        18000 / 1300 + 3 * 384 / 3 / 1300 + 3
+    )  # with evaluations after 14,400, 16,000 and 17,600 samples
+    assert f"{seconds:.1f} s to the target" in made.stdout
+    assert f"own machine, $0.6 an hour: ${0.6 * seconds / 3600:.4g}" in made.stdout
+    (path,) = tmp_path.glob(f"estimates/{SYSTEM}/language_bert_0.json")
+    again = ttt_here("estimate", "--reprice", "--price", "own=6", *results)
+    assert f"own machine, $6 an hour: ${6 * seconds / 3600:.4g}" in again.stdout
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"time_ms": 0}))  # as if it had been made before these runs
+    folder = tmp_path / SYSTEM / "bert"
+    shutil.copytree(LOGS[0].parent, folder)
+    scored = json.loads(ttt_here("estimate", "--score", "--json", *results).stdout)
+    assert scored["runs"] == len(LOGS) and len(scored["estimates"][0]["runs"]) == len(LOGS)
+    text = ttt_here("estimate", "--score", *results).stdout
+    assert text.count("measured ") == len(LOGS) and f"of {len(LOGS)} runs lie inside the interval" in text
+
+
+def test_published_rates_and_samples_come_to_the_published_minutes_and_cost(tmp_path):
+    done = ttt_here(
+        *("estimate", "image_classification", "mosaic", "--hardware", "8xA100", "--measured", "3039@256"),
+        *("--gpus", 8, "--inside", "nvlink3", "--price", "published-8xA100", "--json", "--results", tmp_path),
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["minutes"] == pytest.approx(23.79, rel=0.02)  # the published score
+    assert "$13.0" in done.stderr  # of 32.77 an hour
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "which benchmark"),
+        (["--score"], "no estimates here"),
+        (["language_bert", "optimized", "--size", "mini", "--samples", "0"], "--samples"),
+        (["language_bert", "optimized", "--size", "mini"], "how many samples"),
+        (["language_bert", "optimized", "--samples", "9", "--hardware", "1xNone"], "no figures of optimized"),
+        (["language_bert", "optimized", "--price", "nothing"], "no price is called"),
+        (["language_bert", "optimized", "--measured", "fast"], "SAMPLES_PER_S@BATCH"),
+    ],
+)
+def test_what_cannot_be_estimated_is_one_line_and_leaves_nothing(tmp_path, arguments, says):
+    done = ttt_here("estimate", *arguments, "--results", tmp_path)
+    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,69 @@
+"""Prices: the rows that come with the suite, a person's own, and files that are refused."""
+
+import pytest
+
+from common.errors import UserError
+from common.study.prices import PRICES, choose_prices, load_prices
+
+ROW = """
+  - name: mine
+    cloud: aws
+    region: us-east-1
+    instance: p4d.24xlarge
+    device: A100
+    num_devices: 8
+    on_demand: 24.0
+    spot: 8.0
+    date: 2026-01-21
+    source: a page
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_published_setting_costs_what_was_published():
+    published = next(row for row in load_prices() if row.name == "published-8xA100")
+    assert published.cost(27, 8) == pytest.approx(14.77, abs=0.05)  # "about 27 minutes for $14.77"
+    assert all(row.source and row.date for row in load_prices())
+
+
+def test_devices_are_paid_by_their_share_and_an_own_machine_whole(tmp_path):
+    (row,) = load_prices(write(tmp_path, "prices:" + ROW))
+    assert row.cost(30, 8) == pytest.approx(12.0) and row.cost(30, 8, spot=True) == pytest.approx(4.0)
+    assert row.cost(30, 2) == pytest.approx(3.0) and row.cost(30, 16) == pytest.approx(24.0)
+    mine, own = choose_prices([row], ["mine", "own=0.12"])
+    assert mine == row and own.cost(30, 8) == pytest.approx(0.06) and own.cost(30, 8, spot=True) is None
+    assert row.is_of("8xA100-SXM4-80GB") and own.is_of("2cpu-EPYC")
+    assert not row.is_of("1xH200") and not row.is_of("2cpu-EPYC")
+
+
+@pytest.mark.parametrize(
+    "before, after, says",
+    [
+        ("on_demand: 24.0", "on_demand: -1", "prices.yaml:8: prices.0.on_demand: input should be greater"),
+        ("spot: 8.0", "spot: cheap", "prices.yaml:9: prices.0.spot"),
+        ("date: 2026-01-21", "date: 21.01.2026", "prices.yaml:10: prices.0.date"),
+        ("    source: a page\n", "", "prices.0.source: field required"),
+        (
+            "    source: a page",
+            "    source: a page\n    sauce: x",
+            "prices.yaml:12: prices.0.sauce: unknown key",
+        ),
+        ("    source: a page", "    source: a page" + ROW, "prices.yaml:12: 'mine' is the name of another"),
+        ("num_devices: 8", "num_devices: 8.5", "prices.yaml:7: prices.0.num_devices"),
+    ],
+)
+def test_a_row_is_strict(tmp_path, before, after, says):
+    with pytest.raises(UserError, match=says.replace(".", r"\.")):
+        load_prices(write(tmp_path, ("prices:" + ROW).replace(before, after)))
+
+
+def test_a_name_that_no_row_has_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="did you mean aws-p5-20"):
+        choose_prices(load_prices(PRICES), ["aws-p5-2205"])
+    with pytest.raises(UserError, match="no price is called 'own=0'"):
+        choose_prices(load_prices(PRICES), ["own=0"])

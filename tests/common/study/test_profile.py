@@ -1,0 +1,75 @@
+"""`ttt profile` as a person types it, on a tiny batch: the parts add up, and a slow loader is found."""
+
+import json
+
+import pytest
+
+from tests.command import ttt, ttt_here
+
+TINY = ("language_bert", "optimized", "--size", "mini", "--batch-size", 4, "--turns", 2, "--json")
+
+
+def profile(tmp_path, *more):
+    done = ttt_here("profile", *TINY, "--results", tmp_path, *more)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done
+
+
+def test_the_parts_of_a_step_add_up_and_the_figures_are_kept(tmp_path):
+    found, done = profile(tmp_path, "--trace", tmp_path / "trace.json")
+    (phase,) = found["phases"]
+    assert set(phase["parts_ms"]) >= {
+        "data wait",
+        "host to device",
+        "forward",
+        "backward",
+        "optimizer",
+        "logging",
+    }
+    assert all(ms >= 0 for ms in phase["parts_ms"].values())
+    assert sum(phase["parts_ms"].values()) == pytest.approx(phase["step_ms"], rel=0.02)
+    assert phase["loader_per_s"] > 0 and phase["step_per_s"] > 0 and len(found["evaluation_s"]) == 2
+    (path,) = tmp_path.glob("profile/*/language_bert_0.json")
+    assert json.loads(path.read_text()) == found and found["verdict"] in done.stderr
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_slow_storage_makes_it_input_bound(tmp_path):
+    found, _ = profile(tmp_path, "--delay-data", 100)
+    (phase,) = found["phases"]
+    assert found["verdict"].startswith("input-bound: ")
+    assert phase["loader_per_s"] == pytest.approx(4 / 0.1, rel=0.1)  # a true rate
+    assert phase["savings"]["kept batches"]["share"] > 0.1
+
+
+def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
+    from common import config as configs
+
+    def benchmark(name, *settings):
+        config = configs.load("image_classification", name, size="mini", settings=list(settings)).config
+        return configs.benchmark_module("image_classification").Benchmark(config, seed=0)
+
+    fast = benchmark("optimized")
+    assert fast.phases() == [("56 px", range(88)), ("84 px", range(88, 176))]
+    assert fast.loads_once and "decoding" not in fast.without_loading()
+    workers = benchmark("baseline", "data.loader=workers", "data.num_workers=2", "data.keep_decoded=false")
+    assert workers.phases() == [("112 px", range(352))]
+    assert not workers.loads_once and workers.num_readers == 2 and "decoding" in workers.without_loading()
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--turns", 1), ("--delay-data", -1), ("--trace", "no/such/folder/t.json")]
+)
+def test_what_cannot_be_profiled_is_one_line(tmp_path, wrong):
+    done = ttt_here("profile", *TINY, "--results", tmp_path, *wrong)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_two_ranks_show_their_communication(tmp_path):
+    done = ttt("profile", *TINY, "--results", tmp_path, "--nproc", 2)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (phase,) = found["phases"]
+    assert found["num_ranks"] == 2 and found["batch_size"] == 8
+    assert "communication" in phase["parts_ms"] and "no communication" in phase["savings"]

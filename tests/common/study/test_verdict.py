@@ -1,0 +1,80 @@
+"""Verdicts on profiles made by hand, and the arithmetic beneath them."""
+
+import math
+
+import pytest
+
+from common.study.verdict import Phase, Profile, Saving, at_most, paired, verdict
+
+FORWARD, BACKWARD = 20.0, 40.0
+
+
+def phase(shape="112 px", share=1.0, batch=32, savings=None, loader_per_s=1000.0, **parts):
+    parts = {"data wait": 0.0, "forward": FORWARD, "backward": BACKWARD, "optimizer": 5.0} | parts
+    step_ms = sum(parts.values())
+    return Phase(
+        shape=shape,
+        share=share,
+        batch=batch,
+        step_ms=step_ms,
+        deviation=0.01,
+        parts_ms=parts,
+        unaccounted_ms=0.0,
+        loader_per_s=loader_per_s,
+        first_pass_per_s=None,
+        step_per_s=batch / (step_ms - parts["data wait"]) * 1e3,
+        savings=savings or {},
+        flops_share=0.5,
+    )
+
+
+def told(*phases, cures=None):
+    return verdict(Profile(samples_name="images", phases=phases, cures=cures or {}))
+
+
+def test_a_slow_loader_is_named_with_what_was_seen_to_remove_it():
+    waits = {"data wait": 35.0}
+    saved = {"kept batches": Saving(share=0.34, low=0.3, high=0.38)}
+    saved["no decoding"] = Saving(share=0.25, low=0.2, high=0.3)
+    saved["no augmentation"] = Saving(share=0.01, low=-0.02, high=0.04)
+    cures = {"data.num_workers=6": 600.0, "data.loader=resident": 300.0}
+    text = told(phase(loader_per_s=320.0, savings=saved, **waits), cures=cures)
+    assert text.startswith("input-bound: 35% of the step waits for images, of which leaving out removes: dec")
+    assert "decoding 25%" in text and "augmentation" not in text  # within noise
+    assert "the loader alone brings 320/s, the step alone takes 492/s" in text
+    assert "removed by data.num_workers=6 (600/s);" in text and "1.54 times as fast at most" in text
+    none = told(phase(loader_per_s=320.0, **waits), cures={"data.loader=resident": 300.0})
+    assert "no loader setting that was tried is fast enough (data.loader=resident 300/s)" in none
+    assert "the storage has to be" in told(phase(loader_per_s=320.0, **waits))
+
+
+def test_other_bounds_are_named_by_their_largest_part():
+    exchange = told(phase(communication=30.0))
+    assert exchange.startswith("communication-bound: 32% of the step exchanges gradients")
+    assert told(phase(optimizer=90.0)).startswith(
+        "optimizer-bound: 60% of the step; forward and backward take 40%"
+    )
+    text = told(phase(loader_per_s=985.0))
+    assert text.startswith(
+        "compute-bound: forward and backward take 92% of the step, at 50% of the matrix product"
+    )
+    assert "the loader alone is 2.0 times as fast" in text and "next is optimizer, 8%, at most 1.08" in text
+
+
+def test_phases_count_by_the_time_that_they_take_of_the_whole_run():
+    slow = phase(share=0.25, forward=20.0, backward=40.0, optimizer=0.0, **{"data wait": 20.0})
+    fast = phase(share=0.75, forward=5.0, backward=10.0, optimizer=5.0)
+    profile = Profile(samples_name="images", phases=(slow, fast))
+    assert profile.shares()["data wait"] == pytest.approx(0.25 * 20 / (0.25 * 80 + 0.75 * 20))
+    assert sum(profile.shares().values()) == pytest.approx(1)
+
+
+def test_savings_are_paired_so_that_drift_cancels():
+    found = paired([100.0, 200.0, 400.0], [90.0, 180.0, 360.0])
+    assert (found.share, found.high - found.low) == (pytest.approx(0.1), pytest.approx(0, abs=1e-9))
+    found = paired([100.0, 100.0], [90.0, 80.0])  # shares 0.1 and 0.2; t of one degree of freedom is 12.706
+    assert found.high - found.share == pytest.approx(12.706 * 0.05, rel=1e-3)
+
+
+def test_amdahl():
+    assert at_most(0.5) == 2 and at_most(0) == 1 and at_most(-0.1) == 1 and at_most(1) == math.inf
