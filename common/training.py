@@ -37,9 +37,13 @@ class Training:
         """
         with distributed.agreed():
             self.build(from_scratch=from_scratch)
-        is_static = not any(method.compiles for method in self.methods)
-        compression = self.config.gradient_compression
-        self.replica = distributed.replicated(self.model, compression=compression, is_static=is_static)
+        leaves_out = any(method.leaves_out for method in self.methods)
+        self.replica = distributed.replicated(
+            self.model,
+            compression=self.config.gradient_compression,
+            is_static=not leaves_out and not any(method.compiles for method in self.methods),
+            leaves_out=leaves_out,
+        )
         self.warm_up()
 
     def build(self, *, from_scratch: bool) -> None:
@@ -90,7 +94,11 @@ class Training:
         per_epoch = self.plan.steps_per_epoch
         num_epochs = math.ceil(self.plan.num_steps / per_epoch)
         return Progress(
-            step=step, num_steps=self.plan.num_steps, epoch=step // per_epoch, num_epochs=num_epochs
+            step=step,
+            num_steps=self.plan.num_steps,
+            epoch=step // per_epoch,
+            num_epochs=num_epochs,
+            seed=self.seed,
         )
 
     def autocast(self, precision: str) -> torch.autocast:
@@ -110,7 +118,9 @@ class Training:
             self.optimizer.zero_grad(set_to_none=True)
             return
         for parameter in self.model.parameters():
-            if parameter.grad is None:
+            if not parameter.requires_grad:
+                parameter.grad = None
+            elif parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 parameter.grad.zero_()
@@ -156,10 +166,16 @@ class Training:
 
     def train_step(self, batch: Batch, step: int) -> Tensor:
         """Take one optimizer step and return the loss."""
+
+        def compute() -> Tensor:
+            self.clear_gradients()
+            return self.forward_backward(batch, step)
+
         self.set_rate(step)
         with self.memory_explained():
-            self.clear_gradients()
-            loss = self.forward_backward(batch, step)
+            loss = compute()
+            for method in self.methods:
+                method.gradients(self.model, self.progress(step), compute)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         for method in self.methods:
