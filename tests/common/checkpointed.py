@@ -43,10 +43,13 @@ class Dying(TrainingRun):
         return loss
 
 
-def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun):
-    """Return an initialized run with its result in `folder`; it goes on from the checkpoint `source`."""
+def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun, settings=None):
+    """Return an initialized run with its result in `folder`; it goes on from the checkpoint `source`.
+
+    `settings` stand in the place of the benchmark's above.
+    """
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
-    short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *SETTINGS[name]]
+    short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *(settings or SETTINGS[name])]
     config = load(name, "baseline", size="mini", settings=short).config
     result = folder / "result_0.txt"
     spec = Spec(config={}, seed=3, system="test", result=str(result), label="", expected_s=None)
