@@ -130,24 +130,19 @@ def agreed() -> Iterator[None]:
         raise UserError(**first)
 
 
-def replicated(model: nn.Module, *, compression: str, is_static: bool, leaves_out: bool = False) -> nn.Module:
+def replicated(model: nn.Module, *, compression: str, is_static: bool) -> nn.Module:
     """Return the model whose backward pass leaves the mean of the ranks' gradients; alone the model itself.
 
     Gradients are exchanged in buckets while the pass goes on, in bfloat16 with `compression` bf16. Buffers
     stay each rank's own: the statistics of batch norm are those of its part of the batch, as in the published
-    runs. `is_static`: every step computes the same graph, which nothing compiles. `leaves_out`: a step may
-    leave parameters without a gradient, and each is searched for them.
+    runs. `is_static`: every step computes the same graph, which nothing compiles.
     """
     if not dist.is_initialized():
         return model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.15, in 2.11 it is not
         replica = DistributedDataParallel(
-            model,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-            static_graph=is_static,
-            find_unused_parameters=leaves_out,
+            model, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=is_static
         )
     if compression == "bf16":
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

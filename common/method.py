@@ -86,7 +86,6 @@ class Method:
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
-    leaves_out: ClassVar[bool] = False  # whether a step may leave parameters without a gradient
     config: RunConfig
 
     class Config(Strict):

@@ -37,13 +37,9 @@ class Training:
         """
         with distributed.agreed():
             self.build(from_scratch=from_scratch)
-        leaves_out = any(method.leaves_out for method in self.methods)
-        self.replica = distributed.replicated(
-            self.model,
-            compression=self.config.gradient_compression,
-            is_static=not leaves_out and not any(method.compiles for method in self.methods),
-            leaves_out=leaves_out,
-        )
+        is_static = not any(method.compiles for method in self.methods)
+        compression = self.config.gradient_compression
+        self.replica = distributed.replicated(self.model, compression=compression, is_static=is_static)
         self.warm_up()
 
     def build(self, *, from_scratch: bool) -> None:

@@ -71,6 +71,13 @@ def test_what_is_frozen_depends_on_the_step_alone():
     assert frozen(model) == [0, 1, 2, 3]
 
 
+def test_several_ranks_are_refused(monkeypatch):
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="methods.layer_freezing: trains on one rank only"):
+        LayerFreezing("layer_freezing", LayerFreezing.Config()).model(small())
+
+
 @pytest.mark.parametrize("method", ["layer_freezing", "selective_backprop"])
 def test_a_compiled_model_is_refused(method):
     settings = [f"methods.{method}={{}}", "methods.compile={}"]
