@@ -14,6 +14,7 @@ from common import benchmark, fingerprint
 from common.benchmark import KernelPair, Part, Projection, Work
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.method import Batch, build_methods
+from image_classification.augmentation import augmentation
 from image_classification.bench_parts import bench_parts
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
@@ -175,6 +176,7 @@ class Benchmark(benchmark.Benchmark):
             min_area=data.min_crop_area,
             flip_probability=data.flip_probability,
             place=self.place,
+            transform=augmentation(self.config),
         )
         loader = open_loader(
             images, settings, data, self.device, self.config.precision, start_step=start_step
