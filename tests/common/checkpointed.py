@@ -25,7 +25,14 @@ NUM_STEPS, DIES_IN_STEP, DIES_IN_CALL = 6, 4, 2
 EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"  # it starts after the second step
 SETTINGS = {
     "language_bert": ["global_batch_size=7", "micro_batch_size=2", "model.dropout=0.1", EMA],
-    "image_classification": ["global_batch_size=8", "micro_batch_size=2", "data.train_crop_px=32", EMA],
+    "image_classification": [
+        "global_batch_size=8",
+        "micro_batch_size=2",
+        "data.train_crop_px=32",
+        "methods.mixup={}",
+        "methods.stochastic_depth={drop_rate: 0.5}",
+        EMA,
+    ],
 }
 RANKS_TRAIN = "image_classification"  # whose buffers are each rank's own
 
