@@ -1,10 +1,13 @@
 """Selective backprop: which samples are kept, and that the loss is their mean, however a batch is divided."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from common.commands.bench import build
 from common.config import load
 from common.errors import UserError
 from common.method import Batch, Progress
@@ -74,6 +77,30 @@ def test_a_batch_is_thinned_out_between_start_and_end_and_pairs_stay_together():
             assert int(batch.targets["labels"][number]) == int(label)
     assert torch.equal(method.batch(batch, at(30)).inputs["x"], method.batch(batch, at(30)).inputs["x"])
     assert method.batch(batch, None) is batch
+
+
+def test_a_micro_batch_counts_by_the_samples_that_it_had(tmp_path):
+    settings = ["global_batch_size=7", "micro_batch_size=4", "precision=fp32", "data.train_crop_px=64"]
+    settings += ["methods.selective_backprop={start: 0.0}", "methods.label_smoothing=false"]
+    run = build(load("image_classification", "baseline", size="mini", settings=settings).config, tmp_path)
+    (method,) = (each for each in run.methods if each.name == "selective_backprop")
+    batch, state = run.benchmark.noise(7, 64), copy.deepcopy(run.model.state_dict())
+    run.clear_gradients()
+    loss = run.forward_backward(batch, 0)
+    found = [parameter.grad.clone() for parameter in run.model.parameters()]
+    run.model.load_state_dict(state)
+    run.clear_gradients()
+    expected = 0.0
+    for part, num_kept in zip(batch.parts(2), (1, 2), strict=True):
+        kept = method.batch(part, run.progress(0))
+        assert kept.num_samples == num_kept
+        share = F.cross_entropy(run.model(**kept.inputs), kept.targets["labels"]) * part.num_samples / 7
+        share.backward()
+        expected += share.item()
+    run.log.close()
+    assert loss.item() == pytest.approx(expected)
+    for gradient, parameter in zip(found, run.model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
 
 
 def test_samples_without_a_label_each_are_refused():
