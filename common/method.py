@@ -5,10 +5,14 @@ the file in CamelCase and its settings are the class's `Config`.
 """
 
 import importlib
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -49,21 +53,41 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a training step stands; epochs are those of the recipe, whatever the budget, counted from 0."""
+    """Where a training step stands; epochs are those of the recipe, whatever the budget, from 0. `seed` is the run's."""
 
     step: int
     num_steps: int
     epoch: int
     num_epochs: int
+    seed: int = 0
+
+    @contextmanager
+    def randomness(self, name: str) -> Iterator[None]:
+        """Make torch's random numbers on the CPU a function of (seed, step, name) alone inside the block.
+
+        So runs repeat and resume, and ranks and micro-batches draw alike.
+        """
+        with seeded(self.seed, self.step, zlib.crc32(name.encode())):
+            yield
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Make torch's random numbers on the CPU a function of `numbers` alone inside the block."""
+    (state,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(state) >> 1)
+        yield
 
 
 class Method:
     """Every hook does nothing unless a method overrides it.
 
-    They are called in the order of the configuration.
+    They are called in the order of the configuration, `config`.
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
+    config: RunConfig
 
     class Config(Strict):
         """No settings."""
@@ -91,6 +115,12 @@ class Method:
         """Return the batch to use, before it moves to the device; `progress` is None in evaluation."""
         return batch
 
+    def gradients(self, model: nn.Module, progress: Progress, again: Callable[[], Tensor]) -> None:
+        """Change the gradients of a step, which are those of all ranks, before the optimizer takes it.
+
+        `again()` puts in their place those of the same batch at the weights that the model has by then.
+        """
+
     def after_step(self, model: nn.Module, num_steps: int) -> None:
         """Act after a step; `num_steps` is how many have been taken."""
 
@@ -117,5 +147,18 @@ def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None 
             raise UserError("no such method", where=where, hint=nearest(name, modules))
         module = importlib.import_module(modules[name])
         kind: type[Method] = getattr(module, name.title().replace("_", ""))
-        methods.append(kind(name, validated(kind.Config, values, origins or {}, path)))
+        method = kind(name, validated(kind.Config, values, origins or {}, path))
+        method.config = config
+        methods.append(method)
     return methods
+
+
+def refuse_compiled(config: RunConfig, name: str) -> None:
+    """Raise UserError when the model is compiled; steps of the method `name` differ in their graph."""
+    for method in build_methods(config):
+        if method.compiles:
+            raise UserError(
+                "its steps differ in what they compute, so they cannot be compiled",
+                where=f"methods.{name}",
+                hint=f"--set methods.{method.name}=false",
+            )

@@ -97,7 +97,11 @@ class Training:
         """Return where a step counted from 0 stands."""
         plan = self.plan
         return Progress(
-            step=step, num_steps=plan.num_steps, epoch=plan.epoch(step), num_epochs=plan.num_epochs
+            step=step,
+            num_steps=plan.num_steps,
+            epoch=plan.epoch(step),
+            num_epochs=plan.num_epochs,
+            seed=self.seed,
         )
 
     def autocast(self, precision: str) -> torch.autocast:
@@ -117,7 +121,9 @@ class Training:
             self.optimizer.zero_grad(set_to_none=True)
             return
         for parameter in self.model.parameters():
-            if parameter.grad is None:
+            if not parameter.requires_grad:
+                parameter.grad = None
+            elif parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 parameter.grad.zero_()
@@ -163,10 +169,16 @@ class Training:
 
     def train_step(self, batch: Batch, step: int) -> Tensor:
         """Take one optimizer step and return the loss."""
+
+        def compute() -> Tensor:
+            self.clear_gradients()
+            return self.forward_backward(batch, step)
+
         self.set_rate(step)
         with self.memory_explained():
-            self.clear_gradients()
-            loss = self.forward_backward(batch, step)
+            loss = compute()
+            for method in self.methods:
+                method.gradients(self.model, self.progress(step), compute)
             self.scaler.step(self.optimizer)
             self.scaler.update()
         for method in self.methods:

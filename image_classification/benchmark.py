@@ -16,6 +16,7 @@ from common import benchmark, fingerprint
 from common.benchmark import KernelPair, Part, Projection, Work
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.method import Batch, build_methods
+from image_classification.augmentation import augmentation
 from image_classification.bench_parts import bench_parts
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
@@ -27,13 +28,13 @@ from image_classification.model import build_resnet
 from image_classification.roofline import project, training_work
 
 BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (56, 84, 112)}
-EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs
+EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs of ResNet-50
 
 
 class ModelConfig(Strict):
     """A torchvision ResNet by name."""
 
-    name: Literal["resnet18", "resnet50"]
+    name: Literal["resnet18", "resnet50", "resnet101"]
     num_classes: int = Field(gt=1)
 
 
@@ -171,7 +172,7 @@ class Benchmark(benchmark.Benchmark):
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""
         sizes = self.epoch_sizes_px()
-        num_epochs = EPOCHS_TO_TARGET.get(len(sizes))
+        num_epochs = EPOCHS_TO_TARGET.get(len(sizes)) if self.config.model.name == "resnet50" else None
         if num_epochs is None or self.config.size != "full" or self.config.budget != 1:
             return None
         last = num_epochs * self.config.steps_per_epoch
@@ -214,6 +215,7 @@ class Benchmark(benchmark.Benchmark):
             min_area=data.min_crop_area,
             flip_probability=data.flip_probability,
             place=self.place,
+            transform=augmentation(self.config),
         )
         loader = open_loader(
             images, settings, data, self.device, self.config.precision, start_step=start_step

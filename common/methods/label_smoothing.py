@@ -25,9 +25,10 @@ from common.method import Loss, Method
 def smooth_labels(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:
     """Return (1 - smoothing) * one-hot + smoothing / num_classes as float32 (batch, num_classes).
 
-    `labels` are class indices (batch,) int64.
+    `labels` are class indices (batch,) int64, or probabilities (batch, num_classes) in the place of one-hot.
     """
-    return F.one_hot(labels, num_classes).float().mul_(1 - smoothing).add_(smoothing / num_classes)
+    certain = F.one_hot(labels, num_classes).float() if labels.ndim == 1 else labels
+    return certain * (1 - smoothing) + smoothing / num_classes
 
 
 class LabelSmoothing(Method):

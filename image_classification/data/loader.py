@@ -25,6 +25,7 @@ from torchvision.transforms.v2 import functional
 from common import sampler
 from common.errors import UserError
 from common.ranks import ALONE, Place, part
+from image_classification.augmentation import Transform, augmented
 from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
 from image_classification.kernels.crop_resize import scale_and_shift
@@ -51,6 +52,7 @@ class TrainSettings:
     min_area: float
     flip_probability: float
     place: Place = ALONE
+    transform: Transform | None = None  # of each crop, in worker processes
 
     @property
     def num_own_samples(self) -> int:
@@ -65,6 +67,7 @@ class TrainStep:
     samples: np.ndarray  # (batch,) int64
     crop_px: int
     draw: Callable[[np.ndarray, np.ndarray], Crops]  # of samples and their sizes
+    augment: Callable[..., np.ndarray] | None = None  # of pixels and their sample
 
     def crops(self, size: Callable[[int], tuple[int, int]]) -> Crops:
         """Return the crops of the samples; `size` gives height and width of an image."""
@@ -85,7 +88,10 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
             flip_probability=settings.flip_probability,
         )
         own = sampler.own(samples, settings.place)
-        yield TrainStep(samples=own, crop_px=settings.crop_px(step), draw=draw)
+        augment = None
+        if settings.transform is not None:
+            augment = partial(augmented, settings.transform, seed=settings.seed, epoch=epoch)
+        yield TrainStep(samples=own, crop_px=settings.crop_px(step), draw=draw, augment=augment)
 
 
 def train_batches(
@@ -153,6 +159,9 @@ def build_train_batch(
         crop(int(sample), box, step.crop_px) for sample, box in zip(step.samples, crops.boxes, strict=True)
     )
     mirrored = [image[:, ::-1] if flip else image for image, flip in zip(pixels, crops.flips, strict=True)]
+    if step.augment is not None:
+        samples = step.samples.tolist()
+        mirrored = [step.augment(image, sample=each) for image, each in zip(mirrored, samples, strict=True)]
     return step.samples, np.stack(mirrored)
 
 

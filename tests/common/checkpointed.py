@@ -25,7 +25,14 @@ NUM_STEPS, DIES_IN_STEP, DIES_IN_CALL = 6, 4, 2
 EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"  # it starts after the second step
 SETTINGS = {
     "language_bert": ["global_batch_size=7", "micro_batch_size=2", "model.dropout=0.1", EMA],
-    "image_classification": ["global_batch_size=8", "micro_batch_size=2", "data.train_crop_px=32", EMA],
+    "image_classification": [
+        "global_batch_size=8",
+        "micro_batch_size=2",
+        "data.train_crop_px=32",
+        "methods.mixup={}",
+        "methods.stochastic_depth={drop_rate: 0.5}",
+        EMA,
+    ],
 }
 RANKS_TRAIN = "image_classification"  # whose buffers are each rank's own
 
@@ -43,10 +50,13 @@ class Dying(TrainingRun):
         return loss
 
 
-def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun):
-    """Return an initialized run with its result in `folder`; it goes on from the checkpoint `source`."""
+def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun, settings=None):
+    """Return an initialized run with its result in `folder`; it goes on from the checkpoint `source`.
+
+    `settings` stand in the place of the benchmark's above.
+    """
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
-    short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *SETTINGS[name]]
+    short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *(settings or SETTINGS[name])]
     config = load(name, "baseline", size="mini", settings=short).config
     result = folder / "result_0.txt"
     spec = Spec(config={}, seed=3, system="test", result=str(result), label="", expected_s=None)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torchvision
 
 from common.config import load
 from image_classification.benchmark import Benchmark
@@ -21,6 +22,18 @@ def model():
 def test_operations_of_resnet50(model):
     for size_px, expected in GFLOPS.items():
         assert training_work(model, size_px, is_fused=True).flops / 1e9 == pytest.approx(expected, abs=0.06)
+
+
+def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
+    facts = torchvision.models.ResNet101_Weights.IMAGENET1K_V1.meta
+    with torch.device("meta"):
+        model = build_resnet("resnet101", 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == facts["num_params"]
+    stem = 2 * 64 * 112**2 * 3 * 7**2  # its input needs no gradient
+    expected = 6 * facts["_ops"] * 1e9 - stem
+    assert training_work(model, 224, is_fused=True).flops == pytest.approx(expected, rel=1e-3)
+    config = load("image_classification", "baseline", size="full", settings=["model.name=resnet101"]).config
+    assert Benchmark(config, seed=0).projection({"224 px": 1000.0}, 8) is None
 
 
 def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percent(model):

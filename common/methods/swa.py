@@ -1,0 +1,80 @@
+"""Stochastic weight averaging.
+
+What. Keeps the plain mean of the weights that training passes through late, one sample of them every
+`every`, and evaluates it. The trained weights are never touched.
+Effect on quality. Published: +0.7 to 1 % top-1 (76.15 -> 76.97 %) when added at the end of 90 epochs of
+ResNet-50. Not measured here.
+Effect on time. One pass over weights and average for each sample; one more copy of the model in memory.
+Relieves. Number of steps.
+When not. Beside `ema`, which averages too (refused); before the learning rate has fallen; when it has decayed
+so far that the weights hardly move. The statistics of batch norm are averaged as well: exact ones would take
+another pass over training images (torch.optim.swa_utils.update_bn).
+Source. Izmailov et al. 2018, https://arxiv.org/abs/1803.05407; MosaicML Composer 0.7, algorithms/swa (from
+0.7 of training, every epoch; it trains on from the average at 0.97, which is left out here);
+torch.optim.swa_utils.
+"""
+
+from math import ceil
+
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from common.config import Duration, Fraction, RunConfig, Strict
+from common.errors import UserError
+from common.method import Method
+
+
+def averaged(model: nn.Module) -> AveragedModel:
+    """Return an empty mean of models like this; `update_parameters(model)` adds one, `module` is the mean.
+
+    Parameters and buffers are averaged, gradients not copied.
+    """
+    return AveragedModel(model, use_buffers=True).requires_grad_(False)
+
+
+class Swa(Method):
+    """Evaluates the mean; before its first sample, the model itself."""
+
+    class Config(Strict):
+        """`start`: fraction of the training before the first sample; `every`: how far samples lie apart."""
+
+        start: Fraction = 0.7
+        every: Duration = "1ep"
+
+    mean: AveragedModel | None = None
+
+    def sampled(self, config: RunConfig) -> range:
+        """Return the numbers of steps after which the weights are a sample."""
+        every, last = max(1, config.steps(self.settings.every)), config.plan().num_steps
+        return range(max(1, ceil(self.settings.start * last / every)) * every, last + 1, every)
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        """Change nothing; raise UserError when there would be no sample, or two averages to evaluate."""
+        if not self.sampled(config):
+            raise UserError("training ends before the first sample", where=f"methods.{self.name}.every")
+        if "ema" in config.methods:
+            hint = "--set methods.ema=false"
+            raise UserError(
+                "only one average can be evaluated, and ema is another",
+                where=f"methods.{self.name}",
+                hint=hint,
+            )
+        return config
+
+    def after_step(self, model: nn.Module, num_steps: int) -> None:
+        """Add a sample."""
+        if num_steps in self.sampled(self.config):
+            self.mean = self.mean or averaged(model)
+            self.mean.update_parameters(model)
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return the mean."""
+        return self.mean.module if self.mean is not None else model
+
+    def kept(self) -> nn.Module | None:
+        """Return the mean, with the number of its samples."""
+        return self.mean
+
+    def keep(self, model: nn.Module) -> None:
+        """Start an empty mean."""
+        self.mean = averaged(model)

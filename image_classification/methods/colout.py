@@ -1,0 +1,51 @@
+"""ColOut.
+
+What. Drops a share of the rows and columns of the training images, the same for all images of a step, so that
+they become smaller.
+Effect on quality. Published: -0.1 to -0.2 % top-1 with ResNet-50 and a share of 0.15. Not measured here.
+Effect on time. Published: about 11 % faster. A step costs about (1 - share)^2 in its convolutions, 0.72 at
+0.15 (calculated).
+Relieves. Forward pass, backward pass.
+When not. Beside progressive resizing or small crops, which save more for the same loss.
+Source. MosaicML Composer 0.7, algorithms/colout (p_row = p_col = 0.15).
+"""
+
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from common.config import Strict
+from common.method import Batch, Method, Progress
+
+
+def drop_lines(images: Tensor, share: float = 0.15) -> Tensor:
+    """Return (batch, channels, height, width) without a random share of its rows and as many columns.
+
+    The order stays, and so does the layout in memory; the lines come from torch's random numbers on the CPU.
+    """
+    is_channels_last = images.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if is_channels_last else torch.contiguous_format
+    for axis in (-2, -1):
+        length = images.shape[axis]
+        kept = torch.randperm(length)[: max(1, int((1 - share) * length))].sort().values
+        images = images.index_select(axis, kept.to(images.device, non_blocking=True))
+    return images.contiguous(memory_format=layout)
+
+
+class Colout(Method):
+    """Drops lines of training batches after the loader; evaluation sees the images as they are."""
+
+    class Config(Strict):
+        """`share`: of the rows, and of the columns."""
+
+        share: float = Field(default=0.15, gt=0, lt=1)
+
+    def batch(self, batch: Batch, progress: Progress | None) -> Batch:
+        """Drop lines of a training batch."""
+        if progress is None:
+            return batch
+        with progress.randomness(self.name):
+            images = drop_lines(batch.inputs["x"], self.settings.share)
+        return replace(batch, inputs=batch.inputs | {"x": images})

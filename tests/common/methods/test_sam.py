@@ -1,0 +1,88 @@
+"""Sharpness-aware gradients against their definition."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.method import Progress
+from common.methods.sam import Sam, sharpness_aware_gradients
+
+
+def at(step):
+    return Progress(step=step, num_steps=100, epoch=0, num_epochs=1)
+
+
+def small(dtype=torch.float64):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(dtype)
+    inputs, labels = torch.randn(8, 4, dtype=dtype), torch.arange(8) % 3
+
+    def loss():
+        return F.cross_entropy(model(inputs), labels)
+
+    return model, loss
+
+
+def gradients_at(model, loss, scale=1.0):
+    def again():
+        model.zero_grad()
+        (scale * loss()).backward()
+
+    return again
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_gradients_are_those_a_distance_uphill(scale):
+    model, loss = small()
+    parameters = list(model.parameters())
+    plain = torch.autograd.grad(loss(), parameters)
+    norm = torch.cat([each.flatten() for each in plain]).norm()
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, plain, strict=True):
+            parameter += 0.5 * gradient / norm
+    expected = torch.autograd.grad(loss(), parameters)
+    model.load_state_dict(before)
+
+    again = gradients_at(model, loss, scale)
+    again()
+    sharpness_aware_gradients(model.parameters(), again, rho=0.5)
+    for parameter, gradient, other in zip(parameters, expected, plain, strict=True):
+        torch.testing.assert_close(parameter.grad, scale * gradient, rtol=1e-9, atol=1e-12)
+        assert not torch.allclose(parameter.grad, scale * other, rtol=1e-3)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_where_a_gradient_overflowed_nothing_is_moved():
+    model, loss = small()
+    again, before = gradients_at(model, loss), copy.deepcopy(model.state_dict())
+    again()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model[0].weight.grad[0, 0] = torch.inf
+    sharpness_aware_gradients(model.parameters(), again)
+    for parameter, gradient in zip(model.parameters(), plain, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_parameters_without_a_gradient_are_left_alone():
+    model, loss = small()
+    model[0].requires_grad_(False)
+    again = gradients_at(model, loss)
+    again()
+    sharpness_aware_gradients(model.parameters(), again)
+    assert model[0].weight.grad is None and model[2].weight.grad is not None
+
+
+def test_every_tenth_step_takes_a_second_pass():
+    model, loss = small()
+    again, calls = gradients_at(model, loss), []
+    method = Sam("sam", Sam.Config())
+    again()
+    for step in range(30):
+        method.gradients(model, at(step), lambda step=step: (calls.append(step), again()))
+    assert calls == [9, 19, 29]

@@ -1,0 +1,124 @@
+"""Selective backprop: which samples are kept, and that the loss is their mean, however a batch is divided."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.commands.bench import build
+from common.config import load
+from common.errors import UserError
+from common.method import Batch, Progress
+from common.methods.selective_backprop import SelectiveBackprop, sample_losses, select_samples
+
+
+def at(step):
+    return Progress(step=step, num_steps=100, epoch=0, num_epochs=1, seed=5)
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(self.norm(x))
+
+
+def built(**settings):
+    torch.manual_seed(0)
+    method = SelectiveBackprop("selective_backprop", SelectiveBackprop.Config(**settings))
+    method.config = load("image_classification", "baseline", size="mini", settings=["precision=fp32"]).config
+    model = method.model(Classifier())
+    inputs, labels = torch.randn(10, 4), torch.arange(10) % 3
+    return method, model, Batch(inputs={"x": inputs}, targets={"labels": labels}, num_samples=10)
+
+
+def test_samples_are_drawn_by_the_rank_of_their_loss_without_repetition():
+    losses = torch.tensor([3.0, 9.0, 1.0, 7.0, 5.0, 2.0])
+    torch.manual_seed(0)
+    counts = torch.zeros(6)
+    for _ in range(3000):
+        kept = select_samples(losses, 1 / 3)
+        assert len(kept) == 2 == len(kept.unique())
+        counts += F.one_hot(kept, 6).sum(dim=0)
+    weights = ((torch.arange(6) + 0.5) / 6).double() ** 2
+    first = weights / weights.sum()
+    second = sum(
+        first[i] * weights.where(torch.arange(6) != i, 0) / (weights.sum() - weights[i]) for i in range(6)
+    )
+    expected = (first + second)[losses.argsort().argsort()]
+    torch.testing.assert_close(counts.double() / 3000, expected, atol=0.03, rtol=0)
+
+
+def test_losses_are_those_of_each_sample_and_leave_the_model_as_it_was():
+    _, model, batch = built()
+    model.double()
+    inputs, before = {"x": batch.inputs["x"].double()}, model.norm.running_mean.clone()
+    found = sample_losses(model, inputs, batch.targets["labels"])
+    assert model.training and torch.equal(model.norm.running_mean, before) and not found.requires_grad
+    logs = model.layer(inputs["x"] / (1 + 1e-5) ** 0.5).log_softmax(dim=1)
+    expected = -logs[torch.arange(10), batch.targets["labels"]]
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_batch_is_thinned_out_between_start_and_end_and_pairs_stay_together():
+    method, _, batch = built(start=0.2, end=0.6, keep=0.4, whole_every=3)
+    for step in range(100):
+        found = method.batch(batch, at(step))
+        if not 20 <= step < 60 or (step + 1) % 3 == 0:
+            assert found is batch
+            continue
+        assert found.num_samples == len(found.inputs["x"]) == len(found.targets["labels"]) == 4
+        for row, label in zip(found.inputs["x"], found.targets["labels"], strict=True):
+            (number,) = (batch.inputs["x"] == row).all(dim=1).nonzero().flatten().tolist()
+            assert int(batch.targets["labels"][number]) == int(label)
+    assert torch.equal(method.batch(batch, at(30)).inputs["x"], method.batch(batch, at(30)).inputs["x"])
+    assert method.batch(batch, None) is batch
+
+
+def test_a_micro_batch_counts_by_the_samples_that_it_had(tmp_path):
+    settings = ["global_batch_size=7", "micro_batch_size=4", "precision=fp32", "data.train_crop_px=64"]
+    settings += ["methods.selective_backprop={start: 0.0}", "methods.label_smoothing=false"]
+    run = build(load("image_classification", "baseline", size="mini", settings=settings).config, tmp_path)
+    (method,) = (each for each in run.methods if each.name == "selective_backprop")
+    batch, state = run.benchmark.noise(7, 64), copy.deepcopy(run.model.state_dict())
+    run.clear_gradients()
+    loss = run.forward_backward(batch, 0)
+    found = [parameter.grad.clone() for parameter in run.model.parameters()]
+    run.model.load_state_dict(state)
+    run.clear_gradients()
+    expected = 0.0
+    for part, num_kept in zip(batch.parts(2), (1, 2), strict=True):
+        kept = method.batch(part, run.progress(0))
+        assert kept.num_samples == num_kept
+        share = F.cross_entropy(run.model(**kept.inputs), kept.targets["labels"]) * part.num_samples / 7
+        share.backward()
+        expected += share.item()
+    run.log.close()
+    assert loss.item() == pytest.approx(expected)
+    for gradient, parameter in zip(found, run.model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_samples_without_a_label_each_are_refused():
+    method, _, batch = built(start=0.0)
+    wrong = Batch(inputs=batch.inputs, targets={"labels": torch.zeros(3)}, num_samples=10)
+    with pytest.raises(UserError, match="methods.selective_backprop: this benchmark has no label"):
+        method.batch(wrong, at(2))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("{start: 0.9}", "start: must lie before end"), ("{whole_every: 1}", "leaves no step")],
+)
+def test_settings_that_select_nothing_are_refused(setting, message):
+    with pytest.raises(UserError, match=message):
+        load(
+            "image_classification",
+            "baseline",
+            size="mini",
+            settings=[f"methods.selective_backprop={setting}"],
+        )
