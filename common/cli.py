@@ -21,6 +21,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "bench": "measure what the suite itself costs",
     "doctor": "check this machine before a run",
     "plan": "predict step time, efficiency, minutes and cost on more devices",
+    "explore": "write one HTML page to explore every run and bench result",
 }
 
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
