@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -23,13 +22,14 @@ class Browser:
     def __enter__(self):
         theirs_in, self.out = os.pipe()
         self.into, theirs_out = os.pipe()
-        path = shutil.which("chromium")
         width, height = self.size
-        command = [path, *OPTIONS, f"--user-data-dir={self.profile}", f"--window-size={width},{height}"]
-        self.process = subprocess.Popen(
-            ["/bin/sh", "-c", 'exec "$@" 3<&"$IN" 4>&"$OUT"'.replace("$IN", str(theirs_in)).replace("$OUT", str(theirs_out)), "sh", *command],
-            pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        command = ["chromium", *OPTIONS, f"--user-data-dir={self.profile}", f"--window-size={width},{height}"]
+        self.process = subprocess.Popen(  # it reads commands from descriptor 3 and answers on 4
+            ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
+            pass_fds=(theirs_in, theirs_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self.session = None

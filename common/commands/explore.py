@@ -42,10 +42,11 @@ def main(args: argparse.Namespace) -> int:
     prices = load_prices(args.prices or PRICES)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     benches = explore.read_benches(args.paths, lambda said: console.print(said, markup=False))
-    if benches and not any(True for path in args.paths for _ in find_logs(path)):
-        audited: list[Audited] = []
-    else:
-        audited = read(args.paths, console)
+    folders = [path for path in args.paths if path.is_dir()]
+    paths = args.paths + [study for path in folders for study in path.rglob("study") if study.is_dir()]
+    audited: list[Audited] = []
+    if not benches or any(True for path in paths for _ in find_logs(path)):
+        audited = read(paths, console)
     if args.out.is_dir():
         raise UserError("is a folder", where=printable(str(args.out)), hint="-o explore.html")
     explore.write_page(args.out, explore.page_data(audited, benches, prices, args.out.parent))
@@ -58,6 +59,6 @@ def main(args: argparse.Namespace) -> int:
 
 def read(paths: list[Path], console: Console) -> list[Audited]:
     """Read and audit the logs, with a bar where there is a terminal."""
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("reading logs", total=None)
         return audit_paths(paths, lambda _, total: progress.update(bar, advance=1, total=total))

@@ -24,6 +24,7 @@ from scipy import stats
 from common import config as configs
 from common.errors import UserError
 from common.evidence.audit import Audited, Finding
+from common.evidence.factors import evaluation_minutes
 from common.evidence.log import MAX_BYTES, Log, label
 from common.evidence.records import finite, printable
 from common.evidence.report import link
@@ -38,8 +39,8 @@ REACHED, ENDED, BROKEN_OFF, RESUMED, UNREADABLE = range(5)
 STATUSES = ("reached its target", "ended without it", "broken off", "resumed", "unreadable")
 RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
 COLUMNS = (
-    "cell", "file", "href", "seed", "status", "minutes", "quality", "samples", "samples_per_s", "commit",
-    "errors", "warnings", "findings", "curve",
+    "cell", "file", "href", "seed", "status", "minutes", "evaluation", "quality", "samples", "samples_per_s",
+    "commit", "errors", "warnings", "findings", "curve",
 )  # fmt: skip
 
 
@@ -155,6 +156,7 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
         "budget": budget(log, size),
         "batch": finite(log.value("global_batch_size")),
         "target": log.target if math.isfinite(log.target) else None,
+        "trains_on": log.value("stop_at_target") is False,
         "settings": [lines(line) for line in log.settings],
     }
 
@@ -162,14 +164,22 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
 def place(log: Log) -> tuple[str, str, str]:
     """Return study ('' for a scored run), hardware and name, from where a log lies.
 
-    results/study/<study>/<hardware>-<size>-<name>/... or results/<hardware>[-mini]-<configuration>/...
+    results/study/<study>/<hardware>[-mini]-<cell>/... or results/<hardware>[-mini]-<configuration>/... A cell
+    need not name its configuration; at full size the hardware is then the one that the settings state.
     """
     above = log.file.parts[-5:-3] if log.file else ()
-    if above[:1] == ("study",):
-        head, size, name = log.system.partition(f"-{log.text('benchmark_size') or 'full'}-")
-        return printable(above[1], 64), head if size else log.system, name or log.system
-    hardware = log.system.removesuffix(f"-{log.configuration}").removesuffix("-mini")
-    return "", hardware, log.configuration
+    study = printable(above[1], 64) if above[:1] == ("study",) else ""
+    stated = re.search(r"hardware: ([A-Za-z0-9._-]+)", setting(log, "submission"))
+    if stated and log.system.startswith(f"{stated[1]}-"):
+        return study, stated[1], log.system.removeprefix(f"{stated[1]}-").removeprefix("mini-")
+    if not study:
+        hardware = log.system.removesuffix(f"-{log.configuration}").removesuffix("-mini")
+        return "", hardware, log.configuration
+    for mark, found in (("-mini-", ""), (f"-{log.configuration}", log.configuration)):
+        hardware, there, name = log.system.partition(mark)
+        if there:
+            return study, hardware, found + name
+    return study, log.system, log.system
 
 
 def setting(log: Log, name: str) -> str:
@@ -180,9 +190,10 @@ def setting(log: Log, name: str) -> str:
 def budget(log: Log, size: str) -> float | None:
     """Return a run's training duration over that of its configuration as it stands in the YAML files."""
     batch, train = finite(log.value("global_batch_size")), finite(log.value("train_samples"))
+    share = re.fullmatch(r"[0-9.]{1,9}", setting(log, "budget") or "1")
     own = own_samples(log.header("benchmark"), log.configuration, size)
     samples = num_samples(setting(log, "max_duration"), batch, train)
-    return round(samples / own, 2) if samples and own else None
+    return round(samples * float(share[0]) / own, 2) if samples and own and share else None
 
 
 @cache
@@ -208,7 +219,7 @@ def num_samples(duration: str, batch: float | None, train: float | None) -> floa
 
 
 def run_row(log: Log) -> dict[str, Any]:
-    """Return the columns of one run: its length, whether it reached its target or not, and its curve."""
+    """Return the columns of one run; of its curve four numbers a point, minutes of evaluation the second."""
     run = run_of(log)
     curve = thinned([point for point in log.curve if 0 <= point.minutes < 1e7])
     minutes = log.minutes or (curve[-1].minutes if curve else None)
@@ -218,6 +229,7 @@ def run_row(log: Log) -> dict[str, Any]:
         "seed": log.text("seed"),
         "status": status(log),
         "minutes": None if minutes is None else round(minutes, 5),
+        "evaluation": round(evaluation_minutes(log), 5),
         "quality": None if run.quality is None else round(run.quality, 6),
         "samples": None if samples is None else round(samples),
         "samples_per_s": rounded(run.samples_per_s or run.samples_per_s_overall),
@@ -227,6 +239,7 @@ def run_row(log: Log) -> dict[str, Any]:
             for minutes, samples, accuracy in curve
             for value in (
                 round(minutes, 4),
+                round(evaluation_minutes(log, minutes), 4),
                 None if samples is None else round(samples),
                 round(accuracy, 5),
             )
@@ -284,7 +297,7 @@ def price_row(price: Price, hardware: Sequence[str]) -> dict[str, Any]:
 
 
 def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the figures of every throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
+    """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
     found = []
     for path in paths:
         for file in sorted(path.rglob("throughput/*/*.json")):

@@ -10,9 +10,10 @@ const SORTS = {
   timeSameQuality: "fastest at the same quality", costSameQuality: "cheapest at the same quality",
   qualitySameTime: "best in the same time", qualitySameCost: "best at the same cost",
 };
-const FIELDS = ["q", "model", "size", "from", "to", "baseline", "quality", "minutes", "dollars", "x", "show",
+const CLOCKS = { run: "the whole run", training: "without evaluations" };
+const FIELDS = ["clock", "q", "model", "size", "from", "to", "baseline", "quality", "minutes", "dollars", "x", "show",
   "colour", "sortBy", "cloud"];
-const DEFAULTS = { x: "time", show: "runs", colour: "recipe", sortBy: "timeSameQuality" }; // and below
+const DEFAULTS = { clock: "run", x: "time", show: "runs", colour: "recipe", sortBy: "timeSameQuality" }; // and below
 const ROW_PX = 32, NUM_ROWS = 36, MAX_DASHED = 200, MAX_LEGEND = 30, MAX_BENCH_ROWS = 400;
 
 const $ = (id) => document.getElementById(id);
@@ -47,11 +48,29 @@ const columns = DATA.runs;
 const runs = columns.cell.map((cell, id) => {
   const run = { id, cell: cells[cell], isRun: true };
   for (const name in columns) if (name !== "cell") run[name] = columns[name][id];
+  run.whole = run.minutes;
+  run.points = run.curve;
   run.complete = run.status <= 1 && run.minutes > 0 && run.quality !== null; // reached its target or its end
   run.text = `${run.file} seed ${run.seed} ${run.commit}`.toLowerCase();
   return run;
 });
 const unique = (values) => [...new Set(values)].sort(collator.compare);
+let clock = "";
+
+function setClock() {
+  if (clock === state.clock) return;
+  clock = state.clock;
+  const isTraining = clock === "training";
+  for (const run of runs) {
+    run.minutes = isTraining && run.whole !== null ? Math.max(0, run.whole - run.evaluation) : run.whole;
+    run.curve = [];
+    for (let i = 0; i < run.points.length; i += 4) {
+      run.curve.push(run.points[i] - (isTraining ? run.points[i + 1] : 0), run.points[i + 2], run.points[i + 3]);
+    }
+  }
+  allMeans = meansOf(runs);
+}
+
 const most = (values) => {
   const counts = new Map();
   for (const value of values) counts.set(value, (counts.get(value) || 0) + 1);
@@ -111,7 +130,7 @@ function fillForm() {
   for (const name in FACETS) for (const box of facetBoxes[name].values()) box.input.checked = state[name].has(box.input.value);
   methodBoxes.forEach((box, method) => { box.select.value = state.algorithms.has(method) ? (state.algorithms.get(method) ? "has" : "not") : ""; });
   field("spot").checked = state.spot;
-  for (const name of ["model", "size", "cloud", "sortBy", "x", "show", "colour"]) {
+  for (const name of ["model", "size", "cloud", "sortBy", "x", "show", "colour", "clock"]) {
     if (field(name).selectedIndex < 0) { field(name).value = DEFAULTS[name] || ""; state[name] = field(name).value; }
   }
 }
@@ -187,14 +206,9 @@ function meanOf(cell, ofCell) {
 }
 
 function meansOf(of) {
-  const byCell = new Map();
-  for (const run of of) {
-    const known = byCell.get(run.cell);
-    if (known) known.push(run); else byCell.set(run.cell, [run]);
-  }
-  return [...byCell].map(([cell, ofCell]) => meanOf(cell, ofCell));
+  return [...grouped(of, (run) => run.cell)].map(([cell, ofCell]) => meanOf(cell, ofCell));
 }
-const allMeans = meansOf(runs);
+let allMeans = [];
 
 function rate(hardware) {
   if (state.prices.has(hardware)) return state.prices.get(hardware);
@@ -250,7 +264,7 @@ const between = (range, text) => (range ? ` (${text(range[0])} to ${text(range[1
 
 // Runs that stop at their target have the same quality: the target, whatever they overshot it by.
 function sameQuality() {
-  const { target } = reference.cell, stopped = reference.runs.every((run) => !run.complete || run.status === 0);
+  const { target } = reference.cell, stopped = !reference.cell.trains_on && reference.runs.every((run) => !run.complete || run.status === 0);
   return stopped && target !== null && target <= reference.quality ? target : reference.quality;
 }
 
@@ -319,15 +333,18 @@ function drawAnswers() {
 
 // ---- colours and shapes ----
 
-let categories = new Map(), categoryOf = null;
+let categories = new Map();
+const categoryOf = (item) => item.cell.category;
 
 function categorise() {
+  if (categories.by === state.colour) return;
   const of = { recipe: (c) => c.configuration, name: (c) => c.name, hardware: (c) => c.hardware,
     study: (c) => c.study || "scored runs", budget: (c) => (c.budget === null ? "unknown" : `${c.budget}`) }[state.colour];
   categories = new Map(unique(cells.map(of)).map((name, i) => [name, {
     name, colour: PALETTE[i % PALETTE.length], shape: SHAPES[i % SHAPES.length], dash: DASHES[i % DASHES.length],
   }]));
-  categoryOf = (item) => categories.get(of(item.cell));
+  categories.by = state.colour;
+  for (const cell of cells) cell.category = categories.get(of(cell));
 }
 
 function mark(context, shape, x, y, r) {
@@ -507,24 +524,23 @@ function described(item, values) {
 function axis(largest) {
   if (state.x === "cost") return { unit: 1, label: "$" };
   if (state.x === "samples") return { unit: 1, label: "samples" };
-  if (largest < 5) return { unit: 60, label: "seconds since run_start" };
-  return largest < 600 ? { unit: 1, label: "minutes since run_start" } : { unit: 1 / 60, label: "hours since run_start" };
+  const of = state.clock === "training" ? "without evaluations" : "since run_start";
+  if (largest < 5) return { unit: 60, label: `seconds ${of}` };
+  return largest < 600 ? { unit: 1, label: `minutes ${of}` } : { unit: 1 / 60, label: `hours ${of}` };
 }
 
 function front(of) {
-  const byKey = new Map();
-  for (const item of of) byKey.set(item.cell.key, [...(byKey.get(item.cell.key) || []), item]);
-  return [...byKey.values()].map((same) => {
+  return [...grouped(of, (item) => item.cell.key).values()].map((same) => {
     let best = -Infinity;
     return same.sort((a, b) => xOf(a) - xOf(b) || b.quality - a.quality).filter((item) => item.quality > best && ((best = item.quality), true));
   });
 }
 
-function grouped(of) {
+function grouped(of, keyOf) {
   const groups = new Map();
   for (const item of of) {
-    const category = categoryOf(item);
-    if (groups.has(category)) groups.get(category).push(item); else groups.set(category, [item]);
+    const key = keyOf(item), known = groups.get(key);
+    if (known) known.push(item); else groups.set(key, [item]);
   }
   return groups;
 }
@@ -557,7 +573,7 @@ function drawScatter(chart) {
     context.stroke();
   }
   const radius = drawn.length > 1000 ? 2.5 : drawn.length > 150 ? 3.5 : 4.5, alpha = drawn.length > 400 ? 0.55 : 0.85;
-  for (const [category, same] of grouped(drawn)) drawMarks(context, category, same.map(place), radius, alpha);
+  for (const [category, same] of grouped(drawn, categoryOf)) drawMarks(context, category, same.map(place), radius, alpha);
   for (const item of drawn) chart.add(item, ...place(item), [xOf(item), item.quality]);
   context.strokeStyle = chart.ink; context.setLineDash([]);
   for (const item of fronts.flat()) { context.beginPath(); context.arc(...place(item), radius + 3, 0, 7); context.stroke(); }
@@ -587,15 +603,10 @@ function drawCurves(chart) {
   for (const { values } of lines) for (const [x, y] of values) { if (x > largest) largest = x; if (y < low) low = y; if (y > high) high = y; }
   const { unit, label } = axis(largest), pad = (high - low) * 0.05;
   const context = chart.start(low - pad, high + pad, 0, largest * unit * 1.03, label);
-  const groups = new Map();
-  for (const line of lines) {
-    line.points = line.values.map(([x, y]) => [chart.x(x * unit), chart.y(y)]);
-    const category = categoryOf(line.item);
-    if (groups.has(category)) groups.get(category).push(line); else groups.set(category, [line]);
-  }
+  for (const line of lines) line.points = line.values.map(([x, y]) => [chart.x(x * unit), chart.y(y)]);
   const many = lines.length > MAX_DASHED;
   drawTargets(context, chart, lines);
-  for (const [category, same] of groups) {
+  for (const [category, same] of grouped(lines, ({ item }) => categoryOf(item))) {
     context.strokeStyle = category.colour;
     context.lineWidth = many ? 1 : 1.5;
     context.setLineDash(many ? [] : category.dash);
@@ -842,6 +853,7 @@ function buildForm() {
   const options = (values, all, title = (value) => value) => [el("option", { value: "" }, all), ...values.map((value) => el("option", { value }, title(value)))];
   field("model").append(...options(unique(cells.map((cell) => cell.benchmark)), "all", (value) => named[value] || value));
   field("size").append(...options(unique(cells.map((cell) => cell.size)), "all", (value) => (value === "full" ? value : `${value}: a proxy`)));
+  field("clock").append(...Object.entries(CLOCKS).map(([value, title]) => el("option", { value }, title)));
   field("sortBy").append(...Object.entries(SORTS).map(([value, title]) => el("option", { value }, title)));
   for (const column of TABLE) for (const sign of ["", "-"]) field("sortBy").append(el("option", { value: sign + column.id }, `${column.title}${sign && ", descending"}`));
   for (const name in FACETS) {
@@ -878,8 +890,9 @@ function buildTable() {
 }
 
 function update() {
+  setClock();
   filter();
-  rates = new Map(unique(cells.map((cell) => cell.hardware)).map((hardware) => [hardware, rate(hardware)]));
+  rates = new Map([...priceRows.keys()].map((hardware) => [hardware, rate(hardware)]));
   means = meansOf(visible);
   items = state.show === "means" ? means.filter((item) => item.num) : visible;
   categorise();
