@@ -300,7 +300,9 @@ def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[d
     """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
     found = []
     for path in paths:
-        for file in sorted(path.rglob("throughput/*/*.json")):
+        for file in sorted(path.absolute().rglob("*.json")):
+            if file.parts[-3] != "throughput":
+                continue
             try:
                 found.append(bench(file))
             except (OSError, ValueError) as error:
@@ -319,7 +321,7 @@ def bench(file: Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if not isinstance(figures, dict) or not isinstance(rates := figures.get("rates"), list):
-        raise ValueError("no bench result")
+        raise ValueError("not what `ttt bench` writes")
     rows = []
     for rate in rates[:MAX_RATES]:
         if not isinstance(rate, dict) or finite(rate.get("samples_per_s")) is None:

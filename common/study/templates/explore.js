@@ -19,6 +19,7 @@ const ROW_PX = 32, NUM_ROWS = 36, MAX_DASHED = 200, MAX_LEGEND = 30, MAX_BENCH_R
 const $ = (id) => document.getElementById(id);
 const form = $("filters"), field = (name) => form.elements.namedItem(name);
 const collator = new Intl.Collator("en", { numeric: true });
+const compare = (a, b) => (isNaN(a) || isNaN(b) ? collator.compare(a, b) : a - b);
 
 function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
@@ -54,7 +55,7 @@ const runs = columns.cell.map((cell, id) => {
   run.text = `${run.file} seed ${run.seed} ${run.commit}`.toLowerCase();
   return run;
 });
-const unique = (values) => [...new Set(values)].sort(collator.compare);
+const unique = (values) => [...new Set(values)].sort(compare);
 let clock = "";
 
 function setClock() {
@@ -375,7 +376,7 @@ function drawMarks(context, category, points, radius, alpha) {
 }
 
 function drawLegend() {
-  const shown = [...new Set(items.filter((item) => item.quality !== null).map(categoryOf))].sort((a, b) => collator.compare(a.name, b.name));
+  const shown = [...new Set(items.filter((item) => item.quality !== null).map(categoryOf))].sort((a, b) => compare(a.name, b.name));
   const entries = shown.slice(0, MAX_LEGEND).map((category) => {
     const key = el("canvas", { width: 68, height: 28, "aria-hidden": "true" }), context = key.getContext("2d");
     context.scale(2, 2);
@@ -898,6 +899,7 @@ function update() {
   categorise();
   chooseReference();
   const left = visible.filter((run) => !run.complete).length;
+  $("table-title").textContent = state.show === "means" ? "Means of runs" : "Runs";
   $("status").textContent = `${visible.length.toLocaleString("en")} of ${runs.length.toLocaleString("en")} runs in ${means.length.toLocaleString("en")} recipes`
     + (left ? `; ${left.toLocaleString("en")} incomplete: in no mean, answer or front` : "");
   drawAnswers();
