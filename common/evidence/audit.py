@@ -52,7 +52,7 @@ def audit_paths(
     logs: dict[Path, tuple[Log, list[Finding]]] = {}
     with ExitStack() as stack:
         if sum(os.lstat(file).st_size for file in files) < FEW_BYTES:
-            read = map(_read, files)
+            read: Iterable[tuple[Log, list[Finding]]] = map(_read, files)
         else:
             pool = stack.enter_context(ProcessPoolExecutor())
             read = pool.map(_read_brief, files, chunksize=4)

@@ -365,13 +365,17 @@ function mark(context, shape, x, y, r) {
 }
 
 function drawMarks(context, category, points, radius, alpha) {
+  // One mark is drawn, then copied: a path of thousands of marks is slow to fill.
+  const scale = 2 * (window.devicePixelRatio || 1), half = Math.ceil(radius * 1.5) + 1;
+  const stamp = el("canvas", { width: 2 * half * scale, height: 2 * half * scale }), pen = stamp.getContext("2d");
+  pen.scale(scale, scale);
+  pen.fillStyle = pen.strokeStyle = category.colour;
+  pen.lineWidth = 1.6;
+  pen.beginPath();
+  mark(pen, category.shape, half, half, radius);
+  if (category.shape === "cross" || category.shape === "plus") pen.stroke(); else pen.fill();
   context.globalAlpha = alpha;
-  context.fillStyle = context.strokeStyle = category.colour;
-  context.lineWidth = 1.6;
-  context.setLineDash([]);
-  context.beginPath();
-  for (const [x, y] of points) mark(context, category.shape, x, y, radius);
-  if (category.shape === "cross" || category.shape === "plus") context.stroke(); else context.fill();
+  for (const [x, y] of points) context.drawImage(stamp, x - half, y - half, 2 * half, 2 * half);
   context.globalAlpha = 1;
 }
 
@@ -900,7 +904,7 @@ function update() {
   chooseReference();
   const left = visible.filter((run) => !run.complete).length;
   $("table-title").textContent = state.show === "means" ? "Means of runs" : "Runs";
-  $("status").textContent = `${visible.length.toLocaleString("en")} of ${runs.length.toLocaleString("en")} runs in ${means.length.toLocaleString("en")} recipes`
+  $("status").textContent = `${visible.length.toLocaleString("en")} of ${runs.length.toLocaleString("en")} runs in ${means.length.toLocaleString("en")} ${means.length === 1 ? "recipe" : "recipes"}`
     + (left ? `; ${left.toLocaleString("en")} incomplete: in no mean, answer or front` : "");
   drawAnswers();
   drawLegend();
