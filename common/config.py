@@ -76,13 +76,22 @@ class SubmissionConfig(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run in steps: how many, where it is evaluated (after these steps), how long it warms up."""
+    """A run in steps: how many, where it is evaluated (after these steps), how long it warms up.
+
+    `num_epochs` are those of the recipe, which a smaller budget goes through in fewer steps.
+    """
 
     num_steps: int
-    steps_per_epoch: int
+    steps_per_epoch: int  # of the data
+    num_epochs: int
     warmup_steps: int
     evaluation_steps: tuple[int, ...]
     milestones: tuple[int, ...] = ()  # where the learning rate steps down
+    budget: float = 1.0
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of the recipe, from 0, that a step counted from 0 belongs to."""
+        return int(step / self.budget) // self.steps_per_epoch
 
 
 class RunConfig(Strict):
@@ -92,7 +101,9 @@ class RunConfig(Strict):
     configuration: str
     size: Literal["full", "mini"]
     target: float = Field(gt=0, lt=1)
+    stop_at_target: bool = True  # false: a study trains to the end of max_duration, and no score counts it
     max_duration: Duration
+    budget: float = Field(default=1.0, gt=0, le=10)  # share of max_duration, and of all in its schedule
     evaluate_every: Duration
     evaluate_from: Duration = "0sp"
     checkpoint_every: Duration | None = None  # while the clock runs; null: never
@@ -109,7 +120,7 @@ class RunConfig(Strict):
     methods: dict[str, dict[str, Any]] = {}
 
     def steps(self, duration: str) -> int:
-        """Return a duration such as `90ep`, `55ba` or `24640sp` in steps, rounded up."""
+        """Return a duration such as `90ep`, `55ba` or `24640sp` in steps of the whole budget, rounded up."""
         count, unit = int(duration[:-2]), duration[-2:]
         if unit == "sp":
             return math.ceil(count / self.global_batch_size)
@@ -119,6 +130,11 @@ class RunConfig(Strict):
     def steps_per_epoch(self) -> int:
         """Whole batches per epoch; the incomplete last one is dropped."""
         return int(self.data.num_train_samples // self.global_batch_size)  # type: ignore[attr-defined]
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of the recipe, the last of which may not be whole."""
+        return math.ceil(self.steps(self.max_duration) / self.steps_per_epoch)
 
     def prepared_with(self) -> dict[str, Any]:
         """Return the settings that shape the prepared data, by key; its manifest records them."""
@@ -134,15 +150,26 @@ class RunConfig(Strict):
         return f"run: ttt data prepare {self.benchmark} --size {self.size}"
 
     def plan(self) -> Plan:
-        """Return the run in steps. The last step is always evaluated."""
-        num_steps, every = self.steps(self.max_duration), self.steps(self.evaluate_every)
-        first = max(every, math.ceil(self.steps(self.evaluate_from) / every) * every)
+        """Return the run in steps. The last step is always evaluated.
+
+        A budget shrinks the run with its whole schedule, the warm-up too: left as it is, 8 epochs of warm-up
+        would fill the 7 that a quarter of 28 leaves, and budgets would differ in the form of their schedule.
+        How often a run is evaluated, and what methods count in steps, stays.
+        """
+
+        def scaled(duration: str) -> int:
+            return round(self.steps(duration) * self.budget)
+
+        num_steps, every = scaled(self.max_duration), self.steps(self.evaluate_every)
+        first = max(every, math.ceil(scaled(self.evaluate_from) / every) * every)
         return Plan(
             num_steps=num_steps,
             steps_per_epoch=self.steps_per_epoch,
-            warmup_steps=self.steps(self.schedule.warmup),
+            num_epochs=self.num_epochs,
+            warmup_steps=scaled(self.schedule.warmup),
             evaluation_steps=(*[0] * self.evaluate_untrained, *range(first, num_steps, every), num_steps),
-            milestones=tuple(self.steps(milestone) for milestone in self.schedule.milestones),
+            milestones=tuple(scaled(milestone) for milestone in self.schedule.milestones),
+            budget=self.budget,
         )
 
     def replaced(self, **changes: Any) -> "RunConfig":
@@ -332,13 +359,14 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
 
     if config.steps_per_epoch == 0:
         fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
-    if config.steps(config.max_duration) == 0:
-        fail("max_duration", "a run needs at least one step")
     if config.steps(config.evaluate_every) == 0:
         fail("evaluate_every", "must be at least one step")
+    plan = config.plan()
+    if plan.num_steps == 0:
+        fail("max_duration", "a run needs at least one step")
     if config.checkpoint_every is not None and config.steps(config.checkpoint_every) == 0:
         fail("checkpoint_every", "must be at least one step")
-    if config.steps(config.schedule.warmup) >= config.steps(config.max_duration):
+    if plan.warmup_steps >= plan.num_steps:
         fail(
             "schedule",
             f"warm-up ({config.schedule.warmup}) must be shorter than max_duration ({config.max_duration})",

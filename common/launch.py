@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import math
 import os
 import secrets
 import shlex
@@ -33,8 +34,9 @@ class RunSet:
     """The runs of one configuration on this system; `directory` holds their results.
 
     `num_ranks` are to be started here; 1 also where torchrun or srun has started them. Of a set that is
-    continued `num_done` runs are there, whose seeds nobody reads, and no index below `first_index` is taken.
-    With a `checkpoint` the one run goes on from there.
+    continued `num_done` runs are there, whose seeds nobody reads, `num_more` that did not come to their end,
+    and no index below `first_index` is taken.
+    With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a study.
     """
 
     loaded: Loaded
@@ -44,24 +46,26 @@ class RunSet:
     seeds: tuple[int, ...]
     num_ranks: int = 1
     num_done: int = 0
+    num_more: int = 0
     first_index: int = 0
     hung_after_s: float = HUNG_AFTER_S
     drops_caches: bool = False
     checkpoint: Path | None = None
+    cell: str = ""
     preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
 
     @property
     def title(self) -> str:
-        """Benchmark, configuration and size."""
+        """Benchmark, configuration or cell, and size."""
         config = self.loaded.config
-        return f"{config.benchmark} {config.configuration} {config.size}"
+        return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
 
 
 class Ended(NamedTuple):
     """How a run ended: its exit code, and what it counts as."""
 
     code: int
-    outcome: Literal["converged", "missed", "failed", "refused"]  # refused: by a mistake, before its clock
+    outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
@@ -103,7 +107,9 @@ def check_share(config: RunConfig, num_ranks: int) -> None:
         )
 
 
-def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1) -> RunSet:
+def plan_run_set(
+    loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1, cell: str = ""
+) -> RunSet:
     """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
     name = configs.benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
@@ -111,7 +117,7 @@ def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None, 
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
     if num_runs > 1 and ranks.place().world_size > 1:
         raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
-    identifier = system.system_id(loaded.config)
+    identifier = system.system_id(loaded.config, cell)
     return RunSet(
         loaded=loaded,
         system=identifier,
@@ -119,6 +125,7 @@ def plan_run_set(loaded: Loaded, *, results: Path, runs: str, seed: int | None, 
         num_runs=num_runs,
         seeds=draw_seeds(num_runs, seed),
         num_ranks=num_ranks,
+        cell=cell,
     )
 
 
@@ -326,6 +333,11 @@ def close(path: Path, code: int, failure: str, shown: str) -> Ended:
         why = failure or f"it ended with code {code}"
         print(f"error: {why}; the clock had not started, nothing was timed", file=sys.stderr)
         return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed")
+    if log.is_study and code == EXIT_OK and not was_open:
+        quality = log.curve[-1].accuracy if log.curve else math.nan
+        print(f"  done: {60 * (log.minutes or 0):.1f} s to the end, quality {quality:.4f}; {shown}")
+        warn_of_drift(log)
+        return Ended(code, "ended")
     if log.is_converged:
         print(f"  success: {60 * (log.minutes or 0):.1f} s to the target; {shown}")
         warn_of_drift(log)

@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a training step stands; epochs count completed ones, from 0."""
+    """Where a training step stands; epochs are those of the recipe, whatever the budget, counted from 0."""
 
     step: int
     num_steps: int

@@ -68,7 +68,10 @@ def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = N
         drops_caches=args.drop_caches,
         preflight=preflight(run_set.loaded.config, run_set.directory, is_forced=args.force),
     )
-    return continued(run_set, seed) if args.continues else run_set
+    if args.continues:
+        run_set = continued(run_set, seed)
+        print(f"{run_set.title}: {there(run_set)}")
+    return run_set
 
 
 def continued(run_set: RunSet, seed: int | None = None) -> RunSet:
@@ -80,17 +83,24 @@ def continued(run_set: RunSet, seed: int | None = None) -> RunSet:
     logs = {path: read_log(path) for path in sorted(run_set.directory.glob("result_*.txt"))}
     for path, log in logs.items():
         refuse_another(run_set, path, log)
-    num_done = min(sum(map(came_to_its_end, logs.values())), run_set.num_runs)
+    num_ended = sum(map(came_to_its_end, logs.values()))
+    num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
     seeds = launch.draw_seeds(run_set.num_runs - num_done, seed, used)
     indices = [int(found[1]) for path in logs if (found := RESULT.fullmatch(path.name))]
-    print(
-        f"{run_set.title}: {num_done} of {run_set.num_runs} runs are there"
-        + (f", {len(logs) - num_done} more did not come to their end" if len(logs) > num_done else "")
-    )
     return replace(
-        run_set, seeds=(0,) * num_done + seeds, num_done=num_done, first_index=max(indices, default=-1) + 1
+        run_set,
+        seeds=(0,) * num_done + seeds,
+        num_done=num_done,
+        num_more=len(logs) - num_ended,
+        first_index=max(indices, default=-1) + 1,
     )
+
+
+def there(run_set: RunSet) -> str:
+    """Return what of a set that is continued is there."""
+    more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
+    return f"{run_set.num_done} of {run_set.num_runs} runs are there{more}"
 
 
 def came_to_its_end(log: Log) -> bool:
@@ -148,7 +158,9 @@ def run_all(
         if run_set.num_done <= number < run_set.num_runs
     ]
     try:
-        for run_set, number in turns:
+        for turn, (run_set, number) in enumerate(turns, 1):
+            if len(run_sets) > 1:
+                print(f"{turn} of {len(turns)}: ", end="")
             ended = launch.run_once(run_set, number, command, index)
             codes.append(ended.code)
             outcomes[run_set.title][ended.outcome] += 1
@@ -171,10 +183,11 @@ def summary(run_set: RunSet, outcomes: Counter[str]) -> str:
         "were there": run_set.num_done,
         "converged": outcomes["converged"],
         "missed the target": outcomes["missed"],
+        "came to their end": outcomes["ended"],
         "failed": failed,
         "not run": num_new - outcomes.total(),
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    missing = num_new - outcomes["converged"] - outcomes["missed"]
+    missing = num_new - outcomes["converged"] - outcomes["missed"] - outcomes["ended"]
     hint = f"; {missing} missing, the same command with --continue makes them" if missing else ""
     return f"{run_set.title}: of {run_set.num_runs} runs {told}{hint}"

@@ -35,11 +35,18 @@ def short_name(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "", name)[:32] or "unknown"
 
 
-def system_id(config: RunConfig) -> str:
-    """Return `<hardware>[-mini]-<configuration>`, the name of the system and of its folder in results."""
-    size = "-mini" if config.size == "mini" else ""
+def machine_id(config: RunConfig) -> str:
+    """Return `<hardware>[-mini]`."""
     named = config.submission.hardware
-    name = f"{hardware_name() if named == 'auto' else named}{size}-{config.configuration}"
+    return f"{hardware_name() if named == 'auto' else named}{'-mini' if config.size == 'mini' else ''}"
+
+
+def system_id(config: RunConfig, cell: str = "") -> str:
+    """Return `<hardware>[-mini]-<configuration>`, the name of the system and of its folder in results.
+
+    The `cell` of a study stands for its configuration.
+    """
+    name = f"{machine_id(config)}-{cell or config.configuration}"
     if not NAME.fullmatch(name):
         raise UserError(f"system name '{name}' is not {NAME.pattern}", where="submission.hardware")
     return name
@@ -83,18 +90,19 @@ def collected(name: str) -> dict[str, str]:
     return {field: known[field] for field in FIELDS}
 
 
-def describe(config: RunConfig) -> dict[str, Any]:
-    """Return the description of this machine for the runs of a configuration."""
+def describe(config: RunConfig, name: str) -> dict[str, Any]:
+    """Return the description of this machine, under a name, for the runs of a configuration."""
     stated = {"submitter": config.submission.org, "status": STATUS[config.submission.status]}
     notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
-    return collected(system_id(config)) | stated | notes
+    return collected(name) | stated | notes
 
 
-def write_description(config: RunConfig, directory: Path) -> Path:
-    """Write `<system id>.json` once; an existing one is a person's and stays as it is."""
-    path = directory / f"{system_id(config)}.json"
+def write_description(config: RunConfig, directory: Path, name: str = "") -> Path:
+    """Write `<system id>.json`, or `<name>.json`, once; an existing one is a person's and stays as it is."""
+    name = name or system_id(config)
+    path = directory / f"{name}.json"
     if not path.exists():
-        description = as_json(describe(config))
+        description = as_json(describe(config, name))
         temporary = path.with_suffix(".json.part")
         try:
             directory.mkdir(parents=True, exist_ok=True)

@@ -66,10 +66,12 @@ class Training:
         """
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
+        steps = reversed(range(self.plan.num_steps))
+        first_steps = sorted({self.plan.epoch(step): step for step in steps}.values())  # of each epoch
         shapes = set()
         self.step_s = math.inf
         for batch in self.benchmark.synthetic_batches():
-            for step in range(0, self.plan.num_steps, self.plan.steps_per_epoch):
+            for step in first_steps:
                 inputs = self.prepared(batch, self.progress(step)).inputs.values()
                 shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
                 if shape not in shapes:
@@ -87,10 +89,9 @@ class Training:
 
     def progress(self, step: int) -> Progress:
         """Return where a step counted from 0 stands."""
-        per_epoch = self.plan.steps_per_epoch
-        num_epochs = math.ceil(self.plan.num_steps / per_epoch)
+        plan = self.plan
         return Progress(
-            step=step, num_steps=self.plan.num_steps, epoch=step // per_epoch, num_epochs=num_epochs
+            step=step, num_steps=plan.num_steps, epoch=plan.epoch(step), num_epochs=plan.num_epochs
         )
 
     def autocast(self, precision: str) -> torch.autocast:

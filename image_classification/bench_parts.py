@@ -54,7 +54,7 @@ class MadeUpImages:
 def bench_parts(data: Any, batch_size: int, device: torch.device) -> Iterator[Part]:
     """Yield the loaders that every machine has, the crop of resident pixels, and blurred shortcuts."""
     settings = TrainSettings(
-        batch_size=LOADER_BATCH, seed=0, crop_px=lambda epoch: CROP_PX, min_area=0.08, flip_probability=0.5
+        batch_size=LOADER_BATCH, seed=0, crop_px=lambda step: CROP_PX, min_area=0.08, flip_probability=0.5
     )
     images, what = MadeUpImages(), f"{WIDTH} x {HEIGHT} JPEG to {CROP_PX} px"
     thread = train_batches(images, settings)

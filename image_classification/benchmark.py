@@ -132,7 +132,7 @@ class Benchmark(benchmark.Benchmark):
         """Return the minutes of the published number of epochs, the loader keeping up."""
         sizes = self.epoch_sizes_px()
         num_epochs = EPOCHS_TO_TARGET.get(len(sizes))
-        if num_epochs is None or self.config.size != "full":
+        if num_epochs is None or self.config.size != "full" or self.config.budget != 1:
             return None
         last = num_epochs * self.config.steps_per_epoch
         evaluations = [step for step in self.config.plan().evaluation_steps if step <= last]
@@ -145,9 +145,8 @@ class Benchmark(benchmark.Benchmark):
         )
 
     def epoch_sizes_px(self) -> list[int]:
-        """Return the size of the images that the model sees in each epoch."""
-        plan, methods = self.config.plan(), build_methods(self.config)
-        num_epochs = math.ceil(plan.num_steps / plan.steps_per_epoch)
+        """Return the size of the images that the model sees in each epoch of the recipe."""
+        num_epochs, methods = self.config.num_epochs, build_methods(self.config)
         sizes = [self.config.data.crop_px(epoch) for epoch in range(num_epochs)]
         for method in methods:
             if isinstance(method, ProgressiveResizing):
@@ -166,12 +165,12 @@ class Benchmark(benchmark.Benchmark):
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
-        data = self.config.data
+        data, plan = self.config.data, self.config.plan()
         images = self.images("train", data.num_train_samples)
         settings = TrainSettings(
             batch_size=self.config.global_batch_size,
             seed=self.seed,
-            crop_px=data.crop_px,
+            crop_px=lambda step: data.crop_px(plan.epoch(step)),
             min_area=data.min_crop_area,
             flip_probability=data.flip_probability,
             place=self.place,

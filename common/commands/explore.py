@@ -21,7 +21,7 @@ from rich.progress import Progress
 from common.commands import add_paths
 from common.errors import EXIT_OK, UserError
 from common.evidence.audit import Audited, audit_paths
-from common.evidence.log import find_logs
+from common.evidence.log import STUDY, find_logs
 from common.evidence.records import printable
 
 
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     benches = explore.read_benches(args.paths, lambda said: console.print(said, markup=False))
     folders = [path for path in args.paths if path.is_dir()]
-    paths = args.paths + [study for path in folders for study in path.rglob("study") if study.is_dir()]
+    paths = args.paths + [study for path in folders for study in path.rglob(STUDY) if study.is_dir()]
     audited: list[Audited] = []
     if not benches or any(True for path in paths for _ in find_logs(path)):
         audited = read(paths, console)

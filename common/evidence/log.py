@@ -39,6 +39,7 @@ IMAGENET_SAMPLES = 1281167  # one epoch of resnet; foreign logs count epochs onl
 MAX_BYTES = 16 * 2**20  # published logs: up to 0.5 MB
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
+STUDY = "study"  # the folder of studies in results/
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop")
 
 
@@ -104,6 +105,16 @@ class Log:
     def is_ours(self) -> bool:
         """Whether this suite wrote the log; its own logs are held to stricter rules."""
         return self.first("configuration_name") is not None
+
+    @property
+    def is_study(self) -> bool:
+        """Whether the run was to train to the end of its budget, past the target: no timed run to it."""
+        return self.value("stop_at_target") is False
+
+    @property
+    def lies_in_study(self) -> bool:
+        """Whether the file is results/study/<study>/<system>/<benchmark>/result_N.txt."""
+        return self.file is not None and self.file.parts[-5:-4] == (STUDY,)
 
     @property
     def is_resumed(self) -> bool:
@@ -263,13 +274,19 @@ def find_others(paths: Sequence[Path]) -> list[str]:
 
 
 def find_logs(path: Path) -> Iterator[Path]:
-    """Yield the result files below `path`, and links and folders of such names: `read_log` refuses them."""
+    """Yield the result files below `path`, and links and folders of such names: `read_log` refuses them.
+
+    Folders named `study` below it are passed over: their runs answer other questions than a score. A path
+    that lies inside one is read.
+    """
     if not path.exists() and not path.is_symlink():
         raise UserError("no such file or folder", where=printable(str(path)))
     if not path.is_dir():
         yield path
         return
     for folder, folders, files in os.walk(path):
+        if STUDY in folders:
+            folders.remove(STUDY)
         links = [name for name in folders if Path(folder, name).is_symlink() and not _is_result(name)]
         yield from (Path(folder, name) for name in links + [n for n in folders + files if _is_result(n)])
 

@@ -145,6 +145,9 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 def _compliance(log: Log, ruleset: str) -> Verdict:
+    if log.is_study:
+        detail = "a study trains to the end of its budget"
+        return Verdict(path=log.path, ruleset=ruleset, verdict="not run", detail=detail, is_applied=False)
     if not log.file or not _has_known_names(log):
         return Verdict(path=log.path, ruleset=ruleset, verdict="not run", detail=UNKNOWN)
     command = ["-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset]

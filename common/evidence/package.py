@@ -151,6 +151,7 @@ def stated_findings(run_set: RunSet) -> list[str]:
     """Return what the logs of a run set do not state, or state so that it cannot be published."""
     where, lead = run_set.folder, run_set.lead
     findings = [f"{log.path}: not a log of this suite" for log in run_set.logs if not log.is_ours]
+    findings += [f"{log.path}: a study is no submission" for log in run_set.logs if log.is_study]
     for what, name in (("configuration", lead.configuration), ("benchmark", lead.header("benchmark"))):
         if not NAME.fullmatch(name):
             findings.append(f"{where}: the logs name no {what}")

@@ -37,17 +37,17 @@ def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
     with matplotlib.rc_context():
         matplotlib.rcParams.update(STYLE)
         return [
-            _svg(_quality(run_sets), "quality against time, one line a run"),
-            _svg(_factors(scores), "samples to target and samples per second"),
-            _svg(_split(scores), "mean minutes of start-up, training, evaluation and overshoot"),
+            as_svg(_quality(run_sets), "quality against time, one line a run"),
+            as_svg(_factors(scores), "samples to target and samples per second"),
+            as_svg(_split(scores), "mean minutes of start-up, training, evaluation and overshoot"),
         ]
 
 
 def _quality(run_sets: Sequence[RunSet]) -> Figure:
-    figure, axes = _figure(3.2)
+    figure, axes = new_figure(3.2)
     points = [point for run_set in run_sets for log in run_set.logs for point in log.curve]
-    unit, label = _unit(max((point.minutes for point in points), default=0.0))
-    for run_set, colour in zip(run_sets, _colours(run_sets), strict=True):
+    unit, label = unit_of(max((point.minutes for point in points), default=0.0))
+    for run_set, colour in zip(run_sets, colours(run_sets), strict=True):
         name = ascii_name(run_set.lead.configuration)
         for log in run_set.logs:
             times = [point.minutes * unit for point in log.curve]
@@ -82,7 +82,7 @@ def _factors(scores: Sequence[Score]) -> Figure:
         errors = np.transpose([_error(estimate) for estimate in estimates])
         style = {"ecolor": INK, "capsize": 3, "lw": 1}
         bars = axes.barh(
-            range(len(scores)), values, xerr=errors, color=_colours(scores), height=0.6, error_kw=style
+            range(len(scores)), values, xerr=errors, color=colours(scores), height=0.6, error_kw=style
         )
         axes.bar_label(bars, labels=[number(value) if value else "not logged" for value in values], padding=6)
         axes.set(title=title, xticks=[], yticks=range(len(scores)), yticklabels=map(_name, scores))
@@ -101,8 +101,8 @@ def _error(estimate: Estimate | None) -> tuple[float, float]:
 
 
 def _split(scores: Sequence[Score]) -> Figure:
-    figure, axes = _figure(0.9 + 0.35 * len(scores))
-    unit, label = _unit(max((entry.split.total for entry in scores if entry.split), default=0.0))
+    figure, axes = new_figure(0.9 + 0.35 * len(scores))
+    unit, label = unit_of(max((entry.split.total for entry in scores if entry.split), default=0.0))
     left = [0.0] * len(scores)
     for part, colour in PARTS.items():
         widths = [getattr(entry.split, part) * unit if entry.split else 0.0 for entry in scores]
@@ -121,23 +121,23 @@ def _split(scores: Sequence[Score]) -> Figure:
     return figure
 
 
-def _figure(height: float) -> tuple[Figure, Axes]:
+def new_figure(height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7, height), layout="constrained")
     return figure, figure.subplots()
 
 
-def _svg(figure: Figure, description: str) -> Markup:
+def as_svg(figure: Figure, description: str) -> Markup:
     stream = io.StringIO()
     figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     svg = stream.getvalue().replace(INK, "currentColor")
     return Markup(f'<svg role="img" aria-label="{description}" ' + svg[svg.index("<svg") + 5 :])
 
 
-def _colours(entries: Sequence[object]) -> list[str]:
+def colours(entries: Sequence[object]) -> list[str]:
     return [PALETTE[index % len(PALETTE)] for index in range(len(entries))]
 
 
-def _unit(minutes: float) -> tuple[float, str]:
+def unit_of(minutes: float) -> tuple[float, str]:
     return (1.0, "minutes") if minutes >= 5 else (60.0, "seconds")
 
 

@@ -30,6 +30,7 @@ NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons
     "runs the one with the median score counts (of two middle ones the slower).",
     "resumed": "resumed: an interrupted run that went on from a checkpoint is for research. Unless it is "
     "counted (--include-resumed) the interrupted log is, as a run that missed its target.",
+    "study": "study: trained to the end of its budget, not timed to the target: no score.",
     "scaling.json": "scaling.json: lies beside the logs and is not applied; it is for closed submissions.",
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
 }
@@ -162,12 +163,15 @@ class Speedup:
 def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
     """Score one run set. An unreadable log counts as a run that missed its target."""
     lead, num_runs = run_set.lead, NUM_RUNS.get(run_set.lead.benchmark, 0)
-    logs = counted_once(run_set.logs, include_resumed=include_resumed)
+    timed = [log for log in run_set.logs if not log.is_study]
+    logs = counted_once(timed, include_resumed=include_resumed)
     runs = tuple(run_of(log) for log in by_launch(logs))
     window = counting_window([run.minutes for run in runs], num_runs)
     labels = ["unverified"] + ["proxy"] * run_set.is_proxy + ["provisional"] * (len(runs) < num_runs)
     if len(window) < len(runs):
         labels.append(f"runs {window[0] + 1} to {window[-1] + 1} of {len(runs)} by launch")
+    if num_study := sum(log.is_study for log in run_set.logs):
+        labels.append(f"{num_study} of a study not counted")
     if num_resumed := sum(log.is_resumed for log in run_set.logs):
         labels.append(f"{num_resumed} resumed{'' if include_resumed else ' not counted'}")
     if any(log.file and os.path.lexists(log.file.with_name("scaling.json")) for log in run_set.logs):

@@ -91,7 +91,7 @@ def render(data: dict[str, Any]) -> str:
         script=Markup(script),
         script_hash=digest,
         data=Markup(block),
-        notes=[NOTES[mark] for mark in ("unverified", "proxy")],
+        notes=[NOTES[mark] for mark in ("unverified", "proxy", "study")],
     )
 
 
@@ -125,7 +125,7 @@ def page_data(
         for number in numbers.values():
             cells[number] |= {"about": verdict(others, texts)}
     return {
-        "baseline": BASELINE,
+        "reference": BASELINE,
         "statuses": STATUSES,
         "methods": methods.values,
         "lines": lines.values,
@@ -156,7 +156,7 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
         "budget": budget(log, size),
         "batch": finite(log.value("global_batch_size")),
         "target": log.target if math.isfinite(log.target) else None,
-        "trains_on": log.value("stop_at_target") is False,
+        "trains_on": log.is_study,
         "settings": [lines(line) for line in log.settings],
     }
 
@@ -167,8 +167,7 @@ def place(log: Log) -> tuple[str, str, str]:
     results/study/<study>/<hardware>[-mini]-<cell>/... or results/<hardware>[-mini]-<configuration>/... A cell
     need not name its configuration; at full size the hardware is then the one that the settings state.
     """
-    above = log.file.parts[-5:-3] if log.file else ()
-    study = printable(above[1], 64) if above[:1] == ("study",) else ""
+    study = printable(log.file.parts[-4], 64) if log.file and log.lies_in_study else ""
     stated = re.search(r"hardware: ([A-Za-z0-9._-]+)", setting(log, "submission"))
     if stated and log.system.startswith(f"{stated[1]}-"):
         return study, stated[1], log.system.removeprefix(f"{stated[1]}-").removeprefix("mini-")

@@ -42,7 +42,7 @@ class TrainSettings:
     """How training batches are drawn.
 
     `batch_size` is that of all ranks together, of which `place` takes its part; `crop_px` gives the size in
-    pixels of an epoch, from 0; `min_area` is the smallest part of an image that a crop shows.
+    pixels of a step, from 0; `min_area` is the smallest part of an image that a crop shows.
     """
 
     batch_size: int
@@ -85,7 +85,7 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
             flip_probability=settings.flip_probability,
         )
         own = sampler.own(samples, settings.place)
-        yield TrainStep(samples=own, crop_px=settings.crop_px(epoch), draw=draw)
+        yield TrainStep(samples=own, crop_px=settings.crop_px(step), draw=draw)
 
 
 def train_batches(

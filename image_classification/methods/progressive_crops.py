@@ -42,9 +42,9 @@ class ProgressiveCrops(Method):
         if len(settings.sizes_px) != len(settings.epochs):
             raise UserError("each of sizes_px needs its number of epochs", where=where)
         sizes = crops_by_epoch(settings.sizes_px, settings.epochs)
-        num_epochs = -(-config.plan().num_steps // config.steps_per_epoch)
-        if len(sizes) != num_epochs:
-            raise UserError(f"{len(sizes)} epochs have a size, but the run has {num_epochs}", where=where)
+        if len(sizes) != config.num_epochs:
+            what = f"{len(sizes)} epochs have a size, but the run has {config.num_epochs}"
+            raise UserError(what, where=where)
         data: dict[str, Any] = config.model_dump()["data"]
         if sizes[-1] != data["train_crop_px"]:
             raise UserError(

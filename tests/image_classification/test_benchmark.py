@@ -54,7 +54,7 @@ def test_learning_rates_are_the_published_ones(configuration: str, step: int, ra
 
 def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
     config = benchmark("optimized", "full").config
-    plan = Plan(num_steps=20, steps_per_epoch=5, warmup_steps=4, evaluation_steps=(20,))
+    plan = Plan(num_steps=20, steps_per_epoch=5, num_epochs=4, warmup_steps=4, evaluation_steps=(20,))
     torch.manual_seed(0)
     layer = nn.Linear(5, 3).double()
     optimizer = build_optimizer(layer, config.optimizer)

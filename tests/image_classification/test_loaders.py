@@ -34,10 +34,14 @@ from image_classification.data.loader import (
 
 NUM_IMAGES = 22
 SIZES_PX = (48, 64, 96)  # of the epochs
+STEPS_PER_EPOCH = NUM_IMAGES // 4
 SETTINGS = TrainSettings(
-    batch_size=4, seed=3, crop_px=lambda epoch: SIZES_PX[epoch % 3], min_area=0.08, flip_probability=0.5
+    batch_size=4,
+    seed=3,
+    crop_px=lambda step: SIZES_PX[step // STEPS_PER_EPOCH % 3],
+    min_area=0.08,
+    flip_probability=0.5,
 )
-STEPS_PER_EPOCH = NUM_IMAGES // SETTINGS.batch_size
 LOADERS = {
     "thread": train_batches,
     "workers": partial(worker_batches, num_workers=2),
@@ -239,7 +243,7 @@ def test_one_ctrl_c_ends_everything(directory):
 from pathlib import Path
 from image_classification.data.images import ImageFolder
 from image_classification.data.loader import TrainSettings, worker_batches
-settings = TrainSettings(batch_size=4, seed=0, crop_px=lambda epoch: 64, min_area=0.08, flip_probability=0)
+settings = TrainSettings(batch_size=4, seed=0, crop_px=lambda step: 64, min_area=0.08, flip_probability=0)
 try:
     for _ in worker_batches(ImageFolder.open(Path({str(directory)!r}), hint=""), settings, num_workers=2):
         print("batch", flush=True)

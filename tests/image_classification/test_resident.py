@@ -24,10 +24,14 @@ from image_classification.data.resident import (
 )
 
 NUM_IMAGES = 17
+STEPS_PER_EPOCH = NUM_IMAGES // 3
 SETTINGS = TrainSettings(
-    batch_size=3, seed=7, crop_px=lambda epoch: 40 + 8 * epoch, min_area=0.25, flip_probability=0.5
+    batch_size=3,
+    seed=7,
+    crop_px=lambda step: 40 + 8 * (step // STEPS_PER_EPOCH),
+    min_area=0.25,
+    flip_probability=0.5,
 )
-STEPS_PER_EPOCH = NUM_IMAGES // SETTINGS.batch_size
 STORED_PX = 128
 MEAN_ERROR = 0.8  # levels of 255 against a crop of the original, on average over its pixels; seen: 0.59
 
@@ -75,7 +79,7 @@ def test_crops_are_those_of_every_loader(images, where):
     errors = []
     for step, ((samples, crops), expected) in enumerate(zip(batches, order, strict=False)):
         epoch = step // STEPS_PER_EPOCH
-        size_px = SETTINGS.crop_px(epoch)
+        size_px = SETTINGS.crop_px(step)
         assert samples.tolist() == expected.tolist()
         assert crops.shape == (SETTINGS.batch_size, 3, size_px, size_px)
         assert crops.dtype == torch.float32 and crops.is_contiguous(memory_format=torch.channels_last)

@@ -48,7 +48,9 @@ def status_is_known(log: Log) -> Iterator[Found]:
 
 @rule("Q303", "strict", "rules: Run Results", breaks=edited("eval_accuracy", value=0.8, correct=40000))
 def first_success_ends_the_run(log: Log) -> Iterator[Found]:
-    """Nothing is evaluated after the target is reached."""
+    """Nothing is evaluated after the target is reached, but in a study."""
+    if log.is_study:
+        return  # T216
     passed = [event for event in log.events("eval_accuracy") if (finite(event.value) or 0) >= log.target]
     last = log.last("eval_accuracy")
     if passed and last and last.line > passed[0].line:

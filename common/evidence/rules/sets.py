@@ -160,7 +160,7 @@ def settings(log: Log, keys: Iterable[str]) -> str:
 def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
     """A set has 5 runs (resnet) or 10 (bert)."""
     expected = NUM_RUNS.get(logs[0].benchmark)
-    if expected and len(logs) != expected:
+    if expected and not logs[0].is_study and len(logs) != expected:
         yield Found(0, f"{len(logs)} instead of {expected}", logs[0])
 
 
@@ -178,7 +178,7 @@ def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
 @rule("S408", "error", "rules: Benchmark Results", breaks=in_last(edited("run_stop", status="aborted"), 2))
 def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
     """At most one run of a set misses its target; two leave it without a score."""
-    failed = [log for log in logs if not log.is_converged]
+    failed = [log for log in logs if not log.is_converged and not log.is_study]
     if len(failed) > 1:
         yield Found(0, f"{len(failed)} of {len(logs)} missed it", failed[-1])
 
@@ -247,10 +247,10 @@ def simultaneous(sets: list[list[Lines]]) -> list[list[Lines]]:
 
 @rule("X501", "strict", "rules: Benchmark Results", breaks=borrowed)
 def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
-    """No run stands in two sets: equal losses and accuracies."""
+    """No run stands in two sets: equal losses and accuracies. Cells of a study may agree to the bit."""
     firsts = {id(log): number for number, run_set in enumerate(sets) for log in run_set.readable}
     seen: dict[str, Log] = {}
-    for log in (log for run_set in sets for log in run_set.readable):
+    for log in (log for run_set in sets for log in run_set.readable if not log.is_study):
         if (found := trace(log)) is not None:
             earlier = seen.setdefault(repr(found), log)
             if firsts[id(earlier)] != firsts[id(log)]:

@@ -181,3 +181,16 @@ def the_model_is_built_in_init(log: Log) -> Iterator[Found]:
 def the_run_is_one_piece(log: Log) -> Iterator[Found]:
     """A run is one piece; one that was resumed from a checkpoint counts for no score."""
     return (Found(e.line, f"before step {printable(e.value, 40)}") for e in log.events("resumed"))
+
+
+@rule(
+    "T216",
+    "strict",
+    "rules: Run Results",
+    breaks=replaced("quality_target", lambda s: [s, rewritten(s, key="stop_at_target", value=False)]),
+)
+def the_run_is_to_stop_at_the_target(log: Log) -> Iterator[Found]:
+    """A run stops at its target; one that trains on lies in the folder of a study and counts for no score."""
+    setting = log.first("stop_at_target")
+    if setting and log.is_study and not log.lies_in_study:
+        yield Found(setting.line, "stop_at_target is false")

@@ -232,7 +232,7 @@ function chooseReference() {
   const known = new Map(visible.map((run) => [run.cell.key, 0]));
   const ofModel = allMeans.filter((item) => item.complete && known.has(item.cell.key));
   const named = ofModel.find((item) => item.cell.folder === state.baseline);
-  const rank = (item) => [item.cell.configuration === DATA.baseline, !item.cell.study, item.cell.budget === 1 || item.cell.budget === null, item.n];
+  const rank = (item) => [item.cell.configuration === DATA.reference, !item.cell.study, item.cell.budget === 1 || item.cell.budget === null, item.n];
   reference = named || ofModel.reduce((best, item) => {
     if (!best) return item;
     const [a, b] = [rank(item), rank(best)];

@@ -125,6 +125,33 @@ def test_a_cell_knows_its_place_and_its_budget(tmp_path, settings, expected):
     assert cell["budget"] == expected
 
 
+@pytest.mark.slow
+def test_the_cells_of_a_sweep_are_found_and_known(tmp_path):
+    tiny = ["max_duration=20ba", "schedule.warmup=2ba", "target=0.01", "evaluation_batch_size=360"]
+    options = [part for setting in tiny for part in ("--set", setting)]
+    sweep = [
+        "sweep",
+        "image_classification",
+        "baseline",
+        "--size",
+        "mini",
+        "--budgets",
+        "0.5,1",
+        "--seeds",
+        1,
+    ]
+    results = tmp_path / "results"
+    assert ttt(*sweep, *options, "--results", results).returncode == 0
+    page = tmp_path / "explore.html"
+    assert ttt("explore", results, "-o", page).returncode == 0
+    data = block(page.read_text())
+    found = {(cell["name"], cell["budget"], cell["trains_on"]) for cell in data["cells"]}
+    own = 20 / (8 * (1437 // 32))
+    assert {(budget, on) for _, budget, on in found} == {(round(own / 2, 2), True), (round(own, 2), True)}
+    assert {cell["study"] for cell in data["cells"]} == {"sweep"}
+    assert data["runs"]["errors"] == [0, 0] and len(data["runs"]["curve"][0]) > 8
+
+
 def test_runs_of_a_folder_with_two_configurations_are_two_cells(tmp_path):
     study_run(tmp_path)
     study_run(tmp_path, number=1)

@@ -1,0 +1,52 @@
+"""Measure trade-off curves: train configurations on shares of their budget, quality against time and cost.
+
+A budget scales the training and its whole schedule: warm-up, milestones, image sizes; 1 is the recipe as it
+is. Runs go to the end of their budget, past the target, and lie in results/study/<study>/, which no score
+reads. Before anything runs a table says what is there and how long the rest will take; a finished run is
+never made again, and the same command goes on after an interruption.
+
+At the end it prints, and keeps beside the logs as JSON and SVG: each configuration's curve with intervals
+over the seeds, time at equal quality, quality at equal time, and where one curve crosses another.
+
+examples:
+  ttt sweep language_bert baseline optimized --size mini --budgets 0.25,0.5,0.75,1 --seeds 3
+  ttt sweep image_classification baseline optimized --size mini --dry-run
+  ttt sweep language_bert baseline optimized --size mini --price 0.35
+"""
+
+import argparse
+import math
+import os
+
+from common import config as configs
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.study import cells, sweep
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    parser.add_argument(
+        "configurations", nargs="+", metavar="CONFIGURATION", help="the first is compared with"
+    )
+    parser.add_argument("--budgets", default="0.25,0.33,0.5,0.67,0.8,1", help="shares of the training")
+    parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour of this system")
+    cells.add_options(parser, study="sweep")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run what is missing, then answer from all that is finished."""
+    if args.price is not None and not 0 < args.price < math.inf:
+        raise UserError(f"--price {args.price:g}: expected dollars an hour")
+    asked = sweep.sweep_cells(args.configurations, sweep.parse_budgets(args.budgets))
+    study = cells.from_arguments(args, args.benchmark, asked)
+    code = cells.run(study, args)
+    if args.dry_run or code == EXIT_INTERRUPTED:
+        return code
+    found = sweep.answer(study, cells.finished_cells(study), args.price)
+    if found is None:
+        return code or EXIT_OK
+    sweep.show(found, configs.benchmark_module(args.benchmark).Benchmark.quality_name)
+    for path in sweep.keep(study, found):
+        print(f"-> {os.path.relpath(path)}")
+    return code

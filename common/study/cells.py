@@ -1,0 +1,328 @@
+"""A study: cells that are trained to the end of their budget, and kept whatever ends the command.
+
+A cell is a configuration with settings and a budget; its runs, one a seed, are a run set like any other, in
+results/study/<study>/<hardware>[-mini]-<cell>/<resnet|bert>/result_N.txt. Every cell has the same seeds. Its
+runs do not stop at the target, and are evaluated equally often whatever the budget, so that each log holds a
+curve; no score counts them. What is finished is never run again.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from common import config as configs
+from common import launch, ranks, recipe, run_sets, system
+from common.commands.run import add_nproc, seed
+from common.config import NAME, ROOT, SIZES, RunConfig
+from common.doctor.preflight import preflight
+from common.errors import EXIT_OK, UserError
+from common.evidence.log import STUDY, Log, read_log
+from common.launch import RunSet
+
+MAX_SEEDS = 100
+TABLE_WIDTH = 110  # columns, where there is no terminal to ask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One place of a study. `settings` are as in --set, and stand after the study's own."""
+
+    name: str
+    configuration: str
+    settings: tuple[str, ...] = ()
+    budget: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Cells of one benchmark at one size; `results` is the folder that holds those of every study."""
+
+    name: str
+    benchmark: str
+    size: str
+    cells: tuple[Cell, ...]
+    num_seeds: int = 3
+    first_seed: int = 1
+    num_evaluations: int = 6  # of a run
+    results: Path = ROOT / "results"
+
+    @property
+    def folder(self) -> Path:
+        return self.results / STUDY / self.name
+
+    @property
+    def mlperf_name(self) -> str:
+        return str(configs.benchmark_module(self.benchmark).Benchmark.mlperf_name)
+
+    @property
+    def report(self) -> Path:
+        """What is found, without its suffix: <folder>/<resnet|bert>-<size>."""
+        return self.folder / f"{self.mlperf_name}-{self.size}"
+
+    def directory(self, cell: Cell) -> Path:
+        """Return where the results of a cell lie."""
+        own = settings(self, cell)
+        config = configs.load(self.benchmark, cell.configuration, size=self.size, settings=own).config
+        return self.folder / system.system_id(config, cell.name) / self.mlperf_name
+
+
+class Expected(NamedTuple):
+    """How long a run of a cell takes, and what says so; None where nothing does."""
+
+    seconds: float | None
+    source: str
+
+
+def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
+    """Declare what every study takes; `study` is its name unless a person gives another."""
+    parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
+    parser.add_argument("--seeds", type=number_of_seeds, default=3, metavar="N", help="runs of each cell")
+    parser.add_argument(
+        "--seed", type=seed, default=1, metavar="N", help="the first seed, the next ones count up"
+    )
+    parser.add_argument(
+        "--study", default=study, metavar="NAME", help="results/study/NAME; other settings, another name"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every cell"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what is there, what would run and how long, then stop"
+    )
+    add_nproc(parser)
+    run_sets.add_options(parser)
+    parser.set_defaults(continues=True)
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+
+
+def number_of_seeds(text: str) -> int:
+    """Parse a number from 1 to `MAX_SEEDS`."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_SEEDS:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_SEEDS}")
+    return int(text)
+
+
+def from_arguments(
+    args: argparse.Namespace, benchmark: str, cells: Sequence[Cell], *, num_evaluations: int = 6
+) -> Study:
+    """Return the study that a person asked for: `cells`, each with the changes of --set at the end."""
+    return Study(
+        name=args.study,
+        benchmark=benchmark,
+        size=args.size,
+        cells=tuple(replace(cell, settings=(*cell.settings, *args.set)) for cell in cells),
+        num_seeds=args.seeds,
+        first_seed=args.seed,
+        num_evaluations=num_evaluations,
+        results=args.results.resolve(),
+    )
+
+
+def run(study: Study, args: argparse.Namespace) -> int:
+    """Show what is there and what it will take, then make what is missing; returns the exit code.
+
+    Where nothing tells how long a run takes, the first one is made before the table is shown again.
+    """
+    planned = prepared(study, args)
+    expected = show(study, planned)
+    if args.dry_run:
+        return EXIT_OK
+    config = planned[0].loaded.config
+    system.write_description(config, study.folder, system.machine_id(config))
+    unknown = [each for each in planned if is_missing(each) and expected[each.cell].seconds is None]
+    if unknown:
+        first = min(unknown, key=num_samples)
+        code = run_sets.run_all([replace(first, num_runs=first.num_done + 1)], sys.argv[1:], fail_fast=True)
+        if code != EXIT_OK:
+            return code
+        planned = prepared(study, args)
+        show(study, planned)
+    missing = [each for each in planned if is_missing(each)]
+    return run_sets.run_all(missing, sys.argv[1:], fail_fast=args.fail_fast) if missing else EXIT_OK
+
+
+def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
+    """Return the run set of each cell without what is finished.
+
+    Raises UserError for results of other settings, two cells of one name, or a fault of this machine.
+    """
+    if ranks.place().world_size > 1:
+        raise UserError("a study starts its ranks itself", hint="use --nproc, not torchrun or srun")
+    names = [cell.name for cell in study.cells]
+    for name in (study.name, *names):
+        if not NAME.fullmatch(name) or name == STUDY or names.count(name) > 1:
+            raise UserError(f"'{name}' cannot name a study, or a cell of one, or does so twice")
+    planned: list[RunSet] = []
+    directories = set[str]()
+    for cell in study.cells:
+        loaded = configs.load(
+            study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell)
+        )
+        num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+        loaded = recipe.compared(loaded, num_ranks)
+        recipe.check_decided(loaded, num_ranks)
+        directory = loaded.config.data.directory  # type: ignore[attr-defined]
+        if directory not in directories:
+            directories.add(directory)
+            launch.check_data(loaded)
+        run_set = launch.plan_run_set(
+            loaded,
+            results=study.folder,
+            runs=str(study.num_seeds),
+            seed=study.first_seed,
+            num_ranks=num_ranks,
+            cell=cell.name,
+        )
+        planned.append(run_sets.continued(run_set, study.first_seed))
+    found = preflight(planned[0].loaded.config, study.folder, is_forced=args.force)
+    return [
+        replace(each, hung_after_s=args.hung_after, drops_caches=args.drop_caches, preflight=found)
+        for each in planned
+    ]
+
+
+def settings(study: Study, cell: Cell) -> list[str]:
+    """Return what a cell changes of its configuration, as in --set.
+
+    With a budget of 1 that is only when it is evaluated, and that it does not stop at the target.
+    """
+    own = ["stop_at_target=false", f"budget={cell.budget}", *cell.settings]
+    config = configs.load(study.benchmark, cell.configuration, size=study.size, settings=own).config
+    every = math.ceil(config.plan().num_steps / study.num_evaluations)
+    return [f"evaluate_every={every}ba", "evaluate_from=0sp", *own]
+
+
+def is_missing(run_set: RunSet) -> bool:
+    """Return whether a cell has runs to make."""
+    return run_set.num_done < run_set.num_runs
+
+
+def finished(directory: Path) -> tuple[Log, ...]:
+    """Return the logs of a cell's folder that came to their end, by seed."""
+    logs = [read_log(path) for path in sorted(directory.glob("result_*.txt"))]
+    ended = (log for log in logs if run_sets.came_to_its_end(log) and log.curve)
+    return tuple(sorted(ended, key=lambda log: str(log.value("seed")).zfill(10)))
+
+
+def finished_cells(study: Study) -> dict[str, tuple[Log, ...]]:
+    """Return the finished logs of each cell by its name."""
+    return {cell.name: finished(study.directory(cell)) for cell in study.cells}
+
+
+def show(study: Study, planned: Sequence[RunSet]) -> dict[str, Expected]:
+    """Print a table of the cells, and the compute that is still to be spent; returns what is expected."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("cell", "budget", "samples", "there", "to run", "s a run", "says"):
+        is_text = name in ("cell", "says")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    expected = {
+        each.cell: expect(study, cell, planned) for cell, each in zip(study.cells, planned, strict=True)
+    }
+    for cell, each in zip(study.cells, planned, strict=True):
+        found = expected[cell.name]
+        table.add_row(
+            cell.name,
+            f"{cell.budget:g}",
+            f"{num_samples(each):,}",
+            f"{each.num_done}",
+            f"{each.num_runs - each.num_done}",
+            "?" if found.seconds is None else f"{found.seconds:.0f}",
+            found.source,
+        )
+    console.print(table)
+    console.print(compute(planned, expected))
+    return expected
+
+
+def compute(planned: Sequence[RunSet], expected: dict[str, Expected]) -> str:
+    """Return in words what is to be run and how many minutes that takes."""
+    missing = [(each.num_runs - each.num_done, expected[each.cell].seconds) for each in planned]
+    num_missing = sum(count for count, _ in missing)
+    if not num_missing:
+        return "nothing is missing: every cell has its runs"
+    known = [count * seconds / 60 for count, seconds in missing if seconds is not None]
+    if len(known) < len(missing):
+        return f"to run: {num_missing} runs; the first one will tell how long they take"
+    return f"to run: {num_missing} runs, about {sum(known):.1f} minutes of this machine"
+
+
+def num_samples(run_set: RunSet) -> int:
+    """Return how many samples a run of a cell trains on."""
+    config = run_set.loaded.config
+    return config.plan().num_steps * config.global_batch_size
+
+
+def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> Expected:
+    """Return how long a run of a cell takes by the nearest that was measured: seconds a sample."""
+    own = planned[study.cells.index(cell)]
+    alike = [
+        each
+        for other, each in zip(study.cells, planned, strict=True)
+        if (other.configuration, other.settings) == (cell.configuration, cell.settings)
+    ]
+    config = own.loaded.config
+    timed = study.results / system.system_id(config) / own.directory.name
+    for source, directories in (
+        ("its finished runs", [own.directory]),
+        ("other budgets", [each.directory for each in alike]),
+        ("ttt run", [timed]),
+    ):
+        if pace := measured(directories):
+            return pace.expected(num_samples(own), source)
+    if (per_sample := benched(study, cell, config)) is not None:
+        return Expected(per_sample / own.num_ranks * num_samples(own), "ttt bench, without evaluation")
+    if pace := measured([each.directory for each in planned]):
+        return pace.expected(num_samples(own), "other cells")
+    return Expected(None, "the first run will")
+
+
+class Pace(NamedTuple):
+    """Seconds before the clock of a run starts, and of each sample then, evaluations included."""
+
+    start: float
+    sample: float
+
+    def expected(self, num_samples: int, source: str) -> Expected:
+        return Expected(self.start + self.sample * num_samples, source)
+
+
+def measured(directories: Sequence[Path]) -> Pace | None:
+    """Return the median pace of the finished runs in some folders; None without any."""
+    starts, samples = [], []
+    for log in (log for directory in directories for log in finished(directory)):
+        start, consumed = log.first("run_start"), log.curve[-1].samples
+        if start and log.minutes and consumed:
+            starts.append((start.time_ms - log.records[0].time_ms) / 1000)
+            samples.append(60 * log.minutes / consumed)
+    return Pace(statistics.median(starts), statistics.median(samples)) if samples else None
+
+
+def benched(study: Study, cell: Cell, config: RunConfig) -> float | None:
+    """Return the seconds a sample of one device in the latest `ttt bench` of a cell's configuration."""
+    name = "+".join([cell.configuration, *cell.settings])
+    folder = study.results / "throughput" / system.hardware_name()
+    files = sorted(folder.glob(f"{study.benchmark}_*.json"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(files):
+        figures = json.loads(path.read_text())
+        rates: dict[str, float] = {
+            rate["shape"]: rate["samples_per_s"]
+            for rate in figures["rates"]
+            if figures["size"] == study.size and rate["configuration"] == name
+        }
+        if rates:
+            benchmark = configs.benchmark_module(study.benchmark).Benchmark(config, seed=0)
+            shares: dict[str, float] = benchmark.shape_shares()
+            if shares.keys() <= rates.keys():
+                return sum(share / rates[shape] for shape, share in shares.items())
+    return None

@@ -1,0 +1,93 @@
+"""Budgets and cells: what a share of a training is, and that no score reads a study."""
+
+import math
+
+import pytest
+
+from common.config import benchmarks, configurations, load
+from common.errors import UserError
+from common.optim import schedule_factor
+from common.study import cells
+from common.study.cells import Cell, Study
+
+RECIPES = [
+    (benchmark, configuration, size)
+    for benchmark in benchmarks()
+    for configuration in configurations(benchmark)
+    for size in ("full", "mini")
+]
+STUDY_KEYS = {"stop_at_target", "evaluate_every", "evaluate_from"}
+
+
+def loaded(benchmark, configuration, size, *settings):
+    return load(benchmark, configuration, size=size, settings=list(settings)).config
+
+
+@pytest.mark.parametrize(("benchmark", "configuration", "size"), RECIPES)
+def test_a_budget_shrinks_a_run_with_its_whole_schedule(benchmark, configuration, size):
+    config = loaded(benchmark, configuration, size)
+    whole = config.plan()
+    for budget in (0.25, 0.33, 0.67, 0.8, 1.0, 2.0):
+        part = loaded(benchmark, configuration, size, f"budget={budget}").plan()
+        assert part.num_steps == round(whole.num_steps * budget)
+        assert part.warmup_steps == round(whole.warmup_steps * budget) < part.num_steps
+        assert part.milestones == tuple(round(step * budget) for step in whole.milestones)
+        assert part.steps_per_epoch == whole.steps_per_epoch  # of the data
+        epochs = [part.epoch(step) for step in range(0, part.num_steps, max(1, part.num_steps // 500))]
+        assert epochs == sorted(epochs) and set(epochs) == set(range(whole.num_epochs))
+        for share in (0.05, 0.3, 0.5, 0.9):  # the same rate at the same share of the way
+            one, other = (
+                schedule_factor(round(share * plan.num_steps), config.schedule, plan)
+                for plan in (whole, part)
+            )
+            assert one == pytest.approx(other, abs=0.02 + 1 / part.warmup_steps)
+
+
+def test_images_grow_at_the_same_shares_of_every_budget():
+    for size, budget in (("full", 0.33), ("mini", 0.25), ("mini", 0.75)):
+        config = loaded("image_classification", "optimized", size, f"budget={budget}")
+        plan = config.plan()
+        sizes = [config.data.crop_px(plan.epoch(step)) for step in range(plan.num_steps)]
+        assert sizes == sorted(sizes) and sizes[-1] == config.data.train_crop_px
+        for px in set(sizes):
+            share = config.data.crop_px_by_epoch.count(px) / len(config.data.crop_px_by_epoch)
+            assert sizes.count(px) / len(sizes) == pytest.approx(share, abs=1 / len(sizes))
+
+
+@pytest.mark.parametrize(("benchmark", "configuration", "size"), RECIPES)
+def test_a_cell_of_budget_1_is_the_recipe(benchmark, configuration, size):
+    study = Study(name="x", benchmark=benchmark, size=size, cells=())
+    cell = Cell(name="a", configuration=configuration)
+    recipe = loaded(benchmark, configuration, size)
+    found = loaded(benchmark, configuration, size, *cells.settings(study, cell))
+    different = {key for key, value in found.model_dump().items() if value != recipe.model_dump()[key]}
+    assert different <= STUDY_KEYS and not found.stop_at_target
+    before, after = recipe.plan(), found.plan()
+    assert (before.num_steps, before.warmup_steps, before.milestones, before.budget) == (
+        after.num_steps,
+        after.warmup_steps,
+        after.milestones,
+        after.budget,
+    )
+
+
+@pytest.mark.parametrize("budget", [0.013, 0.1, 0.33, 0.67, 1.0])
+def test_every_budget_is_evaluated_as_often(budget):
+    for benchmark in benchmarks():
+        study = Study(name="x", benchmark=benchmark, size="mini", cells=(), num_evaluations=5)
+        cell = Cell(name="a", configuration="optimized", budget=budget)
+        plan = loaded(benchmark, "optimized", "mini", *cells.settings(study, cell)).plan()
+        first, *_, last = steps = plan.evaluation_steps
+        assert last == plan.num_steps and len(steps) == min(5, math.ceil(plan.num_steps / first))
+
+
+def test_what_a_person_sets_stands_after_the_studys_own():
+    study = Study(name="x", benchmark="language_bert", size="mini", cells=())
+    cell = Cell(name="a", configuration="optimized", settings=("evaluate_every=7ba",), budget=0.5)
+    assert loaded("language_bert", "optimized", "mini", *cells.settings(study, cell)).evaluate_every == "7ba"
+
+
+def test_a_budget_that_leaves_no_step_is_refused():
+    for setting in ("budget=0", "budget=-1", "budget=0.0000001"):
+        with pytest.raises(UserError, match="budget|at least one step"):
+            loaded("language_bert", "optimized", "mini", setting)

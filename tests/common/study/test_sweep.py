@@ -1,0 +1,96 @@
+"""`ttt sweep` as a person types it: what is missing is run, what is finished never again."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from common.config import ROOT
+from tests.command import TTT, ttt, ttt_here
+
+TINY = ("max_duration=40ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
+
+
+def arguments(folder, *more):
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    command = ["sweep", "language_bert", "baseline", "optimized", "--size", "mini", "--budgets", "0.5,1"]
+    return [*command, *settings, "--results", str(folder / "results"), *more]
+
+
+def logs(folder):
+    return {path: path.read_text() for path in (folder / "results").rglob("result_*.txt")}
+
+
+def test_a_dry_run_says_what_would_run_and_runs_nothing(tmp_path):
+    done = ttt_here(*arguments(tmp_path, "--dry-run"))
+    assert done.returncode == 0, done.stderr
+    assert "optimized-0.5" in done.stdout and "to run: 12 runs; the first one will tell" in done.stdout
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--budgets", "0.5,x"], "--budgets 0.5,x"),
+        (["--budgets", "0"], "--budgets 0"),
+        (["--budgets", "nan"], "--budgets nan"),
+        (["--budgets", "0.0001"], "at least one step"),
+        (["--price", "-1"], "--price -1"),
+        (["--study", "../x"], "'../x' cannot name a study"),
+        (["--set", "optimizer.learning_rat=1"], "learning_rate?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_with_one_line(tmp_path, more, message):
+    done = ttt_here(*arguments(tmp_path, *more))
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and line.startswith("error: ") and message in line
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
+    command = arguments(tmp_path, "--seeds", "1", "--price", "0.36")
+    process = subprocess.Popen(
+        [TTT, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while sum('"block_start"' in text for text in logs(tmp_path).values()) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    before = logs(tmp_path)
+    finished = {path: text for path, text in before.items() if '"run_stop"' in text}
+    assert len(before) == 2 and len(finished) == 1
+
+    done = ttt(*command)
+    assert done.returncode == 0, done.stderr
+    assert "to run: 3 runs" in done.stdout and "its finished runs" in done.stdout
+    after = logs(tmp_path)
+    assert len(after) == 5 and all(after[path] == text for path, text in finished.items())
+    ended = [text for text in after.values() if '"run_stop"' in text]
+    assert len(ended) == 4 and all('"key": "stop_at_target", "value": false' in text for text in ended)
+    folder = tmp_path / "results" / "study" / "sweep"
+    assert [path.name for path in folder.glob("*.*") if path.is_file()].sort() == [
+        "2cpu.json",
+        "bert-mini.json",
+        "bert-mini.svg",
+    ].sort()
+    assert "optimized" in (folder / "bert-mini.svg").read_text()
+    found = json.loads((folder / "bert-mini.json").read_text())
+    for curve in found["curves"]:
+        assert [point["budget"] for point in curve["points"]] == [0.5, 1.0]
+        assert [point["samples"] for point in curve["points"]] == [320, 640]
+        for point in curve["points"]:
+            assert point["cost"] == pytest.approx(point["seconds"]["value"] * 1e-4)
+            (run,) = point["runs"]
+            assert len(run["way"]) == 5 or len(run["way"]) == 6
+            assert run["way"][-1]["samples"] == point["samples"]
+
+    again = ttt(*command, "--dry-run")
+    assert again.returncode == 0 and "nothing is missing" in again.stdout and logs(tmp_path) == after
+    other = ttt(*command, "--set", "optimizer.learning_rate=0.1")
+    assert other.returncode == 2 and "optimizer.learning_rate is" in other.stderr
