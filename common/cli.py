@@ -26,6 +26,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "methods": "list the methods, or print the card of one",
     "profile": "say where a training step goes, and what bounds it",
     "estimate": "minutes and cost to the target, here or elsewhere; scored later",
+    "explore": "write one HTML page to explore every run and bench result",
 }
 
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."

@@ -1,8 +1,9 @@
 """Run the rules over logs, run sets and what lies between them, and order what they find."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,20 +39,26 @@ class Audited:
     findings: tuple[Finding, ...]
 
 
-def audit_paths(paths: Sequence[Path]) -> list[Audited]:
+def audit_paths(
+    paths: Sequence[Path], report: Callable[[Path, int], None] = lambda file, num_files: None
+) -> list[Audited]:
     """Audit every log below `paths`, the sets they form, and the sets against each other.
 
     Many logs are read by one process for each processor; what comes back holds only the records that scores
-    and sets need. Raises: UserError as `log.load`.
+    and sets need. `report` is told each file that was read, and of how many. Raises: UserError as `log.load`.
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
-    if sum(os.lstat(file).st_size for file in files) < FEW_BYTES:
-        read = [_read(file) for file in files]
-    else:
-        with ProcessPoolExecutor() as pool:
-            read = list(pool.map(_read_brief, files, chunksize=4))
-    logs = dict(zip(files, read, strict=True))
+    logs: dict[Path, tuple[Log, list[Finding]]] = {}
+    with ExitStack() as stack:
+        if sum(os.lstat(file).st_size for file in files) < FEW_BYTES:
+            read: Iterable[tuple[Log, list[Finding]]] = map(_read, files)
+        else:
+            pool = stack.enter_context(ProcessPoolExecutor())
+            read = pool.map(_read_brief, files, chunksize=4)
+        for file, found in zip(files, read, strict=True):
+            logs[file] = found
+            report(file, len(files))
     audited = []
     for folder, group in folders.items():
         run_set = RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group))

@@ -165,7 +165,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
     lead, num_runs = run_set.lead, NUM_RUNS.get(run_set.lead.benchmark, 0)
     timed = [log for log in run_set.logs if not log.is_study]
     logs = counted_once(timed, include_resumed=include_resumed)
-    runs = tuple(_run(log) for log in by_launch(logs))
+    runs = tuple(run_of(log) for log in by_launch(logs))
     window = counting_window([run.minutes for run in runs], num_runs)
     labels = ["unverified"] + ["proxy"] * run_set.is_proxy + ["provisional"] * (len(runs) < num_runs)
     if len(window) < len(runs):
@@ -216,7 +216,8 @@ def by_launch(logs: Sequence[Log]) -> list[Log]:
     return [logs[index] for index in sorted(range(len(logs)), key=times.__getitem__)]
 
 
-def _run(log: Log) -> Run:
+def run_of(log: Log) -> Run:
+    """Return what one log says of its run."""
     minutes, at_target = log.minutes or 0.0, log.reached.samples if log.reached else None
     evaluation = evaluation_minutes(log) if log.first("eval_stop") else None
     consumed = log.curve[-1].samples if log.curve else None

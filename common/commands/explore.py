@@ -1,0 +1,64 @@
+"""Write one HTML page to explore every run and bench result: filters, curves, trade-offs, prices.
+
+The page is one file that needs no network. It lays quality-against-time and quality-against-cost curves over
+each other, draws the Pareto front, answers which recipe is the cheapest at the same quality and the best at
+the same cost, re-prices runs by $/h, and lists every run with its log and what `ttt check` finds in it. What
+is chosen stands in its address, so a view can be shared.
+
+examples:
+  ttt explore
+  ttt explore results -o explore.html
+  ttt explore results/study/curves results/throughput
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from common.commands import add_paths
+from common.errors import EXIT_OK, UserError
+from common.evidence.audit import Audited, audit_paths
+from common.evidence.log import STUDY, find_logs
+from common.evidence.records import printable
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_paths(parser)
+    parser.add_argument(
+        "-o", "--out", default=Path("explore.html"), type=Path, metavar="FILE", help="the page"
+    )
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="a price table of your own")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Read everything and write the page."""
+    from common.study import explore
+    from common.study.prices import PRICES, load_prices
+
+    prices = load_prices(args.prices or PRICES)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    benches = explore.read_benches(args.paths, lambda said: console.print(said, markup=False))
+    folders = [path for path in args.paths if path.is_dir()]
+    paths = args.paths + [study for path in folders for study in path.rglob(STUDY) if study.is_dir()]
+    audited: list[Audited] = []
+    if not benches or any(True for path in paths for _ in find_logs(path)):
+        audited = read(paths, console)
+    if args.out.is_dir():
+        raise UserError("is a folder", where=printable(str(args.out)), hint="-o explore.html")
+    explore.write_page(args.out, explore.page_data(audited, benches, prices, args.out.parent))
+    num_runs = sum(len(entry.run_set.logs) for entry in audited)
+    size = args.out.stat().st_size / 1e6
+    told = f"{num_runs:,} runs, {len(benches)} bench results, {size:.1f} MB"
+    print(f"wrote {printable(os.path.relpath(args.out))}: {told}")
+    return EXIT_OK
+
+
+def read(paths: list[Path], console: Console) -> list[Audited]:
+    """Read and audit the logs, with a bar where there is a terminal."""
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("reading logs", total=None)
+        return audit_paths(paths, lambda _, total: progress.update(bar, advance=1, total=total))

@@ -1,0 +1,337 @@
+"""One self-contained HTML page over every run and bench result: filters, curves, trade-offs, prices.
+
+Logs are read by common.evidence; here a run becomes a row of numbers, and what the runs of one folder share
+(its settings above all) is kept once. The page's own script filters, draws and prices these rows. Nothing of
+a log is ever markup: the rows are one JSON block, and the script shows text as text.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from scipy import stats
+
+from common import config as configs
+from common.errors import UserError
+from common.evidence.audit import Audited, Finding
+from common.evidence.factors import evaluation_minutes
+from common.evidence.log import MAX_BYTES, Log, label
+from common.evidence.records import finite, printable
+from common.evidence.report import link
+from common.evidence.score import BASELINE, NOTES, run_of
+from common.study.prices import Price
+
+TEMPLATES = Path(__file__).with_name("templates")
+MAX_POINTS = 200  # of a run's curve; longer ones are thinned
+MAX_FINDINGS = 5  # told of one run; all are counted
+MAX_RATES = 1000  # of one bench result
+REACHED, ENDED, BROKEN_OFF, RESUMED, UNREADABLE = range(5)
+STATUSES = ("reached its target", "ended without it", "broken off", "resumed", "unreadable")
+RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
+COLUMNS = (
+    "cell", "file", "href", "seed", "status", "minutes", "evaluation", "quality", "samples", "samples_per_s",
+    "commit", "errors", "warnings", "findings", "curve",
+)  # fmt: skip
+
+
+class Index:
+    """Numbers distinct values in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def __call__(self, value: str) -> int:
+        return self.numbers.setdefault(value, len(self.numbers))
+
+    @property
+    def values(self) -> list[str]:
+        return list(self.numbers)
+
+
+def write_page(path: Path, data: dict[str, Any]) -> None:
+    """Write the page to `path`, whole or not at all. Raises: UserError if it cannot be written."""
+    page = render(data)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(page, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise UserError(f"cannot write the page: {error.strerror}", where=printable(str(path))) from error
+
+
+def render(data: dict[str, Any]) -> str:
+    """Return the page. It may load nothing, and of scripts run only the one whose hash it states."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = "\n" + (TEMPLATES / "explore.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    block = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":  # so that no text can end the block
+        block = block.replace(character, f"\\u{ord(character):04x}")
+    return environment.get_template("explore.html").render(
+        style=Markup((TEMPLATES / "explore.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=digest,
+        data=Markup(block),
+        notes=[NOTES[mark] for mark in ("unverified", "proxy", "study")],
+    )
+
+
+def page_data(
+    audited: Sequence[Audited], benches: Sequence[dict[str, Any]], prices: Sequence[Price], folder: Path
+) -> dict[str, Any]:
+    """Return what the page knows: cells (runs of one folder with the same settings), runs by column, prices.
+
+    Links to logs are relative to `folder`, where the page will lie.
+    """
+    methods, lines, texts = Index(), Index(), Index()
+    cells: list[dict[str, Any]] = []
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for entry in audited:
+        by_log: dict[str, list[Finding]] = {}
+        for finding in entry.findings:
+            by_log.setdefault(finding.path, []).append(finding)
+        numbers: dict[object, int] = {}
+        for log in entry.run_set.logs:
+            kind = (log.configuration, log.settings, log.is_proxy)
+            if kind not in numbers:
+                numbers[kind] = len(cells)
+                same = f" ({len(numbers)})" if len(numbers) > 1 else ""  # a folder with two configurations
+                cells.append(cell(log, entry.run_set.folder, same, methods, lines))
+            found = by_log.pop(log.path, [])
+            row = {"cell": numbers[kind], "href": link(log.path, folder)} | run_row(log)
+            row |= verdict(found, texts)
+            for name in COLUMNS:
+                columns[name].append(row[name])
+        others = [finding for rest in by_log.values() for finding in rest]  # of the system's description
+        for number in numbers.values():
+            cells[number] |= {"about": verdict(others, texts)}
+    return {
+        "reference": BASELINE,
+        "statuses": STATUSES,
+        "methods": methods.values,
+        "lines": lines.values,
+        "texts": texts.values,
+        "cells": cells,
+        "runs": columns,
+        "benches": benches,
+        "prices": [price_row(price, sorted({each["hardware"] for each in cells})) for price in prices],
+        "t": [round(float(stats.t.ppf(0.975, degrees)), 4) for degrees in range(1, 31)],
+    }
+
+
+def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict[str, Any]:
+    """Return what the runs of one folder share, from one of their logs."""
+    study, hardware, name = place(log)
+    size = log.text("benchmark_size") or "full"
+    return {
+        "folder": folder + same,
+        "study": study,
+        "name": name + same,
+        "benchmark": log.benchmark or "unknown",
+        "size": size,
+        "proxy": log.is_proxy,
+        "hardware": hardware,
+        "configuration": log.configuration,
+        "methods": sorted({methods(printable(event.value, 64)) for event in log.events("method")}),
+        "duration": setting(log, "max_duration"),
+        "budget": budget(log, size),
+        "batch": finite(log.value("global_batch_size")),
+        "target": log.target if math.isfinite(log.target) else None,
+        "trains_on": log.is_study,
+        "settings": [lines(line) for line in log.settings],
+    }
+
+
+def place(log: Log) -> tuple[str, str, str]:
+    """Return study ('' for a scored run), hardware and name, from where a log lies.
+
+    results/study/<study>/<hardware>[-mini]-<cell>/... or results/<hardware>[-mini]-<configuration>/... A cell
+    need not name its configuration; at full size the hardware is then the one that the settings state.
+    """
+    study = printable(log.file.parts[-4], 64) if log.file and log.lies_in_study else ""
+    stated = re.search(r"hardware: ([A-Za-z0-9._-]+)", setting(log, "submission"))
+    if stated and log.system.startswith(f"{stated[1]}-"):
+        return study, stated[1], log.system.removeprefix(f"{stated[1]}-").removeprefix("mini-")
+    if not study:
+        hardware = log.system.removesuffix(f"-{log.configuration}").removesuffix("-mini")
+        return "", hardware, log.configuration
+    for mark, found in (("-mini-", ""), (f"-{log.configuration}", log.configuration)):
+        hardware, there, name = log.system.partition(mark)
+        if there:
+            return study, hardware, found + name
+    return study, log.system, log.system
+
+
+def setting(log: Log, name: str) -> str:
+    """Return a top-level value of the merged configuration at the head of a log; '' without one."""
+    return next((line[len(name) + 2 :] for line in log.settings if line.startswith(f"{name}: ")), "")
+
+
+def budget(log: Log, size: str) -> float | None:
+    """Return a run's training duration over that of its configuration as it stands in the YAML files."""
+    batch, train = finite(log.value("global_batch_size")), finite(log.value("train_samples"))
+    share = re.fullmatch(r"[0-9.]{1,9}", setting(log, "budget") or "1")
+    own = own_samples(log.header("benchmark"), log.configuration, size)
+    samples = num_samples(setting(log, "max_duration"), batch, train)
+    return round(samples * float(share[0]) / own, 2) if samples and own and share else None
+
+
+@cache
+def own_samples(benchmark: str, configuration: str, size: str) -> float | None:
+    """Return the samples that a configuration of this checkout trains; None if it has no such configuration.
+
+    Of its methods only `scale_schedule` changes the duration.
+    """
+    if benchmark not in configs.benchmarks() or configuration not in configs.configurations(benchmark):
+        return None
+    values, _ = configs.merge_files(benchmark, configuration, size)
+    scale = (values["methods"].get("scale_schedule") or {}).get("ratio", 1.0)
+    own = re.sub(r"^\d+", lambda count: str(int(int(count[0]) * scale)), values["max_duration"])
+    return num_samples(own, values["global_batch_size"], values["data"]["num_train_samples"])
+
+
+def num_samples(duration: str, batch: float | None, train: float | None) -> float | None:
+    """Return a duration such as `90ep`, `55ba` or `24640sp` in samples; None where something is missing."""
+    if not re.fullmatch(r"[0-9]{1,12}(ep|ba|sp)", duration) or not batch or not train or batch < 1:
+        return None
+    count = int(duration[:-2])
+    return {"ep": count * (train // batch) * batch, "ba": count * batch, "sp": float(count)}[duration[-2:]]
+
+
+def run_row(log: Log) -> dict[str, Any]:
+    """Return the columns of one run; of its curve four numbers a point, minutes of evaluation the second."""
+    run = run_of(log)
+    curve = thinned([point for point in log.curve if 0 <= point.minutes < 1e7])
+    minutes = log.minutes or (curve[-1].minutes if curve else None)
+    samples = curve[-1].samples if curve else None
+    return {
+        "file": printable(Path(log.path).name, 64),
+        "seed": log.text("seed"),
+        "status": status(log),
+        "minutes": None if minutes is None else round(minutes, 5),
+        "evaluation": round(evaluation_minutes(log), 5),
+        "quality": None if run.quality is None else round(run.quality, 6),
+        "samples": None if samples is None else round(samples),
+        "samples_per_s": rounded(run.samples_per_s or run.samples_per_s_overall),
+        "commit": log.header("commit"),
+        "curve": [
+            value
+            for minutes, samples, accuracy in curve
+            for value in (
+                round(minutes, 4),
+                round(evaluation_minutes(log, minutes), 4),
+                None if samples is None else round(samples),
+                round(accuracy, 5),
+            )
+        ],
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a number with five significant digits."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def thinned(curve: Sequence[Any]) -> list[Any]:
+    """Return at most `MAX_POINTS` points, the first and the last among them."""
+    if len(curve) <= MAX_POINTS:
+        return list(curve)
+    return [curve[round(i * (len(curve) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
+
+
+def status(log: Log) -> int:
+    """Return which of `STATUSES` a run has; a fault, or a person, that ended it leaves a reason."""
+    stop = log.last("run_stop")
+    if not log.is_readable:
+        return UNREADABLE
+    if log.is_resumed:
+        return RESUMED
+    if log.minutes is None or stop is None or "reason" in stop.metadata:
+        return BROKEN_OFF
+    return REACHED if log.is_converged else ENDED
+
+
+def verdict(findings: Iterable[Finding], texts: Index) -> dict[str, Any]:
+    """Return how many errors and warnings there are, and the first, errors before warnings."""
+    ordered = sorted(findings, key=lambda finding: finding.severity != "error")
+    errors = sum(finding.severity == "error" for finding in ordered)
+    told = [
+        texts(f"{found.rule} {found.severity}: {found.message}" + f" (line {found.line})" * bool(found.line))
+        for found in ordered[:MAX_FINDINGS]
+    ]
+    return {"errors": errors, "warnings": len(ordered) - errors, "findings": told}
+
+
+def price_row(price: Price, hardware: Sequence[str]) -> dict[str, Any]:
+    """Return a price with what an hour of each hardware that it is of costs."""
+    fits = {}
+    for name in hardware:
+        if price.is_of(name):
+            number = re.match(r"([0-9]{1,4})x", name)
+            devices = int(number[1]) if number else price.num_devices
+            fits[name] = [
+                None if (dollars := price.cost(60, devices, spot=spot)) is None else round(dollars, 4)
+                for spot in (False, True)
+            ]
+    return price.model_dump() | {"fits": fits}
+
+
+def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
+    found = []
+    for path in paths:
+        for file in sorted(path.absolute().rglob("*.json")):
+            if file.parts[-3] != "throughput":
+                continue
+            try:
+                found.append(bench(file))
+            except (OSError, ValueError) as error:
+                report(f"{label(file)} is left out: {printable(str(error))}")
+    return found
+
+
+def bench(file: Path) -> dict[str, Any]:
+    """Return one bench result. Raises ValueError for anything but what `ttt bench` writes."""
+    with file.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError("too large")
+    try:
+        figures = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(figures, dict) or not isinstance(rates := figures.get("rates"), list):
+        raise ValueError("not what `ttt bench` writes")
+    rows = []
+    for rate in rates[:MAX_RATES]:
+        if not isinstance(rate, dict) or finite(rate.get("samples_per_s")) is None:
+            raise ValueError("a rate states no samples_per_s")
+        row = {name: printable(rate.get(name, ""), 80) for name in ("configuration", "shape")}
+        rows.append(row | {name: rounded(finite(rate.get(name))) for name in RATE})
+    return {
+        "file": label(file),
+        "benchmark": printable(figures.get("benchmark", ""), 64),
+        "size": printable(figures.get("size", ""), 16),
+        "batch": finite(figures.get("batch_size")),
+        "hardware": printable(file.parent.name, 64),
+        "rates": rows,
+    }

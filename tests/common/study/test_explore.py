@@ -1,0 +1,363 @@
+"""The explorer's page: the figures of `ttt score`, nothing of a log as markup, quick in a real browser."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from common.config import ROOT
+from common.evidence.audit import audit_paths
+from common.evidence.log import load
+from common.evidence.records import printable
+from common.evidence.score import score
+from common.study.explore import COLUMNS, page_data, read_benches, render, write_page
+from common.study.prices import load_prices
+from tests.browser import Browser
+from tests.command import ttt_here as ttt
+from tests.common.evidence.test_fuzz import mutated
+
+RESULTS = ROOT / "results"
+HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\"><!--"
+NUM_RUNS = 5000
+LIMIT_MS = 600  # from a change of a filter to the picture, median, all 5,000 runs drawn, on a busy machine
+BROWSER = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium"),
+]
+
+
+def data_of(*paths, folder=ROOT):
+    prices, complaints = load_prices(), []
+    data = page_data(audit_paths(paths), read_benches(paths, complaints.append), prices, folder)
+    assert complaints == []
+    return data
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return data_of(RESULTS)
+
+
+def block(page):
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
+
+
+def rows(data):
+    return [
+        dict(zip(data["runs"], values, strict=True)) for values in zip(*data["runs"].values(), strict=True)
+    ]
+
+
+def study_run(root, *, cell="half", settings=(), values=None, source=None, study="curves", number=0):
+    """Write a committed log into a study, with other settings and values of records; return its file."""
+    lines = (source or sorted(RESULTS.glob("*-baseline/resnet/result_0.txt"))[0]).read_text().splitlines()
+    for name, value in settings:
+        lines = [re.sub(rf"^#   {name}: .*", f"#   {name}: {value}", line) for line in lines]
+    for index, line in enumerate(lines):
+        if line.startswith(":::MLLOG "):
+            event = json.loads(line[9:])
+            event["value"] = (values or {}).get(event["key"], event["value"])
+            lines[index] = ":::MLLOG " + json.dumps(event)
+    folder = root / "study" / study / f"reference-2cpu-mini-{cell}" / "resnet"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"result_{number}.txt").write_text("\n".join(lines) + "\n")
+    return folder / f"result_{number}.txt"
+
+
+def test_the_page_embeds_the_figures_of_the_committed_results(committed):
+    data = block(render(committed))
+    found = {row["href"]: row for row in rows(data)}
+    num_runs = 0
+    for run_set in load([RESULTS]):
+        scored = {run.name: run for run in score(run_set).runs}
+        for log in run_set.logs:
+            row, run = found[str(log.file.relative_to(ROOT))], scored[printable(log.path)]
+            assert row["minutes"] == pytest.approx(run.minutes, abs=1e-5)
+            assert row["quality"] == pytest.approx(run.quality, abs=1e-6)
+            assert row["samples_per_s"] == pytest.approx(run.samples_per_s, rel=1e-4)
+            assert row["evaluation"] == pytest.approx(run.evaluation, abs=1e-5)
+            assert row["curve"][-1] == pytest.approx(run.quality, abs=1e-5)
+            cell = data["cells"][row["cell"]]
+            assert (cell["configuration"], cell["hardware"]) == (log.configuration, "reference-2cpu")
+            assert (cell["budget"], cell["proxy"], cell["study"]) == (1.0, True, "")
+            assert {data["methods"][number] for number in cell["methods"]} == {
+                event.value for event in log.events("method")
+            }
+            num_runs += 1
+    assert num_runs == len(found) >= 30
+
+
+def test_verdicts_are_those_of_the_audit(tmp_path):
+    study_run(tmp_path, values={"eval_samples": 1})
+    (row,), (audited,) = rows(data_of(tmp_path / "study")), audit_paths([tmp_path / "study"])
+    own = [finding for finding in audited.findings if finding.path.endswith("result_0.txt")]
+    errors = sum(finding.severity == "error" for finding in own)
+    assert errors > 0 and (row["errors"], row["warnings"]) == (errors, len(own) - errors)
+
+
+def test_links_lead_to_the_logs(tmp_path):
+    file = study_run(tmp_path / "a b", cell="c")
+    page = tmp_path / "pages" / "explore.html"
+    write_page(page, data_of(tmp_path / "a b" / "study", folder=page.parent))
+    (row,) = rows(block(page.read_text()))
+    assert (page.parent / unquote(row["href"])).resolve() == file
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([("max_duration", "4ep")], 0.5),
+        ([("max_duration", "88ba")], 0.25),
+        ([("max_duration", "9ep9")], None),
+        ([("max_duration", "8ep\n#   budget: 0.33")], 0.33),
+    ],
+)
+def test_a_cell_knows_its_place_and_its_budget(tmp_path, settings, expected):
+    study_run(tmp_path, cell="minus-ema", settings=settings)
+    (cell,) = data_of(tmp_path / "study")["cells"]
+    assert (cell["study"], cell["hardware"], cell["name"]) == ("curves", "reference-2cpu", "minus-ema")
+    assert cell["budget"] == expected
+
+
+@pytest.mark.slow
+def test_the_cells_of_a_sweep_are_found_and_known(tmp_path):
+    tiny = ["max_duration=20ba", "schedule.warmup=2ba", "target=0.01", "evaluation_batch_size=360"]
+    options = [part for setting in tiny for part in ("--set", setting)]
+    sweep = [
+        "sweep",
+        "image_classification",
+        "baseline",
+        "--size",
+        "mini",
+        "--budgets",
+        "0.5,1",
+        "--seeds",
+        1,
+    ]
+    results = tmp_path / "results"
+    assert ttt(*sweep, *options, "--results", results).returncode == 0
+    page = tmp_path / "explore.html"
+    assert ttt("explore", results, "-o", page).returncode == 0
+    data = block(page.read_text())
+    found = {(cell["name"], cell["budget"], cell["trains_on"]) for cell in data["cells"]}
+    own = 20 / (8 * (1437 // 32))
+    assert {(budget, on) for _, budget, on in found} == {(round(own / 2, 2), True), (round(own, 2), True)}
+    assert {cell["study"] for cell in data["cells"]} == {"sweep"}
+    assert data["runs"]["errors"] == [0, 0] and len(data["runs"]["curve"][0]) > 8
+
+
+def test_runs_of_a_folder_with_two_configurations_are_two_cells(tmp_path):
+    study_run(tmp_path)
+    study_run(tmp_path, number=1)
+    study_run(tmp_path, number=2, settings=[("precision", "fp32")])
+    data = data_of(tmp_path / "study")
+    assert data["runs"]["cell"] == [0, 0, 1]
+    assert len({cell["folder"] for cell in data["cells"]}) == 2
+
+
+def test_hostile_text_stays_inside_the_block(tmp_path):
+    keys = ("configuration_name", "method", "submission_platform", "benchmark_size", "seed")
+    study_run(tmp_path, values=dict.fromkeys(keys, HOSTILE), settings=[("precision", HOSTILE)], study="<b>")
+    bench = tmp_path / "throughput" / "<i>" / "x.json"
+    bench.parent.mkdir(parents=True)
+    rate = {"configuration": HOSTILE, "shape": "\u202e", "samples_per_s": 1.0}
+    bench.write_text(json.dumps({"benchmark": HOSTILE, "size": HOSTILE, "rates": [rate]}))
+    data = data_of(tmp_path, tmp_path / "study")
+    page = render(data)
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "<img" not in page and "<!--" not in page and "<b>" not in page and "<i>" not in page
+    assert block(page) == json.loads(json.dumps(data))
+    assert any(HOSTILE[:40] in line for line in data["lines"])
+    around = re.sub(r'(id="data">).*?</script>', "", page)
+    assert not re.search(r"<link|@import|\bsrc=|https?://|\binnerHTML\b", around)
+
+
+def test_damaged_logs_still_make_a_page(tmp_path):
+    rng = random.Random(0)
+    good = sorted(RESULTS.glob("*/*/result_0.txt"))
+    for number in range(200):
+        file = study_run(tmp_path, cell=f"c{number % 20}", number=number)
+        file.write_bytes(mutated(rng.choice(good).read_text().splitlines(), rng))
+    data = data_of(tmp_path / "study")
+    page = render(data)  # which refuses NaN
+    assert len(data["runs"]["cell"]) == 200 and page.count("<script") == 2
+    assert all(len(column) == 200 for column in data["runs"].values()) and set(data["runs"]) == set(COLUMNS)
+
+
+def test_prices_are_those_of_the_share_of_a_machine(tmp_path):
+    study_run(tmp_path)
+    folder = tmp_path / "study" / "curves" / "2xH200-mini-half"
+    (tmp_path / "study" / "curves" / "reference-2cpu-mini-half").rename(folder)
+    (row,) = [row for row in data_of(tmp_path / "study")["prices"] if row["name"] == "aws-p5en-2026"]
+    assert row["fits"] == {"2xH200": [pytest.approx(63.296 * 2 / 8), None]}
+
+
+def test_a_bench_result_that_is_none_is_named_and_left_out(tmp_path):
+    texts = {"good": '{"rates": [{"samples_per_s": 2}]}', "list": "[]", "none": '{"rates": [{}]}', "cut": "{"}
+    texts |= {"deep": '{"rates": ' + "[" * 50_000, "nan": '{"rates": [{"samples_per_s": NaN}]}'}
+    folder = tmp_path / "throughput" / "here"
+    folder.mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / f"{name}.json").write_text(text)
+    said = []
+    (found,) = read_benches([tmp_path], said.append)
+    assert found["rates"][0]["samples_per_s"] == 2 and len(said) == len(texts) - 1
+    assert render(page_data([], [found], load_prices(), tmp_path))
+
+
+def test_a_person_gets_a_page_or_one_line(tmp_path):
+    study_run(tmp_path / "results")
+    page = tmp_path / "explore.html"
+    done = ttt("explore", tmp_path / "results", RESULTS, "-o", page)
+    assert done.returncode == 0 and "31 runs, 2 bench results" in done.stdout
+    assert len(block(page.read_text())["runs"]["cell"]) == 31
+    for arguments in (
+        ["nowhere"],
+        [tmp_path / "results", "-o", tmp_path],
+        [tmp_path / "results", "--prices", "x"],
+    ):
+        done = ttt("explore", *arguments)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "0 runs, 2 bench results" in ttt("explore", RESULTS / "throughput", "-o", page).stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["explore.html", "results"]
+
+
+def test_it_needs_no_torch():
+    code = "import sys, common.study.explore; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
+
+
+def many(data, num_runs=NUM_RUNS):
+    """Return the data of so many runs, 3 a cell: real ones, each a little slower and worse than the last."""
+    rng = random.Random(0)
+    columns = {name: [] for name in COLUMNS}
+    cells = []
+    real = rows(data)
+    for number in range(num_runs):
+        if number % 3 == 0:
+            row = rng.choice(real)
+            named = {"folder": f"study/{number}", "study": f"s{number % 7}", "hardware": f"hw{number % 40}"}
+            budget = rng.choice([0.25, 0.5, 1.0])
+            cells.append(data["cells"][row["cell"]] | named | {"budget": budget, "name": f"cell-{number}"})
+        scale, worse = rng.uniform(0.5, 2), rng.uniform(0.9, 1)
+        points = zip(*[iter(row["curve"])] * 4, strict=True)
+        curve = [v for a, b, c, d in points for v in (a * scale, b * scale, c, d * worse)] * 3
+        made = {"cell": len(cells) - 1, "minutes": row["minutes"] * scale, "quality": row["quality"] * worse}
+        for name, value in (row | made | {"seed": str(number), "curve": curve}).items():
+            columns[name].append(value)
+    return data | {"cells": cells, "runs": columns}
+
+
+MEASURE = """(async () => {
+  const form = document.getElementById("filters"), field = (name) => form.elements.namedItem(name);
+  const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+  const set = (name, value) => {
+    field(name).value = value;
+    field(name).dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  set("model", ""); await painted();
+  const times = [];
+  for (const [name, value] of [["q", "e"], ["q", "ema"], ["q", ""], ["show", "means"], ["show", "runs"],
+    ["from", "0.5"], ["from", ""], ["x", "samples"], ["x", "time"], ["colour", "hardware"],
+    ["sortBy", "-quality"], ["size", "mini"]]) {
+    const before = performance.now();
+    set(name, value);
+    await painted();
+    times.push(performance.now() - before);
+  }
+  times.sort((a, b) => a - b);
+  return { median: times[times.length >> 1], most: times.at(-1), status: $("status").textContent,
+    nodes: document.querySelectorAll("#rows tr").length };
+})()"""
+
+
+@pytest.fixture
+def browser(tmp_path):
+    with Browser(tmp_path / "profile") as opened:
+        yield opened
+
+
+class TestInABrowser:
+    pytestmark = BROWSER
+
+    def test_five_thousand_runs_are_quick(self, browser, committed, tmp_path):
+        (tmp_path / "page.html").write_text(render(many(committed)))
+        browser.open(tmp_path / "page.html")
+        found = browser.evaluate(MEASURE)
+        print(found)
+        assert found["status"].startswith("5,000 of 5,000 runs in 1,667 recipes")
+        assert found["nodes"] < 60  # of 5,000
+        assert found["median"] < LIMIT_MS, found
+        assert browser.complaints == []
+
+    def test_hostile_text_is_shown_as_text(self, browser, tmp_path):
+        values = dict.fromkeys(("configuration_name", "method", "submission_platform", "seed"), HOSTILE)
+        study_run(tmp_path, cell="c", values=values, settings=[("precision", HOSTILE)])
+        (tmp_path / "page.html").write_text(render(data_of(tmp_path / "study")))
+        browser.open(tmp_path / "page.html")
+        browser.evaluate("document.querySelector('#rows button[aria-label^=more]').click()")
+        assert browser.evaluate("document.getElementById('details').innerText").count(HOSTILE[:60]) > 0
+        assert browser.evaluate(
+            "[document.title, document.images.length, document.scripts.length].join()"
+        ) == ("Time to train: explorer,0,2")
+        assert browser.complaints == []
+        assert browser.requests and all(url.startswith(("file://", "about:")) for url in browser.requests)
+
+    def test_bench_results_alone_make_a_page(self, browser, tmp_path):
+        (tmp_path / "page.html").write_text(render(page_data([], read_benches([RESULTS], print), [], ROOT)))
+        browser.open(tmp_path / "page.html")
+        assert browser.evaluate("document.querySelectorAll('#benches tbody tr').length") > 10
+        assert browser.complaints == []
+
+    def test_an_address_is_a_view_and_a_view_an_address(self, browser, committed, tmp_path):
+        (tmp_path / "page.html").write_text(render(committed))
+        said = "#model=resnet&hardware=all&algorithms=ema&price=reference-2cpu:0.6&sortBy=costSameQuality"
+        browser.open(tmp_path / "page.html", said)
+        shown = "document.getElementById('status').textContent"
+        assert browser.evaluate(shown).startswith("5 of 30 runs")
+        answers = browser.evaluate("document.getElementById('answers').innerText")
+        minutes = {}
+        for run_set in load([RESULTS]):
+            if run_set.lead.benchmark == "resnet":
+                minutes[run_set.lead.configuration] = sum(log.minutes for log in run_set.logs) / 5
+        ratio = minutes["baseline"] / minutes["optimized"]
+        assert f"{ratio:.2f}x as fast" in answers and f"{ratio:.2f}x as cheap" in answers
+        assert "optimized on reference-2cpu: 29." in answers and "(0.9500 or more)" in answers
+        browser.evaluate(
+            "(async () => { const box = document.querySelector('[data-facet=recipe] input'); box.click();"
+            "await new Promise((done) => setTimeout(done, 700)); })()"
+        )
+        address = browser.evaluate("location.hash")
+        assert (
+            "recipe=baseline" in address and "price=reference-2cpu" in address and "algorithms=ema" in address
+        )
+        assert browser.evaluate(shown).startswith("0 of 30 runs")
+        browser.open(tmp_path / "page.html", address)
+        assert browser.evaluate(shown).startswith("0 of 30 runs")
+        assert browser.evaluate("document.querySelector('[data-facet=recipe] input').checked")
+        assert browser.complaints == []
+
+    def test_keys_reach_points_runs_and_logs(self, browser, committed, tmp_path):
+        (tmp_path / "page.html").write_text(render(committed))
+        browser.open(tmp_path / "page.html", "#model=resnet")
+        browser.evaluate("document.querySelector('#scatter canvas[tabindex]').focus()")
+        browser.key("ArrowRight")
+        tip = browser.evaluate("document.querySelector('#scatter .tip').textContent")
+        fastest = min(row["minutes"] for row in rows(committed) if "resnet" in row["href"])
+        assert f"after {fastest * 60:.1f} s" in tip
+        browser.key("Enter")
+        link = browser.evaluate("document.querySelector('#details[open] a').getAttribute('href')")
+        assert (ROOT / unquote(link)).is_file() and Path(link).name in tip
+        label = browser.evaluate(
+            "document.querySelector('#scatter canvas[tabindex]').getAttribute('aria-label')"
+        )
+        assert label.startswith("Scatter of 10 points")
+        inputs = "[...document.querySelectorAll('input, select')]"
+        unlabelled = f"{inputs}.filter((each) => !each.labels?.length && !each.ariaLabel).length"
+        assert browser.evaluate(unlabelled) == 0
