@@ -63,12 +63,17 @@ class Method:
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
+    keeps_mathematics: ClassVar[bool] = False  # loss, gradients, step equal to rounding; a test shows it
 
     class Config(Strict):
         """No settings."""
 
     def __init__(self, name: str, settings: Any) -> None:
         self.name, self.settings = name, settings
+
+    @classmethod
+    def switch(cls, *, is_on: bool) -> None:
+        """Set what holds for the whole process, if a method does; else nothing is to be set."""
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Return the configuration this method wants; what it changed is printed and logged."""
@@ -118,6 +123,12 @@ def available(benchmark: str) -> dict[str, str]:
     return found
 
 
+def kind_of(name: str, module: str) -> type[Method]:
+    """Import the class of a method."""
+    kind: type[Method] = getattr(importlib.import_module(module), name.title().replace("_", ""))
+    return kind
+
+
 def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
     """Return the methods of a configuration in their order, settings checked."""
     modules = available(config.benchmark)
@@ -127,7 +138,6 @@ def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None 
         if name not in modules:
             where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
             raise UserError("no such method", where=where, hint=nearest(name, modules))
-        module = importlib.import_module(modules[name])
-        kind: type[Method] = getattr(module, name.title().replace("_", ""))
+        kind = kind_of(name, modules[name])
         methods.append(kind(name, validated(kind.Config, values, origins or {}, path)))
     return methods

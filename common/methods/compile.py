@@ -11,6 +11,8 @@ When not. Shapes that change from step to step; more than about eight of them; C
 Source. https://docs.pytorch.org/docs/stable/generated/torch.compile.html.
 """
 
+import os
+import shutil
 from typing import Any, Literal
 
 import torch
@@ -34,6 +36,12 @@ def compile_model(model: nn.Module, mode: str, backend: str = "inductor") -> Non
     model.compile(**compile_options(mode, backend))
 
 
+def missing_compiler() -> str:
+    """Return what torch.compile lacks here, nothing where it can produce code."""
+    names = (os.environ.get("CXX", "g++"), "clang++")
+    return "" if any(shutil.which(name) for name in names) else "no C++ compiler"
+
+
 class Eager(nn.Module):
     """A model called without its compiled form."""
 
@@ -50,6 +58,7 @@ class Compile(Method):
     """Compiles last: methods that change the model come before it."""
 
     compiles = True
+    keeps_mathematics = True
 
     class Config(Strict):
         """`mode` and `backend` are torch.compile's."""

@@ -74,6 +74,8 @@ def chunked_cross_entropy(
 class ChunkedHead(Method):
     """The loss takes over what the head leaves out."""
 
+    keeps_mathematics = True
+
     class Config(Strict):
         """`chunk_tokens`: how many masked tokens at a time."""
 

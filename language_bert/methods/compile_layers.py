@@ -40,6 +40,7 @@ class CompileLayers(Method):
     """Compiles last: methods that change the model come before it."""
 
     compiles = True
+    keeps_mathematics = True
 
     class Config(Strict):
         """`mode` and `backend` are torch.compile's."""

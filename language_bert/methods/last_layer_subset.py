@@ -33,6 +33,8 @@ def keep_needed(batch: Batch, *, next_sentence: bool) -> Batch:
 class LastLayerSubset(Method):
     """The last layer on needed tokens."""
 
+    keeps_mathematics = True
+
     def model(self, model: nn.Module) -> nn.Module:
         """Check that the head reads masked tokens only."""
         self.encoder = packed(model, self.name)

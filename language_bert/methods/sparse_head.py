@@ -33,6 +33,8 @@ def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
 class SparseHead(Method):
     """The head on masked tokens."""
 
+    keeps_mathematics = True
+
     class Config(Strict):
         """Masked tokens are rounded up to a multiple of this: few distinct shapes."""
 

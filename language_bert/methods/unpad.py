@@ -55,6 +55,8 @@ def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
 class Unpad(Method):
     """The packed encoder in place of Hugging Face's, on the same parameters."""
 
+    keeps_mathematics = True
+
     class Config(Strict):
         """Tokens are rounded up to a multiple of this."""
 
