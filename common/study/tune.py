@@ -348,7 +348,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 def table(tried: Sequence[Tried], seconds: float) -> str:
     """Return what was tried as lines of text."""
-    rows = [("tried", "gain (99 %)", "difference", "kept", "why")]
+    rows = [("tried", "gain (99 %)", "largest difference", "kept", "why")]
     rows += [
         (
             each.name,

@@ -113,7 +113,8 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
     print(tune.table(found.tried, found.seconds))
     if all(each.keeps_mathematics for each in found.tried if each.is_kept):
-        print(tune_runs.side_by_side(tuner.losses(()), tuner.losses(found.state)))
+        losses = tuner.losses(()), tuner.losses(found.state)
+        print(tune_runs.side_by_side(*losses, config.precision))
     else:
         print("training was changed: its losses are its own")
     text = tune_runs.as_file(tuner, found, args.level)

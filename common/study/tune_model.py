@@ -82,7 +82,7 @@ def optimize(
     """
     bench = ModelBench(model=model, loader=loader, loss=loss, make_optimizer=optimizer)
     with torch.random.fork_rng():
-        if iter(loader) is loader:  # type: ignore[comparison-overlap]
+        if iter(loader) is loader:
             hint = "pass what it iterates over"
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
         found = Search(bench, (), seconds=seconds, report=lambda tried: None).run(bench.changes())

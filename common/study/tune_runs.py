@@ -28,6 +28,7 @@ from common.throughput import timed
 from common.training import Training
 
 State = tuple[str, ...]  # settings, as after --set, in the order in which they were kept
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NUM_POINTS = 4  # of a training, evenly spread, at which a turn takes a step
 NUM_TRACED = 3  # steps of a comparison, at the peak of the learning rate
 NUM_SHOWN = 10  # steps from the start whose losses are shown side by side
@@ -101,12 +102,11 @@ def traced(training: Training, config: RunConfig, dtype: torch.dtype | None = No
     batches = list(itertools.islice(training.benchmark.train_batches(peak), NUM_TRACED))
     if dtype:
         batches = [as_type(batch, dtype) for batch in batches]
-    precision = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
 
     def step(number: int) -> float:
         return float(training.train_step(batches[number], peak + number))
 
-    return take_trace(training.model, step, NUM_TRACED, dtype or precision)
+    return take_trace(training.model, step, NUM_TRACED, dtype or PRECISIONS[config.precision])
 
 
 def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -209,7 +209,7 @@ def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
     order = dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(found)])
     names = [name for name in order if ("methods", name) not in chosen]
     changes = [fused_already(config), *settings_tried(tuner, chosen)]
-    compiled = []
+    compiled: list[Change[State]] = []
     for name in names:
         kind, homes = found[name], [each for each in written.values() if name in each]
         keeps = kind.keeps_mathematics
@@ -301,12 +301,14 @@ def as_file(tuner: Tuner, found: Found[State], level: int) -> str:
     return "\n".join([head, *gains, body])
 
 
-def side_by_side(unchanged: list[float], tuned: list[float]) -> str:
-    """Return the losses of both, and their largest difference."""
+def side_by_side(unchanged: list[float], tuned: list[float], precision: str) -> str:
+    """Return the losses of both, their largest difference, and what rounding alone amounts to."""
     lines = [f"loss of the first {len(tuned)} steps, same seed and batches: unchanged, tuned, difference"]
     lines += [
         f"  {step:3}  {a:.9g}  {b:.9g}  {abs(a - b):.1e}"
         for step, (a, b) in enumerate(zip(unchanged, tuned, strict=True))
     ]
-    largest = max(abs(a - b) for a, b in zip(unchanged, tuned, strict=True))
-    return "\n".join([*lines, f"  largest difference: {largest:.1e}" + (" (the same bits)" * (largest == 0))])
+    largest = max(abs(a - b) / abs(a) for a, b in zip(unchanged, tuned, strict=True))
+    rounding = torch.finfo(PRECISIONS[precision]).eps
+    said = f"{largest:.1e} of the loss; one rounding in {precision} is {rounding:.1e}"
+    return "\n".join([*lines, "  largest difference: " + (said if largest else "none, the same bits")])
