@@ -71,10 +71,6 @@ class Method:
     def __init__(self, name: str, settings: Any) -> None:
         self.name, self.settings = name, settings
 
-    @classmethod
-    def switch(cls, *, is_on: bool) -> None:
-        """Set what holds for the whole process, if a method does; else nothing is to be set."""
-
     def configure(self, config: RunConfig) -> RunConfig:
         """Return the configuration this method wants; what it changed is printed and logged."""
         return config

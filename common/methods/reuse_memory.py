@@ -4,7 +4,8 @@ What. Tells the allocator of the C library to keep what tensors free, instead of
 operating system, which clears every page of the next tensor anew. The same as a preloaded tcmalloc or
 jemalloc does, without installing one.
 Effect on quality. None: the same operations on the same numbers, to the last bit.
-Effect on time. A step of size mini took 0.75 to 0.85 of its time on two shared cores (paired trials).
+Effect on time. A step of BERT at size mini, one thread: 171 page faults instead of 7,636, 0.6 instead of
+16.4 ms in the kernel, 86 instead of 90 ms of processor time in all.
 Relieves. The host's memory management; on a GPU, where tensors lie elsewhere, nothing.
 When not. Machines whose memory is nearly full: what was freed stays with the process. Other C libraries than
 glibc.
@@ -20,27 +21,21 @@ from common.errors import UserError
 from common.method import Method
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # names of mallopt(3), as in malloc.h
-DEFAULTS = {TRIM_THRESHOLD: 128 << 10, MMAP_MAX: 65536}
-KEPT = {TRIM_THRESHOLD: (1 << 31) - 1, MMAP_MAX: 0}
+NEVER, NONE = -1, 0
 
 
-def reuse_memory(*, is_on: bool = True) -> bool:
-    """Keep freed memory in this process, or no longer; returns whether the C library can."""
+def reuse_memory() -> bool:
+    """Keep freed memory in this process from now on; returns whether the C library can."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return all(mallopt(name, value) == 1 for name, value in (KEPT if is_on else DEFAULTS).items())
+    return bool(mallopt(TRIM_THRESHOLD, NEVER) and mallopt(MMAP_MAX, NONE))
 
 
 class ReuseMemory(Method):
     """Holds for the whole process, from before the first step."""
 
     keeps_mathematics = True
-
-    @classmethod
-    def switch(cls, *, is_on: bool) -> None:
-        """Turn it on or off."""
-        reuse_memory(is_on=is_on)
 
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError where the C library cannot."""

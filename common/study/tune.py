@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from scipy import stats
 from torch import Tensor, nn
 
 from common.errors import UserError
+from common.study.apart import Subject
 
 CONFIDENCE = 0.99
 NUM_PAIRS = (12, 30)  # at least, at most
@@ -53,19 +54,6 @@ class Gain:
 
     def __str__(self) -> str:
         return f"{self.median:.3f}x ({self.low:.3f} to {self.high:.3f})"
-
-
-class Subject(Protocol):
-    """Something that trains: what is timed."""
-
-    def switch(self) -> Any:
-        """Set what holds for the whole process; what is returned tells two settings apart."""
-
-    def turn(self) -> float:
-        """Take a few steps, the same for every subject; returns the seconds of a whole training of them."""
-
-    def close(self) -> None:
-        """Let go of what is held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +130,7 @@ class Search(Generic[State]):
         self.bench, self.start, self.report, self.seconds = bench, start, report, seconds
         self.found = Found(state=start)
         self.references: dict[bool, Trace] = {}
+        self.current: tuple[State, bool, Subject] | None = None  # what is kept, ready to be timed
 
     def run(self, changes: Sequence[Change[State]]) -> Found[State]:
         """Return what was kept."""
@@ -150,6 +139,7 @@ class Search(Generic[State]):
             tried = self.attempt(change, before + self.seconds - time.monotonic())
             self.found.tried.append(tried)
             self.report(tried)
+        self.replace_current(None)
         self.found.seconds = time.monotonic() - before
         return self.found
 
@@ -170,11 +160,13 @@ class Search(Generic[State]):
             why = f"not available: {error.what}"
         except Exception as error:  # noqa: BLE001 - whatever a compiler or a kernel raises
             why = f"not available: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}"
-        finally:
-            for subject in subjects:
-                subject.close()
         if is_kept:
             self.found.state = state
+            self.replace_current((state, change.is_of_loader, subjects.pop()))
+            if not change.keeps_mathematics:  # what follows is compared with the training as it is now
+                self.start, self.references = state, {}
+        for subject in subjects:
+            subject.close()
         return Tried(
             name=change.name,
             is_kept=is_kept,
@@ -196,9 +188,13 @@ class Search(Generic[State]):
             difference = self.compared(state, is_exact=False)
             if change.is_of_loader:
                 difference = self.compared(state, is_exact=True) or difference
-        for each in (self.found.state, state):
-            subjects.append(self.bench.build(each, change))
-        gain = race(*subjects)
+        kept = (self.found.state, change.is_of_loader)
+        if self.current is None or self.current[:2] != kept:
+            self.replace_current(None)
+            self.replace_current((*kept, self.bench.build(self.found.state, change)))
+        subjects.append(self.bench.build(state, change))
+        assert self.current  # noqa: S101 - for the reader of types
+        gain = race(self.current[2], subjects[0])
         if gain.low <= 1 and not change.evidence:
             raise Refused("slower" if gain.high < 1 else "no gain beyond noise", gain, difference)
         if change.keeps_mathematics and not change.is_of_loader:
@@ -209,6 +205,12 @@ class Search(Generic[State]):
             difference = "; ".join(part for part in (difference, exact) if part)
         why = "faster" if gain.low > 1 else f"by its card: {change.evidence}"
         return state, gain, difference, why
+
+    def replace_current(self, current: tuple[State, bool, Subject] | None) -> None:
+        """Close what was ready to be timed, and keep another."""
+        if self.current:
+            self.current[2].close()
+        self.current = current
 
     def reference(self, *, is_exact: bool) -> Trace:
         """Return the unchanged model's trace."""
@@ -282,26 +284,17 @@ def take_trace(model: nn.Module, step: Callable[[int], float], num_steps: int, d
 def race(before: Subject, after: Subject) -> Gain:
     """Time two subjects in turns; the number of pairs is decided before the first one counts."""
     pair = (before, after)
-    is_process_wide = before.switch() != after.switch()
-
-    def turn(subject: Subject) -> float:
-        if is_process_wide:
-            subject.switch()
-            subject.turn()  # what the other left behind
-        return subject.turn()
-
     for subject in pair:
-        subject.switch()
         subject.turn()  # the first step of a shape, first use of memory
     start = time.monotonic()
     for subject in pair:
-        turn(subject)
+        subject.turn()
     lap_s = time.monotonic() - start
     num_pairs = min(max(round(RACE_S / lap_s), NUM_PAIRS[0]), NUM_PAIRS[1])
     ratios = []
     for number in range(num_pairs):
         order = pair if number % 2 else pair[::-1]
-        took = {id(subject): turn(subject) for subject in order}
+        took = {id(subject): subject.turn() for subject in order}
         ratios.append(took[id(before)] / took[id(after)])
     return median_gain(ratios)
 

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from common.errors import UserError
 from common.methods.channels_last import apply_channels_last
 from common.methods.compile import compile_model, missing_compiler
-from common.methods.reuse_memory import reuse_memory
 from common.study.tune import Change, Search, Trace, table, take_trace
 from common.throughput import timed
 
@@ -86,7 +85,6 @@ def optimize(
             hint = "pass what it iterates over"
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
         found = Search(bench, (), seconds=seconds, report=lambda tried: None).run(bench.changes())
-    reuse_memory(is_on="reuse_memory" in found.state)
     tuned = bench.assembled(found.state, model)
     return replace(tuned, kept=found.state, report=table(found.tried, found.seconds))
 
@@ -104,7 +102,6 @@ class ModelBench:
         """Return what is tried."""
         lacks = missing_compiler()
         return [
-            change("reuse_memory", missing="" if reuse_memory(is_on=False) else "not available: no glibc"),
             change("channels_last"),
             change("fused_optimizer"),
             *(change(f"loader_workers_{number}", is_of_loader=True) for number in NUM_WORKERS),
@@ -136,7 +133,7 @@ class ModelBench:
 
     def build(self, state: State, change: Change[State]) -> "TimedModel":
         """Return what is timed."""
-        return TimedModel(self.copied(state), state, self.loss, has_loader=change.is_of_loader)
+        return TimedModel(self.copied(state), self.loss, has_loader=change.is_of_loader)
 
     def trace(self, state: State, *, is_exact: bool) -> Trace:
         """Return the first steps."""
@@ -201,18 +198,12 @@ def with_workers(loader: Iterable[Any], num_workers: int) -> DataLoader[Any]:
 class TimedModel:
     """A copy that takes turns, on batches read before unless the loader itself is to be timed."""
 
-    def __init__(self, tuned: Tuned, state: State, loss: Callable[[Any, Any], Tensor], *, has_loader: bool):
-        self.tuned, self.state, self.loss = tuned, state, loss
+    def __init__(self, tuned: Tuned, loss: Callable[[Any, Any], Tensor], *, has_loader: bool):
+        self.tuned, self.loss = tuned, loss
         self.has_loader = has_loader
         ready = tuned.loader if has_loader else list(itertools.islice(tuned.loader, NUM_STEPS))
         self.batches = forever(ready)
         self.num_drained = 2 * getattr(tuned.loader.batches, "num_workers", 0) if has_loader else 0
-
-    def switch(self) -> bool:
-        """Set what holds for the process."""
-        is_on = "reuse_memory" in self.state
-        reuse_memory(is_on=is_on)
-        return is_on
 
     def turn(self) -> float:
         """Return the seconds of a few steps."""

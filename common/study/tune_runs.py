@@ -5,10 +5,10 @@ the benchmark says so; `-O2` also the methods of the benchmark's other configura
 """
 
 import ast
-import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from common.config import ROOT, Loaded, RunConfig
 from common.method import Batch, Method
 from common.methods.compile import missing_compiler
 from common.ranks import Place
+from common.study.apart import Apart
 from common.study.tune import Change, Found, Search, Trace, Tried, take_trace
 from common.throughput import timed
 from common.training import Training
@@ -63,14 +64,17 @@ class Tuner:
         training.replica = training.model
         return training
 
-    def build(self, state: State, change: Change[State]) -> "TimedTraining":
+    def build(self, state: State, change: Change[State]) -> Apart:
         """Return what is timed: with its loader where the change is one of the loader."""
-        return TimedTraining(self.training(self.config(state)), has_loader=change.is_of_loader)
+        return Apart(partial(self.timed, state, has_loader=change.is_of_loader))
+
+    def timed(self, state: State, *, has_loader: bool) -> "TimedTraining":
+        """Return what takes the turns in its process."""
+        return TimedTraining(self.training(self.config(state)), has_loader=has_loader)
 
     def trace(self, state: State, *, is_exact: bool) -> Trace:
         """Return the first steps on real batches at the peak of the learning rate."""
         config = self.config(state)
-        switch_all(config)
         if not is_exact:
             return traced(self.training(config), config)
         plain = config.replaced(precision="fp32")
@@ -90,7 +94,6 @@ class Tuner:
     def losses(self, state: State) -> list[float]:
         """Return the losses of the first steps of a run."""
         config = self.config(state)
-        switch_all(config)
         training = self.training(config)
         batches = training.benchmark.train_batches(0)
         return [float(training.train_step(next(batches), step)) for step in range(NUM_SHOWN)]
@@ -128,15 +131,6 @@ def kinds(benchmark: str) -> dict[str, type[Method]]:
     return {name: methods.kind_of(name, module) for name, module in methods.available(benchmark).items()}
 
 
-def switch_all(config: RunConfig) -> list[str]:
-    """Set what methods set for the whole process; returns which of these are on."""
-    found = kinds(config.benchmark)
-    switched = [name for name, kind in found.items() if kind.switch.__func__ is not Method.switch.__func__]  # type: ignore[attr-defined]
-    for name in switched:
-        found[name].switch(is_on=name in config.methods)
-    return [name for name in switched if name in config.methods]
-
-
 class TimedTraining:
     """A training that takes turns: a step at each of a few points of the whole, on real batches.
 
@@ -155,10 +149,6 @@ class TimedTraining:
             read = (next(training.benchmark.train_batches(step)) for step in points)
             self.batches = list(zip(points, read, strict=True))
 
-    def switch(self) -> list[str]:
-        """Set what holds for the process."""
-        return switch_all(self.training.config)
-
     def steps(self) -> None:
         """Take the steps of a turn."""
         if self.loader:
@@ -176,11 +166,8 @@ class TimedTraining:
         return timed(self.steps, self.training.device) / NUM_POINTS * self.training.plan.num_steps
 
     def close(self) -> None:
-        """Let go of model and loader."""
+        """End the processes of the loader."""
         self.loader = None
-        del self.training
-        self.batches = []
-        gc.collect()
 
 
 def written_in(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:

@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common.config import ROOT
 from common.errors import UserError
-from common.methods.reuse_memory import reuse_memory
 from common.study.tune import Change, Search, Trace, apart, distance, median_gain, table, take_trace
 from common.throughput import timed
 from common.tune import optimize
@@ -35,9 +34,6 @@ class Trained:
         loss.backward()
         self.optimizer.step()
         return float(loss.detach())
-
-    def switch(self):
-        return None
 
     def turn(self):
         return timed(self.step, torch.device("cpu"))
@@ -110,8 +106,10 @@ def test_what_changes_training_is_kept_for_its_time_or_by_its_card_and_not_besid
         changed("smaller", keeps_mathematics=False, evidence="costs quality", repeats=2, scale=2.0),
         changed("better", keeps_mathematics=False, evidence="higher quality", repeats=3),
         changed("other", keeps_mathematics=False, evidence="as good", apart_from=("better",)),
+        changed("exact", repeats=1),
     )
     assert tried["smaller"].why == "faster" and tried["better"].why == "by its card: higher quality"
+    assert tried["exact"].is_kept  # compared with the training as it is now
     assert tried["other"].why == "an alternative to better, which is kept"
     assert "CHANGES TRAINING" in table(list(tried.values()), 1)
 
@@ -175,7 +173,7 @@ def test_a_model_of_ones_own_is_tuned_and_keeps_its_weights():
     assert torch.equal(drawn, torch.random.get_rng_state())
     assert tuned.model is model
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    for name in ("reuse_memory", "channels_last", "fused_optimizer", "loader_workers_2", "compile"):
+    for name in ("channels_last", "fused_optimizer", "loader_workers_2", "compile"):
         assert name in tuned.report
     losses = []
     for inputs, targets in tuned.loader:
@@ -183,7 +181,6 @@ def test_a_model_of_ones_own_is_tuned_and_keeps_its_weights():
         losses[-1].backward()
         tuned.optimizer.step()
     assert len(losses) == len(tuned.loader) == 3
-    reuse_memory(is_on=False)
 
 
 def test_a_loader_that_is_used_up_by_reading_is_refused():
@@ -198,4 +195,3 @@ def test_the_example_of_the_readme_runs_and_is_short():
     names = {}
     exec(code.replace("seconds=60", "seconds=4"), names)
     assert isinstance(names["tuned"].model, nn.Module)
-    reuse_memory(is_on=False)
