@@ -135,11 +135,13 @@ class Search(Generic[State]):
     def run(self, changes: Sequence[Change[State]]) -> Found[State]:
         """Return what was kept."""
         before = time.monotonic()
-        for change in changes:
-            tried = self.attempt(change, before + self.seconds - time.monotonic())
-            self.found.tried.append(tried)
-            self.report(tried)
-        self.replace_current(None)
+        try:
+            for change in changes:
+                tried = self.attempt(change, before + self.seconds - time.monotonic())
+                self.found.tried.append(tried)
+                self.report(tried)
+        finally:
+            self.replace_current(None)
         self.found.seconds = time.monotonic() - before
         return self.found
 
@@ -160,13 +162,15 @@ class Search(Generic[State]):
             why = f"not available: {error.what}"
         except Exception as error:  # noqa: BLE001 - whatever a compiler or a kernel raises
             why = f"not available: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}"
+        finally:
+            if is_kept:
+                self.replace_current((state, change.is_of_loader, subjects.pop()))
+            for subject in subjects:
+                subject.close()
         if is_kept:
             self.found.state = state
-            self.replace_current((state, change.is_of_loader, subjects.pop()))
             if not change.keeps_mathematics:  # what follows is compared with the training as it is now
                 self.start, self.references = state, {}
-        for subject in subjects:
-            subject.close()
         return Tried(
             name=change.name,
             is_kept=is_kept,
@@ -188,13 +192,9 @@ class Search(Generic[State]):
             difference = self.compared(state, is_exact=False)
             if change.is_of_loader:
                 difference = self.compared(state, is_exact=True) or difference
-        kept = (self.found.state, change.is_of_loader)
-        if self.current is None or self.current[:2] != kept:
-            self.replace_current(None)
-            self.replace_current((*kept, self.bench.build(self.found.state, change)))
+        before = self.before(change)
         subjects.append(self.bench.build(state, change))
-        assert self.current  # noqa: S101 - for the reader of types
-        gain = race(self.current[2], subjects[0])
+        gain = race(before, subjects[0])
         if gain.low <= 1 and not change.evidence:
             raise Refused("slower" if gain.high < 1 else "no gain beyond noise", gain, difference)
         if change.keeps_mathematics and not change.is_of_loader:
@@ -205,6 +205,16 @@ class Search(Generic[State]):
             difference = "; ".join(part for part in (difference, exact) if part)
         why = "faster" if gain.low > 1 else f"by its card: {change.evidence}"
         return state, gain, difference, why
+
+    def before(self, change: Change[State]) -> Subject:
+        """Return what was kept so far, ready to be timed; it stays ready for the next change."""
+        state = self.found.state
+        if self.current and self.current[:2] == (state, change.is_of_loader):
+            return self.current[2]
+        self.replace_current(None)
+        subject = self.bench.build(state, change)
+        self.replace_current((state, change.is_of_loader, subject))
+        return subject
 
     def replace_current(self, current: tuple[State, bool, Subject] | None) -> None:
         """Close what was ready to be timed, and keep another."""
