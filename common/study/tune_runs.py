@@ -7,7 +7,7 @@ the benchmark says so; `-O2` also the methods of the benchmark's other configura
 import ast
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,7 @@ def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in batch.inputs.items()
     }
-    return Batch(
-        inputs=inputs,
-        targets=batch.targets,
-        num_samples=batch.num_samples,
-        num_global_targets=batch.num_global_targets,
-    )
+    return replace(batch, inputs=inputs)
 
 
 def kinds(benchmark: str) -> dict[str, type[Method]]:
