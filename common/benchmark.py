@@ -134,6 +134,15 @@ class Benchmark(ABC):
         """Memory that the data take while training runs, beyond the batches."""
         return 0
 
+    def equal_settings(self) -> dict[str, list[Any]]:
+        """Return keys whose values leave the mathematics alone, and values worth trying on this machine."""
+        return {}
+
+    @property
+    def num_batches_ahead(self) -> int:
+        """How many training batches a loader may hold ready."""
+        return 1
+
     def check_ready(self) -> None:
         """Raise UserError, before the clock starts, when the loader could not work; opens no data."""
         return

@@ -1,8 +1,9 @@
 """A configuration: YAML files merged in a fixed order, checked to the last key, frozen.
 
 The order is `extends` (baseline) <- the named file <- the size's file <- `--set`. Mappings merge, everything
-else replaces. In a size's file an entry below `methods` adjusts a method that is switched on and is ignored
-otherwise, so one file serves every configuration of that size.
+else replaces. A file outside the benchmark's folder is named by its path; what it states is laid over the
+size's file, as `--set` is. In a size's file an entry below `methods` adjusts a method that is
+switched on and is ignored otherwise, so one file serves every configuration of that size.
 """
 
 import importlib
@@ -179,11 +180,15 @@ class RunConfig(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A configuration and how it came about: `origins` per key path, `changes` made by its methods."""
+    """A configuration and how it came about: `origins` per key path, `changes` made by its methods.
+
+    `source` is the name or the path of its file.
+    """
 
     config: RunConfig
     origins: dict[tuple[str, ...], str]
     changes: list[str]
+    source: str
 
 
 def benchmarks() -> list[str]:
@@ -215,10 +220,16 @@ def load(benchmark: str, configuration: str, *, size: str, settings: list[str]) 
     from common import method  # it needs this module's types
 
     module = benchmark_module(benchmark)
+    source, own = configuration, None
+    if source.endswith(".yaml"):
+        own, configuration = read_path(Path(source))
     if configuration not in configurations(benchmark):
         hint = nearest(configuration, configurations(benchmark))
         raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
     values, origins = merge_files(benchmark, configuration, size)
+    if own:
+        merge(values, own, origins)
+        configuration = Path(source).stem
     for setting in settings:
         merge(values, parse_setting(setting), origins)
     fixed = {"benchmark": benchmark, "configuration": configuration, "size": size}
@@ -235,7 +246,7 @@ def load(benchmark: str, configuration: str, *, size: str, settings: list[str]) 
         changes += [f"{each.name}: {difference}" for difference in differences(config, changed)]
         config = changed
     check_plan(config, origins)
-    return Loaded(config=config, origins=origins, changes=changes)
+    return Loaded(config=config, origins=origins, changes=changes, source=source)
 
 
 def merge_files(
@@ -281,6 +292,20 @@ def read(benchmark: str, name: str) -> yaml_file.Document:
             f"no such file '{name}.yaml'", where=benchmark, hint=nearest(str(name), configurations(benchmark))
         )
     return yaml_file.parse(path.read_text(), f"{benchmark}/{name}.yaml")
+
+
+def read_path(path: Path) -> tuple[yaml_file.Document, str]:
+    """Return a file outside the benchmarks' folders, and which configuration it extends."""
+    if not NAME.fullmatch(path.stem):
+        raise UserError(f"a configuration is named after its file: {NAME.pattern}", where=str(path))
+    try:
+        document = yaml_file.parse(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("no such file" if not path.exists() else str(error), where=str(path)) from error
+    base = document.values.pop("extends", None)
+    if not isinstance(base, str):
+        raise UserError("must name a configuration: `extends: NAME`", where=str(path))
+    return document, base
 
 
 def parse_setting(setting: str) -> yaml_file.Document:

@@ -87,6 +87,7 @@ class Method:
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
+    keeps_mathematics: ClassVar[bool] = False  # loss, gradients, step equal to rounding; a test shows it
     config: RunConfig
 
     class Config(Strict):
@@ -136,6 +137,12 @@ class Method:
         """Start what `kept` returns; a checkpoint then fills it."""
 
 
+def kind_of(name: str, module: str) -> type[Method]:
+    """Import the class of a method."""
+    kind: type[Method] = getattr(importlib.import_module(module), name.title().replace("_", ""))
+    return kind
+
+
 def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
     """Return the methods of a configuration in their order, settings checked."""
     modules = available(config.benchmark)
@@ -145,8 +152,7 @@ def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None 
         if name not in modules:
             where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
             raise UserError("no such method", where=where, hint=nearest(name, modules))
-        module = importlib.import_module(modules[name])
-        kind: type[Method] = getattr(module, name.title().replace("_", ""))
+        kind = kind_of(name, modules[name])
         method = kind(name, validated(kind.Config, values, origins or {}, path))
         method.config = config
         methods.append(method)

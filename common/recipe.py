@@ -15,7 +15,7 @@ from common.ranks import Place
 def compared(loaded: Loaded, num_ranks: int) -> Loaded:
     """Return the configuration with what makes it an unverified recipe among its changes."""
     config = loaded.config
-    recipe = configs.load(config.benchmark, config.configuration, size=config.size, settings=[]).config
+    recipe = configs.load(config.benchmark, loaded.source, size=config.size, settings=[]).config
     found = []
     if config.global_batch_size != recipe.global_batch_size:
         found.append(f"global_batch_size: {recipe.global_batch_size} -> {config.global_batch_size}")

@@ -200,6 +200,20 @@ class Benchmark(benchmark.Benchmark):
         data = self.config.data
         return stored_bytes(data.num_train_samples, data.stored_px) if data.loader == "resident" else 0
 
+    def equal_settings(self) -> dict[str, list[Any]]:
+        """Return the loaders that decode in every run anew, and numbers of their workers."""
+        data = self.config.data
+        counts = {1, 2, 4, os.cpu_count() or 1, 2 * (os.cpu_count() or 1)} - {data.num_workers}
+        loaders = [name for name in ("thread", "workers") if name != data.loader]
+        return {"data.loader": loaders} | (
+            {"data.num_workers": sorted(counts)} if data.loader != "thread" else {}
+        )
+
+    @property
+    def num_batches_ahead(self) -> int:
+        """Each worker prepares two."""
+        return 2 * self.config.data.num_workers if self.config.data.loader == "workers" else 1
+
     def check_ready(self) -> None:
         """Raise UserError when decoded images would not fit into memory, or DALI is missing."""
         check_loader(self.config.data, self.num_own_samples, self.device)

@@ -118,6 +118,10 @@ class Benchmark(benchmark.Benchmark):
         """Return the number of masked tokens."""
         return int((batch.targets["labels"] != IGNORED).sum())
 
+    def equal_settings(self) -> dict[str, list[Any]]:
+        """Return the forms of attention on padded batches."""
+        return {"model.attention": ["sdpa", "eager"]}
+
     def check_ready(self) -> None:
         """Raise UserError for the next-sentence loss in parts: a mean over sequences, not over tokens."""
         is_divided = self.place.world_size > 1 or self.num_micro_batches > 1

@@ -8,10 +8,15 @@ With `--set checkpoint_every=100ba` (batches; `ep`, `sp`: epochs, samples) a run
 result until it reaches its target. The same command with `--resume RESULT` goes on from there, in a new
 result whose clock has run since the first start: for research, no score counts it unless told to.
 
+With -O1 speed-ups that leave the mathematics alone are tried on this machine before the runs, each kept only
+when it is faster beyond noise and its numbers agree; -O2 also tries those that change training. What was kept
+is a YAML file beside the results, which a later run of the same command uses again.
+
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
   ttt run image_classification optimized --size full --dry-run
+  ttt run language_bert baseline --size mini -O1 --dry-run
   ttt run language_bert optimized --size mini --runs official --continue
   ttt run language_bert optimized --size mini --nproc 2
   ttt run language_bert baseline --size full --nproc 512 --dry-run
@@ -26,6 +31,7 @@ from common import config as configs
 from common import launch, ranks, recipe, resume, run_sets, system
 from common.config import ROOT, SIZES
 from common.errors import EXIT_OK, UserError
+from common.study import tune_command
 
 MAX_RANKS = 1024
 
@@ -33,7 +39,9 @@ MAX_RANKS = 1024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
-    parser.add_argument("configuration", help="baseline, optimized, or another YAML file of the benchmark")
+    parser.add_argument(
+        "configuration", help="baseline, optimized, another YAML file of the benchmark or its path"
+    )
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
     parser.add_argument(
         "--runs", default="1", metavar="N", help="a number, or official: 5 (resnet), 10 (bert)"
@@ -53,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_nproc(parser)
     run_sets.add_options(parser)
+    tune_command.add_options(parser)
     parser.add_argument(
         "--resume",
         type=Path,
@@ -93,6 +102,11 @@ def number_of_ranks(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
+    if tune_command.is_asked(args):
+        if args.dry_run:
+            return tune_command.tune_here(args, loaded)
+        path = tune_command.tuned(args, loaded)
+        loaded = configs.load(args.benchmark, str(path), size=args.size, settings=args.set)
     if args.dry_run:
         from common.dry_run import describe_run
 

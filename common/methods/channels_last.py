@@ -28,6 +28,8 @@ def apply_channels_last(model: nn.Module) -> int:
 class ChannelsLast(Method):
     """Converts the model once; the loader of images delivers this layout anyway."""
 
+    keeps_mathematics = True
+
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when the model has no 2-d convolution."""
         if apply_channels_last(model) == 0:

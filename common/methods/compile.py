@@ -12,6 +12,8 @@ Use. With the model: `compile_model(model)`.
 Source. https://docs.pytorch.org/docs/stable/generated/torch.compile.html.
 """
 
+import os
+import shutil
 from typing import Any, Literal
 
 import torch
@@ -36,6 +38,12 @@ def compile_model(model: nn.Module, mode: str = "reduce-overhead", backend: str 
     model.compile(**compile_options(mode, backend))
 
 
+def missing_compiler() -> str:
+    """Return what torch.compile lacks here, nothing where it can produce code."""
+    names = (os.environ.get("CXX", "g++"), "clang++")
+    return "" if any(shutil.which(name) for name in names) else "no C++ compiler"
+
+
 class Eager(nn.Module):
     """A model called without its compiled form."""
 
@@ -52,6 +60,7 @@ class Compile(Method):
     """Compiles last: methods that change the model come before it."""
 
     compiles = True
+    keeps_mathematics = True
 
     class Config(Strict):
         """torch.compile's."""

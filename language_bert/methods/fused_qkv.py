@@ -34,6 +34,8 @@ def fuse_qkv(model: PackedBert) -> int:
 class FusedQkv(Method):
     """Fuses every layer."""
 
+    keeps_mathematics = True
+
     def model(self, model: nn.Module) -> nn.Module:
         """Operate on the packed encoder."""
         fuse_qkv(packed(model, self.name))

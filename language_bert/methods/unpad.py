@@ -117,6 +117,8 @@ def unpad(model: "BertModule", round_to: int = 1) -> UnpaddedBert:
 class Unpad(Method):
     """The packed encoder in place of Hugging Face's, on the same parameters."""
 
+    keeps_mathematics = True
+
     class Config(Strict):
         """How many distinct shapes."""
 

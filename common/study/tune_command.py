@@ -1,0 +1,136 @@
+"""`ttt run -O0`, `-O1` and `-O2`: tune in a process of its own, keep what was found as a file, run that."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from common import config as configs
+from common import launch, ranks, system
+from common.config import ROOT, Loaded
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+
+LEVELS = (0, 1, 2)
+MAX_SECONDS = 86400
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare how speed-ups are chosen."""
+    parser.add_argument(
+        "-O",
+        dest="level",
+        type=int,
+        choices=LEVELS,
+        help="choose speed-ups for this machine first; 0: none, 1: the same mathematics, 2: any",
+    )
+    parser.add_argument(
+        "--tune-seconds", type=seconds, default=300, metavar="S", help="how long -O1 and -O2 may search"
+    )
+    parser.add_argument(
+        "--write-config",
+        type=Path,
+        metavar="PATH",
+        help="where what was chosen goes, NAME.yaml; default: beside the results",
+    )
+
+
+def seconds(text: str) -> int:
+    """Parse a number from 1 to `MAX_SECONDS`."""
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_SECONDS}")
+    return int(text)
+
+
+def is_asked(args: argparse.Namespace) -> bool:
+    """Return whether to tune; says so where a level asks for nothing. Raises UserError for half a request."""
+    if args.write_config is not None and not args.level:
+        raise UserError("--write-config needs something to write", hint="add -O1 or -O2")
+    if args.write_config is not None and args.write_config.suffix != ".yaml":
+        raise UserError("expected NAME.yaml", where="--write-config")
+    if args.write_config is not None and args.write_config.exists():
+        raise UserError("exists; it is not overwritten", where=str(args.write_config))
+    if args.level == 0:
+        print("-O0: nothing is tried, nothing is changed")
+    if args.level and ranks.place().world_size > 1:
+        hint = "tune with -O1 --dry-run --write-config PATH in one process, then run PATH"
+        raise UserError("-O tunes before ranks are started", hint=hint)
+    return bool(args.level)
+
+
+def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
+    """Return the file to run: the one that is beside the results from an earlier time, or a new one."""
+    path = args.write_config or default_path(args, loaded)
+    if path.exists():
+        print(f"-O{args.level}: as chosen before, {shown(path)}; remove it to choose anew", flush=True)
+        return Path(path)
+    launch.check_data(loaded)
+    command = ["run", args.benchmark, absolute(loaded.source), "--size", args.size, f"-O{args.level}"]
+    command += [part for setting in args.set for part in ("--set", setting)]
+    command += ["--tune-seconds", str(args.tune_seconds), "--write-config", str(path.resolve()), "--dry-run"]
+    for name in ("seed", "nproc"):
+        if (value := getattr(args, name)) is not None:
+            command += [f"--{name}", str(value)]
+    code = subprocess.run([sys.executable, "-m", "common.cli", *command], cwd=ROOT, check=False).returncode
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if code != EXIT_OK:
+        raise UserError(f"tuning ended with code {code}", hint="-O0 runs the configuration as it is")
+    return Path(path)
+
+
+def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
+    """Return `<configuration>-O1.yaml` in the folder of the results that it will have."""
+    config = loaded.config.replaced(configuration=f"{loaded.config.configuration}-O{args.level}")
+    name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
+    folder: Path = args.results.resolve() / system.system_id(config) / name
+    return folder / f"{config.configuration}.yaml"
+
+
+def absolute(source: str) -> str:
+    """Return a configuration's name, or its path from any folder."""
+    return str(Path(source).resolve()) if source.endswith(".yaml") else source
+
+
+def shown(path: Path) -> str:
+    """Return a path relative to the repository where it lies inside it."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
+    """Tune in this process, print what was tried and chosen; write it where a person said."""
+    from common.study import tune, tune_runs
+
+    launch.check_data(loaded)
+    num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+    tuner = tune_runs.Tuner(loaded=loaded, settings=tuple(args.set), seed=args.seed or 0, num_ranks=num_ranks)
+    config = loaded.config
+    print(f"{config.benchmark} {config.configuration} {config.size}, -O{args.level}:", flush=True)
+
+    def report(tried: tune.Tried) -> None:
+        print(f"  {tried.name}: {'kept' if tried.is_kept else 'refused'}, {tried.why}", flush=True)
+
+    found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
+    print(tune.table(found.tried, found.seconds))
+    if all(each.keeps_mathematics for each in found.tried if each.is_kept):
+        losses = tuner.losses(()), tuner.losses(found.state)
+        print(tune_runs.side_by_side(*losses, config.precision))
+    else:
+        print("training was changed: its losses are its own")
+    text = tune_runs.as_file(tuner, found, args.level)
+    print(text, flush=True)
+    if args.write_config is not None:
+        write(args.write_config, text)
+        print(f"-> {shown(args.write_config)}")
+    return EXIT_OK
+
+
+def write(path: Path, text: str) -> None:
+    """Create the file whole."""
+    temporary = path.with_suffix(".yaml.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write ({error.strerror})", where=str(path)) from error

@@ -1,0 +1,297 @@
+"""What `ttt run -O1` and `-O2` try on a configuration, and the YAML file that states what was kept.
+
+`-O1` tries methods that declare to leave the mathematics alone, switched on or off, and settings of which
+the benchmark says so; `-O2` also the methods of the benchmark's other configurations.
+"""
+
+import ast
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from common import config as configs
+from common import method as methods
+from common.benchmark import Benchmark
+from common.card import available
+from common.config import ROOT, Loaded, RunConfig
+from common.method import Batch, Method
+from common.methods.compile import missing_compiler
+from common.ranks import Place
+from common.study.apart import Apart
+from common.study.tune import Change, Found, Search, Trace, Tried, take_trace
+from common.throughput import timed
+from common.training import Training
+
+State = tuple[str, ...]  # settings, as after --set, in the order in which they were kept
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NUM_POINTS = 4  # of a training, evenly spread, at which a turn takes a step
+NUM_TRACED = 3  # steps of a comparison, at the peak of the learning rate
+NUM_SHOWN = 10  # steps from the start whose losses are shown side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuner:
+    """One configuration on this machine; the share of a rank is computed, what ranks exchange is not."""
+
+    loaded: Loaded
+    settings: tuple[str, ...]  # a person's
+    seed: int
+    num_ranks: int
+
+    def config(self, state: State) -> RunConfig:
+        """Return the configuration with what was kept."""
+        config = self.loaded.config
+        settings = [*self.settings, *state]
+        return configs.load(config.benchmark, self.loaded.source, size=config.size, settings=settings).config
+
+    def benchmark(self, config: RunConfig) -> Benchmark:
+        """Return the benchmark of the first rank."""
+        kind = configs.benchmark_module(config.benchmark).Benchmark
+        built: Benchmark = kind(config, seed=self.seed, place=Place(rank=0, world_size=self.num_ranks))
+        return built
+
+    def training(self, config: RunConfig) -> Training:
+        """Return an initialized training with its real starting weights."""
+        training = Training(config, self.benchmark(config), seed=self.seed)
+        training.benchmark.check_ready()
+        training.build(from_scratch=False)
+        training.replica = training.model
+        return training
+
+    def build(self, state: State, change: Change[State]) -> Apart:
+        """Return what is timed: with its loader where the change is one of the loader."""
+        return Apart(partial(self.timed, state, has_loader=change.is_of_loader))
+
+    def timed(self, state: State, *, has_loader: bool) -> "TimedTraining":
+        """Return what takes the turns in its process."""
+        return TimedTraining(self.training(self.config(state)), has_loader=has_loader)
+
+    def trace(self, state: State, *, is_exact: bool) -> Trace:
+        """Return the first steps on real batches at the peak of the learning rate."""
+        config = self.config(state)
+        if not is_exact:
+            return traced(self.training(config), config)
+        plain = config.replaced(precision="fp32")
+        start = self.training(plain).model.state_dict()
+        dtype = torch.float32 if torch.cuda.is_available() else torch.float64
+        before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            training = self.training(plain)
+            training.model.load_state_dict(start)
+            return traced(training, plain, dtype)
+        finally:
+            torch.set_default_dtype(before[0])
+            torch.set_float32_matmul_precision(before[1])
+
+    def losses(self, state: State) -> list[float]:
+        """Return the losses of the first steps of a run."""
+        config = self.config(state)
+        training = self.training(config)
+        batches = training.benchmark.train_batches(0)
+        return [float(training.train_step(next(batches), step)) for step in range(NUM_SHOWN)]
+
+
+def traced(training: Training, config: RunConfig, dtype: torch.dtype | None = None) -> Trace:
+    """Return the first steps of a training; a `dtype` is that of its model, else that of its precision."""
+    peak = training.plan.warmup_steps
+    batches = list(itertools.islice(training.benchmark.train_batches(peak), NUM_TRACED))
+    if dtype:
+        batches = [as_type(batch, dtype) for batch in batches]
+
+    def step(number: int) -> float:
+        return float(training.train_step(batches[number], peak + number))
+
+    return take_trace(training.model, step, NUM_TRACED, dtype or PRECISIONS[config.precision])
+
+
+def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Return a batch whose inputs of a float type have this one."""
+    inputs = {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in batch.inputs.items()
+    }
+    return replace(batch, inputs=inputs)
+
+
+def kinds(benchmark: str) -> dict[str, type[Method]]:
+    """Return the class of every method that a benchmark can use, by its name."""
+    return {name: methods.kind_of(name, module) for name, module in available(benchmark).items()}
+
+
+class TimedTraining:
+    """A training that takes turns: a step at each of a few points of the whole, on real batches.
+
+    The batches were read before, unless the loader itself is to be timed.
+    """
+
+    def __init__(self, training: Training, *, has_loader: bool) -> None:
+        self.training = training
+        plan, ahead = training.plan, training.benchmark.num_batches_ahead
+        points = [plan.num_steps * number // NUM_POINTS for number in range(NUM_POINTS)]
+        self.loader, self.batches = None, []
+        if has_loader:
+            self.loader = training.benchmark.train_batches(0)
+            self.num_drained, self.points = ahead, points
+        else:
+            read = (next(training.benchmark.train_batches(step)) for step in points)
+            self.batches = list(zip(points, read, strict=True))
+
+    def steps(self) -> None:
+        """Take the steps of a turn."""
+        if self.loader:
+            for point in self.points:
+                self.training.train_step(next(self.loader), point)
+        else:
+            for point, batch in self.batches:
+                self.training.train_step(batch, point)
+
+    def turn(self) -> float:
+        """Return the seconds of a whole training at this pace."""
+        if self.loader:  # batches that were made ready while the other had its turn
+            for _ in range(self.num_drained):
+                next(self.loader)
+        return timed(self.steps, self.training.device) / NUM_POINTS * self.training.plan.num_steps
+
+    def close(self) -> None:
+        """End the processes of the loader."""
+        self.loader = None
+
+
+def written_in(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return by configuration the methods that it has, with their settings at a size.
+
+    One that the size switches off has its settings of the full size.
+    """
+    found = {}
+    for name in configs.configurations(benchmark):
+        full, sized = (
+            configs.merge_files(benchmark, name, each)[0].get("methods") or {} for each in ("full", size)
+        )
+        found[name] = {
+            method: sized.get(method) or full[method] for method in full if full[method] is not False
+        }
+    return found
+
+
+def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
+    """Return what is tried, in the order in which the benchmark's configurations apply it; compilers last."""
+    config = tuner.loaded.config
+    written = written_in(config.benchmark, config.size)
+    chosen = {key for key, origin in tuner.loaded.origins.items() if origin == "--set"}
+    longest_first = sorted(written.values(), key=len, reverse=True)
+    found = kinds(config.benchmark)
+    order = dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(found)])
+    names = [name for name in order if ("methods", name) not in chosen]
+    changes = [fused_already(config), *settings_tried(tuner, chosen)]
+    compiled: list[Change[State]] = []
+    for name in names:
+        kind, homes = found[name], [each for each in written.values() if name in each]
+        keeps = kind.keeps_mathematics
+        if name in config.methods:
+            if keeps:
+                changes.append(off(name))
+        elif keeps or (level > 1 and homes):
+            allies = set().union(*homes) if homes else set(order)
+            change = on(
+                name,
+                kind,
+                next(iter(homes), {}).get(name, {}),
+                apart_from=() if keeps else tuple(other for other in order if other not in allies),
+            )
+            (compiled if kind.compiles else changes).append(change)
+    return changes + compiled
+
+
+def on(name: str, kind: type[Method], settings: Any, *, apart_from: tuple[str, ...]) -> Change[State]:
+    """Return the change that switches a method on."""
+    setting = f"methods.{name}={yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()}"
+    lacks = missing_compiler() if kind.compiles else ""
+    return Change(
+        name=name,
+        apply=adding(setting),
+        keeps_mathematics=kind.keeps_mathematics,
+        evidence="" if kind.keeps_mathematics else effect_on_quality(kind),
+        missing=f"not available: {lacks}" if lacks else "",
+        apart_from=apart_from,
+    )
+
+
+def off(name: str) -> Change[State]:
+    """Return the change that switches a method off."""
+    return Change(name=f"without {name}", apply=adding(f"methods.{name}=false"))
+
+
+def fused_already(config: RunConfig) -> Change[State]:
+    """Return the row of what every configuration has: common/optim.py builds no other."""
+    return Change(name=f"fused {config.optimizer.name}", apply=adding(), missing="on already")
+
+
+def adding(*settings: str) -> Callable[[State], State]:
+    """Return what adds settings to a state."""
+    return lambda state: (*state, *settings)
+
+
+def settings_tried(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[State]]:
+    """Return a change for every value of a setting that the benchmark says leaves the mathematics alone."""
+    tried = tuner.benchmark(tuner.loaded.config).equal_settings()
+    values = tuner.loaded.config.model_dump()
+    return [
+        Change(
+            name=f"{key}={value}",
+            apply=adding(f"{key}={value}"),
+            is_of_loader=key.startswith("data."),
+        )
+        for key in tried
+        if tuple(key.split(".")) not in chosen
+        for value in tried[key]
+        if value != values[key.split(".")[0]][key.split(".")[1]]
+    ]
+
+
+def effect_on_quality(kind: type[Method]) -> str:
+    """Return the first sentence of a method's card on quality."""
+    path = ROOT / f"{kind.__module__.replace('.', '/')}.py"
+    card = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+    return card.partition("Effect on quality. ")[2].partition(". ")[0]
+
+
+def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], None]) -> Found[State]:
+    """Search on this machine."""
+    return Search(tuner, (), seconds=seconds, report=report).run(candidates(tuner, level))
+
+
+def as_file(tuner: Tuner, found: Found[State], level: int) -> str:
+    """Return the YAML file of what was kept: it extends the configuration and states only differences."""
+    config, base = tuner.loaded.config, tuner.loaded.source
+    values: dict[str, Any] = {}
+    if base.endswith(".yaml"):
+        document, base = configs.read_path(Path(base))
+        configs.merge(values, document, {})
+    for setting in [*tuner.settings, *found.state]:
+        configs.merge(values, configs.parse_setting(setting), {})
+    head = f"# Found by: ttt run {config.benchmark} {config.configuration} --size {config.size} -O{level}"
+    gains = [f"#   {each.name}: {each.gain}, {each.why}" for each in found.tried if each.is_kept]
+    body = yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
+    return "\n".join([head, *gains, body])
+
+
+def side_by_side(unchanged: list[float], tuned: list[float], precision: str) -> str:
+    """Return the losses of both, their largest difference, and what rounding alone amounts to."""
+    lines = [f"loss of the first {len(tuned)} steps, same seed and batches: unchanged, tuned, difference"]
+    lines += [
+        f"  {step:3}  {a:.9g}  {b:.9g}  {abs(a - b):.1e}"
+        for step, (a, b) in enumerate(zip(unchanged, tuned, strict=True))
+    ]
+    largest = max(abs(a - b) / abs(a) for a, b in zip(unchanged, tuned, strict=True))
+    rounding = torch.finfo(PRECISIONS[precision]).eps
+    said = f"{largest:.1e} of the loss; one rounding in {precision} is {rounding:.1e}"
+    return "\n".join([*lines, "  largest difference: " + (said if largest else "none, the same bits")])

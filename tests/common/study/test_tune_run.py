@@ -1,0 +1,187 @@
+"""`ttt run -O0`, `-O1`, `-O2` as a person types them, and configurations that are run by their path."""
+
+import os
+
+import pytest
+import yaml
+
+from common import config as configs
+from common.config import load
+from common.errors import UserError
+from common.evidence.log import read_log
+from common.study.tune import Found, Gain, Tried
+from common.study.tune_runs import Tuner, as_file, candidates
+from tests.command import ttt, ttt_here
+
+BENCHMARKS = ("image_classification", "language_bert")
+SHORT = ("max_duration=8ba", "evaluate_every=4ba", "evaluate_from=4ba", "schedule.warmup=2ba", "target=0.9")
+SMALL = {
+    "image_classification": ("data.train_crop_px=32", "global_batch_size=4"),
+    "language_bert": ("model.hidden_size=16", "model.intermediate_size=16", "global_batch_size=4"),
+}
+CHOSEN = "extends: baseline\nmethods: {scale_schedule: {ratio: 0.25}}\ndata: {num_train_samples: 99}\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data():
+    for benchmark in BENCHMARKS:
+        done = ttt("data", "prepare", benchmark, "--size", "mini")
+        assert done.returncode == 0, done.stderr
+
+
+def sets(*settings):
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def places(folder):
+    return ["--results", folder / "results", "--systems", folder / "systems"]
+
+
+def tuner(benchmark, configuration, *settings):
+    loaded = load(benchmark, configuration, size="mini", settings=list(settings))
+    return Tuner(loaded=loaded, settings=settings, seed=0, num_ranks=1)
+
+
+def named(changes):
+    return {change.name: change for change in changes}
+
+
+def one_line(done, *words):
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and "error: " in lines[-1] and "Traceback" not in done.stderr
+    assert all(word in lines[-1] for word in words), lines[-1]
+
+
+def test_a_configuration_by_its_path_is_laid_over_the_size_and_named_after_its_file(tmp_path):
+    path = tmp_path / "mine-1.yaml"
+    path.write_text(CHOSEN)
+    loaded = load("image_classification", str(path), size="mini", settings=["target=0.5"])
+    assert loaded.config.configuration == "mine-1" and loaded.source == str(path)
+    assert loaded.config.data.num_train_samples == 99  # the size says 1437
+    assert loaded.config.methods["scale_schedule"] == {"ratio": 0.25}
+    assert loaded.config.max_duration == "2ep" and loaded.config.target == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("methods: {}", "extends: NAME"),
+        ("extends: nothing", "unknown configuration 'nothing'"),
+        ("extends: baseline\ntargets: 1", "unknown key"),
+        ("extends: [", "not YAML"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path, text, what):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=what):
+        load("language_bert", str(path), size="mini", settings=[])
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path):
+    one_line(
+        ttt_here("run", "language_bert", tmp_path / "no.yaml", "--size", "mini"), "no.yaml", "no such file"
+    )
+
+
+def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the_configurations():
+    found = named(candidates(tuner("language_bert", "baseline"), 1))
+    names = list(found)
+    order = ["unpad", "fused_qkv", "sparse_head", "last_layer_subset", "compile_layers"]
+    assert [name for name in names if name in order] == order and names[-1].startswith("compile")
+    assert {"model.attention=eager", "reuse_memory", "channels_last", "fused adamw"} <= found.keys()
+    assert "model.attention=sdpa" not in found and "ema" not in found
+    assert found["unpad"].apply(()) == ("methods.unpad={round_to: 64}",)  # of size mini
+    assert found["chunked_head"].apply(()) == ("methods.chunked_head={}",)  # which size mini switches off
+    assert all(change.keeps_mathematics for change in found.values())
+
+
+def test_o1_also_tries_without_what_is_on_and_leaves_alone_what_a_person_set():
+    found = named(candidates(tuner("image_classification", "baseline"), 1))
+    assert found["without channels_last"].apply(()) == ("methods.channels_last=false",)
+    assert "without label_smoothing" not in found
+    found = named(candidates(tuner("image_classification", "baseline", "methods.channels_last={}"), 1))
+    assert "without channels_last" not in found
+
+
+def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_alternatives():
+    found = named(candidates(tuner("image_classification", "baseline"), 2))
+    assert not found["ema"].keeps_mathematics and "average" in found["ema"].evidence
+    assert found["scale_schedule"].apply(()) == ("methods.scale_schedule={ratio: 0.5}",)
+    assert "progressive_resizing" in found["progressive_crops"].apart_from
+    assert "ema" not in found["blurpool"].apart_from
+    assert "no_norm_decay" not in found  # in no configuration
+
+
+def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_path):
+    own = tuner("language_bert", "baseline", "global_batch_size=8")
+    state = ("methods.unpad={round_to: 64}", "model.attention=eager", "methods.unpad=false")
+    gain = Gain(median=2.0, low=1.5, high=2.5, num_pairs=12)
+    found = Found(state=state, tried=[Tried(name="unpad", is_kept=True, why="faster", gain=gain)])
+    text = as_file(own, found, 1)
+    assert "#   unpad: 2.000x (1.500 to 2.500), faster" in text
+    stated = {"extends": "baseline", "global_batch_size": 8, "methods": {"unpad": False}}
+    assert yaml.safe_load(text) == stated | {"model": {"attention": "eager"}}
+    path = tmp_path / "baseline-O1.yaml"
+    path.write_text(text)
+    read = load("language_bert", str(path), size="mini", settings=[]).config
+    assert read == own.config(state).replaced(configuration="baseline-O1")
+
+
+def test_o0_changes_nothing_and_says_so():
+    plain = ttt_here("run", "language_bert", "baseline", "--size", "mini", "--dry-run")
+    zero = ttt_here("run", "language_bert", "baseline", "--size", "mini", "-O0", "--dry-run")
+    assert (
+        zero.returncode == 0 and zero.stdout == "-O0: nothing is tried, nothing is changed\n" + plain.stdout
+    )
+
+
+def test_bad_usage_is_one_line(tmp_path):
+    command = ["run", "language_bert", "baseline", "--size", "mini"]
+    one_line(ttt_here(*command, "-O3"), "invalid choice")
+    one_line(ttt_here(*command, "-O1", "--tune-seconds", "0"), "from 1 to")
+    one_line(ttt_here(*command, "--write-config", tmp_path / "a.yaml"), "-O1")
+    one_line(ttt_here(*command, "-O1", "--write-config", tmp_path / "a.txt"), "NAME.yaml")
+    (tmp_path / "there.yaml").write_text("")
+    one_line(ttt_here(*command, "-O1", "--write-config", tmp_path / "there.yaml"), "not overwritten")
+
+
+def test_o1_below_torchrun_is_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setitem(os.environ, name, value)
+    one_line(ttt_here("run", "language_bert", "baseline", "--size", "mini", "-O1"), "--write-config")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_o1_tunes_prints_and_writes_what_then_runs(benchmark, tmp_path):
+    path = tmp_path / "found.yaml"
+    small = sets(*SMALL[benchmark], *SHORT)
+    command = ["run", benchmark, "baseline", "--size", "mini", *places(tmp_path), *small]
+    done = ttt(*command, "-O1", "--tune-seconds", 40, "--dry-run", "--write-config", path)
+    assert done.returncode == 0, done.stderr
+    for word in ("channels_last", "reuse_memory", "compile", "largest difference", "tuning took"):
+        assert word in done.stdout
+    assert path.read_text() in done.stdout + "\n" and not (tmp_path / "results").exists()
+    done = ttt("run", benchmark, path, "--size", "mini", *places(tmp_path))
+    assert done.returncode == 1, done.stderr  # the target is out of reach
+    (result,) = (tmp_path / "results").rglob("result_0.txt")
+    assert read_log(result).value("configuration_name") == "found"
+    assert result.parts[-3].endswith("-mini-found")
+
+
+@pytest.mark.slow
+def test_o1_runs_what_it_chose_and_chooses_once(tmp_path):
+    command = ["run", "language_bert", "baseline", "--size", "mini", *places(tmp_path), "--seed", 1]
+    command += [*sets(*SMALL["language_bert"], *SHORT), "-O1", "--tune-seconds", 15]
+    done = ttt(*command)
+    assert done.returncode == 1, done.stderr
+    (result,) = (tmp_path / "results").rglob("result_*.txt")
+    written = result.parent / "baseline-O1.yaml"
+    config = load("language_bert", str(written), size="mini", settings=[]).config
+    log = read_log(result)
+    assert yaml.safe_load("\n".join(log.settings)) == yaml.safe_load(configs.to_yaml(config))
+    assert log.value("configuration_name") == "baseline-O1"
+    again = ttt(*command)
+    assert "as chosen before" in again.stdout and "tuning took" not in again.stdout
+    assert (result.parent / "result_1.txt").exists()
