@@ -119,6 +119,8 @@ def show(ledger: Ledger) -> None:
     console.print(table(f"each alone on {ledger.base}", ledger.alone))
     console.print(table(f"each in {ledger.configuration}: left out and put back", ledger.left_out))
     console.print(table(f"{ledger.configuration} over {ledger.base}", ledger.composed))
+    if ledger.pairs:
+        console.print(table(f"pairs: {ledger.design}", ledger.paired))
     for line in ledger.warnings:
         console.print(Text(f"warning: {line}"))
     for line in ledger.notes:

@@ -144,6 +144,20 @@ class Ledger(Strict):
         return ", ".join(f"{name} {share:.1%}" for name, share in ordered)
 
     @property
+    def paired(self) -> list[dict[str, str]]:
+        """The pairs of the factorial, what is lost most first."""
+        return [
+            {
+                "pair": " and ".join(pair.names),
+                "one by one, ms saved": f"{pair.one_by_one_ms:.3g}",
+                "together": f"{pair.together_ms:.3g}",
+                "lost together": spread(pair.lost_ms, "{:+.3g}"),
+                "aliases": ", ".join(pair.aliases) or DASH,
+            }
+            for pair in sorted(self.pairs, key=lambda pair: -pair.lost_ms.value)
+        ]
+
+    @property
     def composed(self) -> list[dict[str, str]]:
         return [
             {
