@@ -53,7 +53,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a training step stands; epochs are those of the recipe, whatever the budget, from 0. `seed` is the run's."""
+    """Where a training step stands: epoch of the recipe, whatever the budget, from 0; seed of the run."""
 
     step: int
     num_steps: int

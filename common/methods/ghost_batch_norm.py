@@ -7,6 +7,7 @@ Effect on time. Published: -5 % throughput: more and smaller kernels.
 Relieves. Nothing: it buys back accuracy that large batches lose.
 When not. Batches of a device that are small already: 256, as in the published runs, is what its authors call
 large.
+Use. With the model: `apply_ghost_batch_norm(model)`.
 Source. Hoffer et al. 2017, https://arxiv.org/abs/1705.08741 (the running statistics move once a group);
 MosaicML Composer 0.7, algorithms/ghost_batchnorm (groups of 32).
 """

@@ -7,6 +7,7 @@ Effect on time. Published: +5 % throughput. The backward pass ends at the first 
 Relieves. Backward pass, optimizer.
 When not. To reach a target: the loss is larger than what the time saved buys; several ranks, which exchange
 all gradients, and a compiled model, whose steps have one graph (both refused).
+Use. Each batch: `freeze_layers(model, frozen_share(step / num_steps))`.
 Source. Brock et al. 2017, https://arxiv.org/abs/1706.04983; MosaicML Composer 0.7, algorithms/layer_freezing
 (from half of the training on, linearly; it counts epochs, this one steps).
 """

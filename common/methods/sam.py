@@ -8,6 +8,9 @@ Effect on time. Published: -7 % throughput at every 10 steps; every step would d
 of the weights in memory.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings (the study uses it above 60 epochs only).
+Use. Before each step:
+`again = lambda: (optimizer.zero_grad(), F.cross_entropy(model(images), labels).backward())`,
+`sharpness_aware_gradients(model.parameters(), again)`.
 Source. Foret et al. 2021, https://arxiv.org/abs/2010.01412; MosaicML Composer 0.7, algorithms/sam. As there,
 both passes move the statistics of batch norm. Uphill is the gradient of the whole batch, of all ranks and
 micro-batches; the paper takes that of each rank.
@@ -52,8 +55,8 @@ class Sam(Method):
     class Config(Strict):
         """`rho`: how far uphill; `every_steps`: 1 is the paper's form."""
 
-        rho: float = Field(default=0.5, gt=0)
-        every_steps: int = Field(default=10, ge=1)
+        rho: float = Field(default=0.5, gt=0, description="how far uphill")
+        every_steps: int = Field(default=10, ge=1, description="how often; 1 is the paper's form")
 
     def gradients(self, model: nn.Module, progress: Progress, again: Callable[[], Tensor]) -> None:
         """Replace the gradients in every `every_steps`-th step."""

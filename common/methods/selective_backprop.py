@@ -8,6 +8,8 @@ whole one if the backward pass takes twice the forward (calculated).
 Relieves. Backward pass.
 When not. Short trainings; noisy labels, whose loss is always large; a compiled model, whose steps have one
 graph (refused).
+Use. Each batch: `kept = select_samples(sample_losses(model, {"x": images}, labels))`,
+`images, labels = images[kept], labels[kept]`.
 Source. Jiang et al. 2019, https://arxiv.org/abs/1910.00762; MosaicML Composer 0.7,
 algorithms/selective_backprop (keeps 0.5 between 0.5 and 0.9 of training, every second step whole; chances
 grow with the rank of the loss). Here the look is in evaluation mode, so that batch norm counts no sample
@@ -62,10 +64,14 @@ class SelectiveBackprop(Method):
     class Config(Strict):
         """Fractions of the training and of a batch; every `whole_every`-th step has all samples, 0: none."""
 
-        start: Fraction = 0.5
-        end: Fraction = 0.9
-        keep: float = Field(default=0.5, gt=0, lt=1)
-        whole_every: int = Field(default=2, ge=0)
+        start: Fraction = Field(default=0.5, description="the part of the training before it begins")
+        end: Fraction = Field(
+            default=0.9, description="the part of the training after which all samples count again"
+        )
+        keep: float = Field(default=0.5, gt=0, lt=1, description="the part of the samples that is trained on")
+        whole_every: int = Field(
+            default=2, ge=0, description="every so many steps one has all samples; 0: none"
+        )
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Change nothing; refuse a compiled model and an empty range."""

@@ -9,6 +9,8 @@ Relieves. Number of steps.
 When not. Beside `ema`, which averages too (refused); before the learning rate has fallen; when it has decayed
 so far that the weights hardly move. The statistics of batch norm are averaged as well: exact ones would take
 another pass over training images (torch.optim.swa_utils.update_bn).
+Use. With the model: `mean = averaged(model)`. After each step: `mean.update_parameters(model)`, late in
+training; evaluate mean.module.
 Source. Izmailov et al. 2018, https://arxiv.org/abs/1803.05407; MosaicML Composer 0.7, algorithms/swa (from
 0.7 of training, every epoch; it trains on from the average at 0.97, which is left out here);
 torch.optim.swa_utils.
@@ -16,6 +18,7 @@ torch.optim.swa_utils.
 
 from math import ceil
 
+from pydantic import Field
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -38,8 +41,8 @@ class Swa(Method):
     class Config(Strict):
         """`start`: fraction of the training before the first sample; `every`: how far samples lie apart."""
 
-        start: Fraction = 0.7
-        every: Duration = "1ep"
+        start: Fraction = Field(default=0.7, description="the part of the training before the first sample")
+        every: Duration = Field(default="1ep", description="how far samples lie apart")
 
     mean: AveragedModel | None = None
 

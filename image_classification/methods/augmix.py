@@ -7,6 +7,7 @@ measured here.
 Effect on time. None on the device; published: very heavy on the CPU that loads the data.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings; a loader that is the limit; loaders without worker processes (refused).
+Use. With the data: `dataset.transform = aug_mix`.
 Source. Hendrycks et al. 2020, https://arxiv.org/abs/1912.02781 (its loss on two mixtures is left out, as in
 the study); MosaicML Composer 0.7, algorithms/augmix; torchvision.transforms.v2.AugMix.
 """
@@ -31,7 +32,7 @@ class Augmix(Augmentation):
     class Config(Strict):
         """`severity` of the operations, from 1 to 10; `width`: how many changed copies."""
 
-        severity: int = Field(default=3, ge=1, le=10)
+        severity: int = Field(default=3, ge=1, le=10, description="of the operations")
         width: int = Field(default=3, ge=1)
 
     def transform(self) -> Transform:

@@ -7,6 +7,7 @@ recipes); Yun 2019 reports +2.3 % top-1 for ResNet-50 in 300 epochs. Not measure
 Effect on time. One copy of the batch.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings, which do not overfit.
+Use. Each batch: `images, labels = cut_mix(images, labels, num_classes=1000)`.
 Source. Yun et al. 2019, https://arxiv.org/abs/1905.04899; MosaicML Composer 0.7, algorithms/cutmix;
 torchvision.transforms.v2.CutMix.
 """

@@ -7,6 +7,7 @@ Effect on quality. Published: helps long trainings only (alpha 0.2 in the study'
 Effect on time. One more pass over the batch.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings, which do not overfit.
+Use. Each batch: `images, labels = mix_up(images, labels, num_classes=1000)`.
 Source. Zhang et al. 2018, https://arxiv.org/abs/1710.09412; MosaicML Composer 0.7, algorithms/mixup;
 torchvision.transforms.v2.MixUp.
 """

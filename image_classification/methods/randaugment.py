@@ -7,6 +7,7 @@ epochs only (one operation of severity 9 out of 10, a scale of its own). Not mea
 Effect on time. None on the device; published: heavy on the CPU that loads the data.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings; a loader that is the limit; loaders without worker processes (refused).
+Use. With the data: `dataset.transform = rand_augment`.
 Source. Cubuk et al. 2020, https://arxiv.org/abs/1909.13719; MosaicML Composer 0.7, algorithms/randaugment;
 torchvision.transforms.v2.RandAugment.
 """
@@ -31,8 +32,8 @@ class Randaugment(Augmentation):
     class Config(Strict):
         """torchvision's arguments."""
 
-        num_ops: int = Field(default=2, ge=1)
-        magnitude: int = Field(default=9, ge=0, le=30)
+        num_ops: int = Field(default=2, ge=1, description="operations an image, one after the other")
+        magnitude: int = Field(default=9, ge=0, le=30, description="their strength")
 
     def transform(self) -> Transform:
         """Return torchvision's transform."""

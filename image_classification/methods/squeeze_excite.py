@@ -6,6 +6,7 @@ Effect on quality. Published: accuracy goes up (with at least 512 channels). Not
 Effect on time. Slower: one more reduction over the output of each such convolution, and a pass to scale it.
 Relieves. Nothing: it buys accuracy, which fewer epochs could spend.
 When not. Where the architecture is fixed; short trainings (in none of the study's recipes).
+Use. With the model: `apply_squeeze_excite(model)`.
 Source. Hu et al. 2018, https://arxiv.org/abs/1709.01507; MosaicML Composer 0.7, algorithms/squeeze_excite
 (after each convolution whose input and output both have `min_channels`);
 torchvision.ops.SqueezeExcitation.
@@ -43,8 +44,10 @@ class SqueezeExcite(Method):
     class Config(Strict):
         """Convolutions with fewer channels, in or out, than `min_channels` are left alone."""
 
-        min_channels: int = Field(default=512, ge=1)
-        latent_channels: int = Field(default=64, ge=1)
+        min_channels: int = Field(
+            default=512, ge=1, description="convolutions with fewer channels, in or out, are left alone"
+        )
+        latent_channels: int = Field(default=64, ge=1, description="width of the bottleneck")
 
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when no convolution is wide enough."""

@@ -7,6 +7,7 @@ uses 0.1 in its recipe of 270 epochs only). Not measured here.
 Effect on time. Published: about 5 % faster. A block that is left out computes nothing.
 Relieves. Forward pass, backward pass.
 When not. Short trainings; a compiled model, whose steps have one graph (refused).
+Use. With the model: `apply_stochastic_depth(model)`. Each batch: `draw_depth(model)`.
 Source. Huang et al. 2016, https://arxiv.org/abs/1603.09382 (rates that grow linearly with depth); MosaicML
 Composer 0.7, algorithms/stochastic_depth (block-wise; it scales in evaluation instead);
 torchvision.ops.StochasticDepth in mode `batch`, which computes what it then drops.
