@@ -12,13 +12,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from common import yaml_file
 from common.errors import UserError, nearest
+from common.validation import validated
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = ("full", "mini")
@@ -334,46 +335,6 @@ def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[
 
     lay(values, over.values)
     origins.update(over.origins)
-
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-
-
-def validated(
-    model: type[ModelT],
-    values: dict[str, Any],
-    origins: dict[tuple[str, ...], str],
-    prefix: tuple[str, ...] = (),
-) -> ModelT:
-    """Return the checked model, or raise UserError for the first fault: where, key, what was expected."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        faults = error.errors()
-        fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
-        inner = tuple(str(part) for part in fault["loc"])
-        path = (*prefix, *inner)
-        origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "")
-        key = ".".join(path)
-        where = f"{origin}: {key}" if origin else key
-        if fault["type"] == "extra_forbidden":
-            raise UserError(
-                "unknown key", where=where, hint=nearest(inner[-1], known_keys(model, inner[:-1]))
-            ) from None
-        found = f" (found {fault['input']!r})" if fault["type"] not in ("missing", "value_error") else ""
-        hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
-        what = fault["msg"].removeprefix("Value error, ")
-        raise UserError(what[0].lower() + what[1:] + found, where=where, hint=hint) from None
-
-
-def known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
-    """Return the valid keys of the mapping at `path` inside a model."""
-    for name in path:
-        annotation = model.model_fields[name].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
 
 
 def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.card import available
-from common.config import RunConfig, Strict, validated
+from common.config import RunConfig, Strict
 from common.errors import UserError, nearest
 from common.ranks import part
+from common.validation import validated
 
 Loss = Callable[[Any, dict[str, Tensor]], Tensor]
 

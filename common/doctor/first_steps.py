@@ -16,9 +16,10 @@ from scipy import stats
 
 from common import config as configs
 from common import system, yaml_file
-from common.config import ROOT, RunConfig, Strict, validated
+from common.config import ROOT, RunConfig, Strict
 from common.doctor.line import Line, fault, ok
 from common.errors import UserError
+from common.validation import validated
 
 FILE = "first_steps"
 FEWEST_SEEDS = 3

@@ -14,6 +14,7 @@ from typing import Any
 from common import config as configs
 from common.errors import UserError, nearest
 from common.run_sets import flat
+from common.validation import validated
 
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
@@ -188,7 +189,7 @@ def merged(benchmark: str, configuration: str, size: str) -> tuple[dict[str, Any
     switched = configs.mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= {"benchmark": benchmark, "configuration": "", "size": size}
-    config = configs.validated(configs.benchmark_module(benchmark).Config, values, origins)
+    config = validated(configs.benchmark_module(benchmark).Config, values, origins)
     keys = config.model_dump()
     methods = keys.pop("methods")
     return flat(keys), methods
