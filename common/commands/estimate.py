@@ -31,7 +31,7 @@ from common.commands import bench
 from common.commands import plan as planning
 from common.config import NAME, ROOT, RunConfig
 from common.errors import EXIT_OK, UserError
-from common.evidence.log import find_logs, read_log
+from common.evidence.log import STUDY, find_logs, read_log
 from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
 from common.study.figures import newest, of_bench, of_profile, read_json
@@ -313,7 +313,9 @@ def read_records(results: Path) -> list[dict[str, Any]]:
 def score(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     """Print each estimate with the runs that came after it, and how good all of them were."""
     systems = {record["system"] for record in records}
-    logs = [read_log(path) for path in find_logs(args.results) if path.parts[-3] in systems]
+    folders = [folder for folder in (args.results, args.results / STUDY) if folder.is_dir()]
+    paths = (path for folder in folders for path in find_logs(folder))
+    logs = [read_log(path) for path in paths if path.parts[-3] in systems]
     told, checked = [], []
     for record in records:
         runs = estimating.check(record, logs)

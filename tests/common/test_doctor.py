@@ -144,8 +144,8 @@ def test_a_kernel_that_computes_something_else_is_a_fault(config, monkeypatch):
     assert set(states(recipe.check_kernels(config)).values()) == {OK}
     from language_bert import attention
 
-    def unscaled(query, key, value, sequences):
-        return grouped(1.1 * query, key, value, sequences)
+    def unscaled(query, key, value, sequences, slopes):
+        return grouped(1.1 * query, key, value, sequences, slopes)
 
     grouped = attention.grouped_attention
     monkeypatch.setattr(attention, "grouped_attention", unscaled)
