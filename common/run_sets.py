@@ -117,7 +117,9 @@ def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
         there = None
     now = yaml.safe_load(configs.to_yaml(run_set.loaded.config).replace(f"{ROOT}/", ""))
     if isinstance(there, dict):
-        before, after = flat(there), flat(now)
+        fields = type(run_set.loaded.config).model_fields
+        defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
+        before, after = flat(defaults | there), flat(now)  # a result is older than some keys
         before["ranks"] = log.value("num_ranks")
         after["ranks"] = max(run_set.num_ranks, ranks.place().world_size) if before["ranks"] else None
         keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]

@@ -1,12 +1,13 @@
 """Order of samples, fingerprints of data, names and seeds of runs."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from common import fingerprint, launch, sampler
-from common.config import load
+from common import fingerprint, launch, run_sets, sampler
+from common.config import ROOT, load
 from common.errors import UserError
 
 
@@ -82,3 +83,15 @@ def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(tmp_path):
         assert counted.system.endswith("-mini-baseline")
     with pytest.raises(UserError, match="--runs x"):
         launch.plan_run_set(loaded, results=tmp_path, runs="x", seed=None)
+
+
+def test_a_set_made_before_a_key_existed_is_continued(tmp_path):
+    settings = ["submission.hardware=reference-2cpu"]
+    loaded = load("language_bert", "baseline", size="mini", settings=settings)
+    planned = launch.plan_run_set(loaded, results=ROOT / "results", runs="official", seed=None)
+    log = (planned.directory / "result_0.txt").read_text()
+    assert loaded.config.budget == 1 and "#   budget:" not in log
+    assert run_sets.continued(planned).num_done == 10
+    halved = load("language_bert", "baseline", size="mini", settings=[*settings, "budget=0.5"])
+    with pytest.raises(UserError, match=r"budget is 1.0 there, 0.5 now"):
+        run_sets.continued(replace(planned, loaded=halved))
