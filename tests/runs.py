@@ -4,8 +4,10 @@ import contextlib
 import os
 import re
 import secrets
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import psutil
 
@@ -42,9 +44,9 @@ class Place:
     """Where a test's runs leave their results, and how their processes are found: by a mark."""
 
     def __init__(self, folder):
-        self.folder, self.mark, self.temporary = folder, secrets.token_hex(8), folder / "tmp"
+        self.folder, self.mark = folder, secrets.token_hex(8)
         self.results_folder, self.is_over = folder / "results", threading.Event()
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp(prefix="ttt-"))  # short, for the sockets of worker processes
 
     def arguments(self, settings, *more):
         benchmark, configuration, *values = settings

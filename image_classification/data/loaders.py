@@ -1,5 +1,6 @@
 """The four ways to read training images, by their name in the configuration."""
 
+import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.errors import UserError
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings, train_batches, worker_batches
 from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, check_budget
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MAX_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")  # a socket's path has 107 characters at most
 EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of the evaluation
 
 
@@ -57,7 +60,12 @@ def loaded_dtype(data: Any, precision: str) -> torch.dtype:
 
 
 def check_loader(data: Any, batch_size: int, device: torch.device) -> None:
-    """Raise UserError when resident images would not fit where they are to stay, or DALI is missing."""
+    """Raise UserError when resident images would not fit where they are to stay, DALI is missing, or worker
+    processes could not hand over their batches.
+    """
+    if data.loader == "workers" and len(folder := tempfile.gettempdir()) > MAX_FOLDER:
+        what = f"longer than {MAX_FOLDER} characters: no room for the sockets of worker processes"
+        raise UserError(what, where=folder, hint="set TMPDIR to a shorter folder")
     if data.loader == "dali":
         from image_classification.data.dali import import_dali
 

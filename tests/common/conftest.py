@@ -1,5 +1,6 @@
 """A place for real runs, and `ttt` with a fault meanwhile."""
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ def place(tmp_path):
     yield made
     for process in made.processes():  # of a test that failed
         process.kill()
+    shutil.rmtree(made.temporary)
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from image_classification.data.loader import (
     train_steps,
     worker_batches,
 )
+from image_classification.data.loaders import check_loader
 
 NUM_IMAGES = 22
 SIZES_PX = (48, 64, 96)  # of the epochs
@@ -265,6 +268,15 @@ def test_without_dali_the_package_is_named(images, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match="pip install nvidia-dali-cuda130"):
         next(dali_batches(images, SETTINGS, num_threads=1))
+
+
+def test_a_temporary_folder_without_room_for_sockets_is_named(tmp_path, monkeypatch):
+    data = SimpleNamespace(loader="workers")
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 70 * "x")
+    check_loader(data, 4, torch.device("cpu"))
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 71 * "x")
+    with pytest.raises(UserError, match="no room for the sockets of worker processes"):
+        check_loader(data, 4, torch.device("cpu"))
 
 
 def test_normalisation_is_imagenets():
