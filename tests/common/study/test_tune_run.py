@@ -158,7 +158,7 @@ def test_o1_tunes_prints_and_writes_what_then_runs(benchmark, tmp_path):
     path = tmp_path / "found.yaml"
     small = sets(*SMALL[benchmark], *SHORT)
     command = ["run", benchmark, "baseline", "--size", "mini", *places(tmp_path), *small]
-    done = ttt(*command, "-O1", "--tune-seconds", 40, "--dry-run", "--write-config", path)
+    done = ttt(*command, "-O1", "--tune-seconds", 15, "--dry-run", "--write-config", path)
     assert done.returncode == 0, done.stderr
     for word in ("channels_last", "reuse_memory", "compile", "largest difference", "tuning took"):
         assert word in done.stdout
