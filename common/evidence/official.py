@@ -139,7 +139,8 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     parts = []
     for checker, ruleset in dict.fromkeys((verdict.checker, verdict.ruleset) for verdict in verdicts):
         own = [v.verdict for v in verdicts if (v.checker, v.ruleset) == (checker, ruleset)]
-        said = own[0] if len(own) == 1 else f"{own.count('SUCCESS')} of {len(own)} SUCCESS"
+        is_one = len(own) == 1 or set(own) == {"not run"}
+        said = own[0] if is_one else f"{own.count('SUCCESS')} of {len(own)} SUCCESS"
         parts.append(f"{checker} {ruleset}: {said}")
     return ", ".join(parts) or "not run"
 
