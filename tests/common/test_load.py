@@ -53,7 +53,7 @@ def test_memory_of_every_process_is_flat_over_2000_steps(place, ttt, settings, n
     samples = {}
 
     def sample():
-        place.until_logged('"eval_accuracy"', times=2)
+        place.until_logged('"eval_accuracy"', times=5)  # by then allocators and kernels have what they keep
         launcher = psutil.Process()
         while not place.is_over.wait(0.4):
             for each in (*place.processes(), launcher):
@@ -65,7 +65,7 @@ def test_memory_of_every_process_is_flat_over_2000_steps(place, ttt, settings, n
     (path,) = place.results()
     ends = [json.loads(line[9:]) for line in path.read_text().splitlines() if '"eval_accuracy"' in line]
     assert len(ends) == NUM_STEPS / 200
-    s_per_1000_steps = (ends[-1]["time_ms"] - ends[1]["time_ms"]) / (NUM_STEPS - 400)
+    s_per_1000_steps = (ends[-1]["time_ms"] - ends[4]["time_ms"]) / (NUM_STEPS - 1000)
     followed = {pid: np.array(found) for pid, found in samples.items() if len(found) > 10}
     assert len(followed) >= 3  # the launcher, and torchrun with its ranks or a rank with its loader
     slopes = {}
