@@ -99,7 +99,7 @@ def test_a_micro_batch_counts_by_the_masked_tokens_that_it_had(tmp_path):
     for part, count in zip(whole.parts(2), counts, strict=True):
         short = used.batch(part, run.progress(0))
         assert short.inputs["input_ids"].shape[1] == 8
-        expected += float(run.loss(run.model(**short.inputs), short.targets)) * count / sum(counts)
+        expected += run.loss(run.model(**short.inputs), short.targets).item() * count / sum(counts)
     run.log.close()
     assert loss.item() == pytest.approx(expected)
 
