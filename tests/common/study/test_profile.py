@@ -77,7 +77,7 @@ def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation()
 @pytest.mark.slow
 def test_a_step_with_randaugment_is_profiled(tmp_path):
     small = ("--size", "mini", "--batch-size", 4, "--turns", 2, "--json", "--results", tmp_path)
-    chosen = ("data.loader=workers", "data.num_workers=1", "methods.randaugment={}", "data.train_crop_px=32")
+    chosen = ("data.loader=workers", "data.num_workers=1", "methods.randaugment={}")
     sets = [part for setting in chosen for part in ("--set", setting)]
     done = ttt("profile", "image_classification", "baseline", *small, *sets)
     assert done.returncode == 0, done.stderr
