@@ -33,8 +33,9 @@ def averaged(model: nn.Module) -> AveragedModel:
 
     Parameters and buffers are averaged, gradients not copied.
     """
+    plain_mean = get_swa_avg_fn()  # type: ignore[no-untyped-call]
     # with the default, counters of batch norm, which are integers, stop it on a GPU
-    return AveragedModel(model, avg_fn=get_swa_avg_fn(), use_buffers=True).requires_grad_(False)
+    return AveragedModel(model, avg_fn=plain_mean, use_buffers=True).requires_grad_(False)
 
 
 class Swa(Method):
