@@ -88,7 +88,7 @@ class Card:
         place, lines = "", []
         for found, _, code in LINE.findall(self.sections.get("Use", "")):
             place = found or place
-            lines.append((place, code))
+            lines.append((place, laid_out(code)))
         return lines
 
     @property
@@ -117,6 +117,14 @@ class Card:
             elif isinstance(node, ast.ImportFrom):
                 found |= {name.name: str(node.module) for name in node.names if name.name in called}
         return found
+
+
+def laid_out(code: str) -> str:
+    """Return a line as formatters have it: what follows a condition below it, two spaces before a comment."""
+    if code.startswith("if "):
+        condition, _, block = code.partition(": ")
+        return "\n    ".join([f"{condition}:", *block.split("; ")])
+    return code.replace(" # ", "  # ")
 
 
 @cache

@@ -37,9 +37,14 @@ class Augmentation(Method):
         return config
 
 
+def augmentations(config: RunConfig) -> list[Augmentation]:
+    """Return the methods of a configuration that change single images, in their order."""
+    return [method for method in build_methods(config) if isinstance(method, Augmentation)]
+
+
 def augmentation(config: RunConfig) -> Transform | None:
     """Return what the methods of a configuration do to an image, one after another; None if nothing."""
-    methods = [method for method in build_methods(config) if isinstance(method, Augmentation)]
+    methods = augmentations(config)
     return partial(in_turn, [method.transform() for method in methods]) if methods else None
 
 

@@ -16,7 +16,7 @@ from common import benchmark, fingerprint
 from common.benchmark import KernelPair, Part, Projection, Work
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.method import Batch, build_methods
-from image_classification.augmentation import augmentation
+from image_classification.augmentation import augmentation, augmentations
 from image_classification.bench_parts import bench_parts
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
@@ -29,6 +29,7 @@ from image_classification.roofline import project, training_work
 
 BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (56, 84, 112)}
 EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs of ResNet-50
+DECODED_ONCE = ["data.loader=thread", "data.keep_decoded=true"]
 
 
 class ModelConfig(Strict):
@@ -152,20 +153,20 @@ class Benchmark(benchmark.Benchmark):
         return 1 if self.config.data.loader == "thread" else self.config.data.num_workers
 
     def without_loading(self) -> dict[str, list[str]]:
-        """Return what leaves out decoding, and random crops."""
-        decoded = ["data.loader=thread", "data.keep_decoded=true"]
+        """Return what leaves out decoding, and random crops with the methods that change single images."""
+        methods = augmentations(self.config)  # which ask for worker processes
         plain = ["data.min_crop_area=1.0", "data.flip_probability=0"]
-        return ({} if self.loads_once else {"decoding": decoded}) | {"augmentation": plain}
+        plain += [f"methods.{method.name}=false" for method in methods]
+        return ({} if self.loads_once or methods else {"decoding": DECODED_ONCE}) | {"augmentation": plain}
 
     def other_loaders(self, factor: float) -> dict[str, list[str]]:
         """Return as many workers as that takes, and the loaders that decode once."""
         now = self.num_readers
         workers = min(math.ceil(now * factor), os.cpu_count() or 1)
-        found = {
-            f"data.num_workers={workers}": ["data.loader=workers", f"data.num_workers={workers}"],
-            "data.loader=resident": ["data.loader=resident"],
-            "data.loader=thread data.keep_decoded=true": ["data.loader=thread", "data.keep_decoded=true"],
-        }
+        found = {f"data.num_workers={workers}": ["data.loader=workers", f"data.num_workers={workers}"]}
+        if not augmentations(self.config):  # which ask for worker processes
+            resident = ["data.loader=resident"]
+            found |= {" ".join(each): each for each in (resident, DECODED_ONCE)}
         more = workers > now or self.config.data.loader in ("thread", "resident")
         return {name: each for name, each in found.items() if more or "num_workers" not in name}
 

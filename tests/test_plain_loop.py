@@ -3,10 +3,13 @@
 import math
 import textwrap
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models import resnet18
+from torchvision.transforms import v2
 from transformers import BertConfig, BertForMaskedLM
 
 from common.card import PLACES, cards, plain_loop
@@ -15,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"
 BACKEND = 'backend="aot_eager"'  # asks for no C++ compiler
 NO_COMPILER = {f"{name}(model)": f"{name}(model, {BACKEND})" for name in ("compile_model", "compile_layers")}
 NO_COMPILER["apply_ghost_batch_norm(model)"] = "apply_ghost_batch_norm(model, samples=2)"  # of a batch of 4
+EPOCHS = {"scale_schedule": 4, "sam": 5}  # of two steps; else two epochs
 LOOP = """
 {With the data}
 model = build()
@@ -42,16 +46,18 @@ TEXT = LOOP.replace("BATCH", "batch").replace("LOSS", "loss = model(**batch).los
 
 
 class Pictures(Dataset):
-    """Random images of ten of a thousand classes."""
+    """Random images of ten of a thousand classes, through a pipeline as people have it, but for a crop."""
 
-    transform = None
+    def __init__(self):
+        scaled = v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)
+        self.transform = v2.Compose([v2.PILToTensor(), *scaled])
 
     def __len__(self):
         return 8
 
     def __getitem__(self, number):
-        image = torch.rand(3, 64, 64, generator=torch.Generator().manual_seed(number))
-        return self.transform(image) if self.transform else image, number % 10
+        pixels = np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8)
+        return self.transform(Image.fromarray(pixels)), number % 10
 
 
 class Sentences(Dataset):
@@ -87,7 +93,9 @@ def build_bert():
 
 
 def with_lines(loop, imports, lines):
-    """Return the loop with the lines of a method in their places."""
+    """Return the loop with the lines of a method in their places; conditions tell when they are met."""
+    told = "; met.append(step)"
+    lines = [(where, code + told * code.startswith("if ")) for where, code in lines]
     for place in PLACES:
         said = "\n".join(NO_COMPILER.get(code, code) for where, code in lines if where == place)
         before = loop.partition(f"{{{place}}}")[0].rpartition("\n")[2]
@@ -110,12 +118,17 @@ def test_the_lines_of_a_card_train_a_plain_model(card):
         "torch": torch,
         "F": torch.nn.functional,
         "DataLoader": DataLoader,
-        "num_epochs": 4 if card.name == "scale_schedule" else 2,
+        "num_epochs": EPOCHS.get(card.name, 2),
         "dataset": Sentences() if is_text else Pictures(),
         "evaluation_dataset": Pictures(),
         "build": build_bert if is_text else resnet18,
         "losses": [],
+        "met": [],
     }
     exec(with_lines(TEXT if is_text else IMAGES, imports, lines), names)
-    assert len(names["losses"]) == 2 * (1 if card.name == "scale_schedule" else 2)
+    assert len(names["losses"]) == 2 * (1 if card.name == "scale_schedule" else EPOCHS.get(card.name, 2))
     assert all(map(math.isfinite, names["losses"]))
+    assert bool(names["met"]) == any(code.startswith("if ") for _, code in lines)
+    if not is_text:
+        for data in (names["dataset"], names["evaluation_dataset"]):
+            assert data[0][0].dtype == torch.float32 and data[0][0].min() < 0  # normalized

@@ -29,8 +29,9 @@ LOOP = """\
 ## In your own loop
 
 The lines of a method stand in these places of a plain PyTorch loop; no other part of this suite is needed.
-For a Hugging Face BERT a batch is a dictionary of `input_ids`, `attention_mask`, `token_type_ids` and
-`labels`, and the loss `model(**batch).loss`. `tests/test_plain_loop.py` runs the lines of every method.
+Data sets of images have a `transform` from PIL images to what the model takes, as torchvision's do. For a
+Hugging Face BERT a batch is a dictionary of `input_ids`, `attention_mask`, `token_type_ids` and `labels`, and
+the loss `model(**batch).loss`. `tests/test_plain_loop.py` runs the lines of every method.
 
 ```python
 # With the data: dataset, evaluation_dataset, num_epochs

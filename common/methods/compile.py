@@ -60,7 +60,7 @@ class Compile(Method):
     """Compiles last: methods that change the model come before it."""
 
     compiles = True
-    keeps_mathematics = True
+    keeps_mathematics = True  # but for dropout, whose random numbers inductor draws anew: -O1 then refuses it
 
     class Config(Strict):
         """torch.compile's."""

@@ -7,7 +7,7 @@ training and a target is reached earlier. Its share of the published result was 
 Effect on time. One pass over weights and average every `every_steps`; one more copy of the model in memory.
 Relieves. Number of steps.
 When not. When the learning rate has decayed to zero anyway before the first evaluation that counts.
-Use. With the model: `average = copy_model(model)`.
+Use. With the model: `average = copy_model(model)  # evaluate it in the place of the model`.
 After each step: `update_average(average, model, ema_smoothing(half_life_steps=100, every_steps=1))`.
 Source. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; MosaicML Composer 0.7, algorithms/ema
 (half-life 100 steps, updated every 20, buffers too).

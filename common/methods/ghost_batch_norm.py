@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config import Strict
 from common.errors import UserError
-from common.method import Method
+from common.method import Batch, Method, Progress
 
 TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -27,7 +27,7 @@ TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked
 def apply_ghost_batch_norm(model: nn.Module, samples: int = 32) -> int:
     """Give every batch norm groups of `samples`, in place, with the tensors it has; returns how many changed.
 
-    A remainder is spread over the groups, which are then a little larger.
+    A remainder is spread over the groups, which are then a little larger; a batch of less is one group.
     """
     norms = [
         (parent, name, child)
@@ -53,15 +53,10 @@ class GhostNorm(_BatchNorm):
         """Accept what the norm in its place would."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Raise UserError in training when there are not two groups."""
+        """Normalize each group by itself in training."""
         if not self.training:
             return super().forward(input)
-        if len(input) < 2 * self.samples:
-            raise UserError(
-                f"groups of {self.samples} need {2 * self.samples} samples at a time, found {len(input)}",
-                where="methods.ghost_batch_norm.samples",
-            )
-        groups = input.tensor_split(len(input) // self.samples)
+        groups = input.tensor_split(max(1, len(input) // self.samples))
         return torch.cat([super(GhostNorm, self).forward(group) for group in groups])
 
 
@@ -78,3 +73,13 @@ class GhostBatchNorm(Method):
         if apply_ghost_batch_norm(model, self.settings.samples) == 0:
             raise UserError("no batch norm in this model", where=f"methods.{self.name}")
         return model
+
+    def batch(self, batch: Batch, progress: Progress | None) -> Batch:
+        """Return a training batch; raise UserError when it is less than two groups."""
+        samples, found = self.settings.samples, batch.num_samples
+        if progress is not None and found < 2 * samples:
+            raise UserError(
+                f"groups of {samples} need {2 * samples} samples at a time, found {found}",
+                where=f"methods.{self.name}.samples",
+            )
+        return batch

@@ -20,6 +20,8 @@ from common.config import Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.method import Batch, Method, Progress, refuse_compiled
 
+FROZEN_HERE = "is_frozen_by_freeze_layers"  # of a parameter
+
 
 def frozen_share(done: float, start: float = 0.5, level: float = 1.0) -> float:
     """Return the share of layers that are frozen when `done`, a fraction, of the training is over.
@@ -30,17 +32,22 @@ def frozen_share(done: float, start: float = 0.5, level: float = 1.0) -> float:
 
 
 def freeze_layers(model: nn.Module, share: float) -> int:
-    """Freeze a share of the layers, the first ones, and train all others; returns how many are frozen.
+    """Freeze a share of the layers, the first ones; returns how many are frozen.
 
     Layers are the modules that have parameters of their own, in the order of `model.modules()`; the last is
-    never frozen. A parameter of two layers is that of the first.
+    never frozen. A parameter of two layers is that of the first. The other layers train again, but for what
+    something else has frozen.
     """
     layers = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
     num_frozen = int(share * (len(layers) - 1))
     for layer in reversed(layers):
         for parameter in layer.parameters(recurse=False):
-            parameter.requires_grad_(layer not in layers[:num_frozen])
-            if not parameter.requires_grad:
+            if getattr(parameter, FROZEN_HERE, False):
+                parameter.requires_grad_(True)
+            is_frozen = parameter.requires_grad and layer in layers[:num_frozen]
+            setattr(parameter, FROZEN_HERE, is_frozen)
+            if is_frozen:
+                parameter.requires_grad_(False)
                 parameter.grad = None  # zeros would let momentum and weight decay go on
     return num_frozen
 

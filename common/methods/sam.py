@@ -10,7 +10,7 @@ Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings (the study uses it above 60 epochs only).
 Use. Before each step:
 `again = lambda: (optimizer.zero_grad(), F.cross_entropy(model(images), labels).backward())`,
-`sharpness_aware_gradients(model.parameters(), again)`.
+`if (step + 1) % 10 == 0: sharpness_aware_gradients(model.parameters(), again)`.
 Source. Foret et al. 2021, https://arxiv.org/abs/2010.01412; MosaicML Composer 0.7, algorithms/sam. As there,
 both passes move the statistics of batch norm. Uphill is the gradient of the whole batch, of all ranks and
 micro-batches; the paper takes that of each rank.

@@ -6,7 +6,7 @@ Effect on quality. Costs accuracy, which other methods must buy back.
 Effect on time. The number of steps times `ratio`: 90 -> 28 epochs at 0.32.
 Relieves. Everything: number of steps.
 When not. Alone, unless the recipe has accuracy to spare.
-Use. With the data: `num_epochs = scaled(num_epochs, 0.32)`, before the schedule is built on it.
+Use. With the data: `num_epochs = scaled(num_epochs, 0.32)  # before the schedule is built on it`.
 Source. MosaicML Composer 0.7, scale_schedule_ratio (its warm-up is not scaled either).
 """
 

@@ -7,9 +7,9 @@ Effect on time. A step that keeps half of its samples costs 1 forward pass and h
 whole one if the backward pass takes twice the forward (calculated).
 Relieves. Backward pass.
 When not. Short trainings; noisy labels, whose loss is always large; a compiled model, whose steps have one
-graph (refused).
-Use. Each batch: `kept = select_samples(sample_losses(model, {"x": images}, labels))`,
-`images, labels = images[kept], labels[kept]`.
+graph (refused); `sam` in a step that selects, whose second pass would keep other samples (refused).
+Use. Each batch: `chosen = 0.5 <= step / num_steps < 0.9 and step % 2 == 0`, `if chosen: kept =
+select_samples(sample_losses(model, {"x": images}, labels)); images, labels = images[kept], labels[kept]`.
 Source. Jiang et al. 2019, https://arxiv.org/abs/1910.00762; MosaicML Composer 0.7,
 algorithms/selective_backprop (keeps 0.5 between 0.5 and 0.9 of training, every second step whole; chances
 grow with the rank of the loss). Here the look is in evaluation mode, so that batch norm counts no sample
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from common.config import Fraction, RunConfig, Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress, refuse_compiled
+from common.method import Batch, Method, Progress, build_methods, refuse_compiled
+from common.methods.sam import Sam
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -45,13 +46,14 @@ def select_samples(losses: Tensor, keep: float = 0.5) -> Tensor:
 
 @torch.no_grad()
 def sample_losses(model: nn.Module, inputs: dict[str, Any], labels: Tensor) -> Tensor:
-    """Return the cross-entropy (batch,) of a classifier in evaluation mode, in which it does not stay.
+    """Return the cross-entropy (batch,) of a classifier in evaluation mode; each module keeps its own mode.
 
     `labels` are indices (batch,) or probabilities (batch, classes).
     """
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     outputs = model.eval()(**inputs)
-    model.train(was_training)
+    for module, mode in modes:
+        module.training = mode
     return F.cross_entropy(outputs.float(), labels.to(outputs.device), reduction="none")
 
 
@@ -74,12 +76,20 @@ class SelectiveBackprop(Method):
         )
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Change nothing; refuse a compiled model and an empty range."""
+        """Change nothing; refuse a compiled model, an empty range, and SAM in a step that selects."""
         refuse_compiled(config, self.name)
         if self.settings.start >= self.settings.end:
             raise UserError("must lie before end", where=f"methods.{self.name}.start")
         if self.settings.whole_every == 1:
             raise UserError("1 leaves no step to select in", where=f"methods.{self.name}.whole_every")
+        every = self.settings.whole_every
+        for method in build_methods(config):
+            if isinstance(method, Sam) and (not every or method.settings.every_steps % every):
+                raise UserError(
+                    "its second pass would be over other samples than the first in steps that are not whole",
+                    where="methods.sam",
+                    hint="make every_steps a multiple of methods.selective_backprop.whole_every",
+                )
         return config
 
     def model(self, model: nn.Module) -> nn.Module:

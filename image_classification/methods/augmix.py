@@ -4,26 +4,27 @@ What. Mixes each training image with `width` copies of itself, each changed by a
 operations; all weights are drawn as well.
 Effect on quality. Published: +0.5 % top-1 with ResNet-50; meant for robustness against corrupted images. Not
 measured here.
-Effect on time. None on the device; published: very heavy on the CPU that loads the data.
+Effect on time. None on the device; published: very heavy on the CPU that loads the data. The line below
+changes whole images, before your transform crops them; `v2.Compose([crop, aug_mix, the rest])` is cheaper.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings; a loader that is the limit; loaders without worker processes (refused).
-Use. With the data: `dataset.transform = aug_mix`.
+Use. With the data: `dataset.transform = v2.Compose([aug_mix, dataset.transform])  # of PIL or uint8`.
 Source. Hendrycks et al. 2020, https://arxiv.org/abs/1912.02781 (its loss on two mixtures is left out, as in
 the study); MosaicML Composer 0.7, algorithms/augmix; torchvision.transforms.v2.AugMix.
 """
 
+from typing import Any
+
 from pydantic import Field
-from torch import Tensor
 from torchvision.transforms import v2
 
 from common.config import Strict
 from image_classification.augmentation import Augmentation, Transform
 
 
-def aug_mix(image: Tensor, severity: int = 3, width: int = 3) -> Tensor:
-    """Return an image (3, height, width) uint8 mixed with `width` changed copies; severities go up to 10."""
-    mixed: Tensor = v2.AugMix(severity=severity, mixture_width=width)(image)
-    return mixed
+def aug_mix(image: Any, severity: int = 3, width: int = 3) -> Any:
+    """Return an image, PIL or (3, height, width) uint8, mixed with changed copies; severities are 1 to 10."""
+    return v2.AugMix(severity=severity, mixture_width=width)(image)
 
 
 class Augmix(Augmentation):

@@ -7,7 +7,8 @@ Effect on quality. Published: a larger evaluation size gains accuracy at an equa
 Effect on time. A training step costs about (new size / old size)^2: 0.62 for 176 instead of 224 pixels.
 Relieves. Forward pass, backward pass: compute and memory traffic; of the loader, the resizing only.
 When not. Objects of one fixed size; crops that show nearly the whole image, as with a large `min_crop_area`.
-Use. With the data: `dataset.transform, evaluation_dataset.transform = fixres_transforms(176, 232, 224)`.
+Use. With the data: `apply_fixres(dataset, evaluation_dataset, 176, 232, 224)  # before transforms that do not
+crop`.
 Source. Touvron et al. 2019, https://arxiv.org/abs/1906.06423; MosaicML, MLPerf Training v2.0 (176, 232 ->
 224).
 """
@@ -31,13 +32,23 @@ def with_resolutions(config: ConfigT, *, train_crop_px: int, evaluation_resize_p
     return changed
 
 
-def fixres_transforms(
-    train_crop_px: int, evaluation_resize_px: int, evaluation_crop_px: int, *, min_crop_area: float = 0.08
-) -> tuple[v2.Transform, v2.Transform]:
-    """Return torchvision's transforms for training, random crops, and evaluation, larger centre crops."""
-    train = v2.RandomResizedCrop(train_crop_px, scale=(min_crop_area, 1), antialias=True)
-    resize = v2.Resize(evaluation_resize_px, antialias=True)
-    return train, v2.Compose([resize, v2.CenterCrop(evaluation_crop_px)])
+def apply_fixres(
+    dataset: Any,
+    evaluation_dataset: Any,
+    train_crop_px: int,
+    evaluation_resize_px: int,
+    evaluation_crop_px: int,
+    *,
+    min_crop_area: float = 0.08,
+) -> None:
+    """Put random crops before the `transform` of a data set, and larger centre crops before the other's.
+
+    Those transforms must not crop, and turn PIL images or tensors of any size into what the model takes.
+    """
+    crop = v2.RandomResizedCrop(train_crop_px, scale=(min_crop_area, 1), antialias=True)
+    dataset.transform = v2.Compose([crop, dataset.transform])
+    larger = v2.Resize(evaluation_resize_px, antialias=True), v2.CenterCrop(evaluation_crop_px)
+    evaluation_dataset.transform = v2.Compose([*larger, evaluation_dataset.transform])
 
 
 class Fixres(Method):

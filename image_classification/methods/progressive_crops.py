@@ -9,8 +9,10 @@ Effect on time. A step costs about (size / full size)^2. Published sizes snapped
 (calculated).
 Relieves. Forward pass, backward pass, data loading: compute, memory traffic, and the loader's resizing.
 When not. A loader that hands over stored tensors of one size: `progressive_resizing` works on the batch.
-Use. With the data: `sizes_px = crops_by_epoch([96, 128, 160, 176], [14, 5, 3, 6])`.
-Each epoch: `dataset.transform = v2.RandomResizedCrop(sizes_px[epoch])`.
+Workers that outlive an epoch (`persistent_workers`) of a plain loader, which would go on with the first size.
+Use. With the data: `sizes_px, rest = crops_by_epoch([96, 128, 160, 176], [14, 5, 3, 6]), dataset.transform  #
+which does not crop`.
+Each epoch: `dataset.transform = v2.Compose([v2.RandomResizedCrop(sizes_px[epoch]), rest])`.
 Source. Howard 2018, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html; the sizes are this project's.
 """
 

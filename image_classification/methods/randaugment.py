@@ -4,26 +4,27 @@ What. Changes each training image by `num_ops` operations drawn from 14 (shear, 
 ...), all with one magnitude.
 Effect on quality. Published: +0.4 to 0.7 % top-1 with ResNet-50 in 90 epochs; in the study's recipe of 270
 epochs only (one operation of severity 9 out of 10, a scale of its own). Not measured here.
-Effect on time. None on the device; published: heavy on the CPU that loads the data.
+Effect on time. None on the device; published: heavy on the CPU that loads the data. The line below changes
+whole images, before your transform crops them; `v2.Compose([crop, rand_augment, the rest])` is cheaper.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings; a loader that is the limit; loaders without worker processes (refused).
-Use. With the data: `dataset.transform = rand_augment`.
+Use. With the data: `dataset.transform = v2.Compose([rand_augment, dataset.transform])  # of PIL or uint8`.
 Source. Cubuk et al. 2020, https://arxiv.org/abs/1909.13719; MosaicML Composer 0.7, algorithms/randaugment;
 torchvision.transforms.v2.RandAugment.
 """
 
+from typing import Any
+
 from pydantic import Field
-from torch import Tensor
 from torchvision.transforms import v2
 
 from common.config import Strict
 from image_classification.augmentation import Augmentation, Transform
 
 
-def rand_augment(image: Tensor, num_ops: int = 2, magnitude: int = 9) -> Tensor:
-    """Return an image (3, height, width) uint8 changed by so many operations; magnitudes go up to 30."""
-    changed: Tensor = v2.RandAugment(num_ops=num_ops, magnitude=magnitude)(image)
-    return changed
+def rand_augment(image: Any, num_ops: int = 2, magnitude: int = 9) -> Any:
+    """Return an image, PIL or (3, height, width) uint8, after so many operations; magnitudes are 0 to 30."""
+    return v2.RandAugment(num_ops=num_ops, magnitude=magnitude)(image)
 
 
 class Randaugment(Augmentation):

@@ -3,15 +3,14 @@
 What. Each attention score loses slope times distance, with a slope of its own for each head; position
 embeddings start at zero and stay there. In an encoder the distance counts in both directions.
 Effect on quality. Published for language models: equal or better perplexity, also on sequences longer than
-those trained on (Press 2021), and worse when these have 128 tokens or fewer (Composer's method card);
-MosaicBERT (2023) trains encoders with it. Not measured at full size here.
+those trained on (Press 2021); significantly worse when these have 128 tokens or fewer, and not recommended up
+to 256 (Composer's method card). MosaicBERT (2023) trains encoders with it. Not measured at full size here.
 Effect on time. A bias matrix for each head, added to the scores: traffic in attention, unless a fused kernel
 adds it on the way (flash-attn does). Not measured here.
-Relieves. Nothing: it buys accuracy, and makes training on short sequences first (`seq_length_warmup`) cheaper
-to leave again.
-When not. Sequences of 128 tokens or fewer; weights that were trained with position embeddings; on a GPU
-`unpad` without flash-attn, as torch's own kernel takes no bias. With `last_layer_subset` the attention of the
-last layer stays whole.
+Relieves. Nothing: it buys accuracy.
+When not. Training on sequences of 256 tokens or fewer; weights that were trained with position embeddings; on
+a GPU `unpad` without flash-attn, as torch's own kernel takes no bias. With `last_layer_subset` the attention
+of the last layer stays whole.
 Use. With the model: `apply_alibi(model)`.
 Source. Press, Smith and Lewis 2021, Train Short, Test Long, https://arxiv.org/abs/2108.12409;
 MosaicML Composer, algorithms/alibi; in both directions as MosaicBERT, https://arxiv.org/abs/2312.17482.

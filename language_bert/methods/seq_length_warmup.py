@@ -5,14 +5,15 @@ the batch. `truncate` cuts the end of each sequence off; `segment` also trains o
 rows. Evaluation sees whole sequences.
 Effect on quality. Published for GPT-2: stabler training at larger learning rates and batches (Li 2021), and
 equal loss with `duration` 0.3 (Composer's method card). For BERT it was not measured at full size here.
-Truncated tokens, the final [SEP] among them, are lost; segments after the first have no [CLS].
+Truncated tokens, the final [SEP] among them, are lost; segments after the first have no [CLS]. With several
+micro-batches or ranks each has the share of the loss that its masked tokens had before they were cut.
 Effect on time. Published: GPT-2 about 1.5 times faster to the same loss. A step costs about its tokens: with
 `duration` 0.3 and truncation from 8 to 512 tokens about 15 % less of all steps' work (calculated, on
 sequences of full length); `segment` keeps the work but for the attention's.
 Relieves. Forward pass, backward pass: shorter sequences.
 When not. With a compiler or captured graphs: each length is another shape. A next-sentence loss with
 `segment`.
-Use. Each batch: `batch = truncate(batch, sequence_length(step, num_steps, 512))`.
+Use. Each batch: `batch = shorten(batch, sequence_length(step, num_steps, 512))`.
 Source. Li, Zhang and He 2021, https://arxiv.org/abs/2108.06084; MosaicML Composer,
 algorithms/seq_length_warmup.
 """
@@ -52,6 +53,17 @@ def sequence_length(
     return min(full_length, max(min_length, int(length) // round_to * round_to))
 
 
+def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> Mapping[str, Tensor]:
+    """Return the batch by `truncate` or `segment`; one that is no longer stays as it is.
+
+    So does one that would lose all `labels`: the mean over none of them is no number.
+    """
+    if length >= batch["input_ids"].shape[1]:
+        return batch
+    short = {"truncate": truncate, "segment": segment}[how](batch, length)
+    return short if (short["labels"] != IGNORED).any() else batch
+
+
 def truncate(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
     """Return the first `length` places of each tensor (batch, seq); tensors (batch,) stay."""
     return {name: each[:, :length].contiguous() if each.ndim > 1 else each for name, each in tensors.items()}
@@ -74,7 +86,10 @@ def cut(tensor: Tensor, length: int) -> Tensor:
 
 
 class SeqLengthWarmup(Method):
-    """Shortens training batches while they have rows."""
+    """Shortens training batches while they have rows, each micro-batch within itself.
+
+    It keeps its share of the loss, by the masked tokens that it had: the loss is the mean over the rest.
+    """
 
     class Config(Strict):
         """How long, how short, and how."""
@@ -109,14 +124,12 @@ class SeqLengthWarmup(Method):
         if progress is None:
             return batch
         settings: dict[str, Any] = self.settings.model_dump()
-        shorten = {"truncate": truncate, "segment": segment}[settings.pop("how")]
-        full_length = batch.inputs["input_ids"].shape[1]
+        how, whole = settings.pop("how"), batch.inputs | batch.targets
+        full_length = whole["input_ids"].shape[1]
         length = sequence_length(progress.step, progress.num_steps, full_length, **settings)
-        if length == full_length:
+        short = shorten(whole, length, how)
+        if short is whole:
             return batch
-        cut_both = shorten(batch.inputs | batch.targets, length)
-        inputs = {name: cut_both[name] for name in batch.inputs}
-        targets = {name: cut_both[name] for name in batch.targets if name in cut_both}
-        if not (targets["labels"] != IGNORED).any():
-            return batch
+        inputs = {name: short[name] for name in batch.inputs}
+        targets = {name: short[name] for name in batch.targets if name in short}
         return replace(batch, inputs=inputs, targets=targets, num_samples=len(inputs["input_ids"]))

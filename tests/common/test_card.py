@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from common.card import cards, find_card, plain_loop, read_card, used_by
+from common.card import LINE, cards, find_card, plain_loop, read_card, used_by
 from common.config import ROOT
 from tests.command import ttt_here
 
@@ -67,6 +67,11 @@ def test_lines_of_other_methods_come_before_and_everything_is_imported():
     assert "from language_bert.methods.unpad import unpad" in imports and len(imports) == 3
     imports, _ = plain_loop(find_card("label_smoothing"))
     assert "from torch.nn import functional as F" in imports
+
+
+def test_nothing_of_use_is_dropped_but_the_places():
+    for card in cards():
+        assert LINE.sub("", card.sections["Use"]).strip(" ,.") == "", f"{card.module}: say it in the code"
 
 
 def test_configurations_that_use_a_method_are_found():

@@ -3,11 +3,18 @@
 import pytest
 import torch
 
+from common.commands.bench import build
 from common.config import load
 from common.errors import UserError
-from common.method import Progress, build_methods
+from common.method import Batch, Progress, build_methods
 from language_bert.benchmark import Benchmark
-from language_bert.methods.seq_length_warmup import SeqLengthWarmup, segment, sequence_length, truncate
+from language_bert.methods.seq_length_warmup import (
+    SeqLengthWarmup,
+    segment,
+    sequence_length,
+    shorten,
+    truncate,
+)
 from tests.language_bert.test_parity import MAX_LENGTH, make_batch
 
 
@@ -65,8 +72,36 @@ def test_training_batches_are_short_at_first_and_evaluation_never(how):
 
 def test_a_batch_that_would_lose_every_masked_token_stays_whole():
     batch = make_batch((37,))
-    batch.targets["labels"][0, :8] = -100
+    batch.targets["labels"][0, :8], batch.targets["labels"][0, 9] = -100, 3
     assert method().batch(batch, progress(0)) is batch
+    tensors = batch.inputs | batch.targets
+    assert shorten(tensors, 8) is tensors and (truncate(tensors, 8)["labels"] == -100).all()
+    assert shorten(tensors, 16)["labels"].shape == (1, 16)
+    for how in ("truncate", "segment"):
+        assert shorten(tensors, MAX_LENGTH, how) is tensors and shorten(tensors, 512, how) is tensors
+
+
+def test_a_micro_batch_counts_by_the_masked_tokens_that_it_had(tmp_path):
+    settings = ["global_batch_size=4", "micro_batch_size=2", "precision=fp32"]
+    config = configured(*settings, name="baseline")
+    run = build(config, tmp_path)
+    (used,) = (each for each in run.methods if each.name == "seq_length_warmup")
+    batch, expected = next(run.benchmark.synthetic_batches()), 0.0
+    whole = Batch(
+        inputs={name: torch.cat([each, each]) for name, each in batch.inputs.items()},
+        targets={name: torch.cat([each, each]) for name, each in batch.targets.items()},
+        num_samples=4,
+    )
+    whole.targets["labels"][:2, 8:], whole.targets["labels"][:, 1] = -100, 7
+    counts = [run.benchmark.num_targets(part) for part in whole.parts(2)]
+    assert counts[0] < counts[1]
+    loss = run.forward_backward(whole, 0)
+    for part, count in zip(whole.parts(2), counts, strict=True):
+        short = used.batch(part, run.progress(0))
+        assert short.inputs["input_ids"].shape[1] == 8
+        expected += run.loss(run.model(**short.inputs), short.targets).item() * count / sum(counts)
+    run.log.close()
+    assert loss.item() == pytest.approx(expected)
 
 
 def configured(*settings, name="optimized"):

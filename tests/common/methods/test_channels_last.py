@@ -1,25 +1,21 @@
 """Channels last: another order in memory, the same numbers."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 from common.errors import UserError
 from common.methods.channels_last import ChannelsLast, apply_channels_last
+from tests.common.methods.one_step import assert_same_step, network
 
 
-def test_outputs_stay_and_the_layout_changes() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3)).double()
-    converted = copy.deepcopy(model)
-    assert apply_channels_last(converted) == 2
-    assert converted[2].weight.is_contiguous(memory_format=torch.channels_last)
-    images = torch.randn(2, 3, 9, 7, dtype=torch.float64)
-    found = converted(images.contiguous(memory_format=torch.channels_last))
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(found, model(images))
+def test_the_layout_changes_and_a_step_stays_what_it_was() -> None:
+    model = network()
+    assert apply_channels_last(model) == 2
+    assert model[3].weight.is_contiguous(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 9, 7, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    assert_same_step(model, network(), images)
+    assert model(images).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_model_without_convolutions_is_refused() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.methods.compile import MAX_SHAPES, compile_model
+from common.methods.compile import MAX_SHAPES, compile_model, missing_compiler
+from tests.common.methods.one_step import assert_same_step, network
 
 
 def make_model():
@@ -21,16 +22,21 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def test_outputs_and_gradients_are_those_of_the_plain_model():
-    plain, compiled = make_model(), make_model()
-    compile_model(compiled, "default", backend="aot_eager")
-    for num_rows in (4, 7):
-        inputs = torch.randn(num_rows, 6, dtype=torch.float64)
-        for model in (plain, compiled):
-            model.zero_grad()
-            model(inputs).square().sum().backward()
-        for one, other in zip(plain.parameters(), compiled.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        pytest.param(
+            "inductor",
+            marks=[pytest.mark.slow, pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())],
+        ),
+    ],
+)
+def test_a_step_is_that_of_the_plain_model(backend):
+    model, plain = network(), network()
+    compile_model(model, "default", backend=backend)
+    for num_images in (4, 7):
+        assert_same_step(model, plain, torch.randn(num_images, 3, 9, 7, dtype=torch.float64))
 
 
 def test_a_copy_of_a_compiled_model_can_be_evaluated_and_names_its_weights_alike():

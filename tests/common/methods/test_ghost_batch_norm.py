@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from common.errors import UserError
+from common.method import Batch, Progress
 from common.methods.ghost_batch_norm import GhostBatchNorm, apply_ghost_batch_norm
 
 
@@ -39,11 +40,22 @@ def test_groups_are_normalized_one_by_one(kind, shape, groups):
     torch.testing.assert_close(model.eval()(values), plain.eval()(values))
 
 
-def test_a_batch_of_less_than_two_groups_and_a_model_without_norms_are_refused():
+def test_a_last_small_batch_is_one_group():
+    torch.manual_seed(0)
+    model, plain = nn.Sequential(nn.BatchNorm1d(2)), nn.BatchNorm1d(2)
+    apply_ghost_batch_norm(model, 4)
+    for size in (7, 4, 3, 2):
+        values = torch.randn(size, 2)
+        torch.testing.assert_close(model(values), plain(values))
+    torch.testing.assert_close(model[0].running_var, plain.running_var)
+
+
+def test_micro_batches_of_less_than_two_groups_and_a_model_without_norms_are_refused():
     method = GhostBatchNorm("ghost_batch_norm", GhostBatchNorm.Config(samples=4))
-    model = method.model(nn.Sequential(nn.BatchNorm1d(2)))
+    progress = Progress(step=0, num_steps=1, epoch=0, num_epochs=1)
+    small, enough = (Batch(inputs={}, targets={}, num_samples=size) for size in (7, 8))
     with pytest.raises(UserError, match="groups of 4 need 8 samples at a time, found 7"):
-        model(torch.randn(7, 2))
-    model.eval()(torch.randn(1, 2))
+        method.batch(small, progress)
+    assert method.batch(enough, progress) is enough and method.batch(small, None) is small
     with pytest.raises(UserError, match="no batch norm in this model"):
         method.model(nn.Linear(2, 2))

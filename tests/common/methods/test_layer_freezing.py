@@ -35,11 +35,24 @@ def test_the_first_layers_stop_and_the_last_never_does():
         assert frozen(model) == expected
 
 
+def test_what_something_else_froze_stays_frozen():
+    model = small()
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    for share, expected in ((0, [0, 2]), (0.6, [0, 1, 2]), (1, [0, 1, 2, 3, 4]), (0.2, [0, 2]), (0, [0, 2])):
+        freeze_layers(model, share)
+        assert frozen(model) == expected
+    assert model[2].bias.requires_grad and not model[2].weight.requires_grad
+
+
 def test_a_parameter_of_two_layers_is_that_of_the_first():
     model = small()
     model[4].weight = model[0].weight
     freeze_layers(model, 0.2)
     assert not model[4].weight.requires_grad and model[4].bias.requires_grad
+    for share in (1, 0):
+        freeze_layers(model, share)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])

@@ -64,6 +64,13 @@ def test_losses_are_those_of_each_sample_and_leave_the_model_as_it_was():
     torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-6, atol=1e-6)
 
 
+def test_layers_in_evaluation_mode_stay_there():
+    _, model, batch = built()
+    model.norm.eval()
+    sample_losses(model, batch.inputs, batch.targets["labels"])
+    assert model.training and model.layer.training and not model.norm.training
+
+
 def test_a_batch_is_thinned_out_between_start_and_end_and_pairs_stay_together():
     method, _, batch = built(start=0.2, end=0.6, keep=0.4, whole_every=3)
     for step in range(100):
@@ -122,3 +129,16 @@ def test_settings_that_select_nothing_are_refused(setting, message):
             size="mini",
             settings=[f"methods.selective_backprop={setting}"],
         )
+
+
+@pytest.mark.parametrize("setting", ["{}", "{whole_every: 5}"])
+def test_sam_is_welcome_in_whole_steps(setting):
+    settings = [f"methods.selective_backprop={setting}", "methods.sam={every_steps: 10}"]
+    load("image_classification", "baseline", size="mini", settings=settings)
+
+
+@pytest.mark.parametrize("setting", ["{whole_every: 0}", "{whole_every: 3}", "{whole_every: 20}"])
+def test_sam_in_steps_that_select_is_refused(setting):
+    settings = ["methods.sam={every_steps: 10}", f"methods.selective_backprop={setting}"]
+    with pytest.raises(UserError, match="methods.sam: its second pass would be over other samples"):
+        load("image_classification", "baseline", size="mini", settings=settings)

@@ -36,6 +36,17 @@ def test_the_mean_of_parameters_and_statistics_is_the_plain_one():
     assert all(each.grad is not None and each.requires_grad for each in model.parameters())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_counters_of_batch_norm_do_not_stop_it_on_a_gpu():
+    model = nn.BatchNorm1d(4).cuda()
+    mean = averaged(model)
+    for _ in range(3):
+        model(torch.randn(6, 4, device="cuda"))
+        mean.update_parameters(model)
+    assert int(mean.n_averaged) == 3
+    assert not torch.equal(mean.module.running_mean, model.running_mean)
+
+
 def test_samples_start_late_and_are_evaluated():
     config = loaded("methods.swa={start: 0.5, every: 4ba}")
     (method,) = (each for each in build_methods(config) if each.name == "swa")

@@ -57,6 +57,34 @@ def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
     assert not workers.loads_once and workers.num_readers == 2 and "decoding" in workers.without_loading()
 
 
+def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation():
+    from common import config as configs
+
+    def benchmark(*settings):
+        config = configs.load(
+            "image_classification", "baseline", size="mini", settings=[*chosen, *settings]
+        ).config
+        return configs.benchmark_module("image_classification").Benchmark(config, seed=0)
+
+    chosen = ("data.loader=workers", "data.num_workers=1", "methods.randaugment={}", "methods.augmix={}")
+    variants = benchmark().without_loading()
+    assert list(variants) == ["augmentation"]
+    assert not {"randaugment", "augmix"} & benchmark(*variants["augmentation"]).config.methods.keys()
+    for settings in benchmark().other_loaders(1000.0).values():
+        assert benchmark(*settings).config.data.loader == "workers"
+
+
+@pytest.mark.slow
+def test_a_step_with_randaugment_is_profiled(tmp_path):
+    small = ("--size", "mini", "--batch-size", 4, "--turns", 2, "--json", "--results", tmp_path)
+    chosen = ("data.loader=workers", "data.num_workers=1", "methods.randaugment={}")
+    sets = [part for setting in chosen for part in ("--set", setting)]
+    done = ttt("profile", "image_classification", "baseline", *small, *sets)
+    assert done.returncode == 0, done.stderr
+    (phase,) = json.loads(done.stdout)["phases"]
+    assert "no augmentation" in phase["savings"] and "no decoding" not in phase["savings"]
+
+
 @pytest.mark.parametrize(
     "wrong", [("--turns", 1), ("--delay-data", -1), ("--trace", "no/such/folder/t.json")]
 )
