@@ -73,6 +73,11 @@ class SelectiveBackprop(Method):
             default=2, ge=0, description="every so many steps one has all samples; 0: none"
         )
 
+    @property
+    def period(self) -> int:
+        """How often a step has all samples."""
+        return int(self.settings.whole_every or 1)
+
     def configure(self, config: RunConfig) -> RunConfig:
         """Change nothing; refuse a compiled model and an empty range."""
         refuse_compiled(config, self.name)
