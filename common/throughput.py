@@ -16,7 +16,7 @@ from common.timed_run import TrainingRun
 from common.training import to_device
 
 STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
-LAST_STEPS = 40  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
+LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
 WARM_UP_TURNS = 2  # compile, record and replay captured graphs, choose kernels
 GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
 COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}

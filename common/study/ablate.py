@@ -53,26 +53,42 @@ def builder(benchmark: str) -> Callable[[RunConfig], None]:
 
 def measured_steps(ablation: Ablation, study: Study, args: argparse.Namespace, console: Console) -> Any:
     """Return the figures of steps: those that are kept, or measured now."""
-    path = study.report.with_suffix(".steps.json")
-    wanted = {
+    kept = kept_steps(ablation, study, args, console)
+    if kept is not None:
+        return kept
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    figures = wanted(ablation, args) | {"date": date, "commit": launch.commit()}
+    figures |= measure(ablation, args, console)
+    save(steps_path(study), json.dumps(figures, indent=1))
+    return figures
+
+
+def kept_steps(ablation: Ablation, study: Study, args: argparse.Namespace, console: Console) -> Any:
+    """Return the figures of steps that are kept, and say so; None where they would be of something else."""
+    path = steps_path(study)
+    if args.remeasure or not path.is_file():
+        return None
+    kept = json.loads(path.read_text())
+    if any(kept.get(key) != value for key, value in wanted(ablation, args).items()):
+        return None
+    of = f"{kept['date']}, commit {kept['commit'][:7]},"
+    console.print(f"step times of {of} are kept ({shown(path)}); --remeasure repeats them")
+    return kept
+
+
+def steps_path(study: Study) -> Path:
+    """Return where the step times of a study lie."""
+    return study.report.with_suffix(".steps.json")
+
+
+def wanted(ablation: Ablation, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what step times are of."""
+    return {
         "hardware": system.hardware_name(),
         "versions": system.versions(),
         "num_turns": args.turns,
         "configurations": {ablation.name(state): digest(ablation, state) for state in ablation.states},
     }
-    if path.is_file() and not args.remeasure:
-        kept = json.loads(path.read_text())
-        if all(kept.get(key) == value for key, value in wanted.items()):
-            console.print(
-                f"step times of {kept['date']}, commit {kept['commit'][:7]}, are kept ({shown(path)}); "
-                "--remeasure repeats them"
-            )
-            return kept
-    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    figures = wanted | {"date": date, "commit": launch.commit()}
-    figures |= measure(ablation, args, console)
-    save(path, json.dumps(figures, indent=1))
-    return figures
 
 
 def digest(ablation: Ablation, state: State) -> str:
@@ -214,10 +230,7 @@ def cell(ablation: Ablation, state: State) -> Cell:
 
 
 def train(ablation: Ablation, study: Study, figures: Any, args: argparse.Namespace, console: Console) -> int:
-    """Make the runs that are missing; returns the worst exit code.
-
-    What fails in one cell keeps no other from being trained, unless with --fail-fast.
-    """
+    """Say how long it takes, and make the runs that are missing; returns the worst exit code."""
     seconds = sum(
         count
         * num_samples(ablation.switches.load(state).config)
@@ -230,6 +243,14 @@ def train(ablation: Ablation, study: Study, figures: Any, args: argparse.Namespa
         f"training: about {seconds / num_ranks / 60:.1f} minutes of steps at these times, "
         "if nothing is there yet; start-up, evaluation and communication add to it"
     )
+    return run_cells(ablation, study, args)
+
+
+def run_cells(ablation: Ablation, study: Study, args: argparse.Namespace) -> int:
+    """Make the runs that are missing, or say which with --dry-run; returns the worst exit code.
+
+    What fails in one cell keeps no other from being trained, unless with --fail-fast.
+    """
     worst = EXIT_OK
     for part in studies(ablation, study, args):
         worst = max(worst, cells.run(part, args))
