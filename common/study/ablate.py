@@ -93,7 +93,7 @@ def wanted(ablation: Ablation, args: argparse.Namespace) -> dict[str, Any]:
 
 def digest(ablation: Ablation, state: State) -> str:
     """Return what tells the merged configuration of a state from every other."""
-    text = configs.to_yaml(on_one_device(ablation.switches, state)).replace(f"{ROOT}\/", "")
+    text = configs.to_yaml(on_one_device(ablation.switches, state)).replace(f"{ROOT}/", "")
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -112,7 +112,7 @@ def effect(word: Word, responses: dict[Word, float]) -> float:
 
 def smallest(num_factors: int) -> int:
     """Return the runs of the smallest design: the power of two that is more than its factors."""
-    return 2 ** num_factors.bit_length()
+    return 1 << num_factors.bit_length()
 
 
 def design(factors: Sequence[str], max_runs: int) -> Design:

@@ -106,7 +106,6 @@ def test_noise_of_a_state_that_steps_share_is_not_counted_twice():
     assert math.log(limits.high / minutes.product.value) == pytest.approx(
         2.306004 * deviation * root, rel=1e-6
     )
-    assert minutes.added.interval is None
 
 
 def test_samples_at_the_first_evaluation_are_a_bound_and_leave_minutes_unknown():
