@@ -123,6 +123,11 @@ class Method:
         `again()` puts in their place those of the same batch at the weights that the model has by then.
         """
 
+    @property
+    def period(self) -> int:
+        """After how many steps what it does begins anew."""
+        return 1
+
     def after_step(self, model: nn.Module, num_steps: int) -> None:
         """Act after a step; `num_steps` is how many have been taken."""
 

@@ -130,7 +130,10 @@ def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
         return  # the head of a run that never started
     else:
         what = "states no configuration"
-    raise UserError(what, where=path.name, hint="--continue adds runs of the same configuration only")
+    hint = "--continue adds runs of the same configuration only"
+    if run_set.cell:
+        hint = "--study NAME begins another study"
+    raise UserError(what, where=path.name, hint=hint)
 
 
 def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
@@ -191,5 +194,6 @@ def summary(run_set: RunSet, outcomes: Counter[str]) -> str:
     }
     told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     missing = num_new - outcomes["converged"] - outcomes["missed"] - outcomes["ended"]
-    hint = f"; {missing} missing, the same command with --continue makes them" if missing else ""
+    again = "the same command" if run_set.cell else "the same command with --continue"
+    hint = f"; {missing} missing, {again} makes them" if missing else ""
     return f"{run_set.title}: of {run_set.num_runs} runs {told}{hint}"

@@ -1,19 +1,22 @@
 """Throughput of configurations side by side: training steps on synthetic batches, shape by shape."""
 
+import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from common.benchmark import Part
 from common.errors import UserError
-from common.method import Batch
+from common.method import Batch, Method
 from common.timed_run import TrainingRun
 from common.training import to_device
 
 STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
+LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
 WARM_UP_TURNS = 2  # compile, record and replay captured graphs, choose kernels
 GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
 COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
@@ -93,7 +96,8 @@ def measure(
             shapes = (f"{each} at {', '.join(batches[each])}" for each in (first, name))
             raise UserError(f"one bench has one set of shapes, found {' and '.join(shapes)}")
     for shape in batches[first]:
-        steps = {name: stepper(run, batches[name][shape]) for name, run in runs.items()}
+        lengths = {name: turn_length(run.methods) for name, run in runs.items()}
+        steps = {name: stepper(run, batches[name][shape], lengths[name]) for name, run in runs.items()}
         for step in steps.values():
             for _ in range(WARM_UP_TURNS):
                 step()
@@ -101,7 +105,7 @@ def measure(
         ends = time.perf_counter() + seconds * len(runs)
         while time.perf_counter() < ends or len(next(iter(times.values()))) < 2:
             for name, step in steps.items():
-                times[name].append(timed(step, runs[name].device) / STEPS_PER_TURN)
+                times[name].append(timed(step, runs[name].device) / lengths[name])
         for name in runs:
             step_s = statistics.median(times[name])
             per_s, work = batches[name][shape].num_samples / step_s, runs[name].benchmark.work(shape)
@@ -138,15 +142,31 @@ def measure_parts(
     return rates
 
 
-def stepper(run: TrainingRun, batch: Batch, num_steps: int = STEPS_PER_TURN) -> Callable[[], object]:
-    """Return a function that takes a turn of training steps, as in the last epoch."""
+def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> int:
+    """Return a number of steps in which methods that act every few steps do so as often as in training.
+
+    What happens less often than every `LAST_STEPS` steps is left out: it is nearly nothing of a step.
+    """
+    period = math.lcm(*(method.period for method in methods if method.period <= LAST_STEPS))
+    return math.ceil(at_least / period) * period
+
+
+def stepper(run: TrainingRun, batch: Batch, num_steps: int) -> Callable[[], object]:
+    """Return a function that takes a turn of training steps: the last ones of a training, over and over."""
     batch = to_device(batch, run.device)  # as from a loader that keeps up
+    numbers = last_steps(run)
 
     def step() -> None:
-        for _ in range(num_steps):
-            run.train_step(batch, run.plan.num_steps - 1)
+        for number in itertools.islice(numbers, num_steps):
+            run.train_step(batch, number)
 
     return step
+
+
+def last_steps(run: TrainingRun) -> Iterator[int]:
+    """Yield the numbers of the last steps of a training without end."""
+    num_steps = run.plan.num_steps
+    return itertools.cycle(range(max(0, num_steps - LAST_STEPS), num_steps))
 
 
 def reserved_gb(device: torch.device) -> float | None:

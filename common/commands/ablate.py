@@ -29,7 +29,7 @@ from rich.text import Text
 
 from common import config as configs
 from common import launch
-from common.errors import EXIT_OK
+from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import Ledger
 from common.study import ablate, ablation, cells
 from common.study.switches import Switches
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs of each state of the factorial; 0: step times only",
     )
     parser.add_argument(
-        "--max-design", type=positive, default=16, metavar="N", help="states of the factorial, at most"
+        "--max-design", type=count, default=16, metavar="N", help="states of the factorial, at most; 0: none"
     )
     parser.add_argument("--step-only", action="store_true", help="train nothing")
     parser.add_argument(
@@ -88,19 +88,21 @@ def main(args: argparse.Namespace) -> int:
         planned = ablation.plan(switches, args.max_design)
     for line in ablation.describe(planned):
         console.print(Text(line))
+    args.study = args.study.replace(IN_NAME, args.configuration)
+    study = cells.from_arguments(args, args.benchmark, [])
     if args.dry_run:
         counts = ablate.run_counts(planned, args)
         runs = "no runs" if args.step_only else f"{sum(counts.values())} runs of {len(counts)} cells"
         console.print(f"{len(planned.states)} states are timed, {runs} trained")
-        return EXIT_OK
+        ablate.kept_steps(planned, study, args, console)
+        return EXIT_OK if args.step_only else ablate.run_cells(planned, study, args)
     if not args.step_only:
         launch.check_data(switches.load(switches.all))  # before minutes of step times
-    args.study = args.study.replace(IN_NAME, args.configuration)
-    study = cells.from_arguments(args, args.benchmark, [])
     figures = ablate.measured_steps(planned, study, args, console)
+    code = EXIT_OK
     if not args.step_only:
         code = ablate.train(planned, study, figures, args, console)
-        if code != EXIT_OK:
+        if code == EXIT_INTERRUPTED:
             return code
     target = args.target or switches.load(switches.all).config.target
     ledger = ablate.make_ledger(planned, study, figures, target)
@@ -108,7 +110,7 @@ def main(args: argparse.Namespace) -> int:
     ablate.save(path, ledger.model_dump_json(indent=1))
     show(ledger)
     console.print(f"-> {ablate.shown(path)}")
-    return EXIT_OK
+    return code
 
 
 def show(ledger: Ledger) -> None:

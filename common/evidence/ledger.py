@@ -26,11 +26,15 @@ class Strict(BaseModel):
 
 
 class Trained(Strict):
-    """One run: samples at the interpolated crossing of the target, None if missed; the last quality."""
+    """One run: samples at the interpolated crossing of the target, None if missed; the last quality.
+
+    `is_bound`: the first evaluation was past the target, so that it may have been reached with fewer samples.
+    """
 
     seed: Text
     samples: float | None
     quality: float
+    is_bound: bool = False
 
 
 class State(Strict):
@@ -121,7 +125,7 @@ class Ledger(Strict):
         """The rows of the first table, most minutes saved first."""
         return [
             {"method": row.name}
-            | shown(row.alone, "with")
+            | shown(row.alone, "with", self.minutes)
             | {
                 "relieves": ", ".join(row.relieves) or "no card says",
                 "bound": DASH if row.bound is None else times(row.bound),
@@ -130,10 +134,15 @@ class Ledger(Strict):
         ]
 
     @property
+    def minutes(self) -> str:
+        """Of what: at size full the batch is that of one device."""
+        return "minutes of one device" if self.size == "full" else "minutes"
+
+    @property
     def left_out(self) -> list[dict[str, str]]:
         """The rows of the second table, in the same order of what they save in the whole."""
         return [
-            {"method": row.name} | shown(row.left_out, "out too")
+            {"method": row.name} | shown(row.left_out, "out too", self.minutes)
             for row in sorted(self.rows, key=lambda row: worth(row.left_out))
         ]
 
@@ -176,12 +185,12 @@ def worth(effect: Effect) -> tuple[float, float]:
     return -minutes, effect.after_ms / effect.before_ms
 
 
-def shown(effect: Effect, together: str) -> dict[str, str]:
+def shown(effect: Effect, together: str, minutes: str) -> dict[str, str]:
     """Return the columns of an effect as text."""
     quality = effect.quality
     return {
         together: ", ".join(effect.together) or DASH,
-        "minutes saved": spread(effect.minutes_saved, "{:+.2f}") if effect.minutes_saved else DASH,
+        f"{minutes} saved": spread(effect.minutes_saved, "{:+.2f}") if effect.minutes_saved else DASH,
         "ms a sample": f"{effect.before_ms:.3g} -> {effect.after_ms:.3g}",
         "throughput": spread(effect.throughput),
         "samples to target": spread(effect.samples) if effect.samples else effect.note or DASH,

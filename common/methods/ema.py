@@ -63,6 +63,11 @@ class Ema(Method):
 
     average: nn.Module | None = None
 
+    @property
+    def period(self) -> int:
+        """How often the average moves."""
+        return int(self.settings.every_steps)
+
     def after_step(self, model: nn.Module, num_steps: int) -> None:
         """Start the average as a copy, later move it."""
         if num_steps % self.settings.every_steps:

@@ -58,6 +58,11 @@ class Sam(Method):
         rho: float = Field(default=0.5, gt=0, description="how far uphill")
         every_steps: int = Field(default=10, ge=1, description="how often; 1 is the paper's form")
 
+    @property
+    def period(self) -> int:
+        """How often a step takes twice the work."""
+        return int(self.settings.every_steps)
+
     def gradients(self, model: nn.Module, progress: Progress, again: Callable[[], Tensor]) -> None:
         """Replace the gradients in every `every_steps`-th step."""
         if (progress.step + 1) % self.settings.every_steps == 0:

@@ -75,6 +75,11 @@ class SelectiveBackprop(Method):
             default=2, ge=0, description="every so many steps one has all samples; 0: none"
         )
 
+    @property
+    def period(self) -> int:
+        """How often a step has all samples."""
+        return int(self.settings.whole_every or 1)
+
     def configure(self, config: RunConfig) -> RunConfig:
         """Change nothing; refuse a compiled model, an empty range, and SAM in a step that selects."""
         refuse_compiled(config, self.name)

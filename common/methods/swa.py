@@ -49,6 +49,11 @@ class Swa(Method):
 
     mean: AveragedModel | None = None
 
+    @property
+    def period(self) -> int:
+        """How far samples lie apart."""
+        return max(1, self.config.steps(self.settings.every))
+
     def sampled(self, config: RunConfig) -> range:
         """Return the numbers of steps after which the weights are a sample."""
         every, last = max(1, config.steps(self.settings.every)), config.plan().num_steps

@@ -7,11 +7,12 @@ cells of a study. Both are kept and never measured twice; the ledger is calculat
 import argparse
 import contextlib
 import gc
+import hashlib
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,11 @@ from common.atomic import written_whole
 from common.card import find_card
 from common.commands.bench import NUM_DEVICES, build
 from common.config import ROOT, RunConfig
-from common.errors import EXIT_OK, UserError
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.factors import crossing
 from common.evidence.ledger import PATTERN, Ledger, Trained
 from common.evidence.ledger import State as Told
+from common.evidence.log import Log
 from common.study import amdahl, cells
 from common.study import ledger as ledgers
 from common.study.ablation import Ablation
@@ -51,18 +53,48 @@ def builder(benchmark: str) -> Callable[[RunConfig], None]:
 
 def measured_steps(ablation: Ablation, study: Study, args: argparse.Namespace, console: Console) -> Any:
     """Return the figures of steps: those that are kept, or measured now."""
-    path = study.report.with_suffix(".steps.json")
-    recipes = {ablation.name(state): list(ablation.switches.recipe(state)) for state in ablation.states}
-    wanted = {"hardware": system.hardware_name(), "num_turns": args.turns, "recipes": recipes}
-    if path.is_file() and not args.remeasure:
-        kept = json.loads(path.read_text())
-        if all(kept.get(key) == json.loads(json.dumps(value)) for key, value in wanted.items()):
-            console.print(f"step times of {kept['date']} are kept ({shown(path)}); --remeasure repeats them")
-            return kept
-    figures = wanted | {"date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+    kept = kept_steps(ablation, study, args, console)
+    if kept is not None:
+        return kept
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    figures = wanted(ablation, args) | {"date": date, "commit": launch.commit()}
     figures |= measure(ablation, args, console)
-    save(path, json.dumps(figures, indent=1))
+    save(steps_path(study), json.dumps(figures, indent=1))
     return figures
+
+
+def kept_steps(ablation: Ablation, study: Study, args: argparse.Namespace, console: Console) -> Any:
+    """Return the figures of steps that are kept, and say so; None where they would be of something else."""
+    path = steps_path(study)
+    if args.remeasure or not path.is_file():
+        return None
+    kept = json.loads(path.read_text())
+    if any(kept.get(key) != value for key, value in wanted(ablation, args).items()):
+        return None
+    of = f"{kept['date']}, commit {kept['commit'][:7]},"
+    console.print(f"step times of {of} are kept ({shown(path)}); --remeasure repeats them")
+    return kept
+
+
+def steps_path(study: Study) -> Path:
+    """Return where the step times of a study lie."""
+    return study.report.with_suffix(".steps.json")
+
+
+def wanted(ablation: Ablation, args: argparse.Namespace) -> dict[str, Any]:
+    """Return what step times are of."""
+    return {
+        "hardware": system.hardware_name(),
+        "versions": system.versions(),
+        "num_turns": args.turns,
+        "configurations": {ablation.name(state): digest(ablation, state) for state in ablation.states},
+    }
+
+
+def digest(ablation: Ablation, state: State) -> str:
+    """Return what tells the merged configuration of a state from every other."""
+    text = configs.to_yaml(on_one_device(ablation.switches, state)).replace(f"{ROOT}/", "")
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -88,8 +120,9 @@ def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> d
         with contextlib.suppress(UserError):  # no data prepared: the share of the loader stays unknown
             launch.check_data(ablation.switches.load(base))
             waiting = steptime.measure_waiting(first)
-            shares = {part: share * (1 - waiting) for part, share in shares.items()}
-            shares["data loading"] = waiting
+            if waiting is not None:
+                shares = {part: share * (1 - waiting) for part, share in shares.items()}
+                shares["data loading"] = waiting
         del first
         for number, group in enumerate(groups, 1):
             runs = {ablation.name(state): built(state) for state in (base, *group)}
@@ -131,11 +164,12 @@ def estimate(
     ablation: Ablation, run: Any, built_s: float, args: argparse.Namespace, console: Console
 ) -> None:
     """Say what will be measured and how long it takes at most, from one step of the base."""
-    from common.study.steptime import LONG_STEP_S
-    from common.throughput import STEPS_PER_TURN
+    from common.method import build_methods
+    from common.study.steptime import steps_of_turn
 
     states, step_s = len(ablation.states), WHOLE_STEP * run.step_s
-    a_turn = step_s * (1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
+    methods = build_methods(ablation.switches.load(ablation.switches.all).config)
+    a_turn = step_s * steps_of_turn(methods, step_s)
     steps_s = states * ((args.turns + 1) * a_turn + built_s)
     console.print(
         f"step times: {states} states, {args.turns} turns: about {steps_s / 60:.1f} minutes at most"
@@ -146,7 +180,8 @@ def estimate(
     samples = sum(
         count * num_samples(ablation.switches.load(state).config) for state, count in counts.items()
     )
-    minutes = samples * step_s / run.config.global_batch_size / 60
+    num_ranks = launch.choose_ranks(ablation.switches.load(ablation.switches.all).config, args.nproc)
+    minutes = samples * step_s / run.config.global_batch_size / num_ranks / 60
     console.print(
         f"training: {sum(counts.values())} runs of {len(counts)} cells, {samples:,} "
         f"{run.benchmark.samples_name}: about {minutes:.0f} minutes if all were as slow as "
@@ -195,7 +230,7 @@ def cell(ablation: Ablation, state: State) -> Cell:
 
 
 def train(ablation: Ablation, study: Study, figures: Any, args: argparse.Namespace, console: Console) -> int:
-    """Make the runs that are missing; returns the first exit code that was not 0."""
+    """Say how long it takes, and make the runs that are missing; returns the worst exit code."""
     seconds = sum(
         count
         * num_samples(ablation.switches.load(state).config)
@@ -203,34 +238,42 @@ def train(ablation: Ablation, study: Study, figures: Any, args: argparse.Namespa
         * statistics.median(figures["turns"][ablation.name(state)])
         for state, count in run_counts(ablation, args).items()
     )
+    num_ranks = launch.choose_ranks(ablation.switches.load(ablation.switches.all).config, args.nproc)
     console.print(
-        f"training: about {seconds / 60:.1f} minutes of steps at these times, if nothing is there yet; "
-        "start-up and evaluation add to it"
+        f"training: about {seconds / num_ranks / 60:.1f} minutes of steps at these times, "
+        "if nothing is there yet; start-up, evaluation and communication add to it"
     )
+    return run_cells(ablation, study, args)
+
+
+def run_cells(ablation: Ablation, study: Study, args: argparse.Namespace) -> int:
+    """Make the runs that are missing, or say which with --dry-run; returns the worst exit code.
+
+    What fails in one cell keeps no other from being trained, unless with --fail-fast.
+    """
+    worst = EXIT_OK
     for part in studies(ablation, study, args):
-        code = cells.run(part, args)
-        if code != EXIT_OK:
-            return code
-    return EXIT_OK
+        worst = max(worst, cells.run(part, args))
+        if worst == EXIT_INTERRUPTED or (worst and args.fail_fast):
+            break
+    return worst
 
 
-def trained(ablation: Ablation, study: Study, target: float) -> dict[State, list[Trained]]:
-    """Return the finished runs of each state."""
-    found = {}
-    for state in ablation.states:
-        runs = []
-        for log in cells.finished(study.directory(cell(ablation, state))):
-            crossed = crossing(log.curve, target)
-            runs.append(
-                Trained(
-                    seed=str(log.value("seed")),
-                    samples=crossed.samples if crossed else None,
-                    quality=log.curve[-1].accuracy,
-                )
-            )
-        if runs:
-            found[state] = runs
-    return found
+def logs_of(ablation: Ablation, study: Study) -> dict[State, tuple[Log, ...]]:
+    """Return the finished runs of each state that has some."""
+    found = {state: cells.finished(study.directory(cell(ablation, state))) for state in ablation.states}
+    return {state: logs for state, logs in found.items() if logs}
+
+
+def trained(log: Log, target: float) -> Trained:
+    """Return what a finished run says."""
+    crossed = crossing(log.curve, target)
+    return Trained(
+        seed=str(log.value("seed")),
+        samples=crossed.samples if crossed else None,
+        is_bound=crossed is not None and crossed.before is None,
+        quality=log.curve[-1].accuracy,
+    )
 
 
 def relieved(switches: Switches) -> dict[str, tuple[str, ...]]:
@@ -244,10 +287,11 @@ def relieved(switches: Switches) -> dict[str, tuple[str, ...]]:
 def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -> Ledger:
     """Calculate the ledger from what is measured."""
     switches = ablation.switches
+    logs = logs_of(ablation, study)
     found = Measurements(
         base_s=figures["base_s"],
         turns={state: figures["turns"][ablation.name(state)] for state in ablation.states},
-        runs=trained(ablation, study, target),
+        runs={state: [trained(log, target) for log in own] for state, own in logs.items()},
         shares=figures["shares"],
     )
     rows = ledgers.ledger_rows(found, switches, relieved(switches))
@@ -259,8 +303,8 @@ def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -
         base=switches.base,
         size=switches.size,
         hardware=figures["hardware"],
-        versions=system.versions(),
-        commit=launch.commit(),
+        versions=figures["versions"],
+        commit=figures["commit"],
         samples_name=benchmark.samples_name,
         quality_name=benchmark.quality_name,
         target=target,
@@ -279,7 +323,7 @@ def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -
         pairs=pairs,
         compositions=ledgers.compositions(found, switches),
         warnings=ledgers.warnings(rows, pairs, 1e3 * found.base_s),
-        notes=notes(found, ablation),
+        notes=[*notes(found, ablation), *other_commits(logs, figures["commit"])],
     )
 
 
@@ -288,8 +332,12 @@ def notes(found: Measurements, ablation: Ablation) -> list[str]:
     told = [
         "Time of a sample: steps side by side in one process, on synthetic batches in memory, each shape "
         "with its share; loader and evaluation are not in it. Minutes: samples to the target times that.",
-        "Bound: Amdahl's on throughput, from the measured share of the parts that the method's card names.",
+        "Bound: Amdahl's on throughput, from the share of the parts that the method's card names in a step "
+        f"of {ablation.switches.base} that waits for no loader; none for what is measured on top of others.",
+        "States that were not timed together are compared by way of the base, which is timed with each.",
     ]
+    if ablation.switches.size == "full":
+        told.append("Minutes are of one device, without communication.")
     if ablation.held:
         held = ", ".join(ablation.switches.in_order(ablation.held))
         told.append(
@@ -306,8 +354,14 @@ def notes(found: Measurements, ablation: Ablation) -> list[str]:
             "freedom: cells with several seeds."
         )
     if "data loading" not in found.shares:
-        told.append("The share of the loader was not measured: no prepared data.")
+        told.append("The share of the loader was not measured: no prepared data, or too long a first pass.")
     return told
+
+
+def other_commits(logs: Mapping[State, Sequence[Log]], commit: str) -> list[str]:
+    """Return that runs were made by other code than the step times, if some were."""
+    named = {log.header("commit") or "unknown" for own in logs.values() for log in own} - {commit}
+    return [f"Step times are of commit {commit}, runs also of {', '.join(sorted(named))}."] if named else []
 
 
 def save(path: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.errors import UserError
-from common.study.factorial import Design, design
+from common.study.factorial import Design, design, smallest
 from common.study.switches import State, Switches
 
 MAX_CELL_NAME = 44
@@ -60,9 +60,9 @@ def plan(switches: Switches, max_design: int) -> Ablation:
     held = switches.needed
     factors = switches.in_order(switches.all - held)
     made = None
-    if len(factors) > 1:
-        if len(factors) >= max_design:
-            hint = f"--max-design {2 ** len(factors).bit_length()} or more, or 0 for none"
+    if len(factors) > 1 and max_design:
+        if max_design < smallest(len(factors)):
+            hint = f"--max-design {smallest(len(factors))} or more, or 0 for none"
             raise UserError(f"{len(factors)} switches need a larger factorial", hint=hint)
         made = design(factors, max_design)
     found = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made, held=held)

@@ -15,18 +15,21 @@ from common.card import RELIEVES
 from common.evidence.intervals import CONFIDENCE, Estimate, Interval
 
 PARTS = RELIEVES[:6]  # of a step
+LOADING = PARTS[0]
 
 
 def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None:
-    """Return the most times that a step can become faster; None where a share was not measured.
+    """Return the most times that a step can become faster which waits for no loader.
 
-    What relieves no part of a step leaves its time what it is.
+    What relieves no part of a step leaves its time what it is. None where a share was not measured, or where
+    the waiting itself is relieved.
     """
     parts = [resource for resource in resources if resource in PARTS]
-    if not resources or "everything" in resources or any(part not in shares for part in parts):
+    unknown = not resources or "everything" in resources or any(part not in shares for part in parts)
+    if unknown or LOADING in parts:
         return None
-    share = math.fsum(shares[part] for part in parts)
-    return 1 / (1 - share) if share < 1 else math.inf
+    share = math.fsum(shares[part] for part in parts) / (1 - shares.get(LOADING, 0.0))
+    return 1 / (1 - share) if share < 1 - 1e-9 else math.inf
 
 
 def median(values: Sequence[float]) -> Estimate:
@@ -50,14 +53,6 @@ def exponential(logs: Estimate) -> Estimate:
     return Estimate(value=math.exp(logs.value), interval=limits)
 
 
-def negative(estimate: Estimate) -> Estimate:
-    """Return an estimate with the other sign."""
-    limits = estimate.interval
-    if limits is not None:
-        limits = Interval(low=-limits.high, high=-limits.low, method=limits.method)
-    return Estimate(value=-estimate.value, interval=limits)
-
-
 def spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     """Return the standard deviation that all groups have in common, and its degrees of freedom or 0."""
     freedom = sum(len(group) - 1 for group in groups if group)
@@ -65,33 +60,38 @@ def spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
-def difference(above: Sequence[float], below: Sequence[float], common: tuple[float, int]) -> Estimate:
-    """Return the difference of two means, with Student's interval from the common spread of all groups."""
-    value = float(np.mean(above) - np.mean(below))
+def contrast(terms: Sequence[tuple[float, Sequence[float]]], common: tuple[float, int]) -> Estimate:
+    """Return the sum of means, each times its factor, with Student's interval from the common spread."""
+    value = math.fsum(factor * float(np.mean(values)) for factor, values in terms)
     deviation, freedom = common
     if not freedom:
         return Estimate(value=value, interval=None)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * deviation * math.sqrt(1 / len(above) + 1 / len(below))
+    error = deviation * math.sqrt(math.fsum(factor**2 / len(values) for factor, values in terms))
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * error
     limits = Interval(
         low=value - half, high=value + half, method=f"Student-t, common spread of {freedom} degrees"
     )
     return Estimate(value=value, interval=limits)
 
 
-def summed(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the sum of independent estimates; half-widths add as squares, none where one has no interval."""
-    value, limits = math.fsum(each.value for each in estimates), None
-    known = [each.interval for each in estimates if each.interval is not None]
-    if len(known) == len(estimates):
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """Return an estimate times a factor of any sign."""
+    limits = estimate.interval
+    if limits is not None:
+        low, high = sorted((factor * limits.low, factor * limits.high))
+        limits = Interval(low=low, high=high, method=limits.method)
+    return Estimate(value=factor * estimate.value, interval=limits)
+
+
+def around(value: float, errors: Sequence[Estimate]) -> Estimate:
+    """Return a value with the interval of independent errors: half-widths add as squares."""
+    known, limits = [each.interval for each in errors if each.interval is not None], None
+    if len(known) == len(errors):
         half = math.sqrt(math.fsum(((each.high - each.low) / 2) ** 2 for each in known))
         limits = Interval(low=value - half, high=value + half, method="half-widths added as squares")
     return Estimate(value=value, interval=limits)
 
 
-def saved(whole: float, log_ratio: Estimate) -> Estimate:
-    """Return what of `whole` a method saves that multiplies it by a ratio; its logarithm is given."""
-    limits = log_ratio.interval
-    if limits is not None:
-        low, high = (whole * -math.expm1(limit) for limit in (limits.high, limits.low))
-        limits = Interval(low=low, high=high, method=limits.method)
-    return Estimate(value=whole * -math.expm1(log_ratio.value), interval=limits)
+def summed(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the sum of independent estimates; no interval where one has none."""
+    return around(math.fsum(each.value for each in estimates), estimates)

@@ -1,9 +1,10 @@
 """A study: cells that are trained to the end of their budget, and kept whatever ends the command.
 
 A cell is a configuration with settings and a budget; its runs, one a seed, are a run set like any other, in
-results/study/<study>/<hardware>[-mini]-<cell>/<resnet|bert>/result_N.txt. Every cell has the same seeds. Its
-runs do not stop at the target, and are evaluated equally often whatever the budget, so that each log holds a
-curve; no score counts them. What is finished is never run again.
+results/study/<study>/<hardware>[-mini]-<cell>/<resnet|bert>/result_N.txt. Every cell has the same seeds;
+a run that a fault ended is replaced by one of the next seed. Runs do not stop at the target, and are
+evaluated equally often whatever the budget, so that each log holds a curve; no score counts them. What is
+finished is never run again.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from common import launch, ranks, recipe, run_sets, system
 from common.commands.run import add_nproc, seed
 from common.config import NAME, ROOT, SIZES, RunConfig
 from common.doctor.preflight import preflight
-from common.errors import EXIT_OK, UserError
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import STUDY, Log, read_log
 from common.launch import RunSet
 
@@ -139,16 +140,19 @@ def run(study: Study, args: argparse.Namespace) -> int:
         return EXIT_OK
     config = planned[0].loaded.config
     system.write_description(config, study.folder, system.machine_id(config))
+    code = EXIT_OK
     unknown = [each for each in planned if is_missing(each) and expected[each.cell].seconds is None]
     if unknown:
         first = min(unknown, key=num_samples)
         code = run_sets.run_all([replace(first, num_runs=first.num_done + 1)], sys.argv[1:], fail_fast=True)
-        if code != EXIT_OK:
+        if code in (EXIT_INTERRUPTED, EXIT_USAGE) or (code and args.fail_fast):
             return code
         planned = prepared(study, args)
         show(study, planned)
     missing = [each for each in planned if is_missing(each)]
-    return run_sets.run_all(missing, sys.argv[1:], fail_fast=args.fail_fast) if missing else EXIT_OK
+    if missing:
+        code = max(code, run_sets.run_all(missing, sys.argv[1:], fail_fast=args.fail_fast))
+    return code
 
 
 def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:

@@ -3,10 +3,12 @@
 A run's time is run_start to run_stop without its evaluations, which a study makes at its own cadence. A curve
 goes straight from one budget to the next and never falls: whoever has more time can train on a smaller
 budget. For the same reason it stays level after its largest budget; before its smallest it has no value.
-The n-th seeds of all budgets make a curve of their own; intervals are over these. Parsed logs in, no torch.
+Runs of one seed make a curve of their own, and those of seeds that not every budget has, in their order;
+intervals are over these. Parsed logs in, no torch.
 """
 
 import itertools
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -94,15 +96,21 @@ class Curve:
 
     @property
     def seeds(self) -> list[Line]:
-        """A curve for each seed that every budget has, counted in their order."""
-        num_seeds = min(len(point.runs) for point in self.points)
-        ends = ([point.runs[number].end for point in self.points] for number in range(num_seeds))
+        """A curve for each run that every budget has: by seeds that all have, then in their order."""
+        shared = set.intersection(*({run.seed for run in point.runs} for point in self.points))
+        ordered = [
+            sorted(point.runs, key=lambda run: (run.seed not in shared, run.seed)) for point in self.points
+        ]
+        ends = ([run.end for run in own] for own in zip(*ordered, strict=False))
         return [line((end.seconds, end.quality) for end in own) for own in ends]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """Where a curve is asked at another's time or quality; `estimate` is None where it has no answer."""
+    """What a curve is asked, or two are; `estimate` is None where there is no answer.
+
+    Where each seed has one it is their mean, else the mean curve's. A time that is a bound has no interval.
+    """
 
     estimate: Estimate | None = None
     bound: Bound = ""
@@ -111,7 +119,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where `leader` overtakes `other`; the interval is None unless each seed's curves cross once."""
+    """Where `leader` overtakes `other`; the interval is None unless each seed's curves do so once."""
 
     leader: str
     other: str
@@ -156,40 +164,54 @@ def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point
 
 
 def time_at(curve: Curve, quality: float) -> Value:
-    """Return the seconds until a quality."""
-    return _value(
-        curve.mean.time_at(quality),
-        [each.time_at(quality) for each in curve.seeds],
-        "at most" if quality < curve.mean.qualities[0] else "",
-    )
+    """Return the seconds until a quality: at most those of the smallest budget, where a seed has it there."""
+    known = _answered([each.time_at(quality) for each in curve.seeds])
+    centre = statistics.fmean(known) if known else curve.mean.time_at(quality)
+    if centre is None:
+        return Value()
+    if any(quality < each.qualities[0] for each in (curve.seeds if known else [curve.mean])):
+        return Value(estimate=Estimate(value=centre, interval=None), bound="at most", values=known)
+    return Value(estimate=Estimate(value=centre, interval=_interval(known)), values=known)
 
 
 def quality_at(curve: Curve, seconds: float) -> Value:
-    """Return the best quality within a time."""
-    return _value(
-        curve.mean.quality_at(seconds),
-        [each.quality_at(seconds) for each in curve.seeds],
-        "at least" if seconds > curve.mean.times[-1] else "",
+    """Return the best quality within a time, which the curve's first point is within."""
+    centre = curve.mean.quality_at(seconds)
+    if centre is None:
+        return Value()
+    known = _answered([each.quality_at(max(seconds, each.times[0])) for each in curve.seeds])
+    return Value(
+        estimate=Estimate(value=statistics.fmean(known) if known else centre, interval=_interval(known)),
+        bound="at least" if seconds > curve.mean.times[-1] else "",
+        values=known,
     )
 
 
-def _value(centre: float | None, of_seeds: Sequence[float | None], bound: Bound) -> Value:
+def _answered(of_seeds: Sequence[float | None]) -> tuple[float, ...]:
+    """Return the values of all seeds, or of none."""
     known = tuple(value for value in of_seeds if value is not None)
-    if centre is None:
+    return known if len(known) == len(of_seeds) else ()
+
+
+def _interval(values: Sequence[float]) -> Interval | None:
+    return intervals.mean(values).interval if values else None
+
+
+def times_faster(first: Value, other: Value) -> Value:
+    """Return the time of the first over that of the other; the interval is Welch's, on logarithms.
+
+    A bound of one makes it one; where both are bounds nothing is known.
+    """
+    if first.estimate is None or other.estimate is None or (first.bound and other.bound):
         return Value()
-    if len(known) < max(2, len(of_seeds)):
+    centre, limits = first.estimate.value / other.estimate.value, None
+    if first.values and other.values:
+        found = intervals.ratio(first.values, other.values)
+        centre, limits = found.value, found.interval
+    if first.bound or other.bound:
+        bound: Bound = "at most" if first.bound else "at least"
         return Value(estimate=Estimate(value=centre, interval=None), bound=bound)
-    limits = intervals.mean(known).interval
-    return Value(estimate=Estimate(value=centre, interval=limits), bound=bound, values=known)
-
-
-def times_faster(first: Value, other: Value) -> Estimate | None:
-    """Return the time of the first over that of the other; the interval is Welch's, on logarithms."""
-    if first.estimate is None or other.estimate is None:
-        return None
-    known = first.values and other.values
-    limits = intervals.ratio(first.values, other.values).interval if known else None
-    return Estimate(value=first.estimate.value / other.estimate.value, interval=limits)
+    return Value(estimate=Estimate(value=centre, interval=limits))
 
 
 def crossings(one: Curve, other: Curve) -> list[Crossing]:
@@ -197,8 +219,12 @@ def crossings(one: Curve, other: Curve) -> list[Crossing]:
     found = []
     of_seeds = [_sign_changes(*pair) for pair in zip(one.seeds, other.seeds, strict=False)]
     changes = _sign_changes(one.mean, other.mean)
-    once = len(of_seeds) > 1 and len(changes) == 1 and all(len(each) == 1 for each in of_seeds)
-    limits = intervals.mean([each[0][0] for each in of_seeds]).interval if once else None
+    agreed = len(of_seeds) > 1 and len(changes) == 1
+    agreed = agreed and all([above for _, above in each] == [changes[0][1]] for each in of_seeds)
+    limits = None
+    if agreed:
+        mean = intervals.mean([each[0][0] for each in of_seeds])
+        changes, limits = [(mean.value, changes[0][1])], mean.interval
     for seconds, is_one_above in changes:
         leader, behind = (one, other) if is_one_above else (other, one)
         found.append(
@@ -241,7 +267,7 @@ class EqualQuality:
 
     quality: float
     seconds: dict[str, Value]
-    times_faster: dict[str, Estimate | None]
+    times_faster: dict[str, Value]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,19 +52,23 @@ class Design:
         same = [word ^ defining for defining in self.defining_words]
         return sorted((each for each in same if 0 < len(each) <= longest), key=ordered)
 
-    def interactions(self) -> list[list[Word]]:
-        """Return the interactions of two factors, those that cannot be told apart together.
+    @property
+    def pairs(self) -> list[Word]:
+        """Every two factors."""
+        return [frozenset(pair) for pair in itertools.combinations(self.factors, 2)]
 
-        One that is an alias of a main effect is left out: it cannot be seen.
-        """
+    def hides(self, pair: Word) -> bool:
+        """Return whether the interaction of a pair is an alias of a single factor: it cannot be seen."""
+        return bool(self.aliases(pair, longest=1))
+
+    def interactions(self) -> list[list[Word]]:
+        """Return the interactions of two factors that can be seen, with those that each is an alias of."""
         seen: set[Word] = set()
         strings = []
-        for pair in map(frozenset, itertools.combinations(self.factors, 2)):
-            if pair not in seen:
-                string = [pair, *self.aliases(pair)]
-                seen |= set(string)
-                if all(len(word) == 2 for word in string):
-                    strings.append(string)
+        for pair in self.pairs:
+            if pair not in seen and not self.hides(pair):
+                strings.append([pair, *self.aliases(pair)])
+                seen |= set(strings[-1])
         return strings
 
     def describe(self) -> str:
@@ -75,8 +79,12 @@ class Design:
         made = ", ".join(f"{name} = {spelled(word)}" for name, word in self.generators.items())
         strings = [string for string in self.interactions() if len(string) > 1]
         told = "; ".join(" = ".join(map(spelled, string)) for string in strings)
-        return f"2^({num_factors}-{count}) in {runs} runs, resolution {roman(self.resolution)}: {made}; " + (
-            f"aliases of each other: {told}" if told else "interactions of two are told apart"
+        hidden = ", ".join(spelled(pair) for pair in self.pairs if self.hides(pair))
+        found = {"aliases of each other": told, "unseen, being aliases of single factors": hidden}
+        aliases = [f"{what}: {words}" for what, words in found.items() if words]
+        return (
+            f"2^({num_factors}-{count}) in {runs} runs, resolution {roman(self.resolution)}: {made}; "
+            f"{'; '.join(aliases) or 'interactions of two are told apart'}"
         )
 
 
@@ -102,20 +110,25 @@ def effect(word: Word, responses: dict[Word, float]) -> float:
     return 2 * sum(sign(word, on) * response for on, response in responses.items()) / len(responses)
 
 
+def smallest(num_factors: int) -> int:
+    """Return the runs of the smallest design: the power of two that is more than its factors."""
+    return 1 << num_factors.bit_length()
+
+
 def design(factors: Sequence[str], max_runs: int) -> Design:
     """Return the design of the highest resolution in at most `max_runs` runs, of those the smallest.
 
     More than resolution V is not asked for. Among equals the one with the fewest shortest defining words.
     """
-    if len(factors) >= max_runs:
-        raise ValueError(f"{len(factors)} factors need more than {max_runs} runs")
+    if max_runs < smallest(len(factors)):
+        raise ValueError(f"{len(factors)} factors need {smallest(len(factors))} runs, not {max_runs}")
     best: Design | None = None
     for num_base in range(1, min(len(factors), max_runs.bit_length() - 1) + 1):
         if 2**num_base > len(factors):
             found = fraction(tuple(factors), num_base)
             if best is None or min(found.resolution, CLEAR) > min(best.resolution, CLEAR):
                 best = found
-    assert best is not None  # the largest power of two in max_runs is more than the factors, or all of them
+    assert best is not None  # the smallest design is among those tried
     return best
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,51 +31,53 @@ class Measurements:
     def seconds(self, state: State) -> float:
         return self.base_s * statistics.median(self.turns[state])
 
-    def log_ratio(self, after: State, before: State) -> Estimate:
-        """Return the logarithm of the time of a sample, after over before, from pairs of turns."""
+    def log_ratios(self, after: State, before: State) -> list[float]:
+        """Return the logarithm of the time of a sample, after over before, in each turn."""
         pairs = zip(self.turns[after], self.turns[before], strict=True)
-        return amdahl.median([math.log(one / other) for one, other in pairs])
+        return [math.log(one / other) for one, other in pairs]
+
+    def log_ratio(self, after: State, before: State) -> Estimate:
+        return amdahl.median(self.log_ratios(after, before))
 
     def log_samples(self, state: State) -> list[float] | None:
-        """Return the logarithms of the samples to the target; None if not all runs reached it, or none is."""
-        samples = [run.samples for run in self.runs.get(state, ())]
-        known = [math.log(each) for each in samples if each]
-        return known if known and len(known) == len(samples) else None
+        """Return the logarithms of the samples to the target; None where those of a run are unknown."""
+        runs = self.runs.get(state, ())
+        known = [math.log(run.samples) for run in runs if run.samples and not run.is_bound]
+        return known if known and len(known) == len(runs) else None
 
     def common_spread(self, values: Callable[[State], list[float] | None]) -> tuple[float, int]:
         """Return the spread that the runs of all states have in common."""
         return amdahl.spread([values(state) or [] for state in self.runs])
 
-    def log_samples_ratio(self, after: State, before: State) -> Estimate | None:
-        above, below = self.log_samples(after), self.log_samples(before)
-        if above is None or below is None:
-            return None
-        return amdahl.difference(above, below, self.common_spread(self.log_samples))
+    def log_samples_ratio(self, *steps: tuple[State, State]) -> Estimate | None:
+        """Return the sum over steps, which may share states, of log samples after over before."""
+        factors = Counter[State]()
+        for after, before in steps:
+            factors[after] += 1
+            factors[before] -= 1
+        terms = []
+        for state, factor in factors.items():
+            if (logs := self.log_samples(state)) is None:
+                return None
+            terms.append((factor, logs))
+        return amdahl.contrast(terms, self.common_spread(self.log_samples))
 
     def qualities(self, state: State) -> list[float]:
         return [run.quality for run in self.runs.get(state, ())]
-
-    def missed(self, state: State) -> str:
-        """Return how many runs of a state missed the target, in words; '' where all reached it."""
-        runs = self.runs.get(state, ())
-        missed = sum(run.samples is None for run in runs)
-        return f"{missed} of {len(runs)} runs" if missed else ""
 
 
 def change(found: Measurements, step: switched.Step, describe: Callable[[State], str]) -> Effect:
     """Return what turning a switch on does to time, samples, quality and minutes."""
     before, after = step.before, step.after
-    log_time, log_samples = found.log_ratio(after, before), found.log_samples_ratio(after, before)
+    log_time, log_samples = found.log_ratio(after, before), found.log_samples_ratio((after, before))
     above, below = found.qualities(after), found.qualities(before)
     quality = None
     if above and below:
-        quality = amdahl.difference(above, below, found.common_spread(found.qualities))
-    minutes, start = None, found.log_samples(before)
-    if log_samples is not None and start is not None:
-        whole = math.exp(statistics.fmean(start)) * found.seconds(before) / 60
-        minutes = amdahl.saved(whole, amdahl.summed([log_time, log_samples]))
-    missed = {"without": found.missed(before), "with": found.missed(after)}
-    told = " and ".join(f"{count} {name} it" for name, count in missed.items() if count)
+        quality = amdahl.contrast([(1, above), (-1, below)], found.common_spread(found.qualities))
+    unknown = [
+        by_runs(found, step, "missed", lambda run: run.samples is None),
+        by_runs(found, step, "passed at the first evaluation", lambda run: run.is_bound),
+    ]
     return Effect(
         before=describe(before),
         after=describe(after),
@@ -82,58 +85,86 @@ def change(found: Measurements, step: switched.Step, describe: Callable[[State],
         reason=step.reason,
         before_ms=1e3 * found.seconds(before),
         after_ms=1e3 * found.seconds(after),
-        throughput=amdahl.exponential(amdahl.negative(log_time)),
-        samples=amdahl.exponential(log_samples) if log_samples is not None else None,
+        throughput=faster(log_time),
+        samples=amdahl.exponential(log_samples) if log_samples else None,
         quality=quality,
-        minutes_saved=minutes,
-        note=f"missed by {told}" if told else "",
+        minutes_saved=minutes_saved(found, step, log_time, log_samples) if log_samples else None,
+        note="; ".join(filter(None, unknown)),
     )
 
 
+def by_runs(found: Measurements, step: switched.Step, what: str, is_such: Callable[[Trained], bool]) -> str:
+    """Return in words how many runs without and with a switch are such; '' where none is."""
+    told = []
+    for name, state in (("without", step.before), ("with", step.after)):
+        runs = found.runs.get(state, ())
+        if count := sum(map(is_such, runs)):
+            told.append(f"{count} of {len(runs)} runs {name} it")
+    return f"{what} by {' and '.join(told)}" if told else ""
+
+
+def minutes_saved(
+    found: Measurements, step: switched.Step, log_time: Estimate, log_samples: Estimate
+) -> Estimate:
+    """Return minutes before minus after; errors are those of both samples and of the ratio of times."""
+    below, above = found.log_samples(step.before) or [], found.log_samples(step.after) or []
+    before = math.exp(statistics.fmean(below)) * found.seconds(step.before) / 60
+    after = before * math.exp(log_time.value + log_samples.value)
+    samples = amdahl.contrast([(before, below), (-after, above)], found.common_spread(found.log_samples))
+    return amdahl.around(before - after, [samples, amdahl.scaled(log_time, -after)])
+
+
 def ledger_rows(found: Measurements, switches: Switches, cards: Mapping[str, Sequence[str]]) -> list[Row]:
-    """Return a row of each switch; `cards` say what it relieves."""
-    return [
-        Row(
-            name=switch.name,
-            relieves=list(cards[switch.name]),
-            bound=amdahl.bound(cards[switch.name], found.shares),
-            alone=change(found, switches.alone(switch), switches.describe),
-            left_out=change(found, switches.left_out(switch), switches.describe),
+    """Return a row of each switch; `cards` say what it relieves. Bounds are of the base, as shares are."""
+    rows = []
+    for switch in switches.switches:
+        relieves, alone = cards[switch.name], switches.alone(switch)
+        rows.append(
+            Row(
+                name=switch.name,
+                relieves=list(relieves),
+                bound=None if alone.before else amdahl.bound(relieves, found.shares),
+                alone=change(found, alone, switches.describe),
+                left_out=change(found, switches.left_out(switch), switches.describe),
+            )
         )
-        for switch in switches.switches
-    ]
+    return rows
 
 
 def compositions(found: Measurements, switches: Switches) -> list[Composition]:
-    """Return what the switches alone predict of the whole, and what it is: throughput, then minutes."""
+    """Return what the switches alone predict of the whole, and what it is: throughput, then minutes.
+
+    Times are put together within each turn, and samples as a contrast of states, since steps share the base.
+    """
     base, whole = State(), switches.all
-    steps = [switches.alone(switch) for switch in switches.switches]
-    times = [found.log_ratio(step.after, step.before) for step in steps]
-    savings = [
-        amdahl.saved(found.seconds(step.before), time) for step, time in zip(steps, times, strict=True)
-    ]
+    alone = [switches.alone(switch) for switch in switches.switches]
+    steps = [(step.after, step.before) for step in alone]
+    logs = zip(*(found.log_ratios(*step) for step in steps), strict=True)
+    product = amdahl.median([math.fsum(turn) for turn in logs])
+    turns = zip(
+        *(zip(found.turns[after], found.turns[before], strict=True) for after, before in steps), strict=True
+    )
+    left = [1 - math.fsum(before - after for after, before in turn) for turn in turns]
     measured = [
         Composition(
             of="throughput",
             measured=faster(found.log_ratio(whole, base)),
-            product=faster(amdahl.summed(times)),
-            added=after_savings(found.base_s, amdahl.summed(savings)),
+            product=faster(product),
+            added=faster(amdahl.median([math.log(each) for each in left])) if min(left) > 0 else None,
         )
     ]
-    samples = [found.log_samples_ratio(step.after, step.before) for step in steps]
-    in_whole, start = found.log_samples_ratio(whole, base), found.log_samples(base)
-    known = [each for each in samples if each is not None]
-    if in_whole is not None and start is not None and len(known) == len(steps):
-        minutes = [amdahl.summed(pair) for pair in zip(times, known, strict=True)]
-        effects = [change(found, step, str).minutes_saved for step in steps]
-        saved = amdahl.summed([each for each in effects if each is not None])
+    in_whole, samples = found.log_samples_ratio((whole, base)), found.log_samples_ratio(*steps)
+    start = found.log_samples(base)
+    if in_whole and samples and start:
+        effects = [change(found, step, str).minutes_saved for step in alone]
         total = math.exp(statistics.fmean(start)) * found.base_s / 60
+        rest = total - math.fsum(each.value for each in effects if each)
         measured.append(
             Composition(
                 of="minutes",
                 measured=faster(amdahl.summed([found.log_ratio(whole, base), in_whole])),
-                product=faster(amdahl.summed(minutes)),
-                added=after_savings(total, saved),
+                product=faster(amdahl.summed([product, samples])),
+                added=Estimate(value=total / rest, interval=None) if rest > 0 else None,
             )
         )
     return measured
@@ -141,19 +172,7 @@ def compositions(found: Measurements, switches: Switches) -> list[Composition]:
 
 def faster(log_ratio: Estimate) -> Estimate:
     """Return a speed-up from the logarithm of a ratio of times."""
-    return amdahl.exponential(amdahl.negative(log_ratio))
-
-
-def after_savings(whole: float, saved: Estimate) -> Estimate | None:
-    """Return the speed-up when so much of a time is saved; None when that is all of it, or more."""
-    highest = saved.interval.high if saved.interval else saved.value
-    if max(highest, saved.value) >= whole:
-        return None
-    limits = saved.interval
-    if limits is not None:
-        low, high = (whole / (whole - each) for each in (limits.low, limits.high))
-        limits = type(limits)(low=low, high=high, method=limits.method)
-    return Estimate(value=whole / (whole - saved.value), interval=limits)
+    return amdahl.exponential(amdahl.scaled(log_ratio, -1))
 
 
 def pairs(found: Measurements, design: Design, held: State) -> list[Pair]:
@@ -163,19 +182,18 @@ def pairs(found: Measurements, design: Design, held: State) -> list[Pair]:
         {run: 1e3 * found.base_s * found.turns[run | held][turn] for run in design.runs}
         for turn in range(num_turns)
     ]
-    typical = {run: 1e3 * found.seconds(run | held) for run in design.runs}
     measured = []
     for string in design.interactions():
         one, other = sorted(string[0], key=design.factors.index)
         lost = amdahl.median([2 * effect(string[0], responses) for responses in turns])
-        single = -sum(effect(Word({name}), typical) for name in (one, other))
-        interaction = 2 * effect(string[0], typical)
+        both = [-sum(effect(Word({name}), responses) for name in (one, other)) for responses in turns]
+        together = statistics.median(both)
         measured.append(
             Pair(
                 names=[one, other],
                 aliases=[spelled(word) for word in string[1:]],
-                one_by_one_ms=single + interaction,  # each while the other is off
-                together_ms=single,
+                one_by_one_ms=together + lost.value,  # each while the other is off
+                together_ms=together,
                 lost_ms=lost,
             )
         )

@@ -4,8 +4,10 @@ Batches are synthetic and in memory, so no loader is waited for; each shape coun
 training samples. All times are seconds.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import cast
 
 from torch import Tensor
@@ -13,13 +15,14 @@ from torch import Tensor
 from common.benchmark import Benchmark
 from common.config import RunConfig
 from common.errors import UserError
-from common.method import Batch
-from common.throughput import STEPS_PER_TURN, stepper, synchronize, timed
+from common.method import Batch, Method
+from common.study.profile import Feed
+from common.throughput import STEPS_PER_TURN, last_steps, stepper, synchronize, timed, turn_length
 from common.timed_run import TrainingRun
 from common.training import Training, to_device
 
-LONG_STEP_S = 0.1  # one of these is a turn of its own
-PART_STEPS = 6  # of each shape, timed part by part
+LONG_STEP_S = 0.1  # one of these is a turn of its own, unless a method acts every few
+PART_STEPS = 6  # of each shape, timed part by part, at least
 LOADED_STEPS = 24  # with batches from the loader
 FIRST_LOADED = 4  # not counted: the loader starts
 
@@ -32,12 +35,14 @@ def buildable(benchmark: type[Benchmark], config: RunConfig) -> None:
 def measure_turns(
     runs: dict[str, TrainingRun], num_turns: int, report: Callable[[int], None]
 ) -> dict[str, list[float]]:
-    """Return the seconds per sample of every run in each turn; in a turn all take the same few steps."""
+    """Return the seconds per sample of every run in each turn; each turn begins with another run."""
     steps = {name: steppers(run) for name, run in runs.items()}
     found: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
     for turn in range(num_turns):
-        for name, shapes in steps.items():
-            seconds = (timed(step, runs[name].device) * weight for step, weight in shapes)
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            seconds = (timed(step, runs[name].device) * weight for step, weight in steps[name])
             found[name].append(sum(seconds))
         report(turn + 1)
     return found
@@ -49,9 +54,16 @@ def steppers(run: TrainingRun) -> list[tuple[Callable[[], object], float]]:
     for batch, share in shapes(run):
         once = stepper(run, batch, 1)
         once()  # the optimizer's first
-        num_steps = 1 if timed(once, run.device) > LONG_STEP_S else STEPS_PER_TURN
-        found.append((stepper(run, batch, num_steps), share / num_steps / batch.num_samples))
+        num_steps = steps_of_turn(run.methods, timed(once, run.device))
+        turn = stepper(run, batch, num_steps)
+        turn()  # what methods begin with
+        found.append((turn, share / num_steps / batch.num_samples))
     return found
+
+
+def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
+    """Return how many steps that long are a turn."""
+    return turn_length(methods, 1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
 
 
 def shapes(run: TrainingRun) -> Iterator[tuple[Batch, float]]:
@@ -67,15 +79,15 @@ def measure_parts(run: TrainingRun) -> dict[str, float]:
     """Return the share of a step that each part takes, waiting for nothing else; their sum is 1."""
     totals: dict[str, float] = {}
     for batch, share in shapes(run):
-        for number in range(1 + PART_STEPS):
-            for part, seconds in one_step(run, batch):
+        count = turn_length(run.methods, PART_STEPS)
+        for number, step in enumerate(itertools.islice(last_steps(run), 1 + count)):
+            for part, seconds in one_step(run, batch, step):
                 totals[part] = totals.get(part, 0.0) + (seconds * share if number else 0.0)
     return {part: seconds / sum(totals.values()) for part, seconds in totals.items()}
 
 
-def one_step(run: TrainingRun, batch: Batch) -> Iterator[tuple[str, float]]:
+def one_step(run: TrainingRun, batch: Batch, step: int) -> Iterator[tuple[str, float]]:
     """Take a step of the whole batch at once, and yield the seconds of each part, in their order."""
-    step = run.plan.num_steps - 1
     run.set_rate(step)
     run.clear_gradients()
     values: dict[str, object] = {}
@@ -108,16 +120,23 @@ def one_step(run: TrainingRun, batch: Batch) -> Iterator[tuple[str, float]]:
         yield name, timed(part, run.device)
 
 
-def measure_waiting(run: TrainingRun) -> float:
-    """Return the share of the time in which steps on prepared data wait for the loader."""
-    batches = run.benchmark.train_batches()
+def measure_waiting(run: TrainingRun) -> float | None:
+    """Return the share of the time in which steps on prepared data wait for the loader.
+
+    A loader that keeps what it reads has made its first pass; None where that takes too long.
+    """
+    num_steps = run.plan.num_steps
+    steps = range(max(0, num_steps - LOADED_STEPS), num_steps)
     waited = worked = 0.0
-    for number in range(LOADED_STEPS):
-        before = time.perf_counter()
-        batch = next(batches)
-        between = time.perf_counter()
-        run.train_step(batch, run.plan.num_steps - 1)
-        synchronize(run.device)
-        if number >= FIRST_LOADED:
-            waited, worked = waited + between - before, worked + time.perf_counter() - between
+    with closing(Feed(run.benchmark, steps)) as feed:
+        if run.benchmark.loads_once and not feed.keeps and run.config.steps_per_epoch < num_steps:
+            return None
+        for number, step in enumerate(steps):
+            before = time.perf_counter()
+            batch = next(feed)
+            between = time.perf_counter()
+            run.train_step(batch, step)
+            synchronize(run.device)
+            if number >= min(FIRST_LOADED, len(steps) // 2):
+                waited, worked = waited + between - before, worked + time.perf_counter() - between
     return waited / (waited + worked)

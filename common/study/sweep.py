@@ -94,7 +94,7 @@ def show(found: Answers, quality_name: str) -> None:
         mark = " (target)" if level.quality == found.target else ""
         cells = [f"{level.quality:.4f}{mark}", *(shown(level.seconds[name], ".1f") for name in names)]
         faster = [level.times_faster[name] for name in names[1:]]
-        rows.append([*cells, *(f"{spread(each, '.2f')}x" if each else DASH for each in faster)])
+        rows.append([*cells, *(f"{shown(each, '.2f')}x" if each.estimate else DASH for each in faster)])
     columns = [quality_name, *(f"{name}, s" for name in names), *(f"{name} faster" for name in names[1:])]
     console.print(table("time at equal quality", columns, rows))
     rows = [

@@ -19,6 +19,8 @@ from common.validation import validated
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
 
+CADENCE = ("evaluate_every", "evaluate_from")  # no switches: a study has its own
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
@@ -55,10 +57,20 @@ class Switches:
         self.settings, self.build = tuple(settings), build
         self.base = extended(benchmark, configuration)
         self.switches = differences(benchmark, self.base, configuration, size)
+        self.refuse_switched()
         self.problems: dict[State, str] = {}  # of the states that were tried; '' where there was none
         for state in (frozenset(), self.all):
             if problem := self.problem(state):
                 raise UserError(f"cannot be built: {problem}", where=self.describe(state))
+
+    def refuse_switched(self) -> None:
+        """Raise UserError for a setting of what is to be turned on and off."""
+        for text in self.settings:
+            key = text.partition("=")[0].strip()
+            for switch in self.switches:
+                own = f"methods.{switch.method}" if switch.method else switch.name
+                if f"{own}.".startswith(f"{key}.") or f"{key}.".startswith(f"{own}."):
+                    raise UserError(f"{switch.name} is a switch of this ablation", where=f"--set {text}")
 
     @cached_property
     def all(self) -> State:
@@ -170,7 +182,7 @@ def differences(benchmark: str, base: str, configuration: str, size: str) -> lis
     switches = [
         Switch(name=key, method=None, on=(setting(key, after[key]),), off=(setting(key, before[key]),))
         for key in after
-        if before[key] != after[key]
+        if before[key] != after[key] and key not in CADENCE
     ]
     for name in {**methods_before, **methods_after}:
         old, new = methods_before.get(name), methods_after.get(name)

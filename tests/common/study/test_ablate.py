@@ -1,13 +1,19 @@
 """Switches of the real configurations, and a small ablation as a person types it."""
 
 import json
+from argparse import Namespace
 
 import pytest
+from rich.console import Console
 
+from common.errors import UserError
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
+from common.evidence.log import Log
+from common.study import ablate
 from common.study.ablate import builder
 from common.study.ablation import plan
-from common.study.switches import Switches
+from common.study.cells import Study
+from common.study.switches import State, Switches
 from tests.command import ttt_here
 
 CUT = ("--set", "max_duration=20ba", "--set", "schedule.warmup=5ba")
@@ -64,6 +70,58 @@ def test_a_factorial_holds_what_others_need(resnet):
     assert names[:2] == ["baseline", "optimized"]
 
 
+def test_a_factorial_is_none_at_0_and_refused_where_it_is_too_small(resnet):
+    assert plan(resnet, 0).design is None
+    for too_small in (1, 2, 6, 7):
+        with pytest.raises(UserError, match="5 switches need a larger factorial; --max-design 8 or more"):
+            plan(resnet, too_small)
+
+
+def test_cadence_is_no_switch_and_a_switch_cannot_be_set(resnet):
+    assert not resnet.all & {"evaluate_every", "evaluate_from"}
+    for setting in ("methods.ema.every_steps=2", "methods.ema=false", "methods={}"):
+        with pytest.raises(UserError, match="is a switch of this ablation"):
+            Switches(
+                "image_classification",
+                "optimized",
+                size="mini",
+                settings=[setting],
+                build=lambda config: None,
+            )
+
+
+def test_step_times_are_kept_for_the_same_configurations_and_versions_only(resnet, tmp_path):
+    ablation, args = plan(resnet, 16), Namespace(turns=9, remeasure=False)
+    study = Study(name="x", benchmark="image_classification", size="mini", cells=(), results=tmp_path)
+    wanted = ablate.wanted(ablation, args)
+    assert len(set(wanted["configurations"].values())) == len(ablation.states)
+    kept = json.loads(json.dumps(wanted)) | {"date": "", "commit": "abc (clean)"}
+    other = kept | {"configurations": wanted["configurations"] | {"baseline": "another"}}
+    for figures, is_kept in ((kept, True), (other, False), (kept | {"versions": {}}, False), ({}, False)):
+        ablate.save(ablate.steps_path(study), json.dumps(figures))
+        assert (ablate.kept_steps(ablation, study, args, Console(quiet=True)) is not None) == is_kept
+
+
+def test_runs_of_another_commit_than_the_step_times_are_named():
+    logs = {State(): [Log(path="", preamble=(f"# commit: {name} (clean)",)) for name in ("abc", "def")]}
+    (line,) = ablate.other_commits(logs, "abc (clean)")
+    assert line == "Step times are of commit abc (clean), runs also of def (clean)."
+    assert ablate.other_commits({State(): logs[State()][:1]}, "abc (clean)") == []
+
+
+@pytest.mark.parametrize(
+    ("codes", "fail_fast", "tried", "worst"),
+    [([1, 0], False, 2, 1), ([1, 0], True, 1, 1), ([130, 0], False, 1, 130), ([0, 0], False, 2, 0)],
+)
+def test_a_failure_keeps_no_other_cell_from_its_turn(resnet, monkeypatch, codes, fail_fast, tried, worst):
+    asked = iter(codes)
+    monkeypatch.setattr(ablate.cells, "run", lambda study, args: next(asked))
+    args = Namespace(seeds=1, end_seeds=2, factorial_seeds=0, fail_fast=fail_fast)
+    study = Study(name="x", benchmark="image_classification", size="mini", cells=())
+    assert ablate.run_cells(plan(resnet, 16), study, args) == worst
+    assert len(list(asked)) == 2 - tried
+
+
 def test_a_configuration_that_extends_none_is_refused():
     done = ttt_here("ablate", "language_bert", "baseline", "--size", "mini")
     assert done.returncode == 2
@@ -79,6 +137,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "fused_qkv: with unpad (needs unpad before it)" in done.stdout
     assert "7 states are timed, 9 runs of 7 cells trained" in done.stdout
+    assert "to run: 4 runs" in done.stdout and "to run: 5 runs" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -104,6 +163,8 @@ def test_a_small_ablation_keeps_what_it_measured_and_reaches_the_report(tmp_path
     unpad = next(row for row in ledger.rows if row.name == "unpad")
     assert unpad.alone.throughput.interval.low > 1  # half of the tokens are padding
     assert unpad.relieves[:2] == ["forward pass", "backward pass"] and unpad.bound > 1
+    steps = json.loads(next((tmp_path / "results").rglob("*.steps.json")).read_text())
+    assert (ledger.commit, ledger.versions) == (steps["commit"], steps["versions"])
     assert unpad.alone.minutes_saved is not None
     assert sum(ledger.shares.values()) == pytest.approx(1)
     logs = {each: each.read_bytes() for each in (tmp_path / "results").rglob("result_*.txt")}

@@ -62,7 +62,12 @@ def test_a_quality_below_the_smallest_budget_is_reached_at_most_then():
     one, other = curve("one", (10, 0.2), (20, 0.6)), curve("other", (4, 0.5), (8, 0.7))
     value = curves.time_at(other, 0.2)
     assert (value.estimate.value, value.bound) == (4, "at most")
-    assert curves.times_faster(curves.time_at(one, 0.2), value).value == 10 / 4
+    faster = curves.times_faster(curves.time_at(one, 0.2), value)
+    assert faster.estimate.value == pytest.approx(10 / 4)
+    assert (faster.estimate.interval, faster.bound) == (None, "at least")
+    slower = curves.times_faster(value, curves.time_at(one, 0.2))
+    assert slower.estimate.value == pytest.approx(4 / 10) and slower.bound == "at most"
+    assert curves.times_faster(value, value) == curves.Value()
     late = curves.quality_at(other, 20)
     assert (late.estimate.value, late.bound) == (0.7, "at least")
     assert curves.quality_at(one, 5).estimate is None
@@ -80,6 +85,72 @@ def test_intervals_are_those_of_the_seeds_own_curves():
     assert curves.time_at(found, 0.65).estimate is None  # one seed reaches it, their mean does not
     at_end = curves.time_at(found, 0.6)  # the mean and one seed do
     assert at_end.estimate.value == 20 and at_end.estimate.interval is None and at_end.values == ()
+
+
+def of_runs(name, *points):
+    """Return a curve of points, each the (seed, seconds, quality) of its runs."""
+    return Curve(
+        configuration=name,
+        points=tuple(
+            Point(
+                budget=float(number),
+                samples=10,
+                seconds=intervals.mean([seconds for _, seconds, _ in runs]),
+                quality=intervals.mean([quality for _, _, quality in runs]),
+                cost=None,
+                runs=tuple(
+                    Run(log="", seed=seed, way=(Evaluation(seconds=seconds, samples=10, quality=quality),))
+                    for seed, seconds, quality in runs
+                ),
+            )
+            for number, runs in enumerate(points, 1)
+        ),
+    )
+
+
+def test_a_value_is_the_mean_of_the_seeds_and_so_within_its_interval():
+    found = of_runs(
+        "one", [(1, 10, 0.2), (2, 10, 0.2)], [(1, 20, 0.5), (2, 20, 0.9)], [(1, 40, 0.9), (2, 40, 0.9)]
+    )
+    value = curves.time_at(found, 0.5)
+    of_seeds = (20.0, 10 + 10 * 0.3 / 0.7)
+    assert value.values == pytest.approx(of_seeds)
+    assert value.estimate.value == pytest.approx(sum(of_seeds) / 2) != pytest.approx(found.mean.time_at(0.5))
+    assert value.estimate.interval.low < value.estimate.value < value.estimate.interval.high
+    faster = curves.times_faster(value, curves.time_at(found, 0.9)).estimate
+    assert faster.interval.low < faster.value < faster.interval.high
+
+
+def test_a_seed_that_is_past_a_quality_at_the_smallest_budget_makes_a_time_a_bound():
+    found = of_runs("one", [(1, 10, 0.1), (2, 10, 0.3)], [(1, 20, 0.6), (2, 20, 0.6)])
+    value = curves.time_at(found, 0.2)
+    assert value.bound == "at most" and value.estimate.interval is None
+    assert curves.time_at(found, 0.4).bound == ""
+
+
+def test_seeds_are_asked_no_earlier_than_their_own_first_point():
+    found = of_runs("one", [(1, 9, 0.2), (2, 11, 0.3)], [(1, 20, 0.6), (2, 20, 0.7)])
+    value = curves.quality_at(found, 10.0)  # the mean of the first times
+    assert value.values == pytest.approx((0.2 + 0.4 / 11, 0.3)) and value.estimate.interval is not None
+
+
+def test_runs_of_one_seed_make_a_curve_though_another_was_replaced():
+    found = of_runs(
+        "one", [(1, 10, 0.1), (3, 10, 0.3), (4, 10, 0.4)], [(1, 20, 0.5), (2, 20, 0.6), (3, 20, 0.7)]
+    )
+    assert [each.qualities for each in found.seeds] == [(0.1, 0.5), (0.3, 0.7), (0.4, 0.6)]
+
+
+def test_a_crossing_has_an_interval_only_where_all_seeds_cross_in_its_direction():
+    one = of_runs("one", [(1, 10, 0.1), (2, 10, 0.1)], [(1, 30, 0.7), (2, 30, 0.9)])
+    other = of_runs("other", [(1, 10, 0.3), (2, 10, 0.3)], [(1, 30, 0.4), (2, 30, 0.4)])
+    (found,) = curves.crossings(one, other)
+    of_seeds = (10 + 20 * 0.2 / 0.5, 10 + 20 * 0.2 / 0.7)
+    assert found.seconds == pytest.approx(sum(of_seeds) / 2)
+    assert found.interval.low < found.seconds < found.interval.high
+    against = of_runs("one", [(1, 10, 0.0), (2, 10, 0.4)], [(1, 30, 1.0), (2, 30, 0.3)])
+    (found,) = curves.crossings(against, other)
+    assert found.leader == "one" and found.interval is None
 
 
 def test_curves_cross_where_straight_lines_do():
@@ -119,7 +190,7 @@ def test_answers_ask_at_the_first_curves_places_and_at_the_target():
     assert [each.seconds for each in found.equal_time] == [8, 10, 20]
     at_target = found.equal_quality[1]
     expected = (10 + 10 * 0.35 / 0.4) / (4 + 4 * 0.05 / 0.2)
-    assert at_target.times_faster["other"].value == pytest.approx(expected)
+    assert at_target.times_faster["other"].estimate.value == pytest.approx(expected)
     assert curves.answers([one], target=0.9, price=None).crossings == ()
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from common.study.factorial import design, effect, sign
+from common.study.factorial import design, effect, sign, smallest
 
 SIZES = [
     (2, 16),
@@ -95,6 +95,15 @@ def test_a_string_of_aliases_estimates_the_sum_of_its_interactions():
         assert "=" in made.describe()
 
 
-def test_more_factors_than_runs_are_refused():
-    with pytest.raises(ValueError, match="16 factors"):
-        design(names(16), 16)
+@pytest.mark.parametrize(("count", "max_runs"), [(16, 16), (5, 6), (5, 7), (2, 3), (4, 7), (9, 15)])
+def test_more_factors_than_runs_are_refused(count, max_runs):
+    with pytest.raises(ValueError, match=f"{count} factors need"):
+        design(names(count), max_runs)
+    assert len(design(names(count), smallest(count)).runs) == smallest(count)
+
+
+def test_a_design_says_which_interactions_are_aliases_of_single_factors():
+    made = design(names(3), 4)
+    assert made.resolution == 3 and made.interactions() == []
+    assert made.describe().endswith("unseen, being aliases of single factors: A x B, A x C, B x C")
+    assert "unseen" not in design(names(6), 16).describe()

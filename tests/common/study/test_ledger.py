@@ -1,6 +1,7 @@
 """The ledger of an ablation on measurements made up so that every effect is known."""
 
 import math
+from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
@@ -69,7 +70,7 @@ def test_effects_alone_and_left_out_are_those_of_their_states():
     assert found["b"].alone.minutes_saved.value == pytest.approx((6000 * 0.010 - 3000 * 0.008) / 60)
     assert found["c"].alone.throughput.value == pytest.approx(6 / 5)
     assert found["a"].left_out.throughput.value == pytest.approx(8 / 4)
-    assert (found["a"].bound, found["b"].bound, found["c"].bound) == (2, 4, 1)
+    assert (found["a"].bound, found["b"].bound, found["c"].bound) == (2, 4, None)  # c is measured on top of a
 
 
 def test_one_seed_has_no_interval_of_samples_and_two_have():
@@ -81,6 +82,38 @@ def test_one_seed_has_no_interval_of_samples_and_two_have():
     spread, freedom = math.log(1.1) / math.sqrt(2), 8  # of two values; eight states
     half = 2.306004 * spread * math.sqrt(1 / 2 + 1 / 2)  # t of 8 degrees
     assert freedom == len(made().runs) and math.log(limits.high / 0.5) == pytest.approx(half, rel=1e-6)
+
+
+def test_the_interval_of_minutes_has_the_spread_of_both_states():
+    found = rows(made(seeds=("1", "2")))["b"].alone.minutes_saved
+    before, after = (
+        seconds * count * math.sqrt(1.1) / 60 for seconds, count in ((0.010, 6000), (0.008, 3000))
+    )
+    assert found.value == pytest.approx(before - after)
+    half = 2.306004 * math.log(1.1) / math.sqrt(2) * math.hypot(before, after) / math.sqrt(2)
+    assert found.interval.high - found.value == pytest.approx(half, rel=1e-6)
+
+
+def test_noise_of_a_state_that_steps_share_is_not_counted_twice():
+    found = made(seeds=("1", "2"))
+    noisy = {State("a"): [0.6 * (1 + 0.1 * (turn % 3)) for turn in range(TURNS)]}  # between base and a + c
+    found = replace(found, turns={**found.turns, **noisy})
+    throughput, minutes = ledgers.compositions(found, Three())
+    assert throughput.product.interval.high == pytest.approx(throughput.product.interval.low)
+    assert throughput.added.value == pytest.approx(10 / (10 - 4 - 2 - 1))
+    deviation, root = math.log(1.1) / math.sqrt(2), math.sqrt((2**2 + 1 + 1) / 2)  # base -2, b +1, a + c +1
+    limits = minutes.product.interval
+    assert math.log(limits.high / minutes.product.value) == pytest.approx(
+        2.306004 * deviation * root, rel=1e-6
+    )
+
+
+def test_samples_at_the_first_evaluation_are_a_bound_and_leave_minutes_unknown():
+    found = made()
+    runs = [run.model_copy(update={"is_bound": True}) for run in found.runs[State("b")]]
+    effect = rows(replace(found, runs={**found.runs, State("b"): runs}))["b"].alone
+    assert effect.samples is None and effect.minutes_saved is None
+    assert effect.note == "passed at the first evaluation by 1 of 1 runs with it"
 
 
 def test_a_run_that_missed_the_target_leaves_minutes_unknown_and_is_told():
@@ -109,7 +142,20 @@ def test_pairs_tell_what_two_save_together():
         "a and b both relieve the backward pass: together they save 5 ms a sample, less than the 6 ms of one "
         "by one"
     )
-    assert told[1].startswith("c gains more than Amdahl's bound") and len(told) == 2
+    assert len(told) == 1
+    meek = ledgers.ledger_rows(found, Three(), CARDS | {"a": ("forward pass",)})
+    assert any("a gains more than Amdahl's bound" in line for line in ledgers.warnings(meek, measured, 10.0))
+
+
+def test_what_a_pair_loses_is_one_by_one_minus_together_in_spite_of_noise():
+    found = made()
+    turns = {
+        state: [each * (1 + 0.05 * ((turn * (3 + len(state))) % 4)) for turn, each in enumerate(own)]
+        for state, own in found.turns.items()
+    }
+    (pair,) = ledgers.pairs(replace(found, turns=turns), design(("a", "b"), 8), State())
+    assert pair.one_by_one_ms - pair.together_ms == pytest.approx(pair.lost_ms.value)
+    assert pair.lost_ms.interval.low <= pair.lost_ms.value <= pair.lost_ms.interval.high
 
 
 def test_cards_alone_warn_where_the_pair_was_not_measured():
