@@ -214,7 +214,8 @@ def restored(loader: Iterable[Any]) -> Iterator[None]:
     """Put the generators of a loader and of its sampler back where they were."""
     samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
     holders = (loader, *samplers, getattr(samplers[1], "sampler", None))
-    found = [each.generator for each in holders if isinstance(getattr(each, "generator", None), Generator)]
+    generators = (getattr(each, "generator", None) for each in holders)
+    found = [each for each in generators if isinstance(each, Generator)]
     states = [generator.get_state() for generator in found]
     try:
         yield
