@@ -35,8 +35,8 @@ class Peaks:
 class Rate:
     """One configuration at one shape. Shares are of the device's peaks; padding counts nowhere.
 
-    `deviation` is that of a turn of steps, relative. Memory is what the process has reserved so far; None on
-    a CPU and where several configurations share it.
+    `deviation` is that of a turn of steps, relative, over `num_turns`. Memory is what the process has
+    reserved so far; None on a CPU and where several configurations share it.
     """
 
     configuration: str
@@ -45,6 +45,7 @@ class Rate:
     tokens_per_s: float | None
     step_ms: float
     deviation: float
+    num_turns: int
     flops_per_s: float
     flops_share: float
     bytes_share: float | None
@@ -116,6 +117,7 @@ def measure(
                 tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
                 step_ms=step_s * 1e3,
                 deviation=statistics.stdev(times[name]) / step_s,
+                num_turns=len(times[name]),
                 flops_per_s=per_s * work.flops,
                 flops_share=per_s * work.flops / peaks.flops_per_s,
                 bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,

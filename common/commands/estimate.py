@@ -131,6 +131,7 @@ def make(args: argparse.Namespace, devices: int) -> dict[str, Any]:
         "system": name,
         "hardware": hardware,
         "devices": devices,
+        "machines": args.nodes,
         "time_ms": round(time.time() * 1e3),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "rates": dataclasses.asdict(rates),
@@ -268,7 +269,7 @@ def describe(record: dict[str, Any]) -> list[str]:
         f"  samples to the target: {samples['typical']:,.0f}, {samples['source']}{missed}; seeds: {seeds}",
         f"  rates: {shapes} ({rates['source']}); deviation {rates['noise']:.1%} {rates['noise_source']}",
         f"  devices: {record['scaling']}",
-        "  interval: both on logarithms, the root of the sum of their squares",
+        "  interval: of one further run, on logarithms; seeds, where known, and rate combined as squares",
     ]
 
 
@@ -276,7 +277,9 @@ def predicted(record: dict[str, Any], end: str = "") -> str:
     """Return an estimate with its interval, in seconds where those are easier to read."""
     scale, unit, digits = (60, "s", 1) if record["minutes"] < 5 else (1, "min", 2)
     minutes, low, high = (f"{record[name] * scale:.{digits}f}" for name in ("minutes", "low", "high"))
-    return f"{minutes} {unit}{end} ({low} to {high}, 95 % of runs)"
+    is_known = record["samples_half_width"] is not None
+    held = "95 % of runs" if is_known else "by the rate alone, seeds unknown"
+    return f"{minutes} {unit}{end} ({low} to {high}, {held})"
 
 
 def price_lines(record: dict[str, Any], rows: list[Price]) -> list[str]:
@@ -292,7 +295,8 @@ def price_lines(record: dict[str, Any], rows: list[Price]) -> list[str]:
         told = []
         for kind, spot in (("on demand", False), ("spot", True)):
             low, cost, high = (
-                row.cost(record[name], record["devices"], spot=spot) for name in ("low", "minutes", "high")
+                row.cost(record[name], record["devices"], num_machines=record.get("machines", 1), spot=spot)
+                for name in ("low", "minutes", "high")
             )
             if cost is not None and low is not None and high is not None:
                 told.append(f"${cost:.4g} {kind} (${low:.4g} to ${high:.4g})")
@@ -315,7 +319,7 @@ def score(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     systems = {record["system"] for record in records}
     folders = [folder for folder in (args.results, args.results / STUDY) if folder.is_dir()]
     paths = (path for folder in folders for path in find_logs(folder))
-    logs = [read_log(path) for path in paths if path.parts[-3] in systems]
+    logs = [read_log(path) for path in paths if path.absolute().parent.parent.name in systems]
     told, checked = [], []
     for record in records:
         runs = estimating.check(record, logs)
@@ -325,7 +329,7 @@ def score(args: argparse.Namespace, records: list[dict[str, Any]]) -> None:
     inside = sum(run.is_inside for run in checked)
     finite = [abs(math.log(run.ratio)) for run in checked if math.isfinite(run.ratio)]
     typical = f"; wrong by a factor of {math.exp(sum(finite) / len(finite)):.3f} on average" if finite else ""
-    told.append(f"{inside} of {len(checked)} runs lie inside the interval of 95 %{typical}")
+    told.append(f"{inside} of {len(checked)} runs lie inside the interval of their estimate{typical}")
     if args.json:
         rows = [
             {"estimate": str(record["path"].name), "system": record["system"], "minutes": record["minutes"]}

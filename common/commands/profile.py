@@ -169,6 +169,14 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         changed = load(args, settings, run.place.world_size).config
         return type(benchmark)(changed, seed=0, place=run.place)
 
+    def cure(settings: list[str]) -> "Benchmark | None":
+        try:
+            found = other(settings)
+            found.check_ready()
+        except UserError:  # it does not work here
+            return None
+        return found if found.config != config else None
+
     delay_s, looping = args.delay_data / 1e3, measuring.Bench(run)
     peaks, phases = measure_peaks(run.device), first_of_each(benchmark.phases())
     variants = {name: other(settings) for name, settings in benchmark.without_loading().items()}
@@ -184,11 +192,19 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
     if any(map(measuring.waits, measured)):
         worst = max(measured, key=lambda each: each.parts_ms["data wait"] / each.step_ms)
         factor = 1.2 * worst.step_per_s / worst.loader_per_s
-        choices = {name: other(each) for name, each in benchmark.other_loaders(factor).items()}
-        choices = {name: each for name, each in choices.items() if each.config != config}
+        choices = {
+            name: found
+            for name, settings in benchmark.other_loaders(factor).items()
+            if (found := cure(settings)) is not None
+        }
         cures = measuring.measure_loaders(choices, phases[worst.shape], delay_s)
-    found = Profile(samples_name=benchmark.samples_name, phases=tuple(measured), cures=cures)
-    console.print(*summary(found, evaluation_s, run), sep="\n")
+    profile = Profile(
+        samples_name=benchmark.samples_name,
+        phases=tuple(measured),
+        cures=cures,
+        is_compressed=config.gradient_compression != "none",
+    )
+    console.print(*summary(profile, evaluation_s, run), sep="\n")
     if args.trace:
         longest = max(measured, key=lambda each: each.per_sample_ms)
         measuring.write_trace(looping, phases[longest.shape], args.trace)
@@ -204,10 +220,10 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         "versions": system.versions(),
         "peaks": dataclasses.asdict(peaks),
         "phases": [dataclasses.asdict(phase) for phase in measured],
-        "shares": found.shares(),
+        "shares": profile.shares(),
         "evaluation_s": evaluation_s,
         "loaders": cures,
-        "verdict": verdict(found),
+        "verdict": verdict(profile),
     }
     if not is_quiet:
         path = bench.keep(figures, args.results / "profile" / system.hardware_name(), config.benchmark)

@@ -3,9 +3,9 @@
     minutes = (samples / rate + first pass + evaluations) / 60 + start-up, shape by shape in their order
 
 Plain numbers in, no torch. The interval is that of one further run, 95 %, on logarithms: Student's t for the
-samples, whose spread over seeds is known from n runs, and the deviation of the rate over turns of steps, not
-of their mean, because drift lasts as long as a run; the two are independent and combined as the root of the
-sum of their squares.
+samples, whose spread over seeds is known from n runs, and for the rate, from its deviation over n turns of
+steps, not of their mean, because drift lasts as long as a run; the two are independent and combined as the
+root of the sum of their squares. Where nothing says how seeds spread, it is an interval of the rate only.
 """
 
 import math
@@ -21,9 +21,10 @@ from common.evidence.intervals import CONFIDENCE
 from common.evidence.log import Log
 
 RECIPE = (
-    *("target", "max_duration", "evaluate_every", "evaluate_from", "global_batch_size", "precision"),
-    *("evaluation_precision", "model", "optimizer", "schedule", "methods"),
+    *("target", "max_duration", "budget", "evaluate_every", "evaluate_from", "global_batch_size"),
+    *("precision", "evaluation_precision", "model", "data", "optimizer", "schedule", "methods"),
 )
+LOADING = {"directory", "loader", "num_workers", "keep_decoded", "stored_on"}  # of data: for its machine
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
 ASSUMED_NOISE = 0.05  # where figures state none
 EVALUATED = 1 / 3  # of a trained sample's time: forward only
@@ -34,15 +35,21 @@ class Rates:
     """Samples/s by shape and their relative deviation; seconds of the first evaluation and of a later one.
 
     Without measured evaluations a sample takes a third of a trained one. `first_pass_s` is what reading the
-    data for the first time adds.
+    data for the first time adds. `num_turns` are those of the deviation; None where they are not known.
     """
 
     source: str
     per_s: dict[str, float]
     noise: float
     noise_source: str
+    num_turns: int | None = None
     evaluation_s: tuple[float, float] | None = None
     first_pass_s: float = 0.0
+
+    @property
+    def half_width(self) -> float:
+        """On logarithms, of one further run, by Student's t; the normal distribution's for unknown turns."""
+        return further(self.noise, self.num_turns or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +69,22 @@ class Samples:
     @property
     def half_width(self) -> float | None:
         """On logarithms, of one further run, by Student's t; None for a single run."""
-        number = len(self.values)
-        if number < 2:
+        if len(self.values) < 2:
             return None
-        spread = statistics.stdev(map(math.log, self.values)) * math.sqrt(1 + 1 / number)
-        return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1)) * spread
+        return further(statistics.stdev(map(math.log, self.values)), len(self.values))
+
+
+def further(deviation: float, number: float) -> float:
+    """Return the half width of the interval that holds one value more, by the deviation of so many."""
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1)) * deviation * math.sqrt(1 + 1 / number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Minutes of one run to its target, and the parts of them; `low` and `high` hold 95 % of runs."""
+    """Minutes of one run to its target, and the parts of them.
+
+    `low` and `high` hold 95 % of runs where the spread over seeds is known.
+    """
 
     minutes: float
     low: float
@@ -108,7 +121,7 @@ def estimate(
     `slower` is the time of a step on all devices relative to that of the measured one, which the evaluation
     is divided among too.
     """
-    count = sum(1 for step in evaluated_at if step * batch <= samples.typical)
+    count = sum(1 for step in evaluated_at if step * batch <= samples.typical * (1 + 1e-9))  # it is rounded
     training_s = training_seconds(phases, batch, samples.typical, rates) * slower + rates.first_pass_s
     if rates.evaluation_s is not None:
         evaluation_s = rates.evaluation_s[0] + (count - 1) * rates.evaluation_s[1] if count else 0.0
@@ -116,7 +129,7 @@ def estimate(
         evaluation_s = count * num_evaluated * EVALUATED / rates.per_s[phases[-1][0]]
     evaluation_s /= devices
     run_s = training_s + evaluation_s
-    half = combined(samples.half_width, rates.noise)
+    half = math.hypot(samples.half_width or 0.0, rates.half_width)
     return Estimate(
         minutes=(run_s + samples.startup_s) / 60,
         low=(run_s * math.exp(-half) + samples.startup_s) / 60,
@@ -126,11 +139,6 @@ def estimate(
         startup_s=samples.startup_s,
         num_evaluations=count,
     )
-
-
-def combined(seeds: float | None, noise: float) -> float:
-    """Return the half width on logarithms of both: of the samples, and 1.96 deviations of the rate."""
-    return math.hypot(seeds or 0.0, float(stats.norm.ppf((1 + CONFIDENCE) / 2)) * noise)
 
 
 def flat(values: Any, path: str = "") -> dict[str, Any]:
@@ -149,7 +157,7 @@ def settings_of(log: Log) -> dict[str, Any]:
         found = yaml.safe_load("\n".join(log.settings))
     except yaml.YAMLError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return {"budget": 1.0} | found if isinstance(found, dict) else {}  # older ones trained all of it
 
 
 def agree(there: dict[str, Any], here: dict[str, Any]) -> bool:
@@ -171,9 +179,15 @@ def picked(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def same_recipe(log: Log, config: dict[str, Any]) -> bool:
     """Return whether a log is of this benchmark, configuration and size, and trained in the same way."""
     found, names = settings_of(log), ("benchmark", "configuration", "size")
-    return picked(found, names) == picked(config, names) and agree(
-        picked(found, RECIPE), picked(config, RECIPE)
-    )
+    return picked(found, names) == picked(config, names) and agree(recipe(found), recipe(config))
+
+
+def recipe(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a configuration decides how training goes."""
+    found = picked(config, RECIPE)
+    if isinstance(data := found.get("data"), dict):
+        found["data"] = picked(data, data.keys() - LOADING)
+    return found
 
 
 def same_settings(log: Log, config: dict[str, Any]) -> bool:
@@ -210,11 +224,13 @@ class Checked:
 
 
 def check(record: dict[str, Any], logs: Sequence[Log]) -> list[Checked]:
-    """Return the runs on the estimate's system that started after it, with its settings and no others."""
+    """Return the runs on the estimate's system and devices that started after it, with its settings only."""
     found = []
     for log in logs:
         start = log.first("run_start")
         if log.system != record["system"] or start is None or start.time_ms <= record["time_ms"]:
+            continue
+        if log.value("num_ranks") not in (None, record.get("devices", 1)):
             continue
         if not same_settings(log, record["config"]) or log.is_resumed or log.minutes is None:
             continue

@@ -189,7 +189,7 @@ def setting(log: Log, name: str) -> str:
 def budget(log: Log, size: str) -> float | None:
     """Return a run's training duration over that of its configuration as it stands in the YAML files."""
     batch, train = finite(log.value("global_batch_size")), finite(log.value("train_samples"))
-    share = re.fullmatch(r"[0-9.]{1,9}", setting(log, "budget") or "1")
+    share = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,20})?", setting(log, "budget") or "1")
     own = own_samples(log.header("benchmark"), log.configuration, size)
     samples = num_samples(setting(log, "max_duration"), batch, train)
     return round(samples * float(share[0]) / own, 2) if samples and own and share else None
@@ -300,7 +300,7 @@ def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[d
     found = []
     for path in paths:
         for file in sorted(path.absolute().rglob("*.json")):
-            if file.parts[-3] != "throughput":
+            if file.parent.parent.name != "throughput":
                 continue
             try:
                 found.append(bench(file))

@@ -46,6 +46,7 @@ def of_profile(figures: dict[str, Any], values: dict[str, Any], name: str) -> Ra
         per_s=per_s,
         noise=sum(each["share"] * each["step_ms"] * each["deviation"] for each in phases) / total,
         noise_source="of turns of steps",
+        num_turns=min((each["num_turns"] for each in phases if each.get("num_turns")), default=None),
         evaluation_s=tuple(figures["evaluation_s"]),
         first_pass_s=max(0.0, 1 / once - 1 / per_s[first["shape"]]) * values["data"]["num_train_samples"],
     )
@@ -58,10 +59,12 @@ def of_bench(figures: dict[str, Any], name: str, shapes: set[str], source: str) 
     ]
     if {each["shape"] for each in rates} != shapes:
         return None
-    stated = [each["deviation"] for each in rates if "deviation" in each]
+    stated = [(each["deviation"], each.get("num_turns")) for each in rates if "deviation" in each]
+    noise, num_turns = max(stated, key=lambda each: each[0], default=(ASSUMED_NOISE, None))
     return Rates(
         source=f"steps alone, bench {source}: as if the loader keeps up",
         per_s={each["shape"]: each["samples_per_s"] for each in rates},
-        noise=max(stated) if stated else ASSUMED_NOISE,
+        noise=noise,
         noise_source="of turns of steps" if stated else "assumed: the file states none",
+        num_turns=num_turns,
     )

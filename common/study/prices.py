@@ -38,13 +38,15 @@ class Price(Strict):
         """Return whether a hardware such as `1xH200` consists of such devices; one's own always does."""
         return self.cloud == "own" or self.device in re.split(r"[^A-Za-z0-9]|(?<=\d)x", hardware)
 
-    def cost(self, minutes: float, num_devices: int, *, spot: bool = False) -> float | None:
+    def cost(
+        self, minutes: float, num_devices: int, *, num_machines: int = 1, spot: bool = False
+    ) -> float | None:
         """Return dollars of so many devices for so long; None without a spot price.
 
-        Devices are paid by the share of their machine, one's own machine as a whole.
+        Devices are paid by the share of their machine, one's own machines as a whole.
         """
         per_hour = self.spot if spot else self.on_demand
-        share = 1.0 if self.cloud == "own" else num_devices / self.num_devices
+        share = num_machines if self.cloud == "own" else num_devices / self.num_devices
         return None if per_hour is None else minutes / 60 * share * per_hour
 
 
@@ -71,7 +73,7 @@ def load_prices(path: Path = PRICES) -> list[Price]:
 
 
 def own_machine(dollars: float) -> Price:
-    """Return the row of a person's own machine: what an hour costs in power and depreciation."""
+    """Return the row of a person's own machine: what an hour of one costs in power and depreciation."""
     return Price(
         name="own",
         cloud="own",

@@ -240,6 +240,7 @@ def measure_phase(
         batch=size,
         step_ms=step_s * 1e3,
         deviation=statistics.stdev(turns.times[AS_IT_IS]) / step_s,
+        num_turns=num_turns,
         parts_ms={name: seconds * 1e3 for name, seconds in parts_s.items()},
         unaccounted_ms=unaccounted_s * 1e3,
         loader_per_s=turns.loader_per_s,

@@ -1,6 +1,7 @@
 """`ttt run -O0`, `-O1` and `-O2`: tune in a process of its own, keep what was found as a file, run that."""
 
 import argparse
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,9 @@ def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
     """Return the file to run: the one that is beside the results from an earlier time, or a new one."""
     path = args.write_config or default_path(args, loaded)
     if path.exists():
+        if not path.read_text(errors="replace").startswith(f"{made_for(args, loaded)}\n"):
+            hint = "remove it to choose anew"
+            raise UserError("was chosen for other settings or ranks", where=shown(path), hint=hint)
         print(f"-O{args.level}: as chosen before, {shown(path)}; remove it to choose anew", flush=True)
         return Path(path)
     launch.check_data(loaded)
@@ -76,6 +80,15 @@ def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
     if code != EXIT_OK:
         raise UserError(f"tuning ended with code {code}", hint="-O0 runs the configuration as it is")
     return Path(path)
+
+
+def made_for(args: argparse.Namespace, loaded: Loaded) -> str:
+    """Return the first line of a file: the command that makes the same choice."""
+    config, num_ranks = loaded.config, launch.choose_ranks(loaded.config, args.nproc)
+    command = ["ttt", "run", config.benchmark, config.configuration, "--size", config.size, f"-O{args.level}"]
+    command += [part for setting in args.set for part in ("--set", setting)]
+    command += ["--nproc", str(num_ranks)] if num_ranks > 1 else []
+    return "# Found by: " + " ".join(shlex.join(command).split())  # a setting may have line breaks
 
 
 def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
@@ -117,7 +130,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
         print(tune_runs.side_by_side(*losses, config.precision))
     else:
         print("training was changed: its losses are its own")
-    text = tune_runs.as_file(tuner, found, args.level)
+    text = tune_runs.as_file(tuner, found, made_for(args, loaded))
     print(text, flush=True)
     if args.write_config is not None:
         write(args.write_config, text)

@@ -3,18 +3,21 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from common.errors import UserError
 from common.methods.channels_last import apply_channels_last
-from common.methods.compile import compile_model, missing_compiler
-from common.study.tune import Change, Search, Trace, table, take_trace
+from common.methods.compile import missing_compiler
+from common.study.traces import Trace, take_trace
+from common.study.tune import Change, Refused, Search, table
 from common.throughput import timed
 
 State = tuple[str, ...]  # names of what was kept
@@ -80,7 +83,7 @@ def optimize(
     loader that can be read only once, which the search would use up.
     """
     bench = ModelBench(model=model, loader=loader, loss=loss, make_optimizer=optimizer)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), restored(loader):
         if iter(loader) is loader:
             hint = "pass what it iterates over"
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
@@ -116,7 +119,7 @@ class ModelBench:
         if "fused_optimizer" in state:
             fuse(optimizer)
         if "compile" in state:
-            compile_model(model, "default")
+            model.compile()
         numbers = [int(name.rpartition("_")[2]) for name in state if name.startswith("loader_workers_")]
         batches = with_workers(self.loader, numbers[-1]) if numbers else self.loader
         loader = Loader(
@@ -135,13 +138,20 @@ class ModelBench:
         """Return what is timed."""
         return TimedModel(self.copied(state), self.loss, has_loader=change.is_of_loader)
 
+    @cached_property
+    def read(self) -> list[Any]:
+        """The batches of every trace."""
+        return first(self.loader)
+
     def trace(self, state: State, *, is_exact: bool) -> Trace:
-        """Return the first steps."""
+        """Return the first steps; raises Refused where worker processes draw other batches."""
         kind = next(self.model.parameters())
         exact = torch.float32 if kind.is_cuda else torch.float64
         tuned = self.copied(state, exact if is_exact else None)
+        if tuned.loader.batches is not self.loader and not same(first(tuned.loader.batches), self.read):
+            raise Refused("the data set draws at random: not compared")
+        batches = list(replace(tuned.loader, batches=copy.deepcopy(self.read)))
         torch.manual_seed(0)
-        batches = list(itertools.islice(tuned.loader, NUM_STEPS))
         return take_trace(
             tuned.model,
             lambda number: float(take_step(tuned, self.loss, batches[number % len(batches)])),
@@ -190,9 +200,46 @@ def with_workers(loader: Iterable[Any], num_workers: int) -> DataLoader[Any]:
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
         worker_init_fn=loader.worker_init_fn,
+        timeout=loader.timeout,
+        multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
         persistent_workers=True,
+        in_order=loader.in_order,
     )
+
+
+@contextmanager
+def restored(loader: Iterable[Any]) -> Iterator[None]:
+    """Put the generators of a loader and of its sampler back where they were."""
+    samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    holders = (loader, *samplers, getattr(samplers[1], "sampler", None))
+    generators = (getattr(each, "generator", None) for each in holders)
+    found = [each for each in generators if isinstance(each, Generator)]
+    states = [generator.get_state() for generator in found]
+    try:
+        yield
+    finally:
+        for generator, state in zip(found, states, strict=True):
+            generator.set_state(state)
+
+
+def first(loader: Iterable[Any]) -> list[Any]:
+    """Return the first batches, the same ones each time."""
+    torch.manual_seed(0)
+    with restored(loader):
+        return list(itertools.islice(loader, NUM_STEPS))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether nested tuples, lists and mappings hold the same tensors."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return all(map(same, one, other))
+    return bool(one == other)
 
 
 class TimedModel:
@@ -203,7 +250,7 @@ class TimedModel:
         self.has_loader = has_loader
         ready = tuned.loader if has_loader else list(itertools.islice(tuned.loader, NUM_STEPS))
         self.batches = forever(ready)
-        self.num_drained = 2 * getattr(tuned.loader.batches, "num_workers", 0) if has_loader else 0
+        self.num_drained = ahead(tuned.loader.batches) if has_loader else 0
 
     def turn(self) -> float:
         """Return the seconds of a few steps."""
@@ -219,6 +266,11 @@ class TimedModel:
     def close(self) -> None:
         """Let worker processes go."""
         self.batches = iter(())
+
+
+def ahead(loader: Iterable[Any]) -> int:
+    """Return how many batches worker processes hold ready."""
+    return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 2)
 
 
 def forever(batches: Iterable[Any]) -> Iterator[Any]:

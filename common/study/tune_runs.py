@@ -4,7 +4,6 @@
 the benchmark says so; `-O2` also the methods of the benchmark's other configurations.
 """
 
-import ast
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,13 +18,14 @@ from torch import Tensor
 from common import config as configs
 from common import method as methods
 from common.benchmark import Benchmark
-from common.card import available
-from common.config import ROOT, Loaded, RunConfig
+from common.card import available, read_card
+from common.config import Loaded, RunConfig
 from common.method import Batch, Method
 from common.methods.compile import missing_compiler
 from common.ranks import Place
 from common.study.apart import Apart
-from common.study.tune import Change, Found, Search, Trace, Tried, take_trace
+from common.study.traces import Trace, take_trace
+from common.study.tune import Change, Found, Search, Tried
 from common.throughput import timed
 from common.training import Training
 
@@ -219,7 +219,7 @@ def on(name: str, kind: type[Method], settings: Any, *, apart_from: tuple[str, .
         name=name,
         apply=adding(setting),
         keeps_mathematics=kind.keeps_mathematics,
-        evidence="" if kind.keeps_mathematics else effect_on_quality(kind),
+        evidence="" if kind.keeps_mathematics else worth(name, kind),
         missing=f"not available: {lacks}" if lacks else "",
         apart_from=apart_from,
     )
@@ -257,11 +257,11 @@ def settings_tried(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[St
     ]
 
 
-def effect_on_quality(kind: type[Method]) -> str:
-    """Return the first sentence of a method's card on quality."""
-    path = ROOT / f"{kind.__module__.replace('.', '/')}.py"
-    card = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
-    return card.partition("Effect on quality. ")[2].partition(". ")[0]
+def worth(name: str, kind: type[Method]) -> str:
+    """Return what a card says of quality, first sentence, for a method that relieves no part of a step."""
+    card = read_card(name, kind.__module__)
+    relieves_none = {"nothing", "number of steps"}.issuperset(card.relieves)
+    return card.sections["Effect on quality"].partition(". ")[0] if relieves_none else ""
 
 
 def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], None]) -> Found[State]:
@@ -269,16 +269,17 @@ def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], 
     return Search(tuner, (), seconds=seconds, report=report).run(candidates(tuner, level))
 
 
-def as_file(tuner: Tuner, found: Found[State], level: int) -> str:
-    """Return the YAML file of what was kept: it extends the configuration and states only differences."""
-    config, base = tuner.loaded.config, tuner.loaded.source
-    values: dict[str, Any] = {}
+def as_file(tuner: Tuner, found: Found[State], head: str) -> str:
+    """Return the YAML file of what was kept: it extends the configuration and states only differences.
+
+    `head` says what it was made for.
+    """
+    base, values = tuner.loaded.source, dict[str, Any]()
     if base.endswith(".yaml"):
         document, base = configs.read_path(Path(base))
         configs.merge(values, document, {})
     for setting in [*tuner.settings, *found.state]:
         configs.merge(values, configs.parse_setting(setting), {})
-    head = f"# Found by: ttt run {config.benchmark} {config.configuration} --size {config.size} -O{level}"
     gains = [f"#   {each.name}: {each.gain}, {each.why}" for each in found.tried if each.is_kept]
     body = yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
     return "\n".join([head, *gains, body])

@@ -36,6 +36,7 @@ class Phase:
     batch: int  # samples of a step, all ranks
     step_ms: float
     deviation: float  # of a turn's steps, relative
+    num_turns: int
     parts_ms: dict[str, float]
     unaccounted_ms: float
     loader_per_s: float
@@ -63,6 +64,7 @@ class Profile:
     samples_name: str
     phases: tuple[Phase, ...]
     cures: dict[str, float] = field(default_factory=dict)
+    is_compressed: bool = False  # what ranks exchange
 
     def shares(self) -> dict[str, float]:
         """Return the share of each part in the training time of a whole run."""
@@ -109,32 +111,47 @@ def verdict(profile: Profile) -> str:
     if waiting >= WAITING and waiting >= exchanged:
         return input_bound(profile, waiting)
     if exchanged >= WAITING:
+        advice = "" if profile.is_compressed else "; gradient_compression=bf16 halves what is sent"
         return (
             f"communication-bound: {exchanged:.0%} of the step exchanges gradients that the backward pass "
-            f"does not hide; without, training is {at_most(exchanged):.2f} times as fast at most; "
-            "gradient_compression=bf16 halves what is sent"
+            f"does not hide; without, training is {at_most(exchanged):.2f} times as fast at most{advice}"
         )
     computing = sum(shares[name] for name in COMPUTE)
     rest = {name: share for name, share in shares.items() if name not in COMPUTE}
     largest = max(rest, key=lambda name: rest[name])
     if rest[largest] > computing:
         return f"{largest}-bound: {rest[largest]:.0%} of the step; forward and backward take {computing:.0%}"
-    spare = min(phase.loader_per_s / phase.step_per_s for phase in profile.phases)
     return (
         f"compute-bound: forward and backward take {computing:.0%} of the step{roofline(profile)}; "
-        f"{waiting:.0%} waits for data, and the loader alone is {spare:.1f} times as fast as the step; "
+        f"{waiting:.0%} waits for data, and {spare(profile)}; "
         f"next is {largest}, {rest[largest]:.0%}, at most {at_most(rest[largest]):.2f} times as fast without"
     )
 
 
+def spare(profile: Profile) -> str:
+    """Return how much faster the loader alone is than the step, where it is least so."""
+    least = min(profile.phases, key=lambda phase: phase.loader_per_s / phase.step_per_s)
+    if least.loader_per_s >= least.step_per_s:
+        return f"the loader alone is {least.loader_per_s / least.step_per_s:.1f} times as fast as the step"
+    return f"at {least.shape}, {least.share:.0%} of the training, {alone(least)}"
+
+
+def alone(phase: Phase) -> str:
+    """Return the rates of the loader and of the step, each without the other."""
+    loader, step = f"{phase.loader_per_s:,.0f}/s", f"{phase.step_per_s:,.0f}/s"
+    return f"the loader alone brings {loader}, the step alone takes {step}"
+
+
 def input_bound(profile: Profile, waiting: float) -> str:
-    """Return the verdict on a loader that is too slow, with the settings that were seen to be fast enough."""
+    """Return the verdict on a loader that is too slow, with settings that alone were fast enough."""
     worst = profile.slowest_loading
     saved = profile.saving("kept batches")
-    evidence = f"; replaying kept batches saves {saved.share:.0%}" if saved else ""
+    evidence = f"; replaying kept batches saves {saved.share:.0%}" if saved and saved.low > 0 else ""
     fast = {name: rate for name, rate in profile.cures.items() if rate >= worst.step_per_s}
-    if fast:
-        cure = "; removed by " + " or ".join(f"{name} ({rate:,.0f}/s)" for name, rate in fast.items())
+    if worst.loader_per_s >= worst.step_per_s:
+        cure = "; alone it keeps up, but it shares the processor with the step"
+    elif fast:
+        cure = "; fast enough alone: " + " or ".join(f"{name} ({rate:,.0f}/s)" for name, rate in fast.items())
     elif profile.cures:
         tried = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in profile.cures.items())
         cure = f"; no loader setting that was tried is fast enough ({tried})"
@@ -150,8 +167,8 @@ def input_bound(profile: Profile, waiting: float) -> str:
     of_it = f", of which leaving out removes: {', '.join(causes)}" if causes else ""
     return (
         f"input-bound: {waiting:.0%} of the step waits for {profile.samples_name}{of_it} (at {worst.shape} "
-        f"the loader alone brings {worst.loader_per_s:,.0f}/s, the step alone takes {worst.step_per_s:,.0f}/s"
-        f"{evidence}){cure}; without waiting training is {at_most(waiting):.2f} times as fast at most"
+        f"{alone(worst)}{evidence}){cure}; "
+        f"without waiting training is {at_most(waiting):.2f} times as fast at most"
     )
 
 

@@ -1,5 +1,6 @@
 """Estimates by hand, against logs of real runs, and through the command line."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -64,8 +65,21 @@ def test_seeds_and_noise_combine_as_the_root_of_the_sum_of_squares():
     two = samples(100.0 * math.exp(-0.1), 100.0 * math.exp(0.1))
     expected = 12.706 * (0.1 * math.sqrt(2)) * math.sqrt(1.5)  # t, deviation, one further run
     assert two.typical == pytest.approx(100) and two.half_width == pytest.approx(expected, rel=1e-3)
-    assert estimating.combined(0.3, 0.4 / 1.959964) == pytest.approx(0.5)
-    assert estimating.combined(None, 0.1) == pytest.approx(0.1959964)
+    four = dataclasses.replace(RATES, num_turns=4)
+    assert RATES.half_width == pytest.approx(1.959964 * 0.02)  # turns of which nothing is known
+    assert four.half_width == pytest.approx(3.182446 * 0.02 * math.sqrt(1.25))
+    known = {"batch": 8, "evaluated_at": (), "num_evaluated": 30, "rates": four, "samples": two}
+    found = estimating.estimate(PHASES, **known)
+    assert math.log(found.high / found.minutes) == pytest.approx(
+        math.hypot(expected, four.half_width), rel=1e-3
+    )
+
+
+def test_the_last_evaluation_is_not_lost_to_rounding():
+    known = {"evaluated_at": (5, 10, 15), "num_evaluated": 30, "rates": RATES}
+    for values in ([180.0], [180.0] * 3, [180.0] * 7, [17600.0] * 5):
+        found = estimating.estimate(PHASES, samples=samples(*values), batch=values[0] / 10, **known)
+        assert found.num_evaluations == 2
 
 
 def test_samples_come_from_the_runs_of_the_same_recipe():
@@ -77,6 +91,12 @@ def test_samples_come_from_the_runs_of_the_same_recipe():
     other = bert()
     other["methods"] = {name: each for name, each in other["methods"].items() if name != "unpad"}
     assert estimating.measured_samples(logs, other) is None
+    assert estimating.measured_samples(logs, bert() | {"budget": 0.5}) is None
+    assert (
+        estimating.measured_samples(logs, bert() | {"data": bert()["data"] | {"max_seq_length": 8}}) is None
+    )
+    elsewhere = bert() | {"data": bert()["data"] | {"directory": "there"}}
+    assert estimating.measured_samples(logs, elsewhere) is not None
     older = bert() | {"model": bert()["model"] | {"a_newer_key": False}}
     assert estimating.measured_samples(logs, older) is not None  # the logs do not know it
 
@@ -92,6 +112,7 @@ def test_a_run_is_compared_with_the_estimates_before_it():
     started = sorted(log.first("run_start").time_ms for log in logs)
     assert len(estimating.check(record | {"time_ms": started[-2]}, logs)) == 1
     assert estimating.check(record | {"system": "another"}, logs) == []
+    assert estimating.check(record | {"devices": 8}, logs) == []
     assert estimating.check(record | {"config": bert() | {"precision": "fp32"}}, logs) == []
 
 
@@ -106,6 +127,7 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
         18000 / 1300 + 3 * 384 / 3 / 1300 + 3
     )  # with evaluations after 14,400, 16,000 and 17,600 samples
     assert f"{seconds:.1f} s to the target" in made.stdout
+    assert "by the rate alone, seeds unknown" in made.stdout and "95 %" not in made.stdout
     assert f"own machine, $0.6 an hour: ${0.6 * seconds / 3600:.4g}" in made.stdout
     (path,) = tmp_path.glob(f"estimates/{SYSTEM}/language_bert_0.json")
     again = ttt_here("estimate", "--reprice", "--price", "own=6", *results)
@@ -118,6 +140,8 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     assert scored["runs"] == len(LOGS) and len(scored["estimates"][0]["runs"]) == len(LOGS)
     text = ttt_here("estimate", "--score", *results).stdout
     assert text.count("measured ") == len(LOGS) and f"of {len(LOGS)} runs lie inside the interval" in text
+    path.write_text(json.dumps(record | {"time_ms": 0, "devices": 2}))  # no run had two
+    assert json.loads(ttt_here("estimate", "--score", "--json", *results).stdout)["runs"] == 0
 
 
 def test_published_rates_and_samples_come_to_the_published_minutes_and_cost(tmp_path):

@@ -116,6 +116,8 @@ def test_links_lead_to_the_logs(tmp_path):
         ([("max_duration", "88ba")], 0.25),
         ([("max_duration", "9ep9")], None),
         ([("max_duration", "8ep\n#   budget: 0.33")], 0.33),
+        ([("max_duration", "8ep\n#   budget: 0.33333333333333331")], 0.33),
+        ([("max_duration", "8ep\n#   budget: 1.2.3")], None),
     ],
 )
 def test_a_cell_knows_its_place_and_its_budget(tmp_path, settings, expected):

@@ -37,6 +37,7 @@ def test_devices_are_paid_by_their_share_and_an_own_machine_whole(tmp_path):
     assert row.cost(30, 2) == pytest.approx(3.0) and row.cost(30, 16) == pytest.approx(24.0)
     mine, own = choose_prices([row], ["mine", "own=0.12"])
     assert mine == row and own.cost(30, 8) == pytest.approx(0.06) and own.cost(30, 8, spot=True) is None
+    assert own.cost(30, 16, num_machines=2) == pytest.approx(0.12)
     assert row.is_of("8xA100-SXM4-80GB") and own.is_of("2cpu-EPYC")
     assert not row.is_of("1xH200") and not row.is_of("2cpu-EPYC")
 

@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common.config import ROOT
 from common.errors import UserError
-from common.study.tune import Change, Search, Trace, apart, distance, median_gain, table, take_trace
+from common.study.traces import Trace, apart, distance, take_trace
+from common.study.tune import Change, Refused, Search, median_gain, table
+from common.study.tune_model import ModelBench, with_workers
 from common.throughput import timed
 from common.tune import optimize
 
@@ -72,10 +74,10 @@ def failing(error):
     return Change(name=type(error).__name__, apply=apply)
 
 
-def searched(*changes, seconds=60):
+def searched(*changes, seconds=60, bench=None):
     told = []
     start = {"repeats": 20, "scale": 1.0}
-    found = Search(Bench(), start, seconds=seconds, report=told.append).run(changes)
+    found = Search(bench or Bench(), start, seconds=seconds, report=told.append).run(changes)
     assert told == found.tried
     return found, {each.name: each for each in found.tried}
 
@@ -104,7 +106,7 @@ def test_the_faster_is_kept_the_slower_the_wrong_and_the_broken_are_refused_with
 def test_what_changes_training_is_kept_for_its_time_or_by_its_card_and_not_beside_an_alternative():
     _, tried = searched(
         changed("smaller", keeps_mathematics=False, evidence="costs quality", repeats=2, scale=2.0),
-        changed("better", keeps_mathematics=False, evidence="higher quality", repeats=3),
+        changed("better", keeps_mathematics=False, evidence="higher quality", repeats=10),
         changed("other", keeps_mathematics=False, evidence="as good", apart_from=("better",)),
         changed("exact", repeats=1),
     )
@@ -112,6 +114,100 @@ def test_what_changes_training_is_kept_for_its_time_or_by_its_card_and_not_besid
     assert tried["exact"].is_kept  # compared with the training as it is now
     assert tried["other"].why == "an alternative to better, which is kept"
     assert "CHANGES TRAINING" in table(list(tried.values()), 1)
+
+
+class InFloat32(Bench):
+    """Trains in the precision that is exact where it runs, as fp32 on a GPU."""
+
+    def trace(self, state, *, is_exact):
+        return super().trace(state, is_exact=False)
+
+
+class NotExactly(Bench):
+    """Cannot train in another precision, as kernels that take bf16 only."""
+
+    def trace(self, state, *, is_exact):
+        if is_exact:
+            raise UserError("the attention kernels of GPUs take bf16 or fp16")
+        return super().trace(state, is_exact=is_exact)
+
+
+@pytest.mark.parametrize("bench", [InFloat32(), NotExactly()])
+def test_without_a_more_exact_precision_a_change_may_be_off_by_rounding_but_not_more(bench):
+    _, tried = searched(
+        changed("rounded", repeats=8, scale=1 + 1e-6), changed("wrong", repeats=1, scale=1.2), bench=bench
+    )
+    assert tried["rounded"].is_kept and "same bits" not in tried["rounded"].difference
+    assert ("not compared exactly" in tried["rounded"].difference) == isinstance(bench, NotExactly)
+    assert tried["wrong"].why.startswith("differs: by ") and "1.0e-02 allowed" in tried["wrong"].why
+
+
+class Unlucky(Bench):
+    """Its first process is slower than all that follow."""
+
+    num_built = 0
+
+    def build(self, state, change):
+        self.num_built += 1
+        return super().build(
+            state | {"repeats": state["repeats"] * (3 if self.num_built == 1 else 1)}, change
+        )
+
+
+def test_a_gain_has_to_show_again_between_new_processes():
+    bench = Unlucky()
+    _, tried = searched(changed("nothing"), changed("faster", repeats=5), bench=bench)
+    assert tried["nothing"].gain.median < 1.5  # not the 3 of the first two processes
+    assert tried["faster"].is_kept and bench.num_built == 4 + 3
+
+
+class Dying(Trained):
+    """Ends in its third turn."""
+
+    num_turns = 0
+
+    def turn(self):
+        self.num_turns += 1
+        if self.num_turns == 3:
+            raise UserError("its process died")
+        return super().turn()
+
+
+class Mortal(Bench):
+    """Builds it once."""
+
+    has_built = False
+
+    def build(self, state, change):
+        kind, self.has_built = Trained if self.has_built else Dying, True
+        return kind(state, torch.float32)
+
+
+def test_what_died_in_a_race_is_replaced():
+    _, tried = searched(changed("first", repeats=5), changed("second", repeats=5), bench=Mortal())
+    assert tried["first"].why == "not available: its process died" and tried["second"].is_kept
+
+
+def test_the_statistics_of_a_batch_norm_are_compared_too():
+    def traced(momentum):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=momentum))
+        model.register_buffer("constant", torch.ones(2))
+        inputs, optimizer = torch.randn(8, 3), torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(number):
+            optimizer.zero_grad()
+            loss = model(inputs).pow(3).mean()
+            loss.backward()
+            optimizer.step()
+            return float(loss.detach())
+
+        return take_trace(model, step, 2, torch.float32)
+
+    plain, other = traced(0.1), traced(0.2)
+    assert plain.buffers.keys() == {"1.running_mean", "1.running_var"}
+    assert plain.losses == other.losses and apart(other.updates, plain.updates) == 0
+    assert distance(other, plain) == pytest.approx(1.0, rel=1e-3) and distance(plain, traced(0.1)) == 0
 
 
 def test_a_search_ends_with_its_time():
@@ -168,9 +264,9 @@ def images(number=24):
 def test_a_model_of_ones_own_is_tuned_and_keeps_its_weights():
     model, loader = convolutional(), DataLoader(images(), batch_size=8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    drawn = torch.random.get_rng_state()
+    drawn, limits = torch.random.get_rng_state(), dynamo_limits()
     tuned = optimize(model, loader, nn.CrossEntropyLoss(), torch.optim.AdamW, seconds=6)
-    assert torch.equal(drawn, torch.random.get_rng_state())
+    assert torch.equal(drawn, torch.random.get_rng_state()) and dynamo_limits() == limits
     assert tuned.model is model
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     for name in ("channels_last", "fused_optimizer", "loader_workers_2", "compile"):
@@ -181,6 +277,47 @@ def test_a_model_of_ones_own_is_tuned_and_keeps_its_weights():
         losses[-1].backward()
         tuned.optimizer.step()
     assert len(losses) == len(tuned.loader) == 3
+
+
+def dynamo_limits():
+    config = torch._dynamo.config
+    return config.recompile_limit, config.fail_on_recompile_limit_hit
+
+
+class Noisy(TensorDataset):
+    """Augments at random."""
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image + torch.randn(()), label
+
+
+def of_loader(data):
+    """Compare a loader with two workers, and return its own generator and what came of it."""
+    generator = torch.Generator().manual_seed(5)
+    loader = DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+    bench = ModelBench(
+        model=convolutional(), loader=loader, loss=nn.CrossEntropyLoss(), make_optimizer=torch.optim.AdamW
+    )
+    before = generator.get_state()
+    with torch.random.fork_rng():
+        search = Search(bench, (), seconds=60, report=print)
+        state = (bench.changes()[2].name,)
+        try:
+            return search.compared(state, is_exact=True)
+        finally:
+            assert torch.equal(before, generator.get_state())
+
+
+def test_a_loader_with_its_own_generator_is_compared_and_one_that_draws_at_random_is_not():
+    assert of_loader(images()) == "float64 same bits"
+    with pytest.raises(Refused, match="the data set draws at random: not compared"):
+        of_loader(Noisy(*images().tensors))
+
+
+def test_more_workers_leave_the_other_settings_of_a_loader():
+    more = with_workers(DataLoader(images(), num_workers=1, timeout=30, prefetch_factor=3), 2)
+    assert (more.num_workers, more.timeout, more.prefetch_factor) == (2, 30, 3)
 
 
 def test_a_loader_that_is_used_up_by_reading_is_refused():

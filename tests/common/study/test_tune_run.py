@@ -107,6 +107,7 @@ def test_o1_also_tries_without_what_is_on_and_leaves_alone_what_a_person_set():
 def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_alternatives():
     found = named(candidates(tuner("image_classification", "baseline"), 2))
     assert not found["ema"].keeps_mathematics and "average" in found["ema"].evidence
+    assert found["progressive_resizing"].evidence == ""  # its card promises time: it has to gain some
     assert found["scale_schedule"].apply(()) == ("methods.scale_schedule={ratio: 0.5}",)
     assert "progressive_resizing" in found["progressive_crops"].apart_from
     assert "ema" not in found["blurpool"].apart_from
@@ -118,8 +119,8 @@ def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_p
     state = ("methods.unpad={round_to: 64}", "model.attention=eager", "methods.unpad=false")
     gain = Gain(median=2.0, low=1.5, high=2.5, num_pairs=12)
     found = Found(state=state, tried=[Tried(name="unpad", is_kept=True, why="faster", gain=gain)])
-    text = as_file(own, found, 1)
-    assert "#   unpad: 2.000x (1.500 to 2.500), faster" in text
+    text = as_file(own, found, "# Found by: a command")
+    assert text.startswith("# Found by: a command\n#   unpad: 2.000x (1.500 to 2.500), faster\n")
     stated = {"extends": "baseline", "global_batch_size": 8, "methods": {"unpad": False}}
     assert yaml.safe_load(text) == stated | {"model": {"attention": "eager"}}
     path = tmp_path / "baseline-O1.yaml"
@@ -144,6 +145,19 @@ def test_bad_usage_is_one_line(tmp_path):
     one_line(ttt_here(*command, "-O1", "--write-config", tmp_path / "a.txt"), "NAME.yaml")
     (tmp_path / "there.yaml").write_text("")
     one_line(ttt_here(*command, "-O1", "--write-config", tmp_path / "there.yaml"), "not overwritten")
+
+
+def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path):
+    folder = tmp_path / "results" / "here-mini-baseline-O1" / "bert"
+    folder.mkdir(parents=True)
+    made_for = "ttt run language_bert baseline --size mini -O1 --set submission.hardware=here"
+    (folder / "baseline-O1.yaml").write_text(f"# Found by: {made_for}\nextends: baseline\n")
+    command = [*made_for.split()[1:], *places(tmp_path)]
+    again = ttt_here(*command, "--index", 0, "--runs", 2)  # which is refused, but later
+    assert "as chosen before" in again.stdout
+    one_line(again, "--index")
+    one_line(ttt_here(*command, "--set", "target=0.5"), "other settings or ranks; remove it to choose anew")
+    one_line(ttt_here(*command, "--nproc", 2), "other settings or ranks; remove it to choose anew")
 
 
 def test_o1_below_torchrun_is_refused(monkeypatch):
