@@ -34,6 +34,13 @@ def written_whole(path: Path) -> Iterator[Path]:
         remove_draft(path)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file of UTF-8 text, and the folders above it where they are missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+
+
 def remove_draft(path: Path) -> None:
     """Remove what an ended writer of `path` has left."""
     if draft_folder(path).exists():

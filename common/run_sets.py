@@ -12,6 +12,7 @@ import yaml
 
 from common import config as configs
 from common import launch, ranks
+from common.commands import whole_number
 from common.config import ROOT
 from common.doctor.preflight import preflight
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -35,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--hung-after",
-        type=seconds,
+        type=whole_number(1, MAX_HUNG_AFTER_S),
         default=launch.HUNG_AFTER_S,
         metavar="S",
         help="end a run when none of its ranks has got on for so many seconds",
@@ -48,13 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="run in spite of a fault of this machine; the log says so"
     )
-
-
-def seconds(text: str) -> int:
-    """Parse a number from 1 to `MAX_HUNG_AFTER_S`."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_HUNG_AFTER_S:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_HUNG_AFTER_S}")
-    return int(text)
 
 
 def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:

@@ -30,18 +30,24 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
 
     When this process dies, that one is told by SIGTERM.
     """
+    endings = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN  # as under nohup
+    ]
+    came: list[int] = []  # while the process was being started, which nothing may tear
+    previous = [(number, signal.signal(number, lambda number, _: came.append(number))) for number in endings]
     process = subprocess.Popen(
         arguments,
         cwd=ROOT,
         start_new_session=True,  # only we signal it
         preexec_fn=end_with_parent,
     )
-    endings = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = [(number, signal.getsignal(number)) for number in endings]
-    for number, handler in previous[1:]:
-        if handler != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, raise_interrupt)
     try:
+        for number in endings:
+            signal.signal(number, raise_interrupt)
+        if came:
+            raise KeyboardInterrupt
         if watchdog:
             watchdog.start()
         return process.wait()

@@ -1,5 +1,6 @@
 """Methods that change the pixels of training images where these are read, before normalization."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 
@@ -14,16 +15,16 @@ from common.method import Method, build_methods, seeded
 Transform = Callable[[Tensor], Tensor]  # of one image (3, height, width) uint8; picklable
 
 
-class Augmentation(Method):
+class Augmentation(Method, ABC):
     """Works in worker processes: each image in turn, with random numbers that nothing else draws from.
 
     Loaders that crop on the device have no single images (resident, dali); beside the training, in one
     process (thread), the two would draw from the same random numbers.
     """
 
+    @abstractmethod
     def transform(self) -> Transform:
         """Return what is done to an image; it draws from torch's random numbers on the CPU."""
-        raise NotImplementedError
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Change nothing; raise UserError for a loader without worker processes."""

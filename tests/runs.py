@@ -46,6 +46,7 @@ class Place:
     def __init__(self, folder):
         self.folder, self.mark = folder, secrets.token_hex(8)
         self.results_folder, self.is_over = folder / "results", threading.Event()
+        self.kernels = Path(tempfile.gettempdir(), "ttt-kernels")
         self.temporary = Path(tempfile.mkdtemp(prefix="ttt-"))  # short, for the sockets of worker processes
 
     def arguments(self, settings, *more):
@@ -58,7 +59,12 @@ class Place:
 
     @property
     def environment(self):
-        return {"TTT_TEST": self.mark, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
+        return {
+            "TTT_TEST": self.mark,
+            "TMPDIR": str(self.temporary),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.kernels),  # torch makes it when it is imported, and keeps it
+            "OMP_NUM_THREADS": "1",
+        }
 
     def processes(self, module=""):
         """Return the living processes of the runs, orphans too, that execute a module."""
@@ -94,7 +100,8 @@ class Place:
     def check_nothing_left(self):
         """Assert that no process, temporary file or lock has stayed."""
         until(lambda: not self.processes(), END_S)
-        assert list(self.temporary.rglob("*")) == []
+        left = list(self.temporary.rglob("*"))
+        assert left == [], left
         if self.results_folder.is_dir():
             names = {path.name for path in self.results_folder.rglob("*") if path.is_file()}
             assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names)

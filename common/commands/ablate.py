@@ -29,6 +29,7 @@ from rich.text import Text
 
 from common import config as configs
 from common import launch
+from common.commands import whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import Ledger
 from common.study import ablate, ablation, cells
@@ -36,6 +37,8 @@ from common.study.switches import Switches
 
 PIPE_WIDTH = 160  # columns, where there is no terminal to ask
 IN_NAME = "CONFIGURATION"
+
+positive, count = whole_number(1, 1000), whole_number(0, 1000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
     path = ablate.ledger_path(study)
     ablate.save(path, ledger.model_dump_json(indent=1))
     show(ledger)
-    console.print(f"-> {ablate.shown(path)}")
+    console.print(f"-> {configs.shown(path)}")
     return code
 
 
@@ -137,18 +140,6 @@ def table(title: str, rows: list[dict[str, str]]) -> Table:
     for row in rows:
         made.add_row(*(Text(text) for text in row.values()))
     return made
-
-
-def positive(text: str) -> int:
-    """Parse a number from 1 to 1000."""
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to 1000")
-    return int(text)
-
-
-def count(text: str) -> int:
-    """Parse a number from 0 to 1000."""
-    return 0 if text == "0" else positive(text)
 
 
 def fraction(text: str) -> float:

@@ -29,11 +29,13 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, recipe, resume, run_sets, system
+from common.commands import whole_number
 from common.config import ROOT, SIZES
 from common.errors import EXIT_OK, UserError
 from common.study import tune_command
 
 MAX_RANKS = 1024
+seed = whole_number(0, 2**31 - 1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,28 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def seed(text: str) -> int:
-    """Parse a number from 0 to 2^31 - 1."""
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to {2**31 - 1}")
-    return int(text)
-
-
 def add_nproc(parser: argparse.ArgumentParser) -> None:
     """Declare how many ranks a run has."""
     parser.add_argument(
         "--nproc",
-        type=number_of_ranks,
+        type=whole_number(1, MAX_RANKS),
         metavar="N",
         help="ranks that share each batch, one per GPU; default: as many as this machine has GPUs, else 1",
     )
-
-
-def number_of_ranks(text: str) -> int:
-    """Parse a number from 1 to `MAX_RANKS`."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_RANKS}")
-    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@ loss of the first step and the mean of the last steps. `ttt doctor --store-bands
 """
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from scipy import stats
 
 from common import config as configs
 from common import system, yaml_file
+from common.atomic import write_text
 from common.config import ROOT, RunConfig, Strict
 from common.doctor.line import Line, fault, ok
 from common.errors import UserError
@@ -125,7 +125,5 @@ def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> Path:
         lines += [f"  first: [{', '.join(f'{taken.first:.4f}' for taken in losses)}]"]
         lines += [f"  last: [{', '.join(f'{taken.last:.4f}' for taken in losses)}]"]
     path = ROOT / benchmark / f"{FILE}.yaml"
-    temporary = path.with_suffix(".part")
-    temporary.write_text("\n".join(lines) + "\n")
-    os.replace(temporary, path)
+    write_text(path, "\n".join(lines) + "\n")
     return path.relative_to(ROOT)

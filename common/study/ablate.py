@@ -22,10 +22,10 @@ from rich.console import Console
 
 from common import config as configs
 from common import launch, system
-from common.atomic import written_whole
+from common.atomic import write_text
 from common.card import find_card
 from common.commands.bench import NUM_DEVICES, build
-from common.config import ROOT, RunConfig
+from common.config import ROOT, RunConfig, shown
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.factors import crossing
 from common.evidence.ledger import PATTERN, Ledger, Trained
@@ -367,9 +367,7 @@ def other_commits(logs: Mapping[State, Sequence[Log]], commit: str) -> list[str]
 def save(path: Path, text: str) -> None:
     """Write a file whole. Raises UserError when that fails."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as draft:
-            draft.write_text(text + "\n")
+        write_text(path, text + "\n")
     except OSError as error:
         raise UserError(f"cannot write here ({error.strerror})", where=str(path.parent)) from error
 
@@ -377,8 +375,3 @@ def save(path: Path, text: str) -> None:
 def ledger_path(study: Study) -> Path:
     """Return where the ledger of a study lies."""
     return study.report.with_suffix(PATTERN.removeprefix("*"))
-
-
-def shown(path: Path) -> str:
-    """Return a path for a person."""
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

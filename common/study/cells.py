@@ -23,6 +23,7 @@ from rich.table import Table
 
 from common import config as configs
 from common import launch, ranks, recipe, run_sets, system
+from common.commands import whole_number
 from common.commands.run import add_nproc, seed
 from common.config import NAME, ROOT, SIZES, RunConfig
 from common.doctor.preflight import preflight
@@ -87,7 +88,9 @@ class Expected(NamedTuple):
 def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
     """Declare what every study takes; `study` is its name unless a person gives another."""
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
-    parser.add_argument("--seeds", type=number_of_seeds, default=3, metavar="N", help="runs of each cell")
+    parser.add_argument(
+        "--seeds", type=whole_number(1, MAX_SEEDS), default=3, metavar="N", help="runs of each cell"
+    )
     parser.add_argument(
         "--seed", type=seed, default=1, metavar="N", help="the first seed, the next ones count up"
     )
@@ -104,13 +107,6 @@ def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
     run_sets.add_options(parser)
     parser.set_defaults(continues=True)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
-
-
-def number_of_seeds(text: str) -> int:
-    """Parse a number from 1 to `MAX_SEEDS`."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_SEEDS:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_SEEDS}")
-    return int(text)
 
 
 def from_arguments(

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common import config as configs
-from common.atomic import written_whole
+from common.atomic import write_text
 from common.errors import UserError
 from common.evidence.intervals import Estimate
 from common.evidence.log import Log
@@ -69,8 +69,7 @@ def keep(study: Study, found: Answers) -> list[Path]:
     for suffix, text in texts.items():
         paths.append(study.report.with_name(study.report.name + suffix))
         try:
-            with written_whole(paths[-1]) as draft:
-                draft.write_text(text, encoding="utf-8")
+            write_text(paths[-1], text)
         except OSError as error:
             what = f"cannot write what was found ({error.strerror})"
             raise UserError(what, where=printable(os.path.relpath(paths[-1]))) from error

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, system
-from common.config import ROOT, Loaded
+from common.atomic import write_text
+from common.commands import whole_number
+from common.config import ROOT, Loaded, shown
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 
 LEVELS = (0, 1, 2)
@@ -25,7 +27,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="choose speed-ups for this machine first; 0: none, 1: the same mathematics, 2: any",
     )
     parser.add_argument(
-        "--tune-seconds", type=seconds, default=300, metavar="S", help="how long -O1 and -O2 may search"
+        "--tune-seconds",
+        type=whole_number(1, MAX_SECONDS),
+        default=300,
+        metavar="S",
+        help="how long -O1 and -O2 may search",
     )
     parser.add_argument(
         "--write-config",
@@ -33,13 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="where what was chosen goes, NAME.yaml; default: beside the results",
     )
-
-
-def seconds(text: str) -> int:
-    """Parse a number from 1 to `MAX_SECONDS`."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_SECONDS}")
-    return int(text)
 
 
 def is_asked(args: argparse.Namespace) -> bool:
@@ -104,12 +103,6 @@ def absolute(source: str) -> str:
     return str(Path(source).resolve()) if source.endswith(".yaml") else source
 
 
-def shown(path: Path) -> str:
-    """Return a path relative to the repository where it lies inside it."""
-    path = path.resolve()
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-
-
 def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     """Tune in this process, print what was tried and chosen; write it where a person said."""
     from common.study import tune, tune_runs
@@ -140,10 +133,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
 
 def write(path: Path, text: str) -> None:
     """Create the file whole."""
-    temporary = path.with_suffix(".yaml.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        temporary.replace(path)
+        write_text(path, text)
     except OSError as error:
         raise UserError(f"cannot write ({error.strerror})", where=str(path)) from error

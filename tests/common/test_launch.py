@@ -29,6 +29,12 @@ sys.exit(supervision.supervise([sys.executable, *sys.argv[1:]]))
 """
 
 
+TORN = """
+import os, signal
+os.register_at_fork(after_in_{where}=lambda: os.kill(os.getpid(), signal.SIGINT))
+"""
+
+
 def supervised(folder, *signals, closes_in_s):
     """Supervise a child that closes its log late; send the parent's group signals, return its exit code."""
     arguments = [sys.executable, "-c", PARENT, "-c", CHILD, str(folder), str(closes_in_s)]
@@ -64,6 +70,14 @@ def test_a_run_that_does_not_end_is_killed(tmp_path):
 def test_an_impatient_second_ctrl_c_does_not_abandon_the_log(tmp_path):
     assert supervised(tmp_path, signal.SIGINT, signal.SIGINT, closes_in_s=2) == EXIT_INTERRUPTED
     assert (tmp_path / "closed").exists()
+
+
+@pytest.mark.parametrize(("where", "code"), [("parent", EXIT_INTERRUPTED), ("child", 0)])
+def test_ctrl_c_while_a_run_is_being_started_tears_nothing(where, code):
+    script = TORN.format(where=where) + PARENT
+    command = [sys.executable, "-c", script, "-c", "import time; time.sleep(2)"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_a_result_is_reserved_with_the_number_asked_for_and_gaps_are_filled(tmp_path):
