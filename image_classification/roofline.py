@@ -18,7 +18,7 @@ class Shapes:
         self.norm = self.relu = self.added = self.pooled = 0
         hooks = [module.register_forward_hook(self.count) for module in model.modules()]
         with torch.no_grad():
-            model(torch.empty(1, 3, size_px, size_px, device="meta"))
+            model.eval()(torch.empty(1, 3, size_px, size_px, device="meta"))
         for hook in hooks:
             hook.remove()
 

@@ -24,6 +24,11 @@ def test_operations_of_resnet50(model):
         assert training_work(model, size_px, is_fused=True).flops / 1e9 == pytest.approx(expected, abs=0.06)
 
 
+def test_a_size_of_which_one_pixel_is_left_at_the_end_has_work_too(model):
+    small, larger = (training_work(model, size_px, is_fused=True).flops for size_px in (32, 64))
+    assert small == pytest.approx(larger / 4, rel=0.03)  # the classifier is the same
+
+
 def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
     facts = torchvision.models.ResNet101_Weights.IMAGENET1K_V1.meta
     with torch.device("meta"):
