@@ -5,6 +5,7 @@ Started as a process by `launch`: `python -m common.timed_run BOARD`.
 
 import faulthandler
 import math
+import multiprocessing
 import os
 import platform
 import signal
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from rich.console import Console
@@ -35,6 +36,7 @@ from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
 LOADER_BOUND = 0.1  # of the time spent waiting for batches
+WORKERS_END_S = 2.0  # for a loader's worker to end
 PEERS_END_S = 2.0  # in which torchrun notices that a rank has died, and ends the others
 
 
@@ -308,8 +310,8 @@ def interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def run_rank(place: Place, board: Board, slot: Slot) -> int:
-    """Run as one rank of many; the specification is that of rank 0. Does not return when this rank fails.
+def run_rank(place: Place, board: Board, slot: Slot) -> NoReturn:
+    """Run as one rank of many; the specification is that of rank 0.
 
     Whoever fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits:
     it is ended before it would speak by who started it.
@@ -318,15 +320,27 @@ def run_rank(place: Place, board: Board, slot: Slot) -> int:
     try:
         with distributed.joined(place):
             own = board.orders if place.rank == 0 else {}
-            return timed_run(Spec(**distributed.broadcast(own)), place, slot)
+            code = timed_run(Spec(**distributed.broadcast(own)), place, slot)
+            leave(code)  # the group's own end may abort a rank whose result is whole
     except Exception as error:
         slot.fail(named(error))
         code = code_of(error)
         time.sleep(0 if place.rank == 0 and code == EXIT_USAGE else PEERS_END_S)
         if code == EXIT_INTERNAL:
             traceback.print_exc()
+    leave(code)  # ending the group would wait for messages that never come
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now, its loader's workers first, and nothing that could still fail after them."""
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join(WORKERS_END_S)
+    sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # now: leaving in order would wait for messages that never come
+    os._exit(code)
 
 
 def run_alone(board: Board, slot: Slot) -> int:
@@ -360,7 +374,7 @@ def named(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Entry point of the process: `python -m common.timed_run BOARD`, started by `launch`."""
     place = ranks.place()
     board = Board.open(sys.argv[1], place.world_size)
@@ -368,8 +382,10 @@ def main() -> int:
     faulthandler.enable()
     faulthandler.register(DUMP, all_threads=True)
     slot.words[PID] = os.getpid()
-    return run_rank(place, board, slot) if place.world_size > 1 else run_alone(board, slot)
+    if place.world_size > 1:
+        run_rank(place, board, slot)
+    leave(run_alone(board, slot))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
