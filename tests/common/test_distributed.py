@@ -233,6 +233,7 @@ def test_a_mistake_that_every_rank_meets_is_told_once(tmp_path):
     assert list(tmp_path.rglob("result_*.txt")) == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_describes_a_thousand_ranks(tmp_path):
     command = ["run", "image_classification", "optimized", "--nproc", "1000", "--dry-run"]
     done = subprocess.run(

@@ -94,6 +94,7 @@ print(host.space("results", pathlib.Path({str(tmp_path)!r})))
     assert "cannot be written (No space left on device)" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_few_open_files_are_a_fault_with_what_to_type():
     limited = run("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *TTT, "doctor", "--quick", "--json")
     assert limited.returncode == 1, limited.stderr
