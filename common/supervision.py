@@ -37,13 +37,13 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
     ]
     came: list[int] = []  # while the process was being started, which nothing may tear
     previous = [(number, signal.signal(number, lambda number, _: came.append(number))) for number in endings]
-    process = subprocess.Popen(
-        arguments,
-        cwd=ROOT,
-        start_new_session=True,  # only we signal it
-        preexec_fn=end_with_parent,
-    )
     try:
+        process = subprocess.Popen(
+            arguments,
+            cwd=ROOT,
+            start_new_session=True,  # only we signal it
+            preexec_fn=end_with_parent,
+        )
         for number in endings:
             signal.signal(number, raise_interrupt)
         if came:

@@ -3,6 +3,7 @@
 Started as a process by `launch`: `python -m common.timed_run BOARD`.
 """
 
+import contextlib
 import faulthandler
 import math
 import multiprocessing
@@ -10,6 +11,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -36,7 +38,7 @@ from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
 LOADER_BOUND = 0.1  # of the time spent waiting for batches
-WORKERS_END_S = 2.0  # for a loader's worker to end
+WORKERS_END_S = 2.0  # for a loader's workers to end
 PEERS_END_S = 2.0  # in which torchrun notices that a rank has died, and ends the others
 
 
@@ -332,14 +334,19 @@ def run_rank(place: Place, board: Board, slot: Slot) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, its loader's workers first, and nothing that could still fail after them."""
-    workers = multiprocessing.active_children()
+    """End this process now, its loader's workers first, and with nothing that could still fail after them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
+    threading.excepthook = lambda _: None  # of a thread that reads what a worker sends
+    workers, deadline = multiprocessing.active_children(), time.monotonic() + WORKERS_END_S
     for worker in workers:
         worker.terminate()
     for worker in workers:
-        worker.join(WORKERS_END_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
+        worker.join(max(0.0, deadline - time.monotonic()))
+        worker.kill()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -46,7 +46,7 @@ class Place:
     def __init__(self, folder):
         self.folder, self.mark = folder, secrets.token_hex(8)
         self.results_folder, self.is_over = folder / "results", threading.Event()
-        self.kernels = Path(tempfile.gettempdir(), "ttt-kernels")
+        self.kernels = Path(tempfile.gettempdir(), f"ttt-kernels-{os.getuid()}")
         self.temporary = Path(tempfile.mkdtemp(prefix="ttt-"))  # short, for the sockets of worker processes
 
     def arguments(self, settings, *more):

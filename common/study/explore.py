@@ -6,9 +6,11 @@ a log is ever markup: the rows are one JSON block, and the script shows text as 
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -20,7 +22,6 @@ from markupsafe import Markup
 from scipy import stats
 
 from common import config as configs
-from common.atomic import write_text
 from common.errors import UserError
 from common.evidence.audit import Audited, Finding
 from common.evidence.factors import evaluation_minutes
@@ -60,9 +61,14 @@ class Index:
 def write_page(path: Path, data: dict[str, Any]) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if it cannot be written."""
     page = render(data)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write_text(path, page)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(page, encoding="utf-8")
+        os.replace(draft, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise UserError(f"cannot write the page: {error.strerror}", where=printable(str(path))) from error
 
 
