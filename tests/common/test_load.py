@@ -30,7 +30,7 @@ PIXELS = (
     *("data.train_crop_px=32", "data.evaluation_crop_px=32", "data.evaluation_resize_px=32"),
     "optimizer.learning_rate=0.00001",
 )
-TINY = ("max_duration=3ba", "evaluate_every=1ba", "evaluate_from=1ba", "schedule.warmup=1ba")
+TINY = ("max_duration=3ba", "evaluate_every=3ba", "evaluate_from=3ba", "schedule.warmup=1ba")
 TINY += ("stop_at_target=false",)  # three steps reach none
 
 
