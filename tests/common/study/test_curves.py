@@ -11,29 +11,31 @@ from common.study import curves
 from common.study.curves import Curve, Evaluation, Line, Point, Run, line
 
 
-def curve(name, *points, spread=0.0):
-    """Return a curve of two seeds, `spread` below and above (seconds, quality) of each point."""
-
-    def runs(seconds, quality):
-        ends = [(1, quality - spread), (2, quality + spread)]
-        return tuple(
-            Run(log="", seed=seed, way=(Evaluation(seconds=seconds, samples=10, quality=value),))
-            for seed, value in ends
-        )
-
+def of_runs(name, *points):
+    """Return a curve of points, each the (seed, seconds, quality) of its runs."""
     return Curve(
         configuration=name,
         points=tuple(
             Point(
                 budget=float(number),
                 samples=10,
-                seconds=intervals.mean([seconds, seconds]),
-                quality=intervals.mean([run.end.quality for run in runs(seconds, quality)]),
+                seconds=intervals.mean([seconds for _, seconds, _ in runs]),
+                quality=intervals.mean([quality for _, _, quality in runs]),
                 cost=None,
-                runs=runs(seconds, quality),
+                runs=tuple(
+                    Run(log="", seed=seed, way=(Evaluation(seconds=seconds, samples=10, quality=quality),))
+                    for seed, seconds, quality in runs
+                ),
             )
-            for number, (seconds, quality) in enumerate(points, 1)
+            for number, runs in enumerate(points, 1)
         ),
+    )
+
+
+def curve(name, *points, spread=0.0):
+    """Return a curve of two seeds, `spread` below and above (seconds, quality) of each point."""
+    return of_runs(
+        name, *([(1, seconds, end - spread), (2, seconds, end + spread)] for seconds, end in points)
     )
 
 
@@ -85,27 +87,6 @@ def test_intervals_are_those_of_the_seeds_own_curves():
     assert curves.time_at(found, 0.65).estimate is None  # one seed reaches it, their mean does not
     at_end = curves.time_at(found, 0.6)  # the mean and one seed do
     assert at_end.estimate.value == 20 and at_end.estimate.interval is None and at_end.values == ()
-
-
-def of_runs(name, *points):
-    """Return a curve of points, each the (seed, seconds, quality) of its runs."""
-    return Curve(
-        configuration=name,
-        points=tuple(
-            Point(
-                budget=float(number),
-                samples=10,
-                seconds=intervals.mean([seconds for _, seconds, _ in runs]),
-                quality=intervals.mean([quality for _, _, quality in runs]),
-                cost=None,
-                runs=tuple(
-                    Run(log="", seed=seed, way=(Evaluation(seconds=seconds, samples=10, quality=quality),))
-                    for seed, seconds, quality in runs
-                ),
-            )
-            for number, runs in enumerate(points, 1)
-        ),
-    )
 
 
 def test_a_value_is_the_mean_of_the_seeds_and_so_within_its_interval():
