@@ -81,7 +81,14 @@ def write_report(
     ledgers: Sequence[tuple[str, Ledger | str]] = (),
 ) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if the folder cannot be written."""
-    page = render(checked, published, path.parent, ledgers)
+    write_whole(path, render(checked, published, path.parent, ledgers), "report")
+
+
+def write_whole(path: Path, page: str, name: str) -> None:
+    """Write a page to `path`, whole or not at all; two writers at once do not meet. Raises: UserError.
+
+    `name` is what the error calls it.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +97,7 @@ def write_report(
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        raise UserError(f"cannot write the report: {error.strerror}", where=printable(str(path))) from error
+        raise UserError(f"cannot write the {name}: {error.strerror}", where=printable(str(path))) from error
 
 
 def render(

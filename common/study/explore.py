@@ -6,11 +6,9 @@ a log is ever markup: the rows are one JSON block, and the script shows text as 
 """
 
 import base64
-import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -22,12 +20,11 @@ from markupsafe import Markup
 from scipy import stats
 
 from common import config as configs
-from common.errors import UserError
 from common.evidence.audit import Audited, Finding
 from common.evidence.factors import evaluation_minutes
 from common.evidence.log import MAX_BYTES, Log, label
 from common.evidence.records import finite, printable
-from common.evidence.report import link
+from common.evidence.report import link, write_whole
 from common.evidence.score import BASELINE, NOTES, run_of
 from common.study.prices import Price
 
@@ -60,16 +57,7 @@ class Index:
 
 def write_page(path: Path, data: dict[str, Any]) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if it cannot be written."""
-    page = render(data)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(page, encoding="utf-8")
-        os.replace(draft, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise UserError(f"cannot write the page: {error.strerror}", where=printable(str(path))) from error
+    write_whole(path, render(data), "page")
 
 
 def render(data: dict[str, Any]) -> str:
