@@ -21,6 +21,7 @@ START_S = 1800.0  # before every rank has taken a step: MLPerf's limit for initi
 DUMP_S = 0.5  # for a rank to write its stack
 DUMP = signal.SIGUSR1  # on which a rank writes its stack
 STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -30,11 +31,7 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
 
     When this process dies, that one is told by SIGTERM.
     """
-    endings = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) != signal.SIG_IGN  # as under nohup
-    ]
+    endings = [each for each in ENDINGS if signal.getsignal(each) != signal.SIG_IGN]  # as under nohup
     came: list[int] = []  # while the process was being started, which nothing may tear
     previous = [(number, signal.signal(number, lambda number, _: came.append(number))) for number in endings]
     try:
@@ -52,8 +49,7 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
             watchdog.start()
         return process.wait()
     except KeyboardInterrupt:
-        for number in endings:  # a second Ctrl-C must not leave the log open
-            signal.signal(number, signal.SIG_IGN)
+        heed_no_more()
         process.terminate()
         try:
             process.wait(GRACE_S)
@@ -70,7 +66,14 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
 
 def raise_interrupt(number: int, frame: Any) -> None:
     """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
+    heed_no_more()
     raise KeyboardInterrupt
+
+
+def heed_no_more() -> None:
+    """Ignore what ends a process, which is ending: a second Ctrl-C must not leave the log open."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:

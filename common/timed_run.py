@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +32,7 @@ from common.method import Batch
 from common.mllog import RunLog
 from common.ranks import Place
 from common.stepclock import StepClock
-from common.supervision import DUMP, end_with_parent
+from common.supervision import DUMP, end_with_parent, heed_no_more, raise_interrupt
 from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
@@ -307,11 +306,6 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
     return EXIT_OK if status == "success" or not config.stop_at_target else EXIT_FINDINGS
 
 
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """End the run as Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
 def run_rank(place: Place, board: Board, slot: Slot) -> NoReturn:
     """Run as one rank of many; the specification is that of rank 0.
 
@@ -335,7 +329,7 @@ def run_rank(place: Place, board: Board, slot: Slot) -> NoReturn:
 
 def leave(code: int) -> NoReturn:
     """End this process now, its loader's workers first, and with nothing that could still fail after them."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    heed_no_more()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
     threading.excepthook = lambda _: None  # of a thread that reads what a worker sends
     workers, deadline = multiprocessing.active_children(), time.monotonic() + WORKERS_END_S
@@ -353,7 +347,7 @@ def leave(code: int) -> NoReturn:
 def run_alone(board: Board, slot: Slot) -> int:
     """Run as the only rank; the log is closed here, too, for a launcher that is gone."""
     spec = Spec(**board.orders)
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, raise_interrupt)
     try:
         return timed_run(spec, ranks.ALONE, slot)
     except KeyboardInterrupt:

@@ -5,7 +5,9 @@
 
 import logging
 import os
+import signal
 import sys
+from typing import Any, NoReturn
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -15,6 +17,7 @@ from common import mllog
 from common.board import Board
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK
+from common.supervision import ENDINGS, heed_no_more
 
 SHUTDOWN_S = "5"  # for the ranks to end; they heed SIGTERM at once unless they are stopped
 
@@ -29,7 +32,10 @@ def main() -> int:
     logging.disable()  # what a rank had to say it has said itself
     options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={num_ranks}"]
     options += [f"--log-dir={os.devnull}"]  # else a folder stays behind, empty
+    options += ["--signals-to-handle="]  # by torch's handler, which a second signal enters again
     try:
+        for number in ENDINGS:
+            signal.signal(number, end)
         run.main([*options, "--module", "common.timed_run", path])
     except SignalException:
         logging.disable(logging.NOTSET)  # a launcher that is gone closes no log
@@ -41,7 +47,15 @@ def main() -> int:
             return failure.exitcode
         board.killed(rank, -failure.exitcode)
         return EXIT_FINDINGS
+    finally:
+        heed_no_more()
     return EXIT_OK
+
+
+def end(number: int, frame: Any) -> NoReturn:
+    """Have torchrun end the ranks, and only once."""
+    heed_no_more()
+    raise SignalException(f"signal {number}", signal.Signals(number))
 
 
 if __name__ == "__main__":
