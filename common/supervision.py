@@ -44,7 +44,7 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
         for number in endings:
             signal.signal(number, raise_interrupt)
         if came:
-            raise KeyboardInterrupt
+            raise_interrupt(came[0], None)
         if watchdog:
             watchdog.start()
         return process.wait()
@@ -58,10 +58,12 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
             process.wait()
         return EXIT_INTERRUPTED
     finally:
-        if watchdog:
-            watchdog.stop()
-        for number, handler in previous:
-            signal.signal(number, handler)
+        try:
+            if watchdog:
+                watchdog.stop()
+        finally:
+            for number, handler in previous:
+                signal.signal(number, handler)
 
 
 def raise_interrupt(number: int, frame: Any) -> None:

@@ -35,13 +35,15 @@ def main() -> int:
     options += ["--signals-to-handle="]  # by torch's handler, which a second signal enters again
     try:
         for number in ENDINGS:
-            signal.signal(number, end)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, end)
         run.main([*options, "--module", "common.timed_run", path])
     except SignalException:
         logging.disable(logging.NOTSET)  # a launcher that is gone closes no log
         mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
         return EXIT_INTERRUPTED
     except ChildFailedError as error:
+        heed_no_more()
         rank, failure = error.get_first_failure()
         if failure.exitcode >= 0:
             return failure.exitcode

@@ -176,13 +176,19 @@ def test_an_allocation_that_is_taken_away_ends_every_process_and_closes_the_log(
     path = place.until_logged('"block_start"')
     for each in place.processes():  # as Slurm does
         each.terminate()
-    while torchrun := place.processes("common.torchrun"):  # told again by the launcher, and by Slurm
-        with contextlib.suppress(psutil.NoSuchProcess):
-            torchrun[0].terminate()
+    until(lambda: told_again(place.processes("common.torchrun")), END_S)
     _, errors = launcher.communicate(timeout=END_S)
     assert launcher.returncode == 130 and "Traceback" not in errors
     assert stop_of(path).endswith("interrupted") and f"aborted: {stop_of(path)}" in errors
     place.check_nothing_left()
+
+
+def told_again(processes):
+    """Send SIGTERM once more, as the launcher does, and Slurm; returns whether nobody is left."""
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.terminate()
+    return not processes
 
 
 @pytest.mark.slow
