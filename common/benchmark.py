@@ -28,6 +28,18 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How the work on a sample differs: its deviation and longest relative to the mean.
+
+    `is_balanced`: the ranks get equal work by their parts of a batch all the same.
+    """
+
+    deviation: float = 0.0
+    longest: float = 1.0
+    is_balanced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A piece of a training step, or of what feeds it, to be timed alone; a call takes `num_samples`."""
 
@@ -208,6 +220,10 @@ class Benchmark(ABC):
         """Whether the loader keeps what it has read, so that later passes over the data cost less."""
         return False
 
+    def forms(self) -> dict[str, str]:
+        """Return what this machine uses where a part has several forms, by the part ("attention")."""
+        return {}
+
     @property
     def num_readers(self) -> int:
         """How many batches the loader reads at a time."""
@@ -221,9 +237,9 @@ class Benchmark(ABC):
         """Return settings that may load so many times faster, by what a person would call them."""
         return {}
 
-    def work_spread(self) -> tuple[float, float]:
-        """Return deviation and longest of the work on a sample, relative to its mean; alike if not said."""
-        return 0.0, 1.0
+    def work_spread(self) -> Spread:
+        """Return how much the work differs from sample to sample; not at all if not said."""
+        return Spread()
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return what devices of these rates by shape would need, or None where nothing says how long."""

@@ -20,6 +20,7 @@ FORMULA = (
     "compute = fixed + batch per device x seconds per sample x imbalance",
     "exchange = 2 (n-1)/n x gradient bytes / (link share x slowest link) + 2 log2(machines) latencies",
     "imbalance = 1 + deviation x sqrt(2 ln n / batch per device), at most longest / mean sample",
+    "imbalance of balanced ranks = 1 + (longest / mean sample - 1) / (batch per device)^2",
     "minutes = (steps to target x step + evaluations + start-up) / 60",
 )
 INSIDE = {  # GB/s that one device can send to its peers of the same machine
@@ -71,6 +72,7 @@ class Work:
     micro_batch: int | None = None
     deviation: float = 0.0
     longest: float = 1.0
+    is_balanced: bool = False  # the sampler deals samples by their work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,12 @@ def step(work: Work, links: Links, *, machines: int, per_machine: int, batch: in
 
 
 def imbalance(work: Work, batch: float, devices: int) -> float:
-    """Return how much longer than the mean the device with most work takes, expected of random batches."""
+    """Return how much longer than the mean the device with most work takes, expected of random batches.
+
+    The square of balanced ones is above the mean of simulated batches of Wikipedia's lengths.
+    """
+    if work.is_balanced and devices > 1:
+        return 1 + (work.longest - 1) / batch**2
     return min(work.longest, 1 + work.deviation * math.sqrt(2 * math.log(devices) / batch))
 
 

@@ -256,6 +256,8 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         log.event(key, value)
     for method in run.methods:
         log.event("method", method.name, settings=method.settings.model_dump())
+    for part, form in run.benchmark.forms().items():
+        log.event("form_used", form, part=part)
 
 
 def timed_run(spec: Spec, place: Place, slot: Slot) -> int:

@@ -110,10 +110,22 @@ def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tens
     return laid, places
 
 
+def has_flash_attention() -> bool:
+    """Return whether the `flash-attn` package is installed."""
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+def kernel_name(device: torch.device) -> str:
+    """Return what computes attention on packed tokens on this device."""
+    if device.type == "cpu":
+        return "batched products"
+    return "flash_attn" if has_flash_attention() else "torch.nn.attention.varlen"
+
+
 @cache
 def gpu_kernel() -> Kernel:
     """Return the fused kernel: (query, key, value, cu_q, cu_k, max_q, max_k) -> attended, all (T, N, H)."""
-    if importlib.util.find_spec("flash_attn") is not None:
+    if has_flash_attention():
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
         return flash_attn_varlen_func  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from common.benchmark import KernelPair, Part
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.method import Batch
+from language_bert.attention import kernel_name
 from language_bert.bench_parts import bench_parts
 from language_bert.data.batches import (
     IGNORED,
@@ -26,6 +27,7 @@ from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
 from language_bert.kernel_pairs import kernel_pairs
+from language_bert.methods.unpad import Unpad
 from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
@@ -163,8 +165,12 @@ class Benchmark(benchmark.Benchmark):
         return bench_parts(self.config, self.device)
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
-        """Yield attention on packed tokens, and the loss in chunks."""
+        """Yield attention on packed tokens, the loss in chunks, and on a GPU that has them 8-bit products."""
         return kernel_pairs(self.device)
+
+    def forms(self) -> dict[str, str]:
+        """Return the kernel of attention on packed tokens."""
+        return {"attention": kernel_name(self.device)} if "unpad" in self.config.methods else {}
 
     def work(self, shape: str) -> benchmark.Work:
         """Return the matrix products on real tokens of such a sample, forward and twice backward."""
@@ -181,12 +187,16 @@ class Benchmark(benchmark.Benchmark):
         """All batches have the one shape."""
         return {f"{self.config.data.max_seq_length} tokens": 1.0}
 
-    def work_spread(self) -> tuple[float, float]:
+    def work_spread(self) -> benchmark.Spread:
         """Without padding the work is about that of the tokens, and lengths differ."""
         if "unpad" not in self.config.methods:
             return super().work_spread()
         lengths = typical_lengths(1000, self.config.data.max_seq_length)
-        return float(lengths.std() / lengths.mean()), float(lengths.max() / lengths.mean())
+        return benchmark.Spread(
+            deviation=float(lengths.std() / lengths.mean()),
+            longest=float(lengths.max() / lengths.mean()),
+            is_balanced=self.balances_ranks,
+        )
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> benchmark.Projection | None:
         """Return the minutes of an estimated number of samples, with an evaluation at the usual cadence."""
@@ -208,9 +218,22 @@ class Benchmark(benchmark.Benchmark):
         shards = self.shards("train", self.config.data.num_train_samples)
         size = self.config.global_batch_size
         for indices in sampler.batches(len(shards), size, seed=self.seed, start_step=start_step):
-            records = [shards[index] for index in sampler.own(indices, self.place)]
+            own = self.own_part(indices, shards.index["num_tokens"][indices])
+            records = [shards[index] for index in own]
             batch = padded_batch(records, self.config.data.max_seq_length)
             yield replace(batch, num_global_targets=int(shards.index["num_masked"][indices].sum()))
+
+    def own_part(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return this rank's samples of a batch."""
+        if self.balances_ranks:
+            return sampler.balanced(indices, lengths, self.place)
+        return sampler.own(indices, self.place)
+
+    @property
+    def balances_ranks(self) -> bool:
+        """Whether a batch is dealt by length: where padding takes no time, unless `unpad` says otherwise."""
+        settings = self.config.methods.get("unpad")
+        return settings is not None and Unpad.Config(**settings).balance_ranks
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield this rank's part of the evaluation set in its order."""

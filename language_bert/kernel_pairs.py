@@ -9,16 +9,20 @@ from torch import Tensor
 from common.benchmark import KernelPair
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.methods.chunked_head import chunked_cross_entropy
+from language_bert.methods.fp8 import CAPABILITY, Fp8Product
 
 LENGTHS = (128, 7, 61, 100)  # tokens
 NUM_HEADS, HEAD_SIZE = 4, 64
 NUM_MASKED, VOCAB_SIZE, CHUNK_TOKENS = 50, 301, 16
+NUM_ROWS = 128
 
 
 def kernel_pairs(device: torch.device) -> Iterator[KernelPair]:
-    """Yield both, each with its gradients."""
+    """Yield those that this device computes, each with its gradients."""
     yield attention_pair(device)
     yield loss_pair(device)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
+        yield fp8_pair(device)
 
 
 def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
@@ -71,4 +75,17 @@ def loss_pair(device: torch.device) -> KernelPair:
         kernel=lambda: with_gradients(chunked, inputs),
         plain=lambda: with_gradients(whole, inputs),
         tolerance=1e-3,  # where TF32 is allowed; 1e-6 without
+    )
+
+
+def fp8_pair(device: torch.device) -> KernelPair:
+    """Return a product in 8 bits, and in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((NUM_ROWS, 2 * HEAD_SIZE), (HEAD_SIZE, 2 * HEAD_SIZE))
+    inputs = [torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+    return KernelPair(
+        name="8-bit product",
+        kernel=lambda: with_gradients(lambda *xw: Fp8Product.apply(*xw, torch.bfloat16), inputs),
+        plain=lambda: with_gradients(F.linear, inputs),
+        tolerance=0.1,  # E4M3 keeps 4 bits
     )

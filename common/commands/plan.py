@@ -133,14 +133,15 @@ def measured_work(args: argparse.Namespace, config: RunConfig) -> tuple[plan.Wor
     traffic = parameters * plan.OPTIMIZER_BYTES[config.optimizer.name]
     floor_s = traffic / max(copy_per_s) if copy_per_s else 0.0
     width = 2 if config.gradient_compression == "bf16" else 4
-    deviation, longest = benchmark.work_spread()
+    spread = benchmark.work_spread()
     work = plan.fitted(
         plan.Work(
             gradient_bytes=width * parameters,
             sample_s=0.0,
             micro_batch=max(batch for batch, _ in points),
-            deviation=deviation,
-            longest=longest,
+            deviation=spread.deviation,
+            longest=spread.longest,
+            is_balanced=spread.is_balanced,
         ),
         points,
         floor_s,
@@ -154,7 +155,8 @@ def measured_work(args: argparse.Namespace, config: RunConfig) -> tuple[plan.Wor
         f"one device: {measured}; shares above {work.micro_batch} are accumulated",
         fixed,
         f"gradients: {parameters:,} parameters in {width} bytes, {work.gradient_bytes / 1e6:,.0f} MB",
-        f"samples: their work deviates by {deviation:.2f} of the mean, the most is {longest:.2f} times it",
+        f"samples: their work deviates by {spread.deviation:.2f} of the mean, "
+        f"the most is {spread.longest:.2f} times it{', ranks are balanced' if spread.is_balanced else ''}",
     ]
 
 

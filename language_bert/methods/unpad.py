@@ -120,10 +120,14 @@ class Unpad(Method):
     keeps_mathematics = True
 
     class Config(Strict):
-        """How many distinct shapes."""
+        """How many distinct shapes, and which samples a rank gets."""
 
         round_to: int = Field(
             default=64, gt=0, description="tokens of a batch are rounded up to a multiple of this"
+        )
+        balance_ranks: bool = Field(
+            default=True,
+            description="several ranks deal a batch by length: none waits for the one with most",
         )
 
     def model(self, model: nn.Module) -> nn.Module:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from common import launch, ranks, sampler
+from common import launch, plan, ranks, sampler
 from common.commands.data import prepare
 from common.config import ROOT, benchmarks, load
 from common.errors import UserError
 from common.ranks import Place
+from language_bert.data.batches import typical_lengths
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
@@ -32,6 +33,28 @@ def test_the_ranks_of_any_number_see_the_samples_of_one_in_their_order(world_siz
         parts = [sampler.own(batch, place) for place in places(world_size)]
         assert np.array_equal(np.concatenate(parts), batch)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(("world_size", "share"), [(1, 7), (3, 2), (8, 2), (8, 4), (8, 56), (64, 7)])
+def test_balanced_ranks_share_the_samples_of_a_batch_and_have_about_equal_tokens(world_size, share):
+    rng, most, random = np.random.default_rng(0), [], []
+    for extra in (0, world_size // 2) * 10:
+        batch = rng.permutation(100_000)[: world_size * share + extra]
+        lengths = rng.permutation(typical_lengths(10_000, 512))[: len(batch)].astype(np.uint16)  # as stored
+        length_of = dict(zip(batch, lengths, strict=True))
+        parts = [sampler.balanced(batch, lengths, place) for place in places(world_size)]
+        assert sorted(np.concatenate(parts)) == sorted(batch)
+        for part, place in zip(parts, places(world_size), strict=True):
+            assert len(part) == len(sampler.own(batch, place))
+            assert list(part) == [each for each in batch if each in set(part)]
+        loads = [sum(int(length_of[each]) for each in part) for part in parts]
+        if extra == 0:
+            most.append(max(loads) / np.mean(loads))
+            random.append(lengths.reshape(world_size, -1).sum(axis=1).max() / np.mean(loads))
+    lengths = typical_lengths(1000, 512)
+    work = plan.Work(gradient_bytes=0, sample_s=1, longest=lengths.max() / lengths.mean(), is_balanced=True)
+    assert (world_size, share) != (8, 56) or 1.12 < np.mean(random) < 1.16
+    assert np.mean(most) - 1 <= 1.02 * (plan.imbalance(work, share, world_size) - 1) < 0.26
 
 
 @pytest.fixture(scope="module", autouse=True)

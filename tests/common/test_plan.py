@@ -50,6 +50,9 @@ def test_shares_above_the_measured_batch_are_accumulated_and_unequal_samples_wai
     step = plan.step(uneven, LINKS, machines=1, per_machine=8, batch=400)
     assert step.compute_s == pytest.approx(0.1 + 0.5 * (1 + 0.7 * math.sqrt(2 * math.log(8) / 50)))
     assert plan.step(uneven, LINKS, machines=128, per_machine=8, batch=1024).compute_s == pytest.approx(0.12)
+    balanced = replace(uneven, is_balanced=True)
+    step = plan.step(balanced, LINKS, machines=1, per_machine=8, batch=400)
+    assert step.compute_s == pytest.approx(0.1 + 0.5 * (1 + 1 / 50**2))
 
 
 def test_two_batches_show_what_of_a_step_is_fixed():
@@ -104,7 +107,7 @@ def test_the_command_predicts_from_what_bench_measured(ttt_plan):
     code, out, _ = ttt_plan(*where, "--bench", str(figures), "--json")
     assert code == 0
     found = json.loads(out)
-    assert [row["devices"] for row in found["rows"]] == [1, 2, 4] and len(found["formula"]) == 5
+    assert [row["devices"] for row in found["rows"]] == [1, 2, 4] and len(found["formula"]) == 6
     assert found["rows"][0]["samples_per_s"] == pytest.approx(rate)
     assert 0 < found["rows"][2]["efficiency"] < found["rows"][1]["efficiency"] < 1
     assert any("deviates by 0.71" in line for line in found["assumptions"])
