@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from common import config as configs
 from common import launch, ranks
@@ -111,9 +112,7 @@ def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
         there = None
     now = yaml.safe_load(configs.to_yaml(run_set.loaded.config).replace(f"{ROOT}/", ""))
     if isinstance(there, dict):
-        fields = type(run_set.loaded.config).model_fields
-        defaults = {key: field.default for key, field in fields.items() if not field.is_required()}
-        before, after = flat(defaults | there), flat(now)  # a result is older than some keys
+        before, after = flat(with_defaults(type(run_set.loaded.config), there)), flat(now)
         before["ranks"] = log.value("num_ranks")
         after["ranks"] = max(run_set.num_ranks, ranks.place().world_size) if before["ranks"] else None
         keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
@@ -128,6 +127,17 @@ def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
     if run_set.cell:
         hint = "--study NAME begins another study"
     raise UserError(what, where=path.name, hint=hint)
+
+
+def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a result with the defaults of keys that are younger than it."""
+    fields = model.model_fields
+    found = {key: field.default for key, field in fields.items() if not field.is_required()} | values
+    for key in found.keys() & fields.keys():
+        inner = fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(found[key], dict):
+            found[key] = with_defaults(inner, found[key])
+    return found
 
 
 def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:

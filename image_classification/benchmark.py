@@ -18,6 +18,7 @@ from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.method import Batch, build_methods
 from image_classification.augmentation import augmentation, augmentations
 from image_classification.bench_parts import bench_parts
+from image_classification.data.decoders import Name, uses_dali
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
 from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
@@ -53,6 +54,7 @@ class ImageDataConfig(DataConfig):
     keep_decoded: bool  # loader thread: hold every decoded image in memory from its first use on
     stored_px: int = Field(ge=32)  # loader resident: images are held squashed to this size ...
     stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
+    decoder: Name = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
 
     def crop_px(self, epoch: int) -> int:
         """Return the size of the training crops of an epoch, from 0."""
@@ -146,6 +148,12 @@ class Benchmark(benchmark.Benchmark):
         """Whether decoded images stay in memory."""
         data = self.config.data
         return data.loader == "resident" or (data.loader == "thread" and data.keep_decoded)
+
+    def forms(self) -> dict[str, str]:
+        """Return what decodes resident images."""
+        if self.config.data.loader != "resident":
+            return {}
+        return {"decoder": "dali" if uses_dali(self.config.data.decoder, self.device) else "threads"}
 
     @property
     def num_readers(self) -> int:

@@ -24,7 +24,8 @@ RECIPE = (
     *("target", "max_duration", "budget", "evaluate_every", "evaluate_from", "global_batch_size"),
     *("precision", "evaluation_precision", "model", "data", "optimizer", "schedule", "methods"),
 )
-LOADING = {"directory", "loader", "num_workers", "keep_decoded", "stored_on"}  # of data: for its machine
+# of `data`, what leaves the samples of each batch as they are
+OF_MACHINE = {"directory", "loader", "num_workers", "keep_decoded", "stored_on", "decoder"}
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
 ASSUMED_NOISE = 0.05  # where figures state none
 EVALUATED = 1 / 3  # of a trained sample's time: forward only
@@ -186,7 +187,7 @@ def recipe(config: dict[str, Any]) -> dict[str, Any]:
     """Return what of a configuration decides how training goes."""
     found = picked(config, RECIPE)
     if isinstance(data := found.get("data"), dict):
-        found["data"] = picked(data, data.keys() - LOADING)
+        found["data"] = picked(data, data.keys() - OF_MACHINE)
     return found
 
 

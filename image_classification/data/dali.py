@@ -4,7 +4,7 @@ DALI gets the crops of loader.py instead of drawing its own, so that every loade
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -62,12 +62,8 @@ def dali_batches(
 def build_pipeline(
     dali: ModuleType, source: Iterator[Any], batch_size: int, num_threads: int, device_id: int | None
 ) -> Any:
-    """Return a built pipeline that gives (batch, size, size, 3) uint8 for what `source` gives.
-
-    Filters and colours are chosen to agree with PIL: linear with antialiasing, smooth upsampling of colours,
-    pixels as they are stored, whatever their EXIF orientation.
-    """
-    fn = dali.fn
+    """Return a built pipeline that gives (batch, size, size, 3) uint8 for what `source` gives."""
+    fn, decoding, resizing = dali.fn, *as_pil(dali, device_id)
     pipeline = dali.Pipeline(
         batch_size=batch_size,
         num_threads=num_threads,
@@ -76,25 +72,51 @@ def build_pipeline(
     )
     with pipeline:
         content, boxes, size, flips = fn.external_source(source=source, num_outputs=4)
-        cut = fn.decoders.image_slice(
-            content,
-            device="cpu" if device_id is None else "mixed",
-            start=boxes[:2],
-            shape=boxes[2:],
-            axis_names="HW",
-            output_type=dali.types.RGB,
-            jpeg_fancy_upsampling=True,
-            adjust_orientation=False,
-        )
-        resized = fn.resize(
-            cut, resize_x=size, resize_y=size, interp_type=dali.types.INTERP_LINEAR, antialias=True
-        )
+        cut = fn.decoders.image_slice(content, start=boxes[:2], shape=boxes[2:], axis_names="HW", **decoding)
+        resized = fn.resize(cut, resize_x=size, resize_y=size, **resizing)
         pipeline.set_outputs(fn.flip(resized, horizontal=flips))
     pipeline.build()
     return pipeline
 
 
-def name_damaged(images: Images, waiting: deque[np.ndarray]) -> None:
+def build_squashing(
+    dali: ModuleType, size_px: int, batch_size: int, num_threads: int, device_id: int | None
+) -> Any:
+    """Return a built pipeline whose `run(content=files)` gives whole images (n, size, size, 3) uint8.
+
+    n may be up to `batch_size`.
+    """
+    fn, decoding, resizing = dali.fn, *as_pil(dali, device_id)
+    pipeline = dali.Pipeline(
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device_id=device_id,
+        exec_dynamic=True,
+        prefetch_queue_depth=1,  # what is fed comes out of the same run
+    )
+    with pipeline:
+        image = fn.decoders.image(fn.external_source(name="content"), **decoding)
+        pipeline.set_outputs(fn.resize(image, resize_x=size_px, resize_y=size_px, **resizing))
+    pipeline.build()
+    return pipeline
+
+
+def as_pil(dali: ModuleType, device_id: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what makes decoding and resizing agree with PIL.
+
+    Smooth upsampling of colours, pixels as they are stored, whatever their EXIF orientation; linear with
+    antialiasing. On a GPU the decoder is nvJPEG.
+    """
+    decoding = {
+        "device": "cpu" if device_id is None else "mixed",
+        "output_type": dali.types.RGB,
+        "jpeg_fancy_upsampling": True,
+        "adjust_orientation": False,
+    }
+    return decoding, {"interp_type": dali.types.INTERP_LINEAR, "antialias": True}
+
+
+def name_damaged(images: Images, waiting: Iterable[np.ndarray]) -> None:
     """Raise UserError for the first of these samples that cannot be decoded; DALI does not say which."""
     for samples in waiting:
         for sample in samples:

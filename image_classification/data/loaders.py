@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from image_classification.data.dali import dali_batches, import_dali
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings, train_batches, worker_batches
 from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, check_budget
@@ -34,8 +35,6 @@ def open_loader(
     if data.loader == "workers":
         return worker_batches(images, settings, num_workers=data.num_workers, start_step=start_step)
     if data.loader == "dali":
-        from image_classification.data.dali import dali_batches
-
         device_id = (device.index or 0) if device.type == "cuda" else None
         return dali_batches(
             images, settings, num_threads=data.num_workers, device_id=device_id, start_step=start_step
@@ -49,6 +48,7 @@ def open_loader(
             where=data.stored_on,
             dtype=loaded_dtype(data, precision),
             num_threads=data.num_workers,
+            decoder=data.decoder,
             start_step=start_step,
         )
     return train_batches(images, settings, start_step=start_step, keep_decoded=data.keep_decoded)
@@ -66,9 +66,7 @@ def check_loader(data: Any, batch_size: int, device: torch.device) -> None:
     if data.loader == "workers" and len(folder := tempfile.gettempdir()) > MAX_FOLDER:
         what = f"longer than {MAX_FOLDER} characters: no room for the sockets of worker processes"
         raise UserError(what, where=folder, hint="set TMPDIR to a shorter folder")
-    if data.loader == "dali":
-        from image_classification.data.dali import import_dali
-
+    if data.loader == "dali" or (data.loader == "resident" and data.decoder == "dali"):
         import_dali()
     if data.loader == "resident":
         where = data.stored_on

@@ -9,19 +9,18 @@ are filtered twice and slightly softer. The effect on accuracy was not measured.
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import psutil
 import torch
-from PIL import Image
 from torch import Tensor
 
 from common.errors import UserError
-from image_classification.data.images import Images, decode
+from image_classification.data.decoders import Decoded, Name, open_decoder
+from image_classification.data.images import Images
 from image_classification.data.loader import MEAN, STD, Drawn, TrainSettings, TrainStep, train_steps
 from image_classification.kernels.crop_resize import crop_resize
 
@@ -94,8 +93,7 @@ class Pending:
 
     step: TrainStep
     missing: np.ndarray  # (num_missing,) int64, those of its samples that no step before it needed
-    staging: Tensor  # (num_missing, stored_px, stored_px, 3) uint8 on the host, written by threads
-    decoding: list[Future[None]]
+    decoded: Callable[[], Decoded] | None  # waits for them; None: nothing is missing
 
 
 class ResidentLoader:
@@ -103,9 +101,10 @@ class ResidentLoader:
 
     Yields samples (batch,) int64 and their crops (batch, 3, size, size) on `device` in `dtype`, normalised,
     channels last. Order and crops are those of `loader.train_batches`, also from a later `start_step`; a step
-    decodes only what is not stored yet, in `num_threads` threads that end with the iterator. The pixels lie
-    on the device, or in memory of the host, from which each batch is copied. Raises UserError at once if they
-    would not fit, and when its turn comes for an image that cannot be decoded.
+    decodes only what is not stored yet, with the `decoder` of that name, whose `num_threads` threads end with
+    the iterator. The pixels lie on the device, or in memory of the host, from which each batch is copied.
+    Raises UserError at once if they would not fit, and when its turn comes for an image that cannot be
+    decoded.
     """
 
     def __init__(
@@ -118,11 +117,13 @@ class ResidentLoader:
         where: Where,
         dtype: torch.dtype,
         num_threads: int,
+        decoder: Name = "auto",
         start_step: int = 0,
     ) -> None:
         check_budget(len(images), stored_px, device=device, where=where, batch_size=settings.num_own_samples)
         self.images, self.settings, self.start_step = images, settings, start_step
-        self.device, self.where, self.dtype, self.num_threads = device, where, dtype, num_threads
+        self.device, self.where, self.dtype = device, where, dtype
+        self.decoder, self.num_threads = decoder, num_threads
         shape = (len(images), stored_px, stored_px, 3)
         self.pixels = allocate(shape, device=device, where=where)
         self.sizes = np.zeros((len(images), 2), np.int64)  # height, width of the originals
@@ -131,42 +132,36 @@ class ResidentLoader:
     def __iter__(self) -> Iterator[tuple[np.ndarray, Tensor]]:
         is_requested = self.is_stored.copy()
         waiting: deque[Pending] = deque()
-        pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="decoding")
+        decoder = open_decoder(
+            self.decoder,
+            self.images,
+            self.pixels.shape[1],
+            device=self.device,
+            num_threads=self.num_threads,
+            most=self.settings.num_own_samples,
+        )
         try:
             for step in train_steps(len(self.images), self.settings, start_step=self.start_step):
                 missing = step.samples[~is_requested[step.samples]]
                 is_requested[missing] = True
-                waiting.append(self.request(pool, step, missing))
+                decoded = decoder.request(missing) if len(missing) else None
+                waiting.append(Pending(step=step, missing=missing, decoded=decoded))
                 if len(waiting) > NUM_STEPS_AHEAD:
                     pending = waiting.popleft()
                     self.store(pending)
                     yield pending.step.samples, self.crops(pending.step)
         finally:
-            pool.shutdown(cancel_futures=True)
-
-    def request(self, pool: ThreadPoolExecutor, step: TrainStep, missing: np.ndarray) -> Pending:
-        """Let the threads decode the images that a step needs and nobody has asked for."""
-        shape = (len(missing), *self.pixels.shape[1:])
-        staging = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        decoding = [
-            pool.submit(self.decode, int(sample), target)
-            for sample, target in zip(missing, staging.numpy(), strict=True)
-        ]
-        return Pending(step=step, missing=missing, staging=staging, decoding=decoding)
-
-    def decode(self, sample: int, target: np.ndarray) -> None:
-        """Write the squashed image into `target` and note its size. No torch here: see `loader.one_ahead`."""
-        image = decode(self.images, sample)
-        self.sizes[sample] = image.height, image.width
-        target[...] = np.asarray(image.resize(target.shape[:2], Image.Resampling.BILINEAR))
+            decoder.close()
 
     def store(self, pending: Pending) -> None:
         """Wait for what is being decoded for a step, and keep it."""
-        for image in pending.decoding:
-            image.result()
+        if not pending.decoded:
+            return
+        pixels, self.sizes[pending.missing] = pending.decoded()
         device = self.pixels.device
         rows = to_device(pending.missing, device)
-        self.pixels.index_copy_(0, rows, pending.staging.to(device, non_blocking=True))
+        copies_on = device.type == "cuda"  # a copy to the host must be whole before it is read
+        self.pixels.index_copy_(0, rows, pixels.to(device, non_blocking=copies_on))
         self.is_stored[pending.missing] = True
 
     def crops(self, step: TrainStep) -> Tensor:

@@ -85,8 +85,12 @@ def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(tmp_path):
         launch.plan_run_set(loaded, results=tmp_path, runs="x", seed=None)
 
 
-def test_a_set_made_before_a_key_existed_is_continued(tmp_path):
+def test_a_set_made_before_a_key_existed_is_continued():
     settings = ["submission.hardware=reference-2cpu"]
+    images = load("image_classification", "baseline", size="mini", settings=settings)
+    planned = launch.plan_run_set(images, results=ROOT / "results", runs="official", seed=None)
+    assert "decoder:" not in (planned.directory / "result_0.txt").read_text()
+    assert run_sets.continued(planned).num_done == 5
     loaded = load("language_bert", "baseline", size="mini", settings=settings)
     planned = launch.plan_run_set(loaded, results=ROOT / "results", runs="official", seed=None)
     log = (planned.directory / "result_0.txt").read_text()

@@ -1,5 +1,6 @@
 """Pixels that stay in memory: same crops as every loader, one decoding each, budgets, errors, clean ends."""
 
+import sys
 import threading
 from collections import Counter
 from itertools import islice
@@ -13,6 +14,7 @@ from PIL import Image
 from common import sampler
 from common.errors import UserError
 from image_classification.data.crops import draw_crops
+from image_classification.data.decoders import uses_dali
 from image_classification.data.images import ImageFolder, decode
 from image_classification.data.loader import TrainSettings, normalize
 from image_classification.data.resident import (
@@ -72,10 +74,17 @@ def num_decoding_threads() -> int:
     return sum(thread.name.startswith("decoding") for thread in threading.enumerate())
 
 
+@pytest.fixture(params=["threads", "dali"])
+def decoder(request) -> str:
+    if request.param == "dali":
+        pytest.importorskip("nvidia.dali")
+    return request.param
+
+
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_crops_are_those_of_every_loader(images, where):
+def test_crops_are_those_of_every_loader(images, where, decoder):
     order = sampler.batches(NUM_IMAGES, SETTINGS.batch_size, seed=SETTINGS.seed)
-    batches = islice(resident(images, where=where), 2 * STEPS_PER_EPOCH)
+    batches = islice(resident(images, where=where, decoder=decoder), 2 * STEPS_PER_EPOCH)
     errors = []
     for step, ((samples, crops), expected) in enumerate(zip(batches, order, strict=False)):
         epoch = step // STEPS_PER_EPOCH
@@ -109,8 +118,8 @@ def cut_from_originals(images: Counted, samples: np.ndarray, epoch: int, size_px
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_an_image_is_decoded_once_also_when_an_epoch_dropped_it(images, where):
-    batches = iter(resident(images, where=where))
+def test_an_image_is_decoded_once_also_when_an_epoch_dropped_it(images, where, decoder):
+    batches = iter(resident(images, where=where, decoder=decoder))
     seen = set()
     for step in range(6 * STEPS_PER_EPOCH):
         seen.update(next(batches)[0].tolist())
@@ -138,20 +147,30 @@ def test_a_second_pass_is_the_first_without_reading(images):
     assert images.num_reads.total() == num_reads
 
 
-def test_a_damaged_image_is_named_and_ends_the_threads(images):
+def test_a_damaged_image_is_named_and_ends_the_threads(images, decoder):
     victim = images.images.paths[5]
     victim.write_bytes(victim.read_bytes()[:300])
     with pytest.raises(UserError, match=rf"{victim.name}: cannot be decoded"):
-        list(islice(resident(images), STEPS_PER_EPOCH + 1))
+        list(islice(resident(images, decoder=decoder), STEPS_PER_EPOCH + 1))
     assert num_decoding_threads() == 0
 
 
-def test_closing_ends_the_threads(images):
-    batches = iter(resident(images))
+def test_closing_ends_the_threads(images, decoder):
+    batches = iter(resident(images, decoder=decoder))
     next(batches)
     assert num_decoding_threads() == 2
     batches.close()
     assert num_decoding_threads() == 0
+
+
+def test_auto_is_dali_on_a_gpu_where_it_is_installed(monkeypatch):
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr("image_classification.data.decoders.import_dali", lambda: None)
+    assert [uses_dali("auto", gpu), uses_dali("auto", cpu), uses_dali("dali", cpu)] == [True, False, True]
+    assert not uses_dali("threads", gpu)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    assert not uses_dali("auto", gpu)
 
 
 def test_pixels_that_do_not_fit_are_refused_before_anything_starts(images):
@@ -198,8 +217,18 @@ def test_a_gpu_sees_the_same_crops(images, where):
     number = 2 * STEPS_PER_EPOCH
     found, expected = (
         list(islice(loader, number))
-        for loader in (resident(images, device="cuda", where=where), resident(images))
+        for loader in (resident(images, device="cuda", where=where, decoder="threads"), resident(images))
     )
     for (samples, crops), (expected_samples, expected_crops) in zip(found, expected, strict=True):
         assert samples.tolist() == expected_samples.tolist() and crops.is_cuda
         torch.testing.assert_close(crops.cpu(), expected_crops, rtol=0, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_images_that_a_gpu_decodes_are_about_the_same(images, where):
+    pytest.importorskip("nvidia.dali")
+    loaders = (resident(images, device="cuda", where=where, decoder="dali"), resident(images))
+    for (_, crops), (_, expected) in zip(*(islice(each, STEPS_PER_EPOCH) for each in loaders), strict=True):
+        assert abs(crops.cpu() - expected).mean() * 0.225 * 255 < MEAN_ERROR

@@ -1,0 +1,121 @@
+"""Images squashed to squares, ahead of their use: decoded by DALI, on a GPU with nvJPEG, or in threads."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from common.errors import UserError
+from image_classification.data.dali import build_squashing, import_dali, name_damaged
+from image_classification.data.images import Images, decode
+
+Name = Literal["auto", "threads", "dali"]
+Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2) int64 height, width before
+
+
+class Decoder(Protocol):
+    """Works ahead on what was requested."""
+
+    def request(self, samples: np.ndarray) -> Callable[[], Decoded]:
+        """Begin with samples (n,); what is returned waits for them, or raises what went wrong."""
+
+    def close(self) -> None:
+        """End the threads."""
+
+
+class ThreadDecoder:
+    """PIL in threads of the CPU; the pixels are on the host, pinned for a GPU."""
+
+    def __init__(self, images: Images, stored_px: int, *, device: torch.device, num_threads: int) -> None:
+        self.images, self.stored_px, self.is_pinned = images, stored_px, device.type == "cuda"
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decoding")
+
+    def request(self, samples: np.ndarray) -> Callable[[], Decoded]:
+        """Give each image to a thread."""
+        shape = (len(samples), self.stored_px, self.stored_px, 3)
+        pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=self.is_pinned)
+        sizes = np.zeros((len(samples), 2), np.int64)
+        rows = zip(samples, pixels.numpy(), sizes, strict=True)
+        decoding = [self.pool.submit(self.decode, int(sample), *row) for sample, *row in rows]
+
+        def wait() -> Decoded:
+            for image in decoding:
+                image.result()
+            return pixels, sizes
+
+        return wait
+
+    def decode(self, sample: int, target: np.ndarray, size: np.ndarray) -> None:
+        """Write the squashed image and its size. No torch here: see `loader.one_ahead`."""
+        image = decode(self.images, sample)
+        size[:] = image.height, image.width
+        target[...] = np.asarray(image.resize(target.shape[:2], Image.Resampling.BILINEAR))
+
+    def close(self) -> None:
+        """Leave what has not begun."""
+        self.pool.shutdown(cancel_futures=True)
+
+
+class DaliDecoder:
+    """DALI's decoder, nvJPEG on a GPU; the pixels are where it works.
+
+    One thread of Python reads files, another runs the pipeline on what was read.
+    """
+
+    def __init__(
+        self, images: Images, stored_px: int, *, device: torch.device, num_threads: int, most: int
+    ) -> None:
+        self.images = images
+        device_id = (device.index or 0) if device.type == "cuda" else None
+        self.pipeline = build_squashing(import_dali(), stored_px, most, num_threads, device_id)
+        self.reading = ThreadPoolExecutor(1, thread_name_prefix="decoding")
+        self.running = ThreadPoolExecutor(1, thread_name_prefix="decoding")
+
+    def request(self, samples: np.ndarray) -> Callable[[], Decoded]:
+        """Give all to the two threads."""
+        content = self.reading.submit(self.read, samples)
+        return self.running.submit(self.decode, samples, content).result
+
+    def read(self, samples: np.ndarray) -> list[np.ndarray]:
+        """Return the files."""
+        return [np.frombuffer(self.images.jpeg(int(sample)), np.uint8) for sample in samples]
+
+    def decode(self, samples: np.ndarray, content: Future[list[np.ndarray]]) -> Decoded:
+        """Run the pipeline once."""
+        try:
+            (pixels,) = self.pipeline.run(content=content.result())
+        except RuntimeError:
+            name_damaged(self.images, [samples])
+            raise
+        sizes = np.array([self.images.size(int(sample)) for sample in samples], np.int64)
+        return torch.from_dlpack(pixels.as_tensor()), sizes
+
+    def close(self) -> None:
+        """Leave what has not begun, and end DALI's threads now: see `dali.dali_batches`."""
+        self.running.shutdown(cancel_futures=True)
+        self.reading.shutdown(cancel_futures=True)
+        self.pipeline.__del__()
+
+
+def uses_dali(name: Name, device: torch.device) -> bool:
+    """Return whether DALI decodes: where it is asked for, else on a GPU where it is installed."""
+    if name != "auto" or device.type != "cuda":
+        return name == "dali"
+    try:
+        import_dali()
+    except UserError:
+        return False
+    return True
+
+
+def open_decoder(
+    name: Name, images: Images, stored_px: int, *, device: torch.device, num_threads: int, most: int
+) -> Decoder:
+    """Return the decoder of this name, for `most` images at once. Raises UserError without DALI."""
+    if uses_dali(name, device):
+        return DaliDecoder(images, stored_px, device=device, num_threads=num_threads, most=most)
+    return ThreadDecoder(images, stored_px, device=device, num_threads=num_threads)
