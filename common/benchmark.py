@@ -146,9 +146,9 @@ class Benchmark(ABC):
         """Memory that the data take while training runs, beyond the batches."""
         return 0
 
-    def equal_settings(self) -> dict[str, list[Any]]:
-        """Return keys whose values leave the mathematics alone, and values worth trying on this machine."""
-        return {}
+    def equal_settings(self) -> list[list[str]]:
+        """Return settings that leave the mathematics alone and are worth trying on this machine."""
+        return []
 
     @property
     def num_batches_ahead(self) -> int:

@@ -209,14 +209,14 @@ class Benchmark(benchmark.Benchmark):
         data = self.config.data
         return stored_bytes(data.num_train_samples, data.stored_px) if data.loader == "resident" else 0
 
-    def equal_settings(self) -> dict[str, list[Any]]:
+    def equal_settings(self) -> list[list[str]]:
         """Return the loaders that decode in every run anew, and numbers of their workers."""
-        data = self.config.data
-        counts = {1, 2, 4, os.cpu_count() or 1, 2 * (os.cpu_count() or 1)} - {data.num_workers}
-        loaders = [name for name in ("thread", "workers") if name != data.loader]
-        return {"data.loader": loaders} | (
-            {"data.num_workers": sorted(counts)} if data.loader != "thread" else {}
-        )
+        data, processors = self.config.data, os.cpu_count() or 1
+        if data.loader == "thread":
+            return [["data.loader=workers", f"data.num_workers={min(data.num_workers, processors)}"]]
+        counts = sorted({1, 2, 4, processors, 2 * processors} - {data.num_workers})
+        loaders = [[f"data.loader={name}"] for name in ("thread", "workers") if name != data.loader]
+        return loaders + [[f"data.num_workers={count}"] for count in counts]
 
     @property
     def num_batches_ahead(self) -> int:

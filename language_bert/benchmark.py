@@ -120,9 +120,11 @@ class Benchmark(benchmark.Benchmark):
         """Return the number of masked tokens."""
         return int((batch.targets["labels"] != IGNORED).sum())
 
-    def equal_settings(self) -> dict[str, list[Any]]:
-        """Return the forms of attention on padded batches."""
-        return {"model.attention": ["sdpa", "eager"]}
+    def equal_settings(self) -> list[list[str]]:
+        """Return the other form of attention on padded batches."""
+        return [
+            [f"model.attention={form}"] for form in ("sdpa", "eager") if form != self.config.model.attention
+        ]
 
     def check_ready(self) -> None:
         """Raise UserError for the next-sentence loss in parts: a mean over sequences, not over tokens."""

@@ -1,5 +1,6 @@
 """A subject of a race in a process of its own: memory, threads and compiled code are those of a run."""
 
+import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable
@@ -63,15 +64,16 @@ class Apart:
 def serve(pipe: Connection, make: Callable[[], Subject]) -> None:
     """Take a turn for every message, until there is nobody to send one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        subject = make()
-        pipe.send(0.0)
-        while True:
-            pipe.recv()
-            pipe.send(subject.turn())
-    except (EOFError, BrokenPipeError):
-        return
-    except UserError as error:
-        pipe.send(error.what)
-    except Exception as error:  # noqa: BLE001 - told to who asked
-        pipe.send(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}")
+    with contextlib.suppress(ConnectionError):  # whoever asked has gone
+        try:
+            subject = make()
+            pipe.send(0.0)
+            while True:
+                pipe.recv()
+                pipe.send(subject.turn())
+        except EOFError:
+            return
+        except UserError as error:
+            pipe.send(error.what)
+        except Exception as error:  # noqa: BLE001 - told to who asked
+            pipe.send(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}")

@@ -241,19 +241,15 @@ def adding(*settings: str) -> Callable[[State], State]:
 
 
 def settings_tried(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[State]]:
-    """Return a change for every value of a setting that the benchmark says leaves the mathematics alone."""
-    tried = tuner.benchmark(tuner.loaded.config).equal_settings()
-    values = tuner.loaded.config.model_dump()
+    """Return a change for all settings that the benchmark says leave the mathematics alone."""
     return [
         Change(
-            name=f"{key}={value}",
-            apply=adding(f"{key}={value}"),
-            is_of_loader=key.startswith("data."),
+            name=" ".join(settings),
+            apply=adding(*settings),
+            is_of_loader=settings[0].startswith("data."),
         )
-        for key in tried
-        if tuple(key.split(".")) not in chosen
-        for value in tried[key]
-        if value != values[key.split(".")[0]][key.split(".")[1]]
+        for settings in tuner.benchmark(tuner.loaded.config).equal_settings()
+        if chosen.isdisjoint(tuple(each.partition("=")[0].split(".")) for each in settings)
     ]
 
 
