@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from common import benchmark, fingerprint
+from common import benchmark, fingerprint, sampler
 from common.benchmark import KernelPair, Part, Projection, Work
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.method import Batch, build_methods
@@ -111,9 +112,12 @@ class Benchmark(benchmark.Benchmark):
 
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
         """Return noise in the sizes of the optimized schedules and of the baseline."""
-        return {
-            f"{size_px} px": self.noise(num_samples, size_px) for size_px in BENCH_SIZES_PX[self.config.size]
-        }
+
+        def on_device(batch: Batch) -> Batch:  # as `batch` does
+            return replace(batch, inputs={"x": batch.inputs["x"].to(self.device)})
+
+        sizes_px = BENCH_SIZES_PX[self.config.size]
+        return {f"{size_px} px": on_device(self.noise(num_samples, size_px)) for size_px in sizes_px}
 
     def bench_parts(self) -> Iterator[Part]:
         """Yield the loaders alone, crop and resize, and the two forms of blurring before a shortcut."""
@@ -205,9 +209,15 @@ class Benchmark(benchmark.Benchmark):
 
     @property
     def resident_bytes(self) -> int:
-        """The decoded images of the loader that keeps them."""
+        """The decoded images of the loader that keeps those of this rank."""
         data = self.config.data
-        return stored_bytes(data.num_train_samples, data.stored_px) if data.loader == "resident" else 0
+        return stored_bytes(self.num_own_images, data.stored_px) if data.loader == "resident" else 0
+
+    @property
+    def num_own_images(self) -> int:
+        """The training images that are this rank's, where a loader keeps them."""
+        config = self.config
+        return sampler.shard_size(config.data.num_train_samples, config.global_batch_size, self.place)
 
     def equal_settings(self) -> list[list[str]]:
         """Return the loaders that decode in every run anew, and numbers of their workers."""
@@ -225,7 +235,7 @@ class Benchmark(benchmark.Benchmark):
 
     def check_ready(self) -> None:
         """Raise UserError when decoded images would not fit into memory, or DALI is missing."""
-        check_loader(self.config.data, self.num_own_samples, self.device)
+        check_loader(self.config.data, self.num_own_images, self.micro_batch_sizes[0], self.device)
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
@@ -241,7 +251,13 @@ class Benchmark(benchmark.Benchmark):
             transform=augmentation(self.config),
         )
         loader = open_loader(
-            images, settings, data, self.device, self.config.precision, start_step=start_step
+            images,
+            settings,
+            data,
+            self.device,
+            self.config.precision,
+            micro_batch_size=self.micro_batch_sizes[0],
+            start_step=start_step,
         )
         for samples, pixels in loader:
             yield self.batch(images, samples, pixels)
@@ -260,7 +276,7 @@ class Benchmark(benchmark.Benchmark):
             num_threads=1 if data.loader == "thread" else data.num_workers,
         )
         if data.loader == "resident":
-            self.evaluated = self.evaluated or keep_evaluation(data, self.num_own_samples, self.device)
+            self.evaluated = self.evaluated or keep_evaluation(data, self.micro_batch_sizes[0], self.device)
             drawn = self.evaluated.batches(drawn)
         for samples, pixels in drawn:
             yield self.batch(images, samples, pixels)

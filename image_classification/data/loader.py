@@ -54,6 +54,7 @@ class TrainSettings:
     min_area: float
     flip_probability: float
     place: Place = ALONE
+    is_sharded: bool = False  # a rank takes its part from samples that are its own for the whole run
     transform: Transform | None = None  # of each crop, in worker processes
 
     @property
@@ -79,7 +80,12 @@ class TrainStep:
 def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -> Iterator[TrainStep]:
     """Yield the steps from `start_step` on, without end."""
     steps_per_epoch = num_samples // settings.batch_size
-    order = sampler.batches(num_samples, settings.batch_size, seed=settings.seed, start_step=start_step)
+    drawn = {"seed": settings.seed, "start_step": start_step}
+    if settings.is_sharded:
+        order = sampler.sharded(num_samples, settings.batch_size, place=settings.place, **drawn)
+    else:
+        whole = sampler.batches(num_samples, settings.batch_size, **drawn)
+        order = (sampler.own(samples, settings.place) for samples in whole)
     for step, samples in enumerate(order, start_step):
         epoch = step // steps_per_epoch
         draw = partial(
@@ -89,11 +95,10 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
             min_area=settings.min_area,
             flip_probability=settings.flip_probability,
         )
-        own = sampler.own(samples, settings.place)
         augment = None
         if settings.transform is not None:
             augment = partial(augmented, settings.transform, seed=settings.seed, epoch=epoch)
-        yield TrainStep(samples=own, crop_px=settings.crop_px(step), draw=draw, augment=augment)
+        yield TrainStep(samples=samples, crop_px=settings.crop_px(step), draw=draw, augment=augment)
 
 
 def train_batches(

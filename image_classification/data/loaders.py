@@ -26,6 +26,7 @@ def open_loader(
     device: torch.device,
     precision: str,
     *,
+    micro_batch_size: int | None = None,
     start_step: int = 0,
 ) -> Iterable[tuple[np.ndarray, np.ndarray | Tensor]]:
     """Return the batches of `data.loader`: samples, and pixels uint8 or, where resident, normalised images.
@@ -49,6 +50,7 @@ def open_loader(
             dtype=loaded_dtype(data, precision),
             num_threads=data.num_workers,
             decoder=data.decoder,
+            micro_batch_size=micro_batch_size,
             start_step=start_step,
         )
     return train_batches(images, settings, start_step=start_step, keep_decoded=data.keep_decoded)
@@ -59,9 +61,9 @@ def loaded_dtype(data: Any, precision: str) -> torch.dtype:
     return DTYPES[precision] if data.loader == "resident" else torch.float32
 
 
-def check_loader(data: Any, batch_size: int, device: torch.device) -> None:
-    """Raise UserError when resident images would not fit where they are to stay, DALI is missing, or worker
-    processes could not hand over their batches.
+def check_loader(data: Any, num_own: int, batch_size: int, device: torch.device) -> None:
+    """Raise UserError when the `num_own` resident images of this rank would not fit where they are to stay
+    beside a training on `batch_size` at once, DALI is missing, or workers could not hand over their batches.
     """
     if data.loader == "workers" and len(folder := tempfile.gettempdir()) > MAX_FOLDER:
         what = f"longer than {MAX_FOLDER} characters: no room for the sockets of worker processes"
@@ -70,9 +72,7 @@ def check_loader(data: Any, batch_size: int, device: torch.device) -> None:
         import_dali()
     if data.loader == "resident":
         where = data.stored_on
-        check_budget(
-            data.num_train_samples, data.stored_px, device=device, where=where, batch_size=batch_size
-        )
+        check_budget(num_own, data.stored_px, device=device, where=where, batch_size=batch_size)
 
 
 def keep_evaluation(data: Any, batch_size: int, device: torch.device) -> EvaluationCache:

@@ -1,5 +1,6 @@
-"""Images decoded once and kept as pixels; from the second epoch on, nothing is read or decoded.
+"""Images decoded once and kept as pixels; an image that was used is never read or decoded again.
 
+Several ranks share the images for the whole run: each has its own, decodes these and keeps nothing else.
 Each image is kept squashed to a square of `stored_px`, with its height and width: a crop is drawn in pixels
 of the image, as in every loader, and then cut from the square, since it ends as a square in any case. What
 that loses: detail along an axis on which the image has more than `stored_px` pixels. Of images kept at 256,
@@ -7,10 +8,11 @@ crops for 176 pixels that show less than about half of the image are enlarged in
 are filtered twice and slightly softer. The effect on accuracy was not measured.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from common import sampler
 from common.errors import UserError
 from image_classification.data.decoders import Decoded, Name, open_decoder
 from image_classification.data.images import Images
@@ -27,6 +30,7 @@ from image_classification.kernels.crop_resize import crop_resize
 GIB = 2**30
 RESERVE_BYTES = 4 * GIB  # of a GPU, for weights, optimizer and libraries
 RESERVE_BYTES_PER_IMAGE = 42 * 2**20  # of a batch: ResNet-50 at 224 px (calculated)
+LEAST_PX, ROUND_TO = 96, 16  # of a size that is proposed
 NUM_STEPS_AHEAD = 3  # being decoded while the training works on another
 
 Where = Literal["device", "host"]
@@ -54,10 +58,12 @@ def budget(num_samples: int, stored_px: int, *, available_bytes: int, place: str
     """
     needed = stored_bytes(num_samples, stored_px)
     if needed > available_bytes:
+        fitting = math.isqrt(available_bytes // (3 * num_samples)) // ROUND_TO * ROUND_TO
+        smaller = f"data.stored_px={fitting} or " if fitting >= LEAST_PX else ""
         raise UserError(
             f"{needed / GIB:.1f} GiB of decoded pixels needed, {available_bytes / GIB:.1f} GiB free {place}",
             where="data.loader",
-            hint="use data.loader=workers or a smaller data.stored_px",
+            hint=f"use {smaller}data.stored_on=host, or stream with data.loader=workers or dali",
         )
     return needed
 
@@ -92,7 +98,7 @@ class Pending:
     """A step whose new images are being decoded."""
 
     step: TrainStep
-    missing: np.ndarray  # (num_missing,) int64, those of its samples that no step before it needed
+    missing: np.ndarray  # (num_missing,) int64, rows of those samples that no step before it needed
     decoded: Callable[[], Decoded] | None  # waits for them; None: nothing is missing
 
 
@@ -100,11 +106,12 @@ class ResidentLoader:
     """Training batches from pixels that stay in memory once an image was used: an iterable without end.
 
     Yields samples (batch,) int64 and their crops (batch, 3, size, size) on `device` in `dtype`, normalised,
-    channels last. Order and crops are those of `loader.train_batches`, also from a later `start_step`; a step
-    decodes only what is not stored yet, with the `decoder` of that name, whose `num_threads` threads end with
-    the iterator. The pixels lie on the device, or in memory of the host, from which each batch is copied.
-    Raises UserError at once if they would not fit, and when its turn comes for an image that cannot be
-    decoded.
+    channels last. The order is that of `sampler.sharded`, alone that of every loader, and crops are those of
+    `loader.train_batches`, also from a later `start_step`. A step decodes only what is not stored yet, with
+    the `decoder` of that name, whose `num_threads` threads end with the iterator. The pixels lie on the
+    device, beside a training on `micro_batch_size` images at once, or in memory of the host, from which each
+    batch is copied. Raises UserError at once if they would not fit, and when its turn comes for an image that
+    cannot be decoded.
     """
 
     def __init__(
@@ -118,16 +125,19 @@ class ResidentLoader:
         dtype: torch.dtype,
         num_threads: int,
         decoder: Name = "auto",
+        micro_batch_size: int | None = None,
         start_step: int = 0,
     ) -> None:
-        check_budget(len(images), stored_px, device=device, where=where, batch_size=settings.num_own_samples)
-        self.images, self.settings, self.start_step = images, settings, start_step
+        self.images, self.settings, self.start_step = images, replace(settings, is_sharded=True), start_step
+        self.own = sampler.shard(len(images), settings.batch_size, seed=settings.seed, place=settings.place)
+        computed = micro_batch_size or settings.num_own_samples
+        check_budget(len(self.own), stored_px, device=device, where=where, batch_size=computed)
         self.device, self.where, self.dtype = device, where, dtype
         self.decoder, self.num_threads = decoder, num_threads
-        shape = (len(images), stored_px, stored_px, 3)
-        self.pixels = allocate(shape, device=device, where=where)
-        self.sizes = np.zeros((len(images), 2), np.int64)  # height, width of the originals
-        self.is_stored = np.zeros(len(images), bool)
+        shape = (len(self.own), stored_px, stored_px, 3)
+        self.pixels = allocate(shape, device=device, where=where)  # a row for each image of this rank
+        self.sizes = np.zeros((len(self.own), 2), np.int64)  # height, width of the originals
+        self.is_stored = np.zeros(len(self.own), bool)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Tensor]]:
         is_requested = self.is_stored.copy()
@@ -142,9 +152,10 @@ class ResidentLoader:
         )
         try:
             for step in train_steps(len(self.images), self.settings, start_step=self.start_step):
-                missing = step.samples[~is_requested[step.samples]]
+                rows = self.rows(step.samples)
+                missing = rows[~is_requested[rows]]
                 is_requested[missing] = True
-                decoded = decoder.request(missing) if len(missing) else None
+                decoded = decoder.request(self.own[missing]) if len(missing) else None
                 waiting.append(Pending(step=step, missing=missing, decoded=decoded))
                 if len(waiting) > NUM_STEPS_AHEAD:
                     pending = waiting.popleft()
@@ -152,6 +163,10 @@ class ResidentLoader:
                     yield pending.step.samples, self.crops(pending.step)
         finally:
             decoder.close()
+
+    def rows(self, samples: np.ndarray) -> np.ndarray:
+        """Return where samples (n,) of this rank are kept."""
+        return np.searchsorted(self.own, samples)
 
     def store(self, pending: Pending) -> None:
         """Wait for what is being decoded for a step, and keep it."""
@@ -166,12 +181,13 @@ class ResidentLoader:
 
     def crops(self, step: TrainStep) -> Tensor:
         """Return the crops of a step whose images are all stored."""
-        sizes = self.sizes[step.samples]
+        kept = self.rows(step.samples)
+        sizes = self.sizes[kept]
         crops = step.draw(step.samples, sizes)
         boxes = (crops.boxes / np.tile(sizes, 2)).astype(np.float32)
-        pixels, rows = self.pixels, step.samples
+        pixels, rows = self.pixels, kept
         if self.where == "host":
-            pixels, rows = self.gathered(step.samples), np.arange(len(step.samples))
+            pixels, rows = self.gathered(kept), np.arange(len(kept))
         return crop_resize(
             pixels,
             to_device(rows, self.device),
@@ -183,11 +199,11 @@ class ResidentLoader:
             dtype=self.dtype,
         )
 
-    def gathered(self, samples: np.ndarray) -> Tensor:
-        """Return the pixels (batch, stored_px, stored_px, 3) of samples on the device, one copy an image."""
-        pixels = torch.empty((len(samples), *self.pixels.shape[1:]), dtype=torch.uint8, device=self.device)
-        for target, sample in zip(pixels, samples, strict=True):
-            target.copy_(self.pixels[int(sample)], non_blocking=True)
+    def gathered(self, rows: np.ndarray) -> Tensor:
+        """Return the pixels (batch, stored_px, stored_px, 3) of rows on the device, one copy an image."""
+        pixels = torch.empty((len(rows), *self.pixels.shape[1:]), dtype=torch.uint8, device=self.device)
+        for target, row in zip(pixels, rows, strict=True):
+            target.copy_(self.pixels[int(row)], non_blocking=True)
         return pixels
 
 

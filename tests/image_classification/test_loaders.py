@@ -273,10 +273,10 @@ def test_without_dali_the_package_is_named(images, monkeypatch):
 def test_a_temporary_folder_without_room_for_sockets_is_named(tmp_path, monkeypatch):
     data = SimpleNamespace(loader="workers")
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 70 * "x")
-    check_loader(data, 4, torch.device("cpu"))
+    check_loader(data, 4, 4, torch.device("cpu"))
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 71 * "x")
     with pytest.raises(UserError, match="no room for the sockets of worker processes"):
-        check_loader(data, 4, torch.device("cpu"))
+        check_loader(data, 4, 4, torch.device("cpu"))
 
 
 def test_normalisation_is_imagenets():

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from common import sampler
 from common.errors import UserError
+from common.ranks import Place
 from image_classification.data.crops import draw_crops
 from image_classification.data.decoders import uses_dali
 from image_classification.data.images import ImageFolder, decode
@@ -65,9 +67,11 @@ def images(tmp_path: Path) -> Counted:
     return Counted(ImageFolder.open(tmp_path, hint=""))
 
 
-def resident(images: Counted, *, device: str = "cpu", where: str = "device", **changes) -> ResidentLoader:
+def resident(
+    images: Counted, *, settings=SETTINGS, device: str = "cpu", where: str = "device", **changes
+) -> ResidentLoader:
     options = {"stored_px": STORED_PX, "dtype": torch.float32, "num_threads": 2} | changes
-    return ResidentLoader(images, SETTINGS, device=torch.device(device), where=where, **options)
+    return ResidentLoader(images, settings, device=torch.device(device), where=where, **options)
 
 
 def num_decoding_threads() -> int:
@@ -147,6 +151,27 @@ def test_a_second_pass_is_the_first_without_reading(images):
     assert images.num_reads.total() == num_reads
 
 
+def test_ranks_share_the_images_and_each_decodes_its_own_once(images):
+    settings = replace(SETTINGS, batch_size=8)  # 3 ranks take 2, 3 and 3
+    seen = []
+    for rank in range(3):
+        here = Counted(images.images)
+        place = Place(rank=rank, world_size=3)
+        loader = resident(here, settings=replace(settings, place=place))
+        num_own = len(range(NUM_IMAGES * (8 * rank // 3) // 8, NUM_IMAGES * (8 * (rank + 1) // 3) // 8))
+        assert len(loader.pixels) == num_own == sampler.shard_size(NUM_IMAGES, 8, place)
+        batches = [samples for samples, _ in islice(loader, 12)]
+        assert all(len(samples) == len(sampler.own(np.arange(8), place)) for samples in batches)
+        for epoch in range(6):  # of 2 steps
+            drawn = np.concatenate(batches[2 * epoch : 2 * epoch + 2])
+            assert len(set(drawn)) == len(drawn)
+        rest = [samples for samples, _ in islice(resident(here, settings=loader.settings, start_step=5), 7)]
+        assert all(np.array_equal(*both) for both in zip(rest, batches[5:], strict=True))
+        seen.append(set(np.concatenate(batches).tolist()))
+        assert len(here.num_reads) == num_own == len(seen[-1])
+    assert set.union(*seen) == set(range(NUM_IMAGES)) and sum(map(len, seen)) == NUM_IMAGES
+
+
 def test_a_damaged_image_is_named_and_ends_the_threads(images, decoder):
     victim = images.images.paths[5]
     victim.write_bytes(victim.read_bytes()[:300])
@@ -175,12 +200,13 @@ def test_auto_is_dali_on_a_gpu_where_it_is_installed(monkeypatch):
 
 def test_pixels_that_do_not_fit_are_refused_before_anything_starts(images):
     expected = (
-        r"data.loader: 234.6 GiB of decoded pixels needed, 100.0 GiB free on the GPU; use data.loader=work"
+        r"data.loader: 234.6 GiB of decoded pixels needed, 100.0 GiB free on the GPU; "
+        r"use data.stored_px=160 or data.stored_on=host, or stream with data.loader=workers or dali"
     )
     with pytest.raises(UserError, match=expected):
         budget(1_281_167, 256, available_bytes=100 * GIB, place="on the GPU")
     assert budget(10, 256, available_bytes=10 * 256 * 256 * 3, place="in memory") == 10 * 256 * 256 * 3
-    with pytest.raises(UserError, match=r"GiB free in memory; .* a smaller data.stored_px"):
+    with pytest.raises(UserError, match=r"GiB free in memory; use data.stored_px=\d+ or"):
         resident(images, stored_px=10_000_000)
     assert images.num_reads.total() == 0 and num_decoding_threads() == 0
 
