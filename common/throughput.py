@@ -13,7 +13,6 @@ from common.benchmark import Part
 from common.errors import UserError
 from common.method import Batch, Method
 from common.timed_run import TrainingRun
-from common.training import to_device
 
 STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
 LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
@@ -154,8 +153,10 @@ def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> in
 
 
 def stepper(run: TrainingRun, batch: Batch, num_steps: int) -> Callable[[], object]:
-    """Return a function that takes a turn of training steps: the last ones of a training, over and over."""
-    batch = to_device(batch, run.device)  # as from a loader that keeps up
+    """Return a function that takes a turn of training steps: the last ones of a training, over and over.
+
+    The batch is one of `bench_batches`, where a loader that keeps up would have it.
+    """
     numbers = last_steps(run)
 
     def step() -> None:

@@ -142,9 +142,10 @@ class TrainingRun(Training):
         waiting = (self.waited_s - first_waited) / (now - first_at)
         is_waiting = waiting > LOADER_BOUND
         together = (last - first) * self.config.global_batch_size / (now - first_at)
+        alone = self.config.global_batch_size / (self.step_s * self.num_micro_batches)
         self.clock.line(
             f"  {self.benchmark.samples_name}/s: loader {together:.0f}{'' if is_waiting else ' or more'}, "
-            f"step alone {self.config.global_batch_size / self.step_s:.0f}, together {together:.0f}; "
+            f"step alone {alone:.0f}, together {together:.0f}; "
             f"{waiting:.0%} of the time waits: the {'loader' if is_waiting else 'step'} is the bottleneck"
         )
 

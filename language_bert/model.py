@@ -148,7 +148,7 @@ class PackedBert(nn.Module):
             first = hidden[first_tokens]
         head = self.cls.predictions
         if self.transform_only and self.training:
-            logits = compiled.get("head", head.transform)(predicted)
+            logits = in_autocast_type(compiled.get("head", head.transform)(predicted))
         else:
             logits = compiled.get("head", head)(predicted)
         if not self.has_next_sentence:
@@ -167,6 +167,12 @@ class PackedBert(nn.Module):
         embedded = embeddings.word_embeddings(input_ids)
         embedded = embedded + embeddings.token_type_embeddings(token_type_ids)
         return embeddings.LayerNorm(embedded + embeddings.position_embeddings(position_ids))
+
+
+def in_autocast_type(x: Tensor) -> Tensor:
+    """Return x as autocast hands it to a product: on GPUs it leaves LayerNorm's results in float32."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def encoder_layer(

@@ -260,6 +260,17 @@ def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
     assert ttt_here(*arguments).returncode == 0 and len(list(tmp_path.rglob("*.json"))) == 2
 
 
+def test_bench_of_bert_compares_attention_and_packing_and_times_the_pieces(tmp_path):
+    arguments = ["bench", "language_bert", "baseline", "eager", "optimized", "--size", "mini"]
+    done = ttt_here(*arguments, "--batch-size", "4", "--seconds", "0.05", "--results", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.rglob("language_bert_0.json")
+    figures = json.loads(path.read_text())
+    assert [rate["configuration"] for rate in figures["rates"]] == ["baseline", "eager", "optimized"]
+    assert all(rate["tokens_per_s"] > rate["samples_per_s"] > 0 for rate in figures["rates"])
+    assert {"attention", "head"} <= {word for name in figures["parts"] for word in name.split()}
+
+
 def test_bench_answers_mistakes_with_one_line():
     for arguments, message in (
         (["bench", "image_clasification"], "did you mean image_classification"),

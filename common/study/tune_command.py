@@ -117,13 +117,14 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
         print(f"  {tried.name}: {'kept' if tried.is_kept else 'refused'}, {tried.why}", flush=True)
 
     found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
-    print(tune.table(found.tried, found.seconds))
+    seen = tune.table(found.tried, found.seconds)
     if all(each.keeps_mathematics for each in found.tried if each.is_kept):
         losses = tuner.losses(()), tuner.losses(found.state)
-        print(tune_runs.side_by_side(*losses, config.precision))
+        seen += "\n" + tune_runs.side_by_side(*losses, config.precision)
     else:
-        print("training was changed: its losses are its own")
-    text = tune_runs.as_file(tuner, found, made_for(args, loaded))
+        seen += "\ntraining was changed: its losses are its own"
+    comment = [made_for(args, loaded), *(f"# {line}".rstrip() for line in seen.splitlines())]
+    text = tune_runs.as_file(tuner, found, "\n".join(comment))
     print(text, flush=True)
     if args.write_config is not None:
         write(args.write_config, text)

@@ -268,7 +268,7 @@ def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], 
 def as_file(tuner: Tuner, found: Found[State], head: str) -> str:
     """Return the YAML file of what was kept: it extends the configuration and states only differences.
 
-    `head` says what it was made for.
+    `head`, lines of comment, says what it was made for and what was seen.
     """
     base, values = tuner.loaded.source, dict[str, Any]()
     if base.endswith(".yaml"):
@@ -276,9 +276,7 @@ def as_file(tuner: Tuner, found: Found[State], head: str) -> str:
         configs.merge(values, document, {})
     for setting in [*tuner.settings, *found.state]:
         configs.merge(values, configs.parse_setting(setting), {})
-    gains = [f"#   {each.name}: {each.gain}, {each.why}" for each in found.tried if each.is_kept]
-    body = yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
-    return "\n".join([head, *gains, body])
+    return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
 
 
 def side_by_side(unchanged: list[float], tuned: list[float], precision: str) -> str:

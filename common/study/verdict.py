@@ -145,8 +145,9 @@ def alone(phase: Phase) -> str:
 def input_bound(profile: Profile, waiting: float) -> str:
     """Return the verdict on a loader that is too slow, with settings that alone were fast enough."""
     worst = profile.slowest_loading
-    saved = profile.saving("kept batches")
-    evidence = f"; replaying kept batches saves {saved.share:.0%}" if saved and saved.low > 0 else ""
+    saved, evidence, most = profile.saving("kept batches"), "", waiting
+    if saved and saved.low > 0:
+        evidence, most = f"; replaying kept batches saves {saved.share:.0%}", max(waiting, saved.share)
     fast = {name: rate for name, rate in profile.cures.items() if rate >= worst.step_per_s}
     if worst.loader_per_s >= worst.step_per_s:
         cure = "; alone it keeps up, but it shares the processor with the step"
@@ -168,7 +169,7 @@ def input_bound(profile: Profile, waiting: float) -> str:
     return (
         f"input-bound: {waiting:.0%} of the step waits for {profile.samples_name}{of_it} (at {worst.shape} "
         f"{alone(worst)}{evidence}){cure}; "
-        f"without waiting training is {at_most(waiting):.2f} times as fast at most"
+        f"without waiting training is {at_most(most):.2f} times as fast at most"
     )
 
 

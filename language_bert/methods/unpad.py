@@ -45,7 +45,8 @@ def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
     place = is_token.flatten().nonzero()[:, 0]
     labels = batch.targets["labels"].flatten()[place]
     num_padding = -len(place) % round_to
-    ends = torch.arange(1, -(-(round_to - 1) // max_length) + 1) * max_length
+    num_rows = -(-(round_to - 1) // max_length)
+    ends = torch.arange(1, num_rows + 1, device=lengths.device) * max_length
     padding = (num_padding - (ends - max_length)).clamp(0, max_length)
     position_ids = place % max_length
     masked_tokens = (labels != IGNORED).nonzero()[:, 0]

@@ -241,13 +241,21 @@ def test_the_evaluation_counts_the_same_tokens_right(round_to):
     config = configuration(False, METHODS[-1])
     benchmark = Benchmark(config, seed=0)
     plain, batch = make_model(False), make_batch((37, 5, 20, 8))
+    labels = batch.targets["labels"]
+    predicted = plain(**batch.inputs)[0].argmax(dim=-1)
+    is_right = (labels >= 0) & (torch.arange(labels.numel()).view_as(labels) % 3 > 0)
+    batch.targets["labels"] = labels.where(~is_right, predicted)
     expected = benchmark.count_correct(plain(**batch.inputs), batch.targets)
+    assert 0 < expected[0] < expected[1]
     model = make_model(False)
     for method in build_methods(config):
         if method.name == "unpad":
             method.settings = method.Config(round_to=round_to)
         model, batch = method.model(model), method.batch(batch, None)
-    assert benchmark.count_correct(model(**batch.inputs), batch.targets) == expected
+    outputs = model.eval()(**batch.inputs)
+    assert benchmark.count_correct(outputs, batch.targets) == expected
+    answers = outputs[0].argmax(dim=-1)[batch.targets["labels"] >= 0]
+    assert torch.equal(answers, predicted[labels >= 0])
 
 
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 2), (5, 1, 31, 8), (7,) * 11])
@@ -314,3 +322,14 @@ def test_the_fused_kernel_equals_scaled_dot_product_attention_on_each_sequence()
     )
     for a, b in zip(one, other, strict=True):
         torch.testing.assert_close(a.float(), b.float(), rtol=0.05, atol=0.05)
+
+
+def test_the_chunked_head_multiplies_in_16_bits_also_where_layer_norm_gives_32():
+    config = configuration(False, METHODS[-1])
+    model, batch = make_model(False).float(), make_batch((37, 5, 20, 8))
+    for method in build_methods(config):
+        model, batch = method.model(model), method.batch(batch, None)
+    norm = model.cls.predictions.transform.LayerNorm
+    norm.register_forward_hook(lambda *called: called[2].float())  # as autocast does on a GPU
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.train()(**batch.inputs).prediction_logits.dtype == torch.bfloat16
