@@ -218,6 +218,7 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         "batch_size": config.global_batch_size,
         "num_ranks": run.place.world_size,
         "versions": system.versions(),
+        "commit": launch.commit(),
         "peaks": dataclasses.asdict(peaks),
         "phases": [dataclasses.asdict(phase) for phase in measured],
         "shares": profile.shares(),

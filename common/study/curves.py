@@ -58,7 +58,7 @@ class Point:
     samples: float
     seconds: Estimate
     quality: Estimate
-    cost: float | None
+    cost: Estimate | None
     runs: tuple[Run, ...]
 
 
@@ -152,13 +152,12 @@ def read_run(log: Log) -> Run:
 def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point:
     """Return the finished runs of a budget, at least one; `price` in dollars an hour of this system."""
     runs = tuple(map(read_run, logs))
-    seconds = intervals.mean([run.end.seconds for run in runs])
     return Point(
         budget=budget,
         samples=runs[0].end.samples,
-        seconds=seconds,
+        seconds=intervals.mean([run.end.seconds for run in runs]),
         quality=intervals.mean([run.end.quality for run in runs]),
-        cost=None if price is None else seconds.value / 3600 * price,
+        cost=None if price is None else intervals.mean([run.end.seconds / 3600 * price for run in runs]),
         runs=runs,
     )
 

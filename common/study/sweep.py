@@ -84,7 +84,7 @@ def show(found: Answers, quality_name: str) -> None:
     for curve in found.curves:
         for point in curve.points:
             cells = [curve.configuration, f"{point.budget:g}", f"{len(point.runs)}", f"{point.samples:,.0f}"]
-            cells += [spread(point.seconds, ".1f"), DASH if point.cost is None else f"{point.cost:.4f}"]
+            cells += [spread(point.seconds, ".1f"), DASH if point.cost is None else spread(point.cost, ".4f")]
             rows.append([*cells, spread(point.quality, ".4f")])
     columns = ["configuration", "budget", "runs", "samples", "seconds", "dollars", quality_name]
     console.print(table(f"{quality_name} at the end of each budget", columns, rows))

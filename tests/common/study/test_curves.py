@@ -193,4 +193,4 @@ def test_time_is_without_evaluations_and_costs_what_it_takes():
     assert [each.samples for each in point.runs[0].way] == [100, 200]
     assert point.runs[0].seed == 7 and point.samples == 200
     assert point.seconds.value == pytest.approx(20) and point.quality.value == pytest.approx(0.2)
-    assert point.cost == pytest.approx(20 / 3600 * 1800)
+    assert point.cost.value == pytest.approx(20 / 3600 * 1800)

@@ -87,7 +87,7 @@ def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
         assert [point["budget"] for point in curve["points"]] == [0.5, 1.0]
         assert [point["samples"] for point in curve["points"]] == [320, 640]
         for point in curve["points"]:
-            assert point["cost"] == pytest.approx(point["seconds"]["value"] * 1e-4)
+            assert point["cost"]["value"] == pytest.approx(point["seconds"]["value"] * 1e-4)
             (run,) = point["runs"]
             assert len(run["way"]) in (5, 6)
             assert run["way"][-1]["samples"] == point["samples"]
