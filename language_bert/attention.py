@@ -39,57 +39,59 @@ class Sequences:
     """Where the sequences of a batch lie, computed once and reused by every layer.
 
     `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries; no sequence
-    is longer than `max_length`. On a CPU `groups` hold the sequences in order of length, and `places`
-    (num_queries,) says where each query stands in the groups laid one behind the other.
+    is longer than `max_length`. On a CPU `groups`, `num_groups` at most, hold the sequences in order of
+    length, and `places` (num_queries,) says where each query stands in the groups laid one behind the other.
     """
 
     cu_seqlens: Tensor
     cu_queries: Tensor
     max_length: int
+    num_groups: int
     groups: tuple[Group, ...] = ()
     places: Tensor | None = None
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "Sequences":
         """Return what a kernel on this device needs."""
         if device.type == "cpu":
-            return self
+            return self.grouped()
         keys, queries = (
             each.to(device, non_blocking=non_blocking) for each in (self.cu_seqlens, self.cu_queries)
         )
-        return Sequences(cu_seqlens=keys, cu_queries=queries, max_length=self.max_length)
+        return replace(self, cu_seqlens=keys, cu_queries=queries, groups=(), places=None)
 
     def selected(self, needed: Tensor) -> "Sequences":
         """Return the plan in which only these tokens (num_queries,), in ascending order, are queries."""
         offsets = torch.searchsorted(needed, self.cu_seqlens.long())
-        found = replace(self, cu_queries=offsets.int())
-        if not self.groups:
-            return found
-        laid, places = lay_out(offsets, [group.members for group in self.groups])
+        return replace(self, cu_queries=offsets.int(), groups=(), places=None)
+
+    def grouped(self) -> "Sequences":
+        """Return the plan with its groups."""
+        if self.places is not None:
+            return self
+        keys, queries = self.cu_seqlens.long(), self.cu_queries.long()
+        lengths = keys.diff()
+        order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
+        members = order.tensor_split(min(self.num_groups, len(order)))
+        laid, places = lay_out(keys, members)
+        asking = laid
+        if not torch.equal(keys, queries):
+            asking, places = lay_out(queries, members)
         groups = tuple(
-            replace(group, queries=queries) for group, (queries, _) in zip(self.groups, laid, strict=True)
+            Group(
+                members=group,
+                queries=asked,
+                tokens=tokens,
+                bias=torch.zeros(is_token.shape).masked_fill(~is_token, float("-inf")),
+            )
+            for group, (tokens, is_token), (asked, _) in zip(members, laid, asking, strict=True)
         )
-        return replace(found, groups=groups, places=places)
+        return replace(self, groups=groups, places=places)
 
 
 def plan_attention(lengths: Tensor, max_length: int, *, num_groups: int = NUM_GROUPS) -> Sequences:
-    """Plan the attention of a batch from its lengths (num_sequences,) int64 on the host; some may be 0."""
-    offsets = F.pad(lengths.cumsum(0), (1, 0))
-    found = Sequences(cu_seqlens=offsets.int(), cu_queries=offsets.int(), max_length=max_length)
-    if torch.cuda.is_available():
-        return found
-    order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
-    members = order.tensor_split(min(num_groups, len(order)))
-    laid, places = lay_out(offsets, members)
-    groups = tuple(
-        Group(
-            members=group,
-            queries=tokens,
-            tokens=tokens,
-            bias=torch.zeros(is_token.shape).masked_fill(~is_token, float("-inf")),
-        )
-        for group, (tokens, is_token) in zip(members, laid, strict=True)
-    )
-    return replace(found, groups=groups, places=places)
+    """Plan the attention of a batch from its lengths (num_sequences,) int64; some may be 0."""
+    offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
+    return Sequences(cu_seqlens=offsets, cu_queries=offsets, max_length=max_length, num_groups=num_groups)
 
 
 def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
@@ -110,6 +112,11 @@ def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tens
     return laid, places
 
 
+def has_kernel(device: torch.device) -> bool:
+    """Return whether a fused kernel takes offsets as they are."""
+    return device.type != "cpu"
+
+
 def has_flash_attention() -> bool:
     """Return whether the `flash-attn` package is installed."""
     return importlib.util.find_spec("flash_attn") is not None
@@ -117,7 +124,7 @@ def has_flash_attention() -> bool:
 
 def kernel_name(device: torch.device) -> str:
     """Return what computes attention on packed tokens on this device."""
-    if device.type == "cpu":
+    if not has_kernel(device):
         return "batched products"
     return "flash_attn" if has_flash_attention() else "torch.nn.attention.varlen"
 
@@ -143,8 +150,8 @@ def varlen_attention(
     `slopes` (num_heads,) a score is less by slope times distance, and every token must be a query. Raises
     UserError for float32 on a GPU, which no fused kernel takes.
     """
-    if sequences.places is not None:
-        return grouped_attention(query, key, value, sequences, slopes)
+    if not has_kernel(query.device):
+        return grouped_attention(query, key, value, sequences.grouped(), slopes)
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
     longest = sequences.max_length

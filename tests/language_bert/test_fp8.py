@@ -8,6 +8,7 @@ from common.config import load
 from common.errors import UserError
 from common.method import build_methods
 from common.optim import build_optimizer
+from common.training import to_device
 from language_bert.benchmark import Benchmark
 from language_bert.kernel_pairs import fp8_pair
 from language_bert.methods.fp8 import GRADIENTS, VALUES, Fp8Linear, quantize
@@ -25,7 +26,7 @@ def build(*settings):
     (batch,) = benchmark.bench_batches(8).values()
     for method in methods:
         batch = method.batch(batch, None)
-    return config, model, batch
+    return config, model, to_device(batch, torch.device("cpu"))
 
 
 def loss_of(model, batch):
