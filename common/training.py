@@ -110,10 +110,10 @@ class Training:
         return torch.autocast(self.device.type, dtype, enabled=precision != "fp32")
 
     def prepared(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Move a batch to the device and let each method change it."""
+        """Let each method change a batch, and move it to the device."""
         for method in self.methods:
             batch = method.batch(batch, progress)
-        return batch if self.device.type == "cpu" else to_device(batch, self.device)
+        return to_device(batch, self.device)
 
     def clear_gradients(self) -> None:
         """Forget the gradients; micro-batches add to memory that the next replay of a graph leaves alone."""

@@ -6,8 +6,9 @@ installed, else torch's own. Elsewhere groups of similar length are padded and c
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,7 @@ class Sequences:
     num_groups: int
     groups: tuple[Group, ...] = ()
     places: Tensor | None = None
+    keys: list[Any] = field(default_factory=list)  # laid out once for this plan and those selected from it
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "Sequences":
         """Return what a kernel on this device needs."""
@@ -68,14 +70,16 @@ class Sequences:
         """Return the plan with its groups."""
         if self.places is not None:
             return self
-        keys, queries = self.cu_seqlens.long(), self.cu_queries.long()
-        lengths = keys.diff()
-        order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
-        members = order.tensor_split(min(self.num_groups, len(order)))
-        laid, places = lay_out(keys, members)
+        if not self.keys:
+            offsets = self.cu_seqlens.long()
+            lengths = offsets.diff()
+            order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
+            members = order.tensor_split(min(self.num_groups, len(order)))
+            self.keys.extend([members, *lay_out(offsets, members)])
+        members, laid, places = self.keys
         asking = laid
-        if not torch.equal(keys, queries):
-            asking, places = lay_out(queries, members)
+        if self.cu_queries is not self.cu_seqlens:
+            asking, places = lay_out(self.cu_queries.long(), members)
         groups = tuple(
             Group(
                 members=group,
