@@ -62,13 +62,12 @@ def shard(num_samples: int, batch_size: int, *, seed: int, place: Place) -> np.n
 
 
 def sharded(
-    num_samples: int, batch_size: int, *, seed: int, place: Place, start_step: int = 0
+    samples: np.ndarray, num_samples: int, batch_size: int, *, seed: int, place: Place, start_step: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yield a rank's part of every step where it has the samples of its `shard` only, without end.
+    """Yield a rank's part of every step, of its own `samples` out of all, its `shard`, without end.
 
     Alone these are the samples of `batches`. With more ranks a batch is one of as many random parts.
     """
-    samples = shard(num_samples, batch_size, seed=seed, place=place)
 
     def order(epoch: int) -> np.ndarray:
         return np.take(samples, epoch_order(len(samples), seed=seed, epoch=epoch, rank=place.rank))

@@ -48,8 +48,7 @@ def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
         if watchdog:
             watchdog.start()
         return process.wait()
-    except KeyboardInterrupt:
-        heed_no_more()
+    except KeyboardInterrupt:  # the first and last signal that is heeded
         process.terminate()
         try:
             process.wait(GRACE_S)

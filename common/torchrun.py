@@ -37,20 +37,20 @@ def main() -> int:
         for number in ENDINGS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, end)
-        run.main([*options, "--module", "common.timed_run", path])
+        try:
+            run.main([*options, "--module", "common.timed_run", path])
+        finally:
+            heed_no_more()
     except SignalException:
         logging.disable(logging.NOTSET)  # a launcher that is gone closes no log
         mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
         return EXIT_INTERRUPTED
     except ChildFailedError as error:
-        heed_no_more()
         rank, failure = error.get_first_failure()
         if failure.exitcode >= 0:
             return failure.exitcode
         board.killed(rank, -failure.exitcode)
         return EXIT_FINDINGS
-    finally:
-        heed_no_more()
     return EXIT_OK
 
 

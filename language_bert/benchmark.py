@@ -227,11 +227,11 @@ class Benchmark(benchmark.Benchmark):
 
     def own_part(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return this rank's samples of a batch."""
-        if self.balances_ranks:
+        if self.place.world_size > 1 and self.balances_ranks:
             return sampler.balanced(indices, lengths, self.place)
         return sampler.own(indices, self.place)
 
-    @property
+    @cached_property
     def balances_ranks(self) -> bool:
         """Whether a batch is dealt by length: where padding takes no time, unless `unpad` says otherwise."""
         settings = self.config.methods.get("unpad")

@@ -148,7 +148,8 @@ class PackedBert(nn.Module):
             first = hidden[first_tokens]
         head = self.cls.predictions
         if self.transform_only and self.training:
-            logits = in_autocast_type(compiled.get("head", head.transform)(predicted))
+            transformed = compiled.get("head", head.transform)(predicted)
+            logits = transformed.to(autocast_dtype(transformed))
         else:
             logits = compiled.get("head", head)(predicted)
         if not self.has_next_sentence:
@@ -169,10 +170,10 @@ class PackedBert(nn.Module):
         return embeddings.LayerNorm(embedded + embeddings.position_embeddings(position_ids))
 
 
-def in_autocast_type(x: Tensor) -> Tensor:
-    """Return x as autocast hands it to a product: on GPUs it leaves LayerNorm's results in float32."""
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the type in which autocast hands x to a product: on GPUs LayerNorm leaves it in float32."""
     device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def encoder_layer(

@@ -123,6 +123,11 @@ def name_damaged(images: Images, waiting: Iterable[np.ndarray]) -> None:
             decode(images, int(sample))
 
 
+def gpu_id(device: torch.device) -> int | None:
+    """Return DALI's number of a device, None for the CPU."""
+    return (device.index or 0) if device.type == "cuda" else None
+
+
 def import_dali() -> ModuleType:
     """Return `nvidia.dali` with its operators and types."""
     try:

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from common.errors import UserError
-from image_classification.data.dali import build_squashing, import_dali, name_damaged
+from image_classification.data.dali import build_squashing, gpu_id, import_dali, name_damaged
 from image_classification.data.images import Images, decode
 
 Name = Literal["auto", "threads", "dali"]
@@ -70,8 +70,7 @@ class DaliDecoder:
         self, images: Images, stored_px: int, *, device: torch.device, num_threads: int, most: int
     ) -> None:
         self.images = images
-        device_id = (device.index or 0) if device.type == "cuda" else None
-        self.pipeline = build_squashing(import_dali(), stored_px, most, num_threads, device_id)
+        self.pipeline = build_squashing(import_dali(), stored_px, most, num_threads, gpu_id(device))
         self.reading = ThreadPoolExecutor(1, thread_name_prefix="decoding")
         self.running = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 

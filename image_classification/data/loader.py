@@ -54,7 +54,9 @@ class TrainSettings:
     min_area: float
     flip_probability: float
     place: Place = ALONE
-    is_sharded: bool = False  # a rank takes its part from samples that are its own for the whole run
+    own: np.ndarray | None = (
+        None  # samples that are this rank's for the whole run; None: a part of each batch
+    )
     transform: Transform | None = None  # of each crop, in worker processes
 
     @property
@@ -81,8 +83,9 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
     """Yield the steps from `start_step` on, without end."""
     steps_per_epoch = num_samples // settings.batch_size
     drawn = {"seed": settings.seed, "start_step": start_step}
-    if settings.is_sharded:
-        order = sampler.sharded(num_samples, settings.batch_size, place=settings.place, **drawn)
+    if settings.own is not None:
+        place = settings.place
+        order = sampler.sharded(settings.own, num_samples, settings.batch_size, place=place, **drawn)
     else:
         whole = sampler.batches(num_samples, settings.batch_size, **drawn)
         order = (sampler.own(samples, settings.place) for samples in whole)

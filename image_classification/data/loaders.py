@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from image_classification.data.dali import dali_batches, import_dali
+from image_classification.data.dali import dali_batches, gpu_id, import_dali
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings, train_batches, worker_batches
 from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, check_budget
@@ -36,9 +36,8 @@ def open_loader(
     if data.loader == "workers":
         return worker_batches(images, settings, num_workers=data.num_workers, start_step=start_step)
     if data.loader == "dali":
-        device_id = (device.index or 0) if device.type == "cuda" else None
         return dali_batches(
-            images, settings, num_threads=data.num_workers, device_id=device_id, start_step=start_step
+            images, settings, num_threads=data.num_workers, device_id=gpu_id(device), start_step=start_step
         )
     if data.loader == "resident":
         return ResidentLoader(

@@ -128,8 +128,8 @@ class ResidentLoader:
         micro_batch_size: int | None = None,
         start_step: int = 0,
     ) -> None:
-        self.images, self.settings, self.start_step = images, replace(settings, is_sharded=True), start_step
         self.own = sampler.shard(len(images), settings.batch_size, seed=settings.seed, place=settings.place)
+        self.images, self.settings, self.start_step = images, replace(settings, own=self.own), start_step
         computed = micro_batch_size or settings.num_own_samples
         check_budget(len(self.own), stored_px, device=device, where=where, batch_size=computed)
         self.device, self.where, self.dtype = device, where, dtype

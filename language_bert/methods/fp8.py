@@ -23,7 +23,7 @@ from common.config import RunConfig
 from common.errors import UserError
 from common.method import Method
 from language_bert.methods.fused_qkv import packed
-from language_bert.model import PackedBert
+from language_bert.model import PackedBert, autocast_dtype
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
 LEAST = 2.0**-100  # of a largest value; a tensor of zeros has a scale, too
@@ -83,8 +83,7 @@ class Fp8Linear(nn.Linear):
         """Return x (T, K) weight^T + bias, (T, N), in autocast's type."""
         if not self.training:
             return super().forward(x)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        dtype = autocast_dtype(x)
         y: Tensor = Fp8Product.apply(x, self.weight, dtype)
         return y if self.bias is None else y + self.bias.to(dtype)
 

@@ -19,9 +19,7 @@ from tests.runs import BERT, RESNET
 
 NUM_STEPS = 2000
 NUM_WINDOWS = 7
-MB_PER_1000_STEPS = (
-    10.0  # four tensors of 1 KB kept in each step were seen to cost 200: blocks between them stay
-)
+MB_PER_1000_STEPS = 10.0  # four tensors of 1 KB kept in each step cost 200: blocks between them stay
 MB_IN_ALL = 32
 NUM_LAUNCHES = int(os.environ.get("LAUNCHES", "6"))
 WITHIN_S = 600

@@ -103,7 +103,7 @@ def test_loss_and_every_gradient_equal_hugging_face_in_float64(lengths, next_sen
     batch = to_device(batch, CPU)
     loss = loss_of(model(**batch.inputs), batch.targets)
     loss.backward()
-    # the loss itself is computed in float32, as in training
+    # the next-sentence loss is computed in float32, as in training
     torch.testing.assert_close(loss.double(), expected.double(), rtol=1e-6, atol=1e-6)
     expected_gradients, found = gradients(plain), gradients(model)
     assert found.keys() == expected_gradients.keys()
@@ -306,6 +306,7 @@ def test_spread_positions_start_unequal_and_keys_equal_queries():
     assert torch.equal(attention.query.weight, attention.key.weight)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernels run on GPUs only")
 def test_the_fused_kernel_equals_scaled_dot_product_attention_on_each_sequence():
     torch.manual_seed(0)

@@ -36,6 +36,7 @@ def test_the_mean_of_parameters_and_statistics_is_the_plain_one():
     assert all(each.grad is not None and each.requires_grad for each in model.parameters())
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_counters_of_batch_norm_do_not_stop_it_on_a_gpu():
     model = nn.BatchNorm1d(4).cuda()
