@@ -1,9 +1,11 @@
 """Wikipedia as a person has it: MLCommons' cleaned text, or the reference's TFRecords. Nothing is unpacked.
 
 A source is any folder in which these files lie, at any depth: `part-00000-of-00500` and so on, `eval.txt`
-(text) or `eval_10k` (TFRecords), for text `vocab.txt`, and the checkpoint `model.ckpt-28252`.
+(text) or `eval_10k` (TFRecords), for text `vocab.txt`, and the checkpoint `model.ckpt-28252`. MLCommons has
+that one twice under one name: as TensorFlow 1 wrote it, which is read here, and as TensorFlow 2 does.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ TEXT, RECORDS = "eval.txt", "eval_10k"
 CHECKPOINT = "model.ckpt-28252"
 DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
 WIKIPEDIA = "wikipedia-20200101"  # `data.corpus`: anything else is checked against nothing
+CHECKPOINT_HINT = "of MLCommons' two checkpoints the one of TensorFlow 1 is read"
 NUM_PARTS = 500
 OFFICIAL_MD5 = {  # MLPerf Training, retired_benchmarks/bert/README.md
     "vocab.txt": "64800d5d8528ce344256daf115d4965e",
@@ -52,7 +55,7 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
     parts = list_parts(directory)
     if is_official and len(parts) != NUM_PARTS:
         raise UserError(f"{len(parts)} parts, expected {NUM_PARTS}", where=str(directory), hint=OTHER_HINT)
-    checkpoint = find(directory, CHECKPOINT + INDEX_SUFFIX) if has_checkpoint else None
+    checkpoint = find_checkpoint(directory) if has_checkpoint else None
     source = Source(
         is_text=is_text,
         parts=parts,
@@ -73,6 +76,15 @@ def find(directory: Path, name: str) -> Path:
     if len(found) > 1:
         raise UserError(f"{name} is there twice: {found[0]} and {found[1]}", where=str(directory))
     return found[0]
+
+
+def find_checkpoint(directory: Path) -> Path:
+    """Return the index of the checkpoint; of several, the one whose MD5 is published for TensorFlow 1."""
+    name = CHECKPOINT + INDEX_SUFFIX
+    for path in sorted(directory.rglob(name)):
+        if hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == OFFICIAL_MD5.get(name):
+            return path
+    return find(directory, name)
 
 
 def list_parts(directory: Path) -> list[Path]:
@@ -101,9 +113,8 @@ def check_official(source: Source) -> None:
     """Compare what has a published MD5. Raises UserError for another dump or a damaged file."""
     files = [source.evaluation, source.vocabulary, *source.parts] if source.is_text else []
     if source.checkpoint is not None:
-        files += [
-            source.checkpoint.with_name(source.checkpoint.name + end) for end in (INDEX_SUFFIX, DATA_SUFFIX)
-        ]
+        files += [source.checkpoint.with_name(CHECKPOINT + end) for end in (INDEX_SUFFIX, DATA_SUFFIX)]
     for path in files:
         if path is not None and (md5 := OFFICIAL_MD5.get(path.name)):
-            preparation.check_md5(path, md5, hint=OTHER_HINT)
+            hint = CHECKPOINT_HINT if path.name.startswith(CHECKPOINT) else OTHER_HINT
+            preparation.check_md5(path, md5, hint=hint)

@@ -1,5 +1,6 @@
 """Wikipedia to shards: text and TFRecords, what is refused, a preparation that is killed and goes on."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -280,6 +281,23 @@ def test_equal_shards_are_noticed(copied, tmp_path):
         UserError, match=r"\d+% of the instances.*part-00000-of-00004 and part-00003-of-00004"
     ):
         prepared(tmp_path / "full", copied)
+
+
+def test_of_two_checkpoints_the_one_of_tensorflow_1_is_read(copied, tmp_path, monkeypatch):
+    """MLCommons has both, of one name; the one that is read is known by its MD5, not by its folder."""
+    one, other, index = copied / "tf1", copied / "another", sources.CHECKPOINT + sources.INDEX_SUFFIX
+    for folder in (one, other):
+        folder.mkdir()
+    for path in copied.glob(f"{sources.CHECKPOINT}*"):
+        path.rename(one / path.name)
+    write_checkpoint(other / sources.CHECKPOINT, {"model/layer-0/.ATTRIBUTES/VARIABLE_VALUE": np.ones(2)})
+    with pytest.raises(UserError, match=r"model\.ckpt-28252\.index is there twice: .*another.* and .*tf1"):
+        prepared(tmp_path / "full", copied)
+    md5 = hashlib.md5((one / index).read_bytes()).hexdigest()
+    monkeypatch.setitem(sources.OFFICIAL_MD5, index, md5)
+    listed = sources.list_source(copied, is_official=False, has_checkpoint=True)
+    assert listed.checkpoint == one / sources.CHECKPOINT
+    prepared(tmp_path / "full", copied)
 
 
 def test_full_size_needs_a_source(tmp_path):
