@@ -253,6 +253,10 @@ class Benchmark(ABC):
         """Return other numbers of an evaluation under names of their own; none decides when a run stops."""
         return {}
 
+    def starting_doubt(self, quality: float) -> str:
+        """Return what is odd about the quality before the first step; nothing where none is known."""
+        return ""
+
     @property
     @abstractmethod
     def num_evaluation_targets(self) -> int:

@@ -202,10 +202,13 @@ class TrainingRun(Training):
         trained = f"  {self.rate:7.0f}/s  loss {self.clock.loss:6.3f}" if self.num_samples else "  untrained"
         self.clock.line(
             f"  {elapsed:6.1f} s  {self.num_samples:>9,} {self.benchmark.samples_name}"
-            f"{trained}  {self.benchmark.quality_name} {quality:.4f}"
+            f"{trained}  {self.benchmark.quality_name} {quality:.5f}"
             f" (target {self.config.target:g})"
-            + "".join(f"  {name} {value:.4f}" for name, value in others.items())
+            + "".join(f"  {name} {value:.5f}" for name, value in others.items())
         )
+        if not self.num_samples and (doubt := self.benchmark.starting_doubt(quality)):
+            self.log.event("starting_doubt", doubt)
+            self.clock.line(f"  {doubt}")
         return quality
 
     def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:

@@ -75,6 +75,25 @@ def test_the_published_accuracy_has_its_own_name():
     assert Benchmark(config_of("baseline", size="mini"), seed=0).other_qualities(1, 2) == {}
 
 
+@pytest.mark.parametrize(
+    ("quality", "settings", "is_doubted"),
+    [
+        (0.34085, (), False),
+        (0.34180, (), False),  # rounding
+        (0.34190, (), True),
+        (0.0001, (), True),  # the weights were not read
+        (0.0001, ("data.corpus=other",), False),
+        (0.0001, ("model.start=random",), False),
+        (0.0001, ("model.activation=gelu",), False),
+        (0.0001, ("methods.position_rows={}",), False),
+    ],
+)
+def test_the_published_weights_are_known_by_their_accuracy(quality, settings, is_doubted):
+    found = Benchmark(config_of("baseline", *settings), seed=0).starting_doubt(quality)
+    assert bool(found) == is_doubted
+    assert not is_doubted or f"{quality:.5f} before the first step, expected 0.34085 within 0.001" in found
+
+
 def test_position_rows_are_copies():
     weight = torch.randn(10, 3)
     trained = weight[:4].clone()

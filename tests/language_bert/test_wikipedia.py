@@ -17,6 +17,8 @@ import torch
 from common import fingerprint
 from common.config import ROOT, load
 from common.errors import UserError
+from common.mllog import RunLog
+from common.timed_run import Spec, TrainingRun
 from language_bert.benchmark import Benchmark
 from language_bert.data import sources, wikipedia
 from language_bert.data.corpus import documents
@@ -149,6 +151,31 @@ def test_a_run_starts_from_the_checkpoints_weights(source, tmp_path, next_senten
     batch = next(benchmark.train_batches())
     with torch.no_grad():
         assert torch.equal(model(**batch.inputs)[0], original(**batch.inputs)[0])
+
+
+def test_an_accuracy_of_the_starting_weights_that_is_not_the_published_one_is_told(
+    source, tmp_path, monkeypatch, capsys
+):
+    prepared(tmp_path / "full", source)
+    config = config_of(tmp_path / "full", **{"data.corpus": sources.WIKIPEDIA})  # as if it were that
+
+    def first_evaluation():
+        path = tmp_path / "result_0.txt"
+        log = RunLog(path, state="run")
+        spec = Spec(config={}, seed=1, system="test", result="", label="", expected_s=None)
+        run = TrainingRun(spec, config, Benchmark(config, seed=1), log)
+        run.initialize()
+        quality = run.evaluate()
+        log.close()
+        return quality, path.read_text(), capsys.readouterr().out
+
+    quality, log, screen = first_evaluation()
+    told = f"have {quality:.5f} before the first step, expected 0.34085"
+    assert quality < 0.3 and told in log and told in " ".join(screen.split())
+    assert f"masked-LM accuracy {quality:.5f} (target 0.72)" in screen
+    monkeypatch.setattr("language_bert.benchmark.STARTING_ACCURACY", quality)
+    _, log, screen = first_evaluation()
+    assert log.count("starting_doubt") == 1 and "before the first step" not in screen  # the one of above
 
 
 def padded(values, length):
