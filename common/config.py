@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from common import yaml_file
 from common.errors import UserError, nearest
@@ -47,8 +47,17 @@ class OptimizerConfig(Strict):
     learning_rate: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)  # beta1 of adamw
+    nesterov: bool = False  # of sgd and decoupled_sgd
     beta2: float = Field(default=0.999, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
+
+    @field_validator("nesterov")
+    @classmethod
+    def has_momentum(cls, value: bool, info: ValidationInfo) -> bool:
+        """Raise ValueError for an optimizer that has no momentum to look ahead with."""
+        if value and (info.data.get("name") == "adamw" or not info.data.get("momentum")):
+            raise ValueError("nesterov needs sgd or decoupled_sgd with a momentum")
+        return value
 
 
 class ScheduleConfig(Strict):
@@ -113,6 +122,7 @@ class RunConfig(Strict):
     global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
     micro_batch_size: int | None = Field(default=None, gt=0)  # at most so many at a time on a rank; null: all
     gradient_compression: Literal["none", "bf16"] = "none"  # on the way between ranks
+    evaluated_statistics: Literal["mean", "rank 0"] = "mean"  # of the ranks' batch norms
     evaluation_batch_size: int = Field(gt=0)
     precision: Literal["fp32", "bf16", "fp16"]
     evaluation_precision: Literal["fp32", "bf16", "fp16"]

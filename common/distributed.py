@@ -160,14 +160,21 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @torch.no_grad()
-def average_statistics(model: nn.Module) -> None:
-    """Give every rank the mean of the ranks' batch norm statistics, in place: all evaluate one model."""
+def share_statistics(model: nn.Module, of: str) -> None:
+    """Give every rank the same batch norm statistics, in place: all evaluate one model.
+
+    They are the `mean` of the ranks', or those of `rank 0`, as in the published runs.
+    """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     own = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
     if not own or not dist.is_initialized():
         return
     flat = torch.cat([value.double() for value in own])
-    dist.all_reduce(flat)
-    parts = torch.split(flat / dist.get_world_size(), [value.numel() for value in own])
+    if of == "mean":
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+    else:
+        dist.broadcast(flat, 0)
+    parts = torch.split(flat, [value.numel() for value in own])
     for value, found in zip(own, parts, strict=True):
         value.copy_(found)

@@ -14,14 +14,15 @@ from common.config import OptimizerConfig, Plan, ScheduleConfig
 class DecoupledSGD(SGD):
     """SGD with momentum whose weight decay follows the schedule, not the gradient.
 
-    Each step: p <- p * (1 - weight_decay * lr / peak_lr), then buf <- momentum * buf + g, p <- p - lr * buf.
+    Each step: p <- p * (1 - weight_decay * lr / peak_lr), then buf <- momentum * buf + g, p <- p - lr * buf;
+    with `nesterov` the last is p <- p - lr * (g + momentum * buf).
     At the peak a step decays by `weight_decay` itself, whatever the learning rate. Every parameter decays.
     Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; MosaicML's DecoupledSGDW.
     """
 
-    def __init__(self, parameters: Any, *, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
-        self.peak_lr = lr
+    def __init__(self, parameters: Any, **settings: Any) -> None:
+        super().__init__(parameters, **settings, fused=True)
+        self.peak_lr = settings["lr"]
         start_momentum(self)
 
     @torch.no_grad()
@@ -52,13 +53,15 @@ def start_momentum(optimizer: SGD) -> None:
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Return the optimizer over all parameters of the model in one group."""
-    parameters, rate, decay = list(model.parameters()), config.learning_rate, config.weight_decay
+    parameters = list(model.parameters())
+    settings: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.name == "adamw":
         betas = (config.momentum, config.beta2)
-        return AdamW(parameters, lr=rate, betas=betas, eps=config.epsilon, weight_decay=decay, fused=True)
+        return AdamW(parameters, **settings, betas=betas, eps=config.epsilon, fused=True)
+    settings |= {"momentum": config.momentum, "nesterov": config.nesterov}
     if config.name == "decoupled_sgd":
-        return DecoupledSGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay)
-    optimizer = SGD(parameters, lr=rate, momentum=config.momentum, weight_decay=decay, fused=True)
+        return DecoupledSGD(parameters, **settings)
+    optimizer = SGD(parameters, **settings, fused=True)
     start_momentum(optimizer)
     return optimizer
 

@@ -166,7 +166,7 @@ class TrainingRun(Training):
         self.log.start("eval_start", epoch_num=number)
         model = reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model)
         model.eval()
-        distributed.average_statistics(model)
+        distributed.share_statistics(model, self.config.evaluated_statistics)
         correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
         size = self.config.evaluation_batch_size
         for batch in self.benchmark.evaluation_batches():

@@ -50,6 +50,7 @@ class ImageDataConfig(DataConfig):
     evaluation_crop_px: int = Field(ge=32)
     min_crop_area: float = Field(gt=0, le=1)
     flip_probability: Fraction
+    alternates_flips: bool = False  # each image is mirrored in every other epoch
     loader: Literal["thread", "workers", "dali", "resident"]
     num_workers: int = Field(ge=1)  # decoding processes or threads
     keep_decoded: bool  # loader thread: hold every decoded image in memory from its first use on
@@ -168,7 +169,8 @@ class Benchmark(benchmark.Benchmark):
         """Return what leaves out decoding, and random crops with the methods that change single images."""
         methods = augmentations(self.config)  # which ask for worker processes
         plain = ["data.min_crop_area=1.0", "data.flip_probability=0"]
-        plain += [f"methods.{method.name}=false" for method in methods]
+        random = {method.name for method in methods} | {"alternating_flip"}
+        plain += [f"methods.{name}=false" for name in self.config.methods if name in random]
         return ({} if self.loads_once or methods else {"decoding": DECODED_ONCE}) | {"augmentation": plain}
 
     def other_loaders(self, factor: float) -> dict[str, list[str]]:
@@ -247,6 +249,7 @@ class Benchmark(benchmark.Benchmark):
             crop_px=lambda step: data.crop_px(plan.epoch(step)),
             min_area=data.min_crop_area,
             flip_probability=data.flip_probability,
+            alternates_flips=data.alternates_flips,
             place=self.place,
             transform=augmentation(self.config),
         )

@@ -60,6 +60,7 @@ class Ema(Method):
 
         half_life_steps: float = Field(gt=0, description="after so many steps old weights count half")
         every_steps: int = Field(ge=1, description="how often the average moves")
+        first_step: int = Field(default=0, ge=0, description="the average starts here at the earliest")
 
     average: nn.Module | None = None
 
@@ -70,7 +71,7 @@ class Ema(Method):
 
     def after_step(self, model: nn.Module, num_steps: int) -> None:
         """Start the average as a copy, later move it."""
-        if num_steps % self.settings.every_steps:
+        if num_steps % self.settings.every_steps or num_steps < self.settings.first_step:
             return
         if self.average is None:
             self.keep(model)

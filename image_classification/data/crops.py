@@ -38,12 +38,13 @@ def draw_crops(
     epoch: int,
     min_area: float,
     flip_probability: float,
+    alternates_flips: bool = False,
 ) -> Crops:
     """Draw the crops of `samples` (num_samples,) int64 with sizes (num_samples, 2): height, width.
 
     The area of a crop is uniform in [min_area, 1] of the image, the logarithm of its aspect ratio uniform
     between those of 3/4 and 4/3; after ten crops that do not fit, the largest centre crop within these
-    ratios.
+    ratios. Flips are drawn with `flip_probability`, or, where they alternate, as in `alternating_flips`.
     Source: torchvision.transforms.RandomResizedCrop, whose distribution this is.
     """
     counters = np.zeros((len(samples), NUM_TRIES + 1, 4), np.uint64)  # the last draw decides the flip
@@ -67,7 +68,20 @@ def draw_crops(
     boxes = np.where(
         fits.any(axis=1)[:, None], drawn[np.arange(len(samples)), fits.argmax(axis=1)], centre_crops(sizes)
     )
-    return Crops(boxes=boxes, flips=uniform[:, NUM_TRIES, 0] < flip_probability)
+    flips = uniform[:, NUM_TRIES, 0] < flip_probability
+    if alternates_flips:
+        flips = alternating_flips(samples, seed=seed, epoch=epoch)
+    return Crops(boxes=boxes, flips=flips)
+
+
+def alternating_flips(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+    """Return (num_samples,) bool: drawn in the first epoch, every other time the opposite of the last."""
+    counters = np.zeros((len(samples), 4), np.uint64)
+    counters[:, 0] = samples.astype(np.uint64) & MASK
+    counters[:, 1] = samples.astype(np.uint64) >> HALF
+    counters[:, 2] = NUM_TRIES
+    first: np.ndarray = philox(counters, np.array([seed, 0], np.uint64) & MASK)[:, 0] < 1 << 31
+    return first ^ bool(epoch % 2)
 
 
 def centre_crops(sizes: np.ndarray) -> np.ndarray:

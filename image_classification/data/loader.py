@@ -53,6 +53,7 @@ class TrainSettings:
     crop_px: Callable[[int], int]
     min_area: float
     flip_probability: float
+    alternates_flips: bool = False
     place: Place = ALONE
     own: np.ndarray | None = (
         None  # samples that are this rank's for the whole run; None: a part of each batch
@@ -97,6 +98,7 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
             epoch=epoch,
             min_area=settings.min_area,
             flip_probability=settings.flip_probability,
+            alternates_flips=settings.alternates_flips,
         )
         augment = None
         if settings.transform is not None:

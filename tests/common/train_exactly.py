@@ -69,12 +69,12 @@ def train(case, place):
     }
 
 
-def averaged_statistics(place):
-    """Return what batch norm keeps after averaging, having started at the rank."""
+def shared_statistics(place, of):
+    """Return what batch norm keeps after sharing, having started at the rank plus one."""
     norm = nn.BatchNorm2d(3)
-    norm.running_mean.fill_(place.rank)
-    norm.running_var.fill_(2 * place.rank)
-    distributed.average_statistics(nn.Sequential(norm))
+    norm.running_mean.fill_(place.rank + 1)
+    norm.running_var.fill_(2 * place.rank + 2)
+    distributed.share_statistics(nn.Sequential(norm), of)
     return [*norm.running_mean.tolist(), *norm.running_var.tolist()]
 
 
@@ -105,7 +105,7 @@ def main():
         with distributed.joined(place):
             found[world_size] = {
                 "trained": {case: train(case, place) for case in CASES},
-                "statistics": averaged_statistics(place),
+                "statistics": {of: shared_statistics(place, of) for of in ("mean", "rank 0")},
                 "error": agreed_error(place),
                 "told": distributed.broadcast(f"by rank {place.rank}"),
             }

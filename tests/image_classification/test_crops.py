@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
 
-from image_classification.data.crops import centre_crops, draw_crops, philox
+from image_classification.data.crops import alternating_flips, centre_crops, draw_crops, philox
 
 SETTINGS = {"seed": 3, "epoch": 1, "min_area": 0.08, "flip_probability": 0.5}
 
@@ -53,3 +53,17 @@ def test_an_image_too_narrow_for_every_try_gives_the_centre():
     crops = draw_crops(np.arange(50), np.full((50, 2), (900, 10)), **SETTINGS)
     assert centre_crops(np.array([[900, 10]])).tolist() == [[443, 0, 13, 10]]
     assert (crops.boxes[:, 2] <= 13).all() and [443, 0, 13, 10] in crops.boxes.tolist()
+
+
+def test_flips_alternate_from_epoch_to_epoch_and_move_no_crop():
+    samples, sizes = np.arange(2**33, 2**33 + 4000), np.full((4000, 2), (375, 500))
+    alternating = SETTINGS | {"alternates_flips": True}
+    epochs = [draw_crops(samples, sizes, **alternating | {"epoch": epoch}) for epoch in range(4)]
+    for epoch, crops in enumerate(epochs):
+        plain = draw_crops(samples, sizes, **SETTINGS | {"epoch": epoch})
+        assert np.array_equal(crops.boxes, plain.boxes)
+        assert np.array_equal(crops.flips, epochs[0].flips ^ bool(epoch % 2))
+        assert np.array_equal(crops.flips, alternating_flips(samples, seed=SETTINGS["seed"], epoch=epoch))
+        assert abs(crops.flips.mean() - 0.5) < 0.04
+    first = draw_crops(samples, sizes, **SETTINGS | {"epoch": 0})
+    assert np.array_equal(epochs[0].flips, first.flips)

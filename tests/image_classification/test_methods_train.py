@@ -34,6 +34,7 @@ METHODS = {
     "augmix": ["methods.augmix={}", *WORKERS],
     "layer_freezing": ["methods.layer_freezing={start: 0}"],
     "selective_backprop": ["methods.selective_backprop={start: 0}"],
+    "alternating_flip": ["data.flip_probability=0.5", "methods.alternating_flip={}"],
 }
 SAME_TRAINING = {"none", "swa"}  # it averages what training passes through
 

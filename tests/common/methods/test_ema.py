@@ -57,6 +57,16 @@ def test_method_starts_with_a_copy_at_the_first_update() -> None:
     assert model[0].weight.equal(first + 1) and model[0].weight.grad is not None
 
 
+def test_an_average_may_start_later() -> None:
+    method = Ema("ema", Ema.Config(half_life_steps=100, every_steps=20, first_step=50))
+    model = model_with_buffers()
+    for num_steps in (20, 40, 50):
+        method.after_step(model, num_steps)
+    assert method.evaluation_model(model) is model
+    method.after_step(model, 60)
+    assert method.evaluation_model(model) is not model
+
+
 def test_shared_parameters_stay_shared() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
