@@ -85,17 +85,6 @@ def test_weights_decay_by_the_published_factor_at_the_peak() -> None:
     torch.testing.assert_close(layer.weight.detach(), before * 0.9995)
 
 
-def test_every_configuration_has_the_published_optimizer() -> None:
-    for name in ("baseline", "mosaic", "optimized"):
-        optimizer = benchmark(name, "full").config.optimizer
-        assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.weight_decay) == (
-            "decoupled_sgd",
-            2.048,
-            0.875,
-            5e-4,
-        )
-
-
 def test_optimized_has_the_convergence_settings_of_mosaic_and_four_sizes() -> None:
     mosaic, optimized = (benchmark(name, "full") for name in ("mosaic", "optimized"))
     for method in ("scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "ema"):
