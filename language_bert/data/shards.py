@@ -76,16 +76,22 @@ def describe(part: str, index: np.ndarray, settings: InstanceSettings) -> dict[s
 
 
 class Shards:
-    """Random access to a part through memory maps; every record read is checked against its CRC."""
+    """Random access to a part through memory maps; every record read is checked against CRC and vocabulary.
 
-    def __init__(self, directory: Path, part: str) -> None:
-        """Open index and shards. Raises UserError for one that is missing or not as long as it should be."""
-        self.directory, self.part = directory, part
-        path = index_path(directory, part)
-        self.index = np.array(read_index(path, INDEX))  # in memory: rows are read one by one
-        if not self.index["num_masked"].all():
-            number = int(self.index["num_masked"].argmin())
-            raise UserError(f"record {number} has no masked token", where=str(path))
+    A record without a masked token is refused: a batch of such records has no loss.
+    """
+
+    def __init__(
+        self, directory: Path, part: str, *, max_seq_length: int = 512, vocab_size: int = 2**16
+    ) -> None:
+        """Open index and shards. Raises UserError for one that is missing or not as long as it should be.
+
+        It names file and record where one is longer than `max_seq_length` or has no masked token.
+        """
+        self.directory, self.part, self.vocab_size = directory, part, vocab_size
+        self.index = np.array(read_index(index_path(directory, part), INDEX))  # in memory: read row by row
+        self.refuse(self.index["num_masked"] == 0, "has no masked token")
+        self.refuse(self.index["num_tokens"] > max_seq_length, f"has more than {max_seq_length} tokens")
         self.num_words = self.index["num_tokens"].astype(np.int64) + 2 * self.index["num_masked"]
         self.shards = [self.open_shard(number) for number in range(int(self.index["shard"].max()) + 1)]
 
@@ -94,7 +100,7 @@ class Shards:
         path = shard_path(self.directory, self.part, number)
         expected = int(self.num_words[self.index["shard"] == number].sum())
         try:
-            words = np.memmap(path, dtype="<u2", mode="r")
+            words = np.asarray(np.memmap(path, dtype="<u2", mode="r"))  # slices of a memmap are slow
         except (OSError, ValueError) as error:
             raise UserError(f"cannot be read ({error})", where=str(path)) from error
         if len(words) != expected:
@@ -104,6 +110,11 @@ class Shards:
     def __len__(self) -> int:
         return len(self.index)
 
+    def refuse(self, is_wrong: np.ndarray, what: str) -> None:
+        """Raise UserError that names the first record of which `is_wrong` (num_records,) is true."""
+        if is_wrong.any():
+            raise UserError(what, where=self.where(int(is_wrong.argmax())))
+
     def where(self, number: int) -> str:
         """Return the shard of a record and its place there, from 0."""
         shard = self.index["shard"][number]
@@ -111,17 +122,24 @@ class Shards:
         return f"{shard_path(self.directory, self.part, int(shard))} record {number - first}"
 
     def __getitem__(self, number: int) -> Record:
-        """Return a record. Raises UserError that names file and record when its content has changed."""
+        """Return a record. Raises UserError that names file and record when its content cannot be one."""
         row = self.index[number]
         num_tokens, num_masked, first = int(row["num_tokens"]), int(row["num_masked"]), int(row["offset"])
         words = self.shards[row["shard"]][first : first + int(self.num_words[number])]
         if zlib.crc32(words.tobytes()) != row["crc32"]:
             raise UserError("is corrupt (CRC differs)", where=self.where(number))
         body = words.astype(np.int64)
+        input_ids, masked_ids = body[:num_tokens], body[num_tokens + num_masked :]
+        positions = body[num_tokens : num_tokens + num_masked]
+        if max(input_ids.max(initial=0), masked_ids.max()) >= self.vocab_size:
+            what = f"has a token outside of the vocabulary of {self.vocab_size}"
+            raise UserError(what, where=self.where(number))
+        if positions.max() >= num_tokens:
+            raise UserError("has a masked position outside of the sequence", where=self.where(number))
         return Record(
-            input_ids=body[:num_tokens],
+            input_ids=input_ids,
             num_a_tokens=int(row["num_a_tokens"]),
-            masked_positions=body[num_tokens : num_tokens + num_masked],
-            masked_ids=body[num_tokens + num_masked :],
+            masked_positions=positions,
+            masked_ids=masked_ids,
             is_random_next=bool(row["is_random_next"]),
         )

@@ -1,12 +1,15 @@
 """Instances by the reference algorithm, and their storage."""
 
+import dataclasses
 import random
+from array import array
 
 import numpy as np
 import pytest
 
 from common.config import load
 from common.errors import UserError
+from language_bert.benchmark import Benchmark
 from language_bert.data.corpus import documents
 from language_bert.data.instances import InstanceSettings, Vocabulary, create_instances
 from language_bert.data.prepare import prepare
@@ -64,14 +67,14 @@ def test_the_same_seed_gives_the_same_instances_and_another_does_not():
     assert other != make_instances()
 
 
-def write_part(directory, instances):
+def write_part(directory, instances, part="train"):
     index = np.concatenate(
         [
-            write_shard(shard_path(directory, "train", number), number, instances[number::2])
+            write_shard(shard_path(directory, part, number), number, instances[number::2])
             for number in range(2)
         ]
     )
-    np.save(index_path(directory, "train"), index)
+    np.save(index_path(directory, part), index)
 
 
 def test_shards_give_back_what_was_written(tmp_path):
@@ -116,6 +119,45 @@ def test_a_truncated_or_missing_shard_or_another_index_is_refused(tmp_path):
     np.save(index_path(tmp_path, "train"), np.zeros(3))
     with pytest.raises(UserError, match="not an index"):
         Shards(tmp_path, "train")
+
+
+def changed(instance, **values):
+    return dataclasses.replace(instance, **{name: array("H", each) for name, each in values.items()})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"masked_positions": [], "masked_ids": []}, "has no masked token"),
+        ({"input_ids": range(2, 35)}, "has more than 32 tokens"),
+        ({"input_ids": [2, 5, 100, 5, 3]}, "has a token outside of the vocabulary of 100"),
+        ({"masked_positions": [1], "masked_ids": [100]}, "has a token outside of the vocabulary of 100"),
+        ({"masked_positions": [40], "masked_ids": [7]}, "has a masked position outside of the sequence"),
+    ],
+)
+def test_a_record_that_none_can_be_is_named_with_file_and_place(tmp_path, values, message):
+    instances = make_instances()
+    instances[7] = changed(instances[7], **values)  # the fourth of the second shard
+    write_part(tmp_path, instances)
+    with pytest.raises(UserError, match=rf"train-00001\.shard record 3: {message}"):
+        shards = Shards(tmp_path, "train", max_seq_length=32, vocab_size=100)
+        list(map(shards.__getitem__, range(len(shards))))
+
+
+@pytest.mark.parametrize("name", ["train", "evaluation"])
+def test_a_run_reads_no_record_that_its_model_cannot_take(tmp_path, name):
+    settings = [f"data.directory={tmp_path}", "data.num_train_samples=64", "data.num_evaluation_samples=64"]
+    settings += ["data.max_seq_length=32", "model.vocab_size=100"]
+    config = load("language_bert", "baseline", size="mini", settings=settings).config
+    instances = make_instances()[:64]
+    instances[6] = changed(instances[6], input_ids=[2, 5, 6, 100, 3], masked_positions=[1], masked_ids=[7])
+    for part in ("train", "evaluation"):
+        write_part(tmp_path, instances, part)
+    benchmark = Benchmark(config, seed=0)
+    batches = benchmark.train_batches() if name == "train" else benchmark.evaluation_batches()
+    with pytest.raises(UserError, match=rf"{name}-00000\.shard record 3: has a token outside"):
+        for _ in range(4):  # an epoch
+            next(batches)
 
 
 def test_no_paragraph_of_the_corpus_stands_in_two_documents():
