@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config import Strict
+from common.errors import UserError
 from common.method import Batch, Method, Progress
 from common.training import to_device
 from language_bert.attention import plan_attention
@@ -27,8 +28,6 @@ from language_bert.model import PackedBert, masked_lm_loss
 
 if TYPE_CHECKING:
     from language_bert.model import BertModule
-
-CPU = torch.device("cpu")
 
 
 def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -92,15 +91,24 @@ class UnpaddedBert(PackedBert):
         token_type_ids: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
     ) -> Unpadded:
-        """Return the loss, next-sentence loss included where the model has that head, logits and labels."""
+        """Return the loss, next-sentence loss included where the model has that head, logits and labels.
+
+        Raises UserError for a batch without a masked token: the mean over none of them is no number.
+        """
         device = self.cls.predictions.decoder.weight.device
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types}
         targets = {"labels": labels}
         if next_sentence_label is not None:
             targets["next_sentence_label"] = next_sentence_label
-        batch = Batch(inputs=inputs, targets=targets, num_samples=len(input_ids))
-        batch = reduce(lambda packed, pack: pack(packed), self.packing, to_device(batch, CPU))
+        batch = Batch(
+            inputs={name: value.cpu() for name, value in inputs.items()},
+            targets={name: value.cpu() for name, value in targets.items()},
+            num_samples=len(input_ids),
+        )
+        batch = reduce(lambda packed, pack: pack(packed), self.packing, batch)
+        if (batch.targets["labels"] == IGNORED).all():
+            raise UserError("no token of the batch is masked", where="labels", hint="leave such batches out")
         batch = to_device(batch, device)
         outputs = super().forward(**batch.inputs)
         if self.training and self.training_loss:

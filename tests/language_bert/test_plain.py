@@ -69,6 +69,18 @@ def test_a_copy_is_evaluated_with_its_own_weights_and_has_logits_again():
     assert torch.equal(found.labels, batch["labels"][is_masked])
 
 
+@pytest.mark.parametrize("num_steps", range(len(STEPS) + 1))
+@pytest.mark.parametrize("is_padding", [False, True], ids=["none masked", "only padding masked"])
+def test_a_batch_without_masked_tokens_is_refused(num_steps, is_padding):
+    model, batch = unpad(make_model(False)), tensors((12, 5))
+    for step in STEPS[:num_steps]:
+        step(model)
+    batch["labels"].fill_(-100)
+    batch["labels"][0, 20:] = 3 if is_padding else -100
+    with pytest.raises(UserError, match="labels: no token of the batch is masked; leave such batches out"):
+        model(batch["input_ids"], batch["attention_mask"], batch["labels"])
+
+
 def test_dropout_is_refused():
     model = make_model(False)
     model.config.hidden_dropout_prob = 0.1
