@@ -31,12 +31,11 @@ from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_O
 from common.method import Batch
 from common.mllog import RunLog
 from common.ranks import Place
-from common.stepclock import StepClock
+from common.stepclock import StepClock, bottleneck
 from common.supervision import DUMP, end_with_parent, heed_no_more, raise_interrupt
 from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
-LOADER_BOUND = 0.1  # of the time spent waiting for batches
 WORKERS_END_S = 2.0  # for a loader's workers to end
 PEERS_END_S = 2.0  # in which torchrun notices that a rank has died, and ends the others
 
@@ -115,9 +114,7 @@ class TrainingRun(Training):
             loss = self.train_step(batch, step)
             self.num_samples += self.config.global_batch_size
             self.clock.step(loss)
-            if (
-                first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS
-            ):  # no evaluation between them
+            if first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between
                 self.report_rates(step + 1)
         self.slot.enter(last, BETWEEN)
         self.rate = self.clock.steps_per_s() * self.config.global_batch_size
@@ -137,17 +134,14 @@ class TrainingRun(Training):
         (first_at, first_waited), now = self.rates_from, time.perf_counter()
         self.rates_from = now, self.waited_s
         first, last = RATES_BETWEEN_STEPS
-        if step != last:
-            return
-        waiting = (self.waited_s - first_waited) / (now - first_at)
-        is_waiting = waiting > LOADER_BOUND
-        together = (last - first) * self.config.global_batch_size / (now - first_at)
-        alone = self.config.global_batch_size / (self.step_s * self.num_micro_batches)
-        self.clock.line(
-            f"  {self.benchmark.samples_name}/s: loader {together:.0f}{'' if is_waiting else ' or more'}, "
-            f"step alone {alone:.0f}, together {together:.0f}; "
-            f"{waiting:.0%} of the time waits: the {'loader' if is_waiting else 'step'} is the bottleneck"
-        )
+        if step == last:
+            line = bottleneck(
+                (last - first) * self.config.global_batch_size,
+                elapsed_s=now - first_at,
+                waited_s=self.waited_s - first_waited,
+                computed_s=(last - first) * self.step_s * self.num_micro_batches,
+            )
+            self.clock.line(f"  {self.benchmark.samples_name}/s: {line}")
 
     def change_epoch(self, started: int | None) -> None:
         """Log the border between two epochs; one that an evaluation divides is logged in both blocks."""
