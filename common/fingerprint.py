@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,19 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
     return dict(manifest)
 
 
-def verify(directory: Path, settings: dict[str, Any], *, hint: str, has_content: bool = True) -> list[str]:
+def verify(
+    directory: Path,
+    settings: dict[str, Any],
+    *,
+    hint: str,
+    has_content: bool = True,
+    explain: Callable[[Path], str] = lambda path: "",
+) -> list[str]:
     """Return one line for each file that is missing, extra or changed; an empty list means intact.
 
     A line, too, for each of the settings (`prepared_with` of a configuration) that the data do not follow.
-    Without `has_content` the files are not read, only their sizes compared.
+    Without `has_content` the files are not read, only their sizes compared. `explain` says more of a file
+    whose content has changed.
     """
     manifest = read_manifest(directory, hint=hint)
     expected, found = manifest["files"], data_files(directory)
@@ -90,7 +99,8 @@ def verify(directory: Path, settings: dict[str, Any], *, hint: str, has_content:
         if num_bytes != expected[name]["bytes"]:
             problems.append(f"{directory / name}: {num_bytes} bytes, expected {expected[name]['bytes']}")
         elif has_content and hash_file(found[name]) != expected[name]["sha256"]:
-            problems.append(f"{directory / name}: content changed (SHA-256 differs)")
+            more = explain(found[name])
+            problems.append(f"{directory / name}: content changed (SHA-256 differs){more}")
     return problems
 
 

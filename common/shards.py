@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from common.errors import UserError
+
+NUM_NAMED = 5  # of the records that have changed
 
 
 def shard_path(directory: Path, part: str, number: int) -> Path:
@@ -37,6 +39,26 @@ def read_index(path: Path, dtype: np.dtype, *, hint: str = "") -> np.ndarray:
     if index.dtype != dtype or index.ndim != 1 or not len(index):
         raise UserError("not an index of shards", where=str(path), hint=hint)
     return index
+
+
+class Shards(Protocol):
+    """The records of a part, each checked against its CRC when it is read."""
+
+    index: np.ndarray
+
+    def __getitem__(self, number: int) -> Any: ...
+
+
+def changed_records(shards: Shards, number: int, *, most: int = NUM_NAMED) -> str:
+    """Return which records of the shard of that number, from 0, differ from the index, in words."""
+    members, changed = np.flatnonzero(shards.index["shard"] == number), []
+    for place, record in enumerate(members):
+        try:
+            shards[int(record)]
+        except UserError:
+            changed.append(place)
+    more = f" and {len(changed) - most} more" if len(changed) > most else ""
+    return f" in record {', '.join(map(str, changed[:most]))}{more}" if changed else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity: it may hold long lists

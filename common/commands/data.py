@@ -4,7 +4,8 @@
 instances, both from what is installed; no network. For size full, --source is a folder with MLCommons' files:
 ImageNet's two tars, or train/CLASS/* and validation/CLASS/*; Wikipedia as cleaned text or TFRecords, with
 vocabulary and checkpoint. All of it is checked and written as large sequential files; a preparation that was
-stopped goes on where it was. `verify` finds a changed, missing or extra file: exit code 1.
+stopped goes on where it was. `verify` finds a changed, missing or extra file, and in a shard the changed
+records: exit code 1.
 
 examples:
   ttt data prepare image_classification --size mini
@@ -15,10 +16,11 @@ examples:
 
 import argparse
 import importlib
+from functools import partial
 from pathlib import Path
 
 from common import config as configs
-from common import fingerprint
+from common import fingerprint, shards
 from common.config import ROOT, SIZES
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
@@ -42,13 +44,30 @@ def main(args: argparse.Namespace) -> int:
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    problems = fingerprint.verify(directory, config.prepared_with(), hint=config.prepared_hint)
+    problems = fingerprint.verify(
+        directory,
+        config.prepared_with(),
+        hint=config.prepared_hint,
+        explain=partial(changed_records, args.benchmark),
+    )
     for problem in problems:
         print(problem.replace(f"{ROOT}/", ""))
     manifest = fingerprint.read_manifest(directory, hint="")
     state = "damaged" if problems else "intact"
     print(f"{args.benchmark} {args.size}: {state}, fingerprint {manifest['fingerprint']}")
     return EXIT_FINDINGS if problems else EXIT_OK
+
+
+def changed_records(benchmark: str, path: Path) -> str:
+    """Return which records of a shard differ from its index, which must be whole; of another file nothing."""
+    part, _, number = path.stem.rpartition("-")
+    if path.suffix != ".shard" or not number.isdigit():
+        return ""
+    opened = importlib.import_module(f"{benchmark}.data.shards").Shards
+    try:
+        return shards.changed_records(opened(path.parent, part), int(number))
+    except UserError:
+        return ""  # the index or another shard is damaged, too, and named by itself
 
 
 def prepare(config: configs.RunConfig, source: str | None = None) -> int:

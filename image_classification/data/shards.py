@@ -73,7 +73,7 @@ class Shards:
     files anew.
     """
 
-    def __init__(self, directory: Path, part: str, *, hint: str) -> None:
+    def __init__(self, directory: Path, part: str, *, hint: str = "") -> None:
         """Open index and shards. Raises UserError for one that is missing, or not as long as it should be."""
         self.directory, self.part, self.hint = directory, part, hint
         self.index = read_index(index_path(directory, part), INDEX, hint=hint)
@@ -95,6 +95,9 @@ class Shards:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, sample: int) -> bytes:
+        return self.jpeg(sample)
 
     def where(self, sample: int) -> str:
         """Return the shard of a sample and the record in it, from 0."""

@@ -194,8 +194,14 @@ def test_the_command_line_prepares_and_verifies(tars, tmp_path):
     assert ttt("data", "verify", *common).returncode == 0
     shard = directory / "train-00000.shard"
     content = bytearray(shard.read_bytes())
-    content[100] ^= 1
+    rows = np.load(directory / "train.index.npy")
+    second = int(rows["offset"][1])
+    assert rows["shard"][1] == 0
+    content[second + 10] ^= 1
     shard.write_bytes(content)
+    done = ttt("data", "verify", *common)
+    assert done.returncode == 1
+    assert "train-00000.shard: content changed (SHA-256 differs) in record 1\n" in done.stdout
     (directory / "train-00001.shard").write_bytes(content)
     (directory / "validation-00000.shard").rename(directory / "validation-00009.shard")
     done = ttt("data", "verify", *common)
