@@ -34,15 +34,19 @@ class Predictions(NamedTuple):
     seq_relationship_logits: Tensor | None = None
 
 
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Return logits in float32 where they have 16 bits; float64 stays."""
+    return logits.float() if logits.element_size() < 4 else logits
+
+
 def next_sentence_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
     """Return the mean cross entropy of the next-sentence head's logits (B, 2)."""
-    return F.cross_entropy(outputs[1].float(), targets["next_sentence_label"])
+    return F.cross_entropy(at_least_float32(outputs[1]), targets["next_sentence_label"])
 
 
 def masked_lm_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
     """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
-    logits = outputs[0].flatten(0, -2)
-    logits = logits.float() if logits.element_size() < 4 else logits
+    logits = at_least_float32(outputs[0].flatten(0, -2))
     loss = F.cross_entropy(logits, targets["labels"].flatten(), ignore_index=IGNORED)
     return loss if len(outputs) < 2 or outputs[1] is None else loss + next_sentence_loss(outputs, targets)
 

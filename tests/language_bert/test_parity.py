@@ -10,6 +10,7 @@ from transformers import BertConfig
 from common.config import load
 from common.errors import UserError
 from common.method import build_methods
+from common.methods.compile import missing_compiler
 from common.optim import build_optimizer
 from common.training import to_device
 from language_bert import attention
@@ -30,7 +31,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64; sums run in another order
 FURTHER = {"chunked_head": "{chunk_tokens: 3}", "compile_layers": "{backend: aot_eager}"}  # off at size mini
 
 
-def make_model(next_sentence: bool):
+def make_model(next_sentence: bool, attention: str = "sdpa"):
     config = BertConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=24,
@@ -41,6 +42,7 @@ def make_model(next_sentence: bool):
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         initializer_range=0.3,
+        attn_implementation=attention,
     )
     torch.manual_seed(5)
     return build_bert(config, next_sentence=next_sentence).double()
@@ -75,7 +77,12 @@ def gradients(model):
     return found
 
 
-LENGTHS = [(37, 4, 5, 12, 23), (37,), (9, 9, 9), (4, 37, 4)]
+def random_lengths(seed):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.integers(4, MAX_LENGTH + 1, rng.integers(2, 13)).tolist())
+
+
+LENGTHS = [(37, 4, 5, 12, 23), (37,), (9, 9, 9), (4, 37, 4), *map(random_lengths, range(3))]
 METHODS = [
     ("unpad",),
     ("unpad", "fused_qkv"),
@@ -91,26 +98,42 @@ METHODS = [
 @pytest.mark.parametrize("next_sentence", [False, True], ids=["mlm", "mlm+nsp"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_loss_and_every_gradient_equal_hugging_face_in_float64(lengths, next_sentence, methods):
-    config = configuration(next_sentence, methods)
-    benchmark = Benchmark(config, seed=0)
-    plain, copied = make_model(next_sentence), make_model(next_sentence)
-    batch = make_batch(lengths)
+    check_equal(make_model(next_sentence), lengths, configuration(next_sentence, methods))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("next_sentence", [False, True], ids=["mlm", "mlm+nsp"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_either_attention_of_hugging_face_is_equalled(lengths, next_sentence, attention):
+    plain = make_model(next_sentence, attention)
+    assert plain.config._attn_implementation == attention
+    check_equal(plain, lengths, configuration(next_sentence, METHODS[-2]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler() != "", reason="no C++ compiler")
+@pytest.mark.parametrize("next_sentence", [False, True], ids=["mlm", "mlm+nsp"])
+def test_code_of_inductor_equals_hugging_face_in_float64(next_sentence, monkeypatch):
+    monkeypatch.setitem(FURTHER, "compile_layers", "{backend: inductor}")
+    check_equal(make_model(next_sentence), LENGTHS[-1], configuration(next_sentence, METHODS[-1]))
+
+
+def check_equal(plain, lengths, config):
+    """Compare loss and every gradient of Hugging Face's model with those of a configuration."""
+    benchmark, batch = Benchmark(config, seed=0), make_batch(lengths)
     expected = benchmark.loss(plain(**batch.inputs), batch.targets)
     expected.backward()
-    model, loss_of = copied, benchmark.loss
+    model, loss_of = make_model(config.model.next_sentence), benchmark.loss
     for method in build_methods(config):
         model, batch, loss_of = method.model(model), method.batch(batch, None), method.loss(loss_of)
     batch = to_device(batch, CPU)
     loss = loss_of(model(**batch.inputs), batch.targets)
     loss.backward()
-    # the next-sentence loss is computed in float32, as in training
-    torch.testing.assert_close(loss.double(), expected.double(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(loss, expected, **EXACT)
     expected_gradients, found = gradients(plain), gradients(model)
     assert found.keys() == expected_gradients.keys()
     for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(
-            found[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}"
-        )
+        torch.testing.assert_close(found[name], gradient, **EXACT, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
@@ -130,13 +153,13 @@ def test_logits_and_gradients_equal_hugging_face_to_float64_rounding(lengths):
     expected_gradients, found_gradients = gradients(plain), gradients(packed)
     assert found_gradients.keys() == expected_gradients.keys()
     for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(found_gradients[name], gradient, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(found_gradients[name], gradient, **EXACT)
 
 
-def trained(methods, batch, precision, num_steps):
+def trained(methods, batch, precision, num_steps, next_sentence=False):
     """Return loss and parameters after steps of the loop's kind, under Hugging Face's names."""
-    config = configuration(False, methods)
-    model, loss_of = make_model(False), Benchmark(config, seed=0).loss
+    config = configuration(next_sentence, methods)
+    model, loss_of = make_model(next_sentence), Benchmark(config, seed=0).loss
     model = model if precision is None else model.float()
     for method in build_methods(config):
         model, batch, loss_of = method.model(model), method.batch(batch, None), method.loss(loss_of)
@@ -158,15 +181,14 @@ def trained(methods, batch, precision, num_steps):
 
 
 @pytest.mark.parametrize("methods", METHODS[-3:], ids="+".join)
-def test_an_optimizer_step_equals_hugging_faces_in_float64(methods):
-    _, expected = trained((), make_batch((37, 5, 20, 8)), None, 1)
-    _, found = trained(methods, make_batch((37, 5, 20, 8)), None, 1)
+@pytest.mark.parametrize("next_sentence", [False, True], ids=["mlm", "mlm+nsp"])
+@pytest.mark.parametrize("lengths", LENGTHS[-2:], ids=str)
+def test_an_optimizer_step_equals_hugging_faces_in_float64(lengths, next_sentence, methods):
+    _, expected = trained((), make_batch(lengths), None, 1, next_sentence)
+    _, found = trained(methods, make_batch(lengths), None, 1, next_sentence)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        if not name.endswith(
-            "key.bias"
-        ):  # its gradient is zero but for rounding, which Adam divides by itself
-            torch.testing.assert_close(found[name], values, rtol=1e-6, atol=2e-6)
+        torch.testing.assert_close(found[name], values, **EXACT)
 
 
 @pytest.mark.parametrize("methods", METHODS[-3:], ids="+".join)

@@ -12,7 +12,7 @@ from language_bert.methods.fused_qkv import fuse_qkv
 from language_bert.methods.last_layer_subset import compute_needed_tokens
 from language_bert.methods.sparse_head import read_masked_tokens
 from language_bert.methods.unpad import unpad
-from tests.language_bert.test_parity import gradients, make_batch, make_model
+from tests.language_bert.test_parity import EXACT, gradients, make_batch, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
 
@@ -41,15 +41,14 @@ def test_the_model_is_called_as_before_and_returns_the_same_loss_and_gradients(n
         step(model)
     expected = plain(**batch).loss
     found = model(**batch)
-    exact = 1e-6 if next_sentence else 1e-10  # the next-sentence loss is computed in float32
-    torch.testing.assert_close(found.loss, expected, rtol=exact, atol=exact)
+    torch.testing.assert_close(found.loss, expected, **EXACT)
     assert len(found.logits) == len(found.labels)
     expected.backward()
     found.loss.backward()
     expected_gradients, found_gradients = gradients(plain), gradients(model)
     assert found_gradients.keys() == expected_gradients.keys()
     for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(found_gradients[name], gradient, rtol=100 * exact, atol=exact)
+        torch.testing.assert_close(found_gradients[name], gradient, **EXACT)
 
 
 def test_a_copy_is_evaluated_with_its_own_weights_and_has_logits_again():
