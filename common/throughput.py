@@ -34,8 +34,7 @@ class Peaks:
 class Rate:
     """One configuration at one shape. Shares are of the device's peaks; padding counts nowhere.
 
-    `deviation` is that of a turn of steps, relative, over `num_turns`. Memory is what the process has
-    reserved so far; None on a CPU and where several configurations share it.
+    `deviation` is that of a turn of steps, relative, over `num_turns`. Memory is that of `step_memory`.
     """
 
     configuration: str
@@ -80,13 +79,14 @@ def measure_peaks(device: torch.device) -> Peaks:
 def measure(
     runs: dict[str, TrainingRun],
     peaks: Peaks,
+    memory: dict[str, dict[str, float]],
     *,
     seconds: float,
     report: Callable[[Rate], None],
 ) -> list[Rate]:
     """Time every configuration at every shape for about `seconds` each, a few steps of each in turn.
 
-    `runs` are initialized; the shapes are those of the benchmark.
+    `runs` are initialized; the shapes are those of the benchmark; `memory` is the `step_memory` of each.
     """
     rates = []
     batches = {name: run.benchmark.bench_batches(run.config.global_batch_size) for name, run in runs.items()}
@@ -120,7 +120,7 @@ def measure(
                 flops_per_s=per_s * work.flops,
                 flops_share=per_s * work.flops / peaks.flops_per_s,
                 bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
-                memory_gb=reserved_gb(runs[name].device) if len(runs) == 1 else None,
+                memory_gb=memory[name].get(shape),
             )
             report(rate)
             rates.append(rate)
@@ -172,6 +172,27 @@ def last_steps(run: TrainingRun) -> Iterator[int]:
     return itertools.cycle(range(max(0, num_steps - LAST_STEPS), num_steps))
 
 
-def reserved_gb(device: torch.device) -> float | None:
-    """Return the most memory that torch has reserved on a GPU; None on a CPU."""
-    return torch.cuda.max_memory_reserved(device) / 1e9 if device.type == "cuda" else None
+def reserved_bytes() -> int:
+    """Return the memory that is taken on this GPU, without what torch keeps for later; 0 without one."""
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def step_memory(run: TrainingRun, others_bytes: int) -> dict[str, float]:
+    """Return by shape the most memory in GB that a run has taken while it trained on that; empty on a CPU.
+
+    That is all that the process has reserved but `others_bytes`, which were taken before the run was built.
+    Captured graphs of the other shapes that the run trains on count: they stay.
+    """
+    found: dict[str, float] = {}
+    if run.device.type != "cuda":
+        return found
+    for shape, batch in run.benchmark.bench_batches(run.config.global_batch_size).items():
+        reserved_bytes()  # forgets what a larger shape has left
+        torch.cuda.reset_peak_memory_stats()
+        step = stepper(run, batch, turn_length(run.methods))
+        for _ in range(WARM_UP_TURNS):
+            step()
+        synchronize(run.device)
+        found[shape] = (torch.cuda.max_memory_reserved() - others_bytes) / 1e9
+    return found

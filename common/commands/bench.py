@@ -57,13 +57,18 @@ def main(args: argparse.Namespace) -> int:
     configs.benchmark_module(args.benchmark)  # answers an unknown name
     names = args.configurations or configs.configurations(args.benchmark)
     loaded = [load(args, name) for name in names]
+    from common import throughput
+
+    runs, memory = {}, {}
     with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
-        runs = {name: build(config, Path(directory)) for name, config in loaded}
-        for run in runs.values():
-            logs.callback(run.log.close)
+        for name, config in loaded:
+            others_bytes = throughput.reserved_bytes()
+            runs[name] = build(config, Path(directory))
+            logs.callback(runs[name].log.close)
+            memory[name] = throughput.step_memory(runs[name], others_bytes)
         if args.logging:
             return max(logging_cost(name, run, args.json) for name, run in runs.items())
-        return compare(args, runs)
+        return compare(args, runs, memory)
 
 
 def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
@@ -93,7 +98,9 @@ def build(config: configs.RunConfig, directory: Path, place: Place = ALONE) -> "
     return run
 
 
-def compare(args: argparse.Namespace, runs: "dict[str, TrainingRun]") -> int:
+def compare(
+    args: argparse.Namespace, runs: "dict[str, TrainingRun]", memory: dict[str, dict[str, float]]
+) -> int:
     """Print each figure as it is measured and each configuration's projection; write all of it as JSON."""
     from common import system, throughput
 
@@ -107,6 +114,7 @@ def compare(args: argparse.Namespace, runs: "dict[str, TrainingRun]") -> int:
     rates = throughput.measure(
         runs,
         peaks,
+        memory,
         seconds=args.seconds,
         report=lambda rate: console.print(describe(rate, first.benchmark.samples_name)),
     )

@@ -128,6 +128,15 @@ def gpu_id(device: torch.device) -> int | None:
     return (device.index or 0) if device.type == "cuda" else None
 
 
+def has_dali() -> bool:
+    """Return whether DALI is installed."""
+    try:
+        import_dali()
+    except UserError:
+        return False
+    return True
+
+
 def import_dali() -> ModuleType:
     """Return `nvidia.dali` with its operators and types."""
     try:

@@ -9,8 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from common.errors import UserError
-from image_classification.data.dali import build_squashing, gpu_id, import_dali, name_damaged
+from image_classification.data.dali import build_squashing, gpu_id, has_dali, import_dali, name_damaged
 from image_classification.data.images import Images, decode
 
 Name = Literal["auto", "threads", "dali"]
@@ -104,11 +103,7 @@ def uses_dali(name: Name, device: torch.device) -> bool:
     """Return whether DALI decodes: where it is asked for, else on a GPU where it is installed."""
     if name != "auto" or device.type != "cuda":
         return name == "dali"
-    try:
-        import_dali()
-    except UserError:
-        return False
-    return True
+    return has_dali()
 
 
 def open_decoder(

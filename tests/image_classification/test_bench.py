@@ -1,0 +1,96 @@
+"""`ttt bench`: what it times alone, the JSON that it keeps, and the memory of a configuration."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common import throughput
+from common.commands.bench import build
+from common.config import load
+from common.method import Batch
+from image_classification.benchmark import Benchmark
+from image_classification.data.dali import has_dali
+from tests.command import ttt
+
+GB = 10**9
+
+
+def test_every_loader_and_decoder_of_this_machine_is_timed_alone():
+    config = load("image_classification", "optimized", size="mini", settings=["global_batch_size=2"]).config
+    names = []
+    for part in Benchmark(config, seed=0).bench_parts():
+        part.call()
+        assert part.num_samples in (2, 32)
+        names.append(" ".join(part.name.split(",")[0].split()[:2]))
+    dali = ["loader dali", "decoder dali"] if has_dali() else []
+    expected = ["loader thread", "loader workers", "decoder threads", *dali]
+    assert set(expected) == {name for name in names if name.startswith(("loader", "decoder"))}
+    assert names[-3:] == ["crop and", "blurred shortcut", "blurred shortcut"]
+
+
+@pytest.mark.slow
+def test_configurations_and_forms_of_blurring_are_timed_side_by_side(tmp_path):
+    names = ["baseline", "optimized", "optimized+methods.blurpool=false"]
+    options = ["--size", "mini", "--batch-size", 2, "--seconds", 0.05, "--results", tmp_path, "--json"]
+    done = ttt("bench", "image_classification", *names, *options)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    (path,) = tmp_path.rglob("*.json")
+    assert json.loads(path.read_text()) == figures
+    found = {(rate["configuration"], rate["shape"]): rate for rate in figures["rates"]}
+    assert found.keys() == {(name, f"{size} px") for name in names for size in (56, 84, 112)}
+    for rate in found.values():
+        assert rate["samples_per_s"] == pytest.approx(2 / rate["step_ms"] * 1e3)
+        assert 0 < rate["flops_share"] < 1 and 0 < rate["bytes_share"] < 1 and rate["num_turns"] >= 2
+        assert rate["memory_gb"] is None  # of a CPU
+    assert figures["projected"] == {}  # of size full only
+
+
+def test_the_memory_of_a_configuration_is_what_it_takes_beside_the_others(monkeypatch):
+    """A stand-in for a GPU's allocator: 5 GB lie there before, a step takes 1 GB for each of its samples."""
+    reserved = {"now": 12 * GB, "most": 0}
+
+    def empty():
+        reserved["now"] = 7 * GB  # 5 of others, 2 of weights
+
+    def reset():
+        reserved["most"] = reserved["now"]
+
+    def step(batch, number):
+        reserved["now"] = 7 * GB + batch.num_samples * GB
+        reserved["most"] = max(reserved["most"], reserved["now"])
+
+    for name, stand_in in {
+        "empty_cache": empty,
+        "memory_reserved": lambda: reserved["now"],
+        "max_memory_reserved": lambda: reserved["most"],
+        "reset_peak_memory_stats": reset,
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    batches = {f"{n} px": Batch(inputs={}, targets={}, num_samples=n) for n in (4, 2)}
+    run = SimpleNamespace(
+        device=torch.device("cuda"),
+        config=SimpleNamespace(global_batch_size=4),
+        benchmark=SimpleNamespace(bench_batches=lambda num_samples: batches),
+        methods=[],
+        plan=SimpleNamespace(num_steps=100),
+        train_step=step,
+    )
+    assert throughput.step_memory(run, 5 * GB) == {"4 px": 6.0, "2 px": 4.0}
+    run.device = torch.device("cpu")
+    assert throughput.step_memory(run, 0) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_larger_images_take_more_memory_on_a_gpu(tmp_path):
+    before = throughput.reserved_bytes()
+    config = load("image_classification", "baseline", size="full", settings=["global_batch_size=16"]).config
+    run = build(config, tmp_path)
+    memory = throughput.step_memory(run, before)
+    run.log.close()
+    weights = 3 * 25_557_032 * 4 / 1e9  # gradients and momentum, too
+    assert weights < memory["96 px"] < memory["160 px"] < memory["224 px"] < 20
