@@ -14,6 +14,7 @@ from common.benchmark import KernelPair, Part
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.method import Batch
+from common.ranks import Place
 from language_bert.attention import kernel_name
 from language_bert.bench_parts import bench_parts
 from language_bert.data.batches import (
@@ -137,11 +138,13 @@ class Benchmark(benchmark.Benchmark):
 
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield random tokens of typical lengths; on a GPU every number of tokens that training may see."""
-        longest = self.config.data.max_seq_length
+        longest, num_parts = self.config.data.max_seq_length, self.place.world_size * self.num_micro_batches
         deviations = np.linspace(-4, 4, 65) if self.device.type == "cuda" else [0.0]
         for size in self.micro_batch_sizes:
             lengths = typical_lengths(size, longest)
             spread = longest * LENGTH_DEVIATION * size**0.5  # one standard deviation of their sum
+            if self.balances_parts:
+                spread /= num_parts**0.5  # they share that of the whole batch
             for deviation in deviations:
                 yield self.noise(moved_lengths(lengths, int(lengths.sum() + deviation * spread), longest))
 
@@ -160,9 +163,10 @@ class Benchmark(benchmark.Benchmark):
         return padded_batch(records, data.max_seq_length)
 
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
-        """Return a batch of random tokens with lengths as Wikipedia's."""
+        """Return a batch of random tokens with lengths as Wikipedia's, in the order of a loader."""
         longest = self.config.data.max_seq_length
-        return {f"{longest} tokens": self.noise(typical_lengths(num_samples, longest))}
+        lengths = typical_lengths(num_samples, longest)
+        return {f"{longest} tokens": self.noise(self.own_part(lengths, lengths))}
 
     def bench_parts(self) -> Iterator[Part]:
         """Yield the pieces of a step on packed tokens: attention, products, the rest, head and optimizer."""
@@ -199,7 +203,7 @@ class Benchmark(benchmark.Benchmark):
         return benchmark.Spread(
             deviation=float(lengths.std() / lengths.mean()),
             longest=float(lengths.max() / lengths.mean()),
-            is_balanced=self.balances_ranks,
+            is_balanced=self.balances_parts,
         )
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> benchmark.Projection | None:
@@ -228,13 +232,16 @@ class Benchmark(benchmark.Benchmark):
             yield replace(batch, num_global_targets=int(shards.index["num_masked"][indices].sum()))
 
     def own_part(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return this rank's samples of a batch."""
-        if self.place.world_size > 1 and self.balances_ranks:
-            return sampler.balanced(indices, lengths, self.place)
-        return sampler.own(indices, self.place)
+        """Return this rank's samples of a batch, one micro-batch behind the other."""
+        num_parts = self.num_micro_batches
+        if not self.balances_parts or self.place.world_size * num_parts == 1:
+            return sampler.own(indices, self.place)
+        own = sampler.balanced(np.arange(len(indices)), lengths, self.place)
+        places = (Place(rank=number, world_size=num_parts) for number in range(num_parts))
+        return indices[np.concatenate([sampler.balanced(own, lengths[own], place) for place in places])]
 
     @cached_property
-    def balances_ranks(self) -> bool:
+    def balances_parts(self) -> bool:
         """Whether a batch is dealt by length: where padding takes no time, unless `unpad` says otherwise."""
         settings = self.config.methods.get("unpad")
         return settings is not None and Unpad.Config(**settings).balance_ranks

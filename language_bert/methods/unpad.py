@@ -136,7 +136,7 @@ class Unpad(Method):
         )
         balance_ranks: bool = Field(
             default=True,
-            description="several ranks deal a batch by length: none waits for the one with most",
+            description="ranks and micro-batches deal a batch by length: all have about as many tokens",
         )
 
     def model(self, model: nn.Module) -> nn.Module:

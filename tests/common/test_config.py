@@ -124,7 +124,7 @@ def test_an_overlay_adjusts_a_method_that_is_on_and_ignores_one_that_is_off(fold
     append(folder / "mini.yaml", "  fused_qkv: false\n")
     assert bert().config.methods == {}
     adjusted = bert(configuration="optimized").config.methods
-    assert adjusted["unpad"] == {"round_to": 64} and "fused_qkv" not in adjusted  # 2048 at size full
+    assert adjusted["unpad"] == {"round_to": 64} and "fused_qkv" not in adjusted  # 512 at size full
     assert bert("methods.unpad=false", configuration="optimized").config.methods.get("unpad") is None
     (folder / "derived.yaml").write_text("extends: optimized\nmethods: {unpad: false}\n")
     assert "unpad" not in bert(configuration="derived").config.methods

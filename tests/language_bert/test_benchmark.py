@@ -8,7 +8,9 @@ import torch
 
 from common.config import ROOT, load
 from common.method import build_methods
+from common.methods.compile import MAX_SHAPES
 from common.optim import schedule_factor
+from common.ranks import Place, part
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import moved_lengths, typical_lengths
 from language_bert.data.sources import WIKIPEDIA
@@ -105,3 +107,52 @@ def test_a_projection_says_what_it_assumes():
     found = Benchmark(config_of("optimized"), seed=0).projection({"512 tokens": 1000.0}, 8)
     assert found.minutes == pytest.approx((1e6 + 40 * 10_000 / 3) / 8000 / 60)
     assert "estimate" in found.assuming and json.dumps(found.assuming)
+
+
+class OnGpu(Benchmark):
+    device = torch.device("cuda")  # what it would warm up there; nothing is computed
+
+
+def micro_batches(benchmark, lengths):
+    """Return tokens and masked tokens of this rank's micro-batches, (num_micro_batches, 2)."""
+    own = benchmark.own_part(lengths, lengths)
+    counts = np.stack([own, np.clip((own * 0.20).round(), 1, 102)], axis=1).astype(int)
+    num_parts = benchmark.num_micro_batches
+    parts = [part(len(own), number, num_parts) for number in range(num_parts)]
+    return np.array([counts[each.start : each.stop].sum(axis=0) for each in parts])
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 448), (3, 448), (8, 448), (4, 7), (2, 3)])
+def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
+    config = config_of("optimized", f"global_batch_size={batch_size}", "micro_batch_size=20")
+    lengths, indices = typical_lengths(batch_size, 512), np.arange(batch_size) + 1000
+    places = [Place(rank=rank, world_size=world_size) for rank in range(world_size)]
+    benchmarks = [Benchmark(config, seed=0, place=place) for place in places]
+    parts = [benchmark.own_part(indices, lengths) for benchmark in benchmarks]
+    assert [len(each) for each in parts] == [benchmark.num_own_samples for benchmark in benchmarks]
+    assert sorted(np.concatenate(parts)) == indices.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 4, 8])
+def test_every_shape_is_compiled_before_the_clock_starts_and_padding_is_small(world_size):
+    """Whether 8 ranks take a micro-batch of 56 or one takes 8 of them, they are dealt by length."""
+    config = config_of("optimized")
+    sizes = [config.methods[name]["round_to"] for name in ("unpad", "sparse_head")]
+    benchmark = OnGpu(config, seed=0, place=Place(rank=0, world_size=world_size))
+
+    def rounded(counts):
+        return -(-counts // sizes) * sizes
+
+    synthetic = [
+        (int(batch.inputs["attention_mask"].sum()), benchmark.num_targets(batch))
+        for batch in benchmark.synthetic_batches()
+    ]
+    shapes = set(map(tuple, rounded(np.array(synthetic)).tolist()))
+    rng, population = np.random.default_rng(world_size), typical_lengths(100_000, 512)
+    steps = [micro_batches(benchmark, rng.choice(population, 448)) for _ in range(50 * world_size)]
+    seen = np.concatenate(steps)
+    assert set(map(tuple, rounded(seen).tolist())) <= shapes
+    assert (len({tokens for tokens, _ in shapes}), len(shapes)) == (8, 10)
+    assert len(shapes) + 8 < MAX_SHAPES
+    padding = rounded(seen).sum(axis=0) / seen.sum(axis=0) - 1
+    assert padding == pytest.approx([0.018, 0.073], abs=0.01)
