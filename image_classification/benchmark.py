@@ -222,11 +222,11 @@ class Benchmark(benchmark.Benchmark):
         return sampler.shard_size(config.data.num_train_samples, config.global_batch_size, self.place)
 
     def equal_settings(self) -> list[list[str]]:
-        """Return the loaders that decode in every run anew, and numbers of their workers."""
+        """Return the loaders that decode in every run anew, and numbers of workers with a processor each."""
         data, processors = self.config.data, os.cpu_count() or 1
         if data.loader == "thread":
             return [["data.loader=workers", f"data.num_workers={min(data.num_workers, processors)}"]]
-        counts = sorted({1, 2, 4, processors, 2 * processors} - {data.num_workers})
+        counts = [n for n in sorted({1, 2, 4, processors}) if n <= processors and n != data.num_workers]
         loaders = [[f"data.loader={name}"] for name in ("thread", "workers") if name != data.loader]
         return loaders + [[f"data.num_workers={count}"] for count in counts]
 

@@ -192,3 +192,12 @@ def test_an_evaluation_in_the_middle_of_an_epoch_has_a_fraction_of_it() -> None:
     samples = found.config.steps_per_epoch * found.config.global_batch_size
     assert [found.epochs_finished(n * samples // 2) for n in (2, 7, 8)] == [1, 3.5, 4]
     assert [found.epoch_number(n * samples // 2) for n in (0, 2, 7, 8)] == [1, 1, 4, 4]
+
+
+@pytest.mark.parametrize(("processors", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6])])
+def test_no_more_workers_than_processors_are_tried(monkeypatch, processors: int, counts: list[int]) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    tried = [each for (*_, each) in benchmark("baseline", "full").equal_settings()]  # has 16
+    assert tried == ["data.loader=thread", *(f"data.num_workers={count}" for count in counts)]
+    (alone,) = benchmark("baseline", "mini").equal_settings()
+    assert alone == ["data.loader=workers", f"data.num_workers={processors}"]
