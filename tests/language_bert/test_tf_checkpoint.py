@@ -1,12 +1,16 @@
 """A checkpoint in TensorFlow's format, written by tf_files.py, becomes Hugging Face's model."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import BertConfig, BertForPreTraining
 
 from common.errors import UserError
 from language_bert.data.tf_checkpoint import hugging_face_name, read_index, read_tensors, to_hugging_face
+from language_bert.data.weights import load_weights
 from tests.language_bert.tf_files import write_checkpoint
 
 
@@ -89,10 +93,15 @@ def test_names():
 
 def test_a_missing_or_misshaped_tensor_is_named(model, tensors):
     del tensors["bert/encoder/layer_3/output/dense/kernel"]
-    with pytest.raises(UserError, match=r"no tensor for bert\.encoder\.layer\.3\.output\.dense\.weight"):
+    with pytest.raises(
+        UserError, match=r"model\.ckpt: has no tensor for bert\.encoder\.layer\.3\.output\.dense\.weight"
+    ):
         to_hugging_face(tensors, expected(model), where="model.ckpt")
     tensors["bert/encoder/layer_3/output/dense/kernel"] = np.zeros((8, 12), np.float32)
-    with pytest.raises(UserError, match=r"layer\.3\.output\.dense\.weight is \(12, 8\), expected \(8, 12\)"):
+    with pytest.raises(
+        UserError,
+        match=r"model\.ckpt: bert\.encoder\.layer\.3\.output\.dense\.weight is \(12, 8\), expected \(8, 12\)",
+    ):
         to_hugging_face(tensors, expected(model), where="model.ckpt")
 
 
@@ -113,3 +122,23 @@ def test_damage_is_named(tensors, tmp_path):
         index.write_bytes(damaged)
         with pytest.raises(UserError, match=r"model\.ckpt-28252\.index"):
             read_tensors(prefix)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bert.pooler.dense.weight": None}, "bert.pooler.dense.weight is missing, expected (8, 8)"),
+        ({"cls.predictions.bias": torch.zeros(49)}, "cls.predictions.bias is (49,), expected (50,)"),
+        ({"other": torch.zeros(2)}, "other is not of this model"),
+        (None, "no starting weights"),
+    ],
+    ids=["missing", "misshaped", "another", "no file"],
+)
+def test_prepared_weights_of_another_model_are_refused(model, tmp_path, change, message):
+    path = tmp_path / "model.safetensors"
+    if change is not None:
+        tensors = dict(model.named_parameters()) | change
+        save_file({name: values for name, values in tensors.items() if values is not None}, path)
+    with pytest.raises(UserError, match=re.escape(f"model.safetensors: {message}")) as raised:
+        load_weights(model, path, hint="prepare again")
+    assert str(raised.value).endswith("; prepare again")

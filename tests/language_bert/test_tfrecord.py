@@ -1,11 +1,13 @@
 """The reference's TFRecords, read without TensorFlow."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from common.errors import UserError
 from language_bert.data.protobuf import masked_crc, read_varints
-from language_bert.data.tfrecord import parse_example, read_payloads, to_instance
+from language_bert.data.tfrecord import parse_example, read_instances, read_payloads, to_instance
 from tests.language_bert.tf_files import example, varint, write_tfrecord
 
 LIMITS = {"vocab_size": 30522, "max_seq_length": 16}
@@ -72,6 +74,26 @@ def test_a_record_becomes_an_instance_without_padding():
 def test_what_no_instance_can_have_is_said(changes, message):
     with pytest.raises(ValueError, match=message):
         instance(**changes)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (example(lists(input_ids=[30522] + [0] * 15)), "has a token outside of the vocabulary of 30522"),
+        (example(lists(masked_lm_ids=[128, -1, 0, 0])), "has a masked token outside of the vocabulary"),
+        (example(lists(input_mask=[1] * 17, input_ids=[1] * 17, segment_ids=[0] * 17)), "is 17 tokens long"),
+        (example(lists(masked_lm_weights=np.zeros(4))), "has no masked token"),
+        (example({"input_ids": [101]}), "has no 'input_mask'"),
+        (b"no example", "."),
+    ],
+)
+def test_a_record_that_is_no_instance_is_named_with_its_file(tmp_path, payload, message):
+    path = tmp_path / "part-00007-of-00500"
+    write_tfrecord(path, [example(lists()), example(lists()), payload])
+    found = read_instances(path, **LIMITS)
+    assert len(list(itertools.islice(found, 2))) == 2
+    with pytest.raises(UserError, match=f"part-00007-of-00500 record 2: {message}"):
+        next(found)
 
 
 def test_records_come_in_order_and_damage_names_file_and_record(tmp_path):
