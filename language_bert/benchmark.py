@@ -13,7 +13,8 @@ from common import benchmark, fingerprint, sampler
 from common.benchmark import KernelPair, Part
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
-from common.method import Batch
+from common.method import Batch, build_methods
+from common.methods.compile import MAX_SHAPES
 from common.ranks import Place
 from language_bert.attention import kernel_name
 from language_bert.bench_parts import bench_parts
@@ -130,14 +131,34 @@ class Benchmark(benchmark.Benchmark):
         ]
 
     def check_ready(self) -> None:
-        """Raise UserError for the next-sentence loss in parts: a mean over sequences, not over tokens."""
+        """Raise UserError for what would fail later.
+
+        That is the next-sentence loss in parts, a mean over sequences, not over tokens; and numbers of tokens
+        that differ too much for a compiler: it makes a form of a layer for each, and for each pair of all and
+        masked ones of the last layer.
+        """
         is_divided = self.place.world_size > 1 or self.num_micro_batches > 1
         if self.config.model.next_sentence and is_divided:
             what = "is not trained on several ranks or in micro-batches"
             raise UserError(what, where="model.next_sentence")
+        methods = {method.name: method for method in build_methods(self.config)}
+        rounding = [methods[name].settings.round_to for name in ("unpad", "sparse_head") if name in methods]
+        if not rounding or not any(method.compiles for method in methods.values()):
+            return
+        counts = np.array([[each.sum(), self.num_masked(each).sum()] for each in self.synthetic_lengths()])
+        shapes = -(-counts[:, : len(rounding)] // rounding)
+        num_forms = len(np.unique(shapes[:, 0])) + len(np.unique(shapes, axis=0))
+        if num_forms > MAX_SHAPES:
+            what = f"a layer would be compiled in {num_forms} forms, more than {MAX_SHAPES}"
+            hint = "raise it and that of sparse_head, as micro_batch_size is raised"
+            raise UserError(what, where="methods.unpad.round_to", hint=hint)
 
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield random tokens of typical lengths; on a GPU every number of tokens that training may see."""
+        yield from map(self.noise, self.synthetic_lengths())
+
+    def synthetic_lengths(self) -> Iterator[np.ndarray]:
+        """Yield the lengths (micro_batch_size,) of each synthetic batch."""
         longest, num_parts = self.config.data.max_seq_length, self.place.world_size * self.num_micro_batches
         deviations = np.linspace(-4, 4, 65) if self.device.type == "cuda" else [0.0]
         for size in self.micro_batch_sizes:
@@ -146,21 +167,20 @@ class Benchmark(benchmark.Benchmark):
             if self.balances_parts:
                 spread /= num_parts**0.5  # they share that of the whole batch
             for deviation in deviations:
-                yield self.noise(moved_lengths(lengths, int(lengths.sum() + deviation * spread), longest))
+                yield moved_lengths(lengths, int(lengths.sum() + deviation * spread), longest)
+
+    def num_masked(self, lengths: np.ndarray) -> np.ndarray:
+        """Return how many tokens of sequences of these lengths are masked in training."""
+        return np.maximum(1, (lengths * self.config.data.masked_fraction).round().astype(np.int64))
 
     def noise(self, lengths: np.ndarray) -> Batch:
         """Return a batch of random tokens with the configured share of masked ones."""
-        rng, data = np.random.default_rng(0), self.config.data
+        rng, vocab_size = np.random.default_rng(0), self.config.model.vocab_size
         records = [
-            random_record(
-                rng,
-                length=int(length),
-                vocab_size=self.config.model.vocab_size,
-                num_masked=max(1, round(length * data.masked_fraction)),
-            )
-            for length in lengths
+            random_record(rng, length=int(length), vocab_size=vocab_size, num_masked=int(num_masked))
+            for length, num_masked in zip(lengths, self.num_masked(lengths), strict=True)
         ]
-        return padded_batch(records, data.max_seq_length)
+        return padded_batch(records, self.config.data.max_seq_length)
 
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
         """Return a batch of random tokens with lengths as Wikipedia's, in the order of a loader."""

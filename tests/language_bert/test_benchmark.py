@@ -1,12 +1,14 @@
 """The configurations and what the benchmark derives from them."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
 from common.config import ROOT, load
+from common.errors import UserError
 from common.method import build_methods
 from common.methods.compile import MAX_SHAPES
 from common.optim import schedule_factor
@@ -15,6 +17,10 @@ from language_bert.benchmark import Benchmark
 from language_bert.data.batches import moved_lengths, typical_lengths
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.methods.position_rows import copy_rows
+
+
+class OnGpu(Benchmark):
+    device = torch.device("cuda")  # what it would warm up there; nothing is computed
 
 
 def config_of(name, *settings, size="full"):
@@ -91,6 +97,26 @@ def test_the_published_weights_are_known_by_their_accuracy(quality, settings, is
     assert not is_doubted or f"{quality:.5f} before the first step, expected 0.34085 within 0.001" in found
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ((), False),
+        (("micro_batch_size=112",), False),
+        (("micro_batch_size=448",), True),  # eight times the tokens, and as much difference between batches
+        (("micro_batch_size=448", "methods.compile_layers=false"), False),
+        (("micro_batch_size=448", "methods.unpad.round_to=4096", "methods.sparse_head.round_to=4096"), False),
+        (("methods.unpad.round_to=64",), True),
+        (("methods.unpad.balance_ranks=false",), False),
+        (("methods.unpad.balance_ranks=false", "methods.unpad.round_to=256"), True),
+    ],
+)
+def test_more_shapes_than_a_compiler_takes_are_refused_at_the_start(settings, is_refused):
+    benchmark = OnGpu(config_of("optimized", *settings), seed=0)
+    message = r"methods\.unpad\.round_to: a layer would be compiled in \d+ forms, more than 64; raise it"
+    with pytest.raises(UserError, match=message) if is_refused else nullcontext():
+        benchmark.check_ready()
+
+
 def test_position_rows_are_copies():
     weight = torch.randn(10, 3)
     trained = weight[:4].clone()
@@ -102,10 +128,6 @@ def test_a_projection_says_what_it_assumes():
     found = Benchmark(config_of("optimized"), seed=0).projection({"512 tokens": 1000.0}, 8)
     assert found.minutes == pytest.approx((1e6 + 40 * 10_000 / 3) / 8000 / 60)
     assert "estimate" in found.assuming and json.dumps(found.assuming)
-
-
-class OnGpu(Benchmark):
-    device = torch.device("cuda")  # what it would warm up there; nothing is computed
 
 
 def micro_batches(benchmark, lengths):
