@@ -182,7 +182,7 @@ def step_memory(run: TrainingRun, others_bytes: int) -> dict[str, float]:
     """Return by shape the most memory in GB that a run has taken while it trained on that; empty on a CPU.
 
     That is all that the process has reserved but `others_bytes`, which were taken before the run was built.
-    Captured graphs of the other shapes that the run trains on count: they stay.
+    Captured graphs of the shapes before it count: they stay.
     """
     found: dict[str, float] = {}
     if run.device.type != "cuda":

@@ -28,20 +28,22 @@ class Training:
         self.plan: Plan = config.plan()
         self.methods: list[Method] = build_methods(config)
         self.device, self.place = benchmark.device, benchmark.place
+        self.step_s = math.inf  # of a micro-batch's passes, alone
         self.num_micro_batches = benchmark.num_micro_batches
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
 
-    def initialize(self, *, from_scratch: bool = False) -> None:
+    def initialize(self, *, from_scratch: bool = False, warms_up: bool = True) -> None:
         """Build everything and run every shape once on random values; nothing here may open the data set.
 
-        With `from_scratch` prepared starting weights are not needed.
+        With `from_scratch` prepared starting weights are not needed; without `warms_up` no shape is run.
         """
         with distributed.agreed():
             self.build(from_scratch=from_scratch)
         is_static = not any(method.compiles for method in self.methods)
         compression = self.config.gradient_compression
         self.replica = distributed.replicated(self.model, compression=compression, is_static=is_static)
-        self.warm_up()
+        if warms_up:
+            self.warm_up()
 
     def build(self, *, from_scratch: bool) -> None:
         """Build model, loss, optimizer and schedule, the same on every rank."""
@@ -67,7 +69,6 @@ class Training:
         """
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
-        self.step_s = math.inf
         for number, (batch, step) in enumerate(self.shapes()):
             for _ in range(WARM_UP_CALLS):
                 before = time.perf_counter()

@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
         for name, config in loaded:
             others_bytes = throughput.reserved_bytes()
-            runs[name] = build(config, Path(directory))
+            runs[name] = build(config, Path(directory), warms_up=False)  # each shape is, when it is timed
             logs.callback(runs[name].log.close)
             memory[name] = throughput.step_memory(runs[name], others_bytes)
         if args.logging:
@@ -84,7 +84,9 @@ def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
     return name, configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
 
 
-def build(config: configs.RunConfig, directory: Path, place: Place = ALONE) -> "TrainingRun":
+def build(
+    config: configs.RunConfig, directory: Path, place: Place = ALONE, *, warms_up: bool = True
+) -> "TrainingRun":
     """Return an initialized run whose log goes to a folder that nobody keeps."""
     from common.mllog import RunLog
     from common.timed_run import Spec, TrainingRun
@@ -94,7 +96,7 @@ def build(config: configs.RunConfig, directory: Path, place: Place = ALONE) -> "
     spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
     benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0, place=place)
     run = TrainingRun(spec, config, benchmark, log)
-    run.initialize(from_scratch=True)
+    run.initialize(from_scratch=True, warms_up=warms_up)
     return run
 
 
