@@ -99,6 +99,8 @@ def digest(ablation: Ablation, state: State) -> str:
 
 def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Time the steps of all states, some of them with the base at a time."""
+    import torch
+
     from common.study import steptime
 
     base, *others = ablation.states
@@ -108,13 +110,13 @@ def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> d
     groups = [others[first : first + TOGETHER - 1] for first in range(0, len(others), TOGETHER - 1)]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
 
-        def built(state: State) -> Any:
-            run = build(on_one_device(ablation.switches, state), Path(directory))
+        def built(state: State, *, warms_up: bool = False) -> Any:
+            run = build(on_one_device(ablation.switches, state), Path(directory), warms_up=warms_up)
             logs.callback(run.log.close)
             return run
 
         before = time.perf_counter()
-        first = built(base)
+        first = built(base, warms_up=True)
         estimate(ablation, first, time.perf_counter() - before, args, console)
         shares = steptime.measure_parts(first)
         with contextlib.suppress(UserError):  # no data prepared: the share of the loader stays unknown
@@ -125,6 +127,7 @@ def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> d
                 shares["data loading"] = waiting
         del first
         for number, group in enumerate(groups, 1):
+            torch.compiler.reset()  # what was compiled for models that are gone
             runs = {ablation.name(state): built(state) for state in (base, *group)}
             told = f"step times: group {number} of {len(groups)}"
             with console.status(told) as status:

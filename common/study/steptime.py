@@ -19,7 +19,7 @@ from common.method import Batch, Method
 from common.study.profile import Feed
 from common.throughput import STEPS_PER_TURN, last_steps, stepper, synchronize, timed, turn_length
 from common.timed_run import TrainingRun
-from common.training import Training, to_device
+from common.training import WARM_UP_CALLS, Training, to_device
 
 LONG_STEP_S = 0.1  # one of these is a turn of its own, unless a method acts every few
 PART_STEPS = 6  # of each shape, timed part by part, at least
@@ -53,7 +53,8 @@ def steppers(run: TrainingRun) -> list[tuple[Callable[[], object], float]]:
     found = []
     for batch, share in shapes(run):
         once = stepper(run, batch, 1)
-        once()  # the optimizer's first
+        for _ in range(WARM_UP_CALLS):
+            once()
         num_steps = steps_of_turn(run.methods, timed(once, run.device))
         turn = stepper(run, batch, num_steps)
         turn()  # what methods begin with
