@@ -84,8 +84,7 @@ def spread_positions(model: "BertModule", scale: float) -> None:
     """Start position embeddings (S, D) as sines times `scale`, and keys equal to queries.
 
     For small models trained from scratch: attention to near and to equal tokens then need not be discovered
-    first, and 0.20 masked-LM accuracy takes about half the samples. Source: sines of
-    https://arxiv.org/abs/1706.03762.
+    first. Source: sines of https://arxiv.org/abs/1706.03762.
     """
     weight = model.bert.embeddings.position_embeddings.weight
     num_positions, size = weight.shape
