@@ -7,6 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
+from common.commands.data import changed_records
 from common.config import load
 from common.errors import UserError
 from language_bert.benchmark import Benchmark
@@ -105,6 +106,21 @@ def test_a_changed_byte_is_named_with_file_and_record(tmp_path):
     assert shards[first].num_a_tokens == instances[1].num_a_tokens
     with pytest.raises(UserError, match=r"train-00001\.shard record 1: is corrupt"):
         shards[first + 1]
+
+
+def test_verify_names_changed_records(tmp_path):
+    rows = write_shard(shard_path(tmp_path, "train", 0), 0, make_instances())
+    np.save(index_path(tmp_path, "train"), rows, allow_pickle=False)
+    path = shard_path(tmp_path, "train", 0)
+    assert changed_records("language_bert", path) == ""
+    words = np.fromfile(path, "<u2")
+    words[rows["offset"][[3, 8, 9, 20, 30, 40]].astype(int)] ^= 1
+    words.tofile(path)
+    assert changed_records("language_bert", path) == " in record 3, 8, 9, 20, 30 and 1 more"
+    words[:-1].tofile(path)  # named by its size
+    assert (
+        changed_records("language_bert", path) == changed_records("language_bert", tmp_path / "a.txt") == ""
+    )
 
 
 def test_a_truncated_or_missing_shard_or_another_index_is_refused(tmp_path):
