@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from common import throughput
+from common.cli import dispatch
 from common.commands.bench import build
 from common.config import load
 from common.method import Batch
-from image_classification.benchmark import Benchmark
+from image_classification.benchmark import BENCH_SIZES_PX, Benchmark
 from image_classification.data.dali import has_dali
 from tests.command import ttt
 
@@ -46,6 +47,21 @@ def test_configurations_and_forms_of_blurring_are_timed_side_by_side(tmp_path):
         assert 0 < rate["flops_share"] < 1 and 0 < rate["bytes_share"] < 1 and rate["num_turns"] >= 2
         assert rate["memory_gb"] is None  # of a CPU
     assert figures["projected"] == {}  # of size full only
+
+
+@pytest.mark.slow
+def test_a_bench_of_the_full_size_ends_with_minutes_and_what_they_assume(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(BENCH_SIZES_PX, "full", (96, 176))
+    name = (
+        "optimized+methods.compile=false+methods.ema=false"  # an average of every 20 steps makes turns of 20
+    )
+    options = ["--batch-size", "1", "--seconds", "0.01", "--results", str(tmp_path)]
+    assert dispatch(["bench", "image_classification", name, *options]) == 0
+    (path,) = tmp_path.rglob("*.json")
+    projected = json.loads(path.read_text())["projected"][name]
+    assert projected["minutes"] > 1
+    line = f"{name}: {projected['minutes']:.1f} min on 8 of it, {projected['assuming']}"
+    assert line in capsys.readouterr().out and "4 evaluations" in line and "27 epochs" in line
 
 
 def test_the_memory_of_a_configuration_is_what_it_takes_beside_the_others(monkeypatch):

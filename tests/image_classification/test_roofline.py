@@ -48,6 +48,18 @@ def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percen
             assert found == pytest.approx(expected[is_fused], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "operations", "traffic"), [("mosaic", 8.96, 8.60), ("optimized", 8.92, 8.85)]
+)
+def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model, name, operations, traffic):
+    benchmark = Benchmark(load("image_classification", name, size="full", settings=[]).config, seed=0)
+    sizes = benchmark.epoch_sizes_px()[:27]
+    work = {size: training_work(model, size, is_fused=True) for size in {*sizes, 224}}
+    assert sum(work[size].flops for size in sizes) / work[224].flops == pytest.approx(operations, abs=0.03)
+    found = sum(work[size].num_bytes for size in sizes) / work[224].num_bytes
+    assert found == pytest.approx(traffic, abs=0.03)
+
+
 def test_a_projection_adds_epochs_by_size_and_evaluations():
     data = load("image_classification", "baseline", size="full", settings=[]).config.data
     rates = {100: 4000.0, 200: 1000.0}
