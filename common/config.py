@@ -159,7 +159,11 @@ class RunConfig(Strict):
     @property
     def prepared_hint(self) -> str:
         """What a person types to prepare the data."""
-        return f"run: ttt data prepare {self.benchmark} --size {self.size}"
+        command = f"run: ttt data prepare {self.benchmark} --size {self.size}"
+        directory = self.data.directory  # type: ignore[attr-defined]
+        if directory == f"data/{self.benchmark}/{self.size}":
+            return command
+        return f"{command} --configuration {self.configuration} --set data.directory={directory}"
 
     def plan(self) -> Plan:
         """Return the run in steps. The last step is always evaluated.

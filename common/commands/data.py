@@ -11,6 +11,7 @@ examples:
   ttt data prepare image_classification --size mini
   ttt data prepare image_classification --size full --source DIR
   ttt data prepare language_bert --size full --source DIR
+  ttt data prepare language_bert --size full --source DIR --configuration efficient
   ttt data verify language_bert --size mini
 """
 
@@ -32,13 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: embedded data, no network")
     parser.add_argument("--source", metavar="DIR", help="what size full is prepared from")
     parser.add_argument(
+        "--configuration",
+        default="baseline",
+        metavar="NAME",
+        help="whose data, where they are not all the same",
+    )
+    parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as data.directory"
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Prepare or verify."""
-    config = configs.load(args.benchmark, "baseline", size=args.size, settings=args.set).config
+    config = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     if args.action == "prepare":
         return prepare(config, args.source)

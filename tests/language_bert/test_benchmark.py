@@ -53,6 +53,14 @@ def test_hyperparameters_are_those_of_the_baseline(name):
 def test_efficient_says_that_they_differ():
     assert "HYPERPARAMETERS DIFFER" in (ROOT / "language_bert/efficient.yaml").read_text()
     config = config_of("efficient")
+    assert config.data.masked_fraction == 0.3 and config.data.evaluation_masked_fraction == 0.15
+    assert config.prepared_hint == (
+        "run: ttt data prepare language_bert --size full --configuration efficient"
+        " --set data.directory=data/language_bert/full-masked-30"
+    )
+    mini = config_of("efficient", size="mini")
+    assert mini.data == config_of("baseline", size="mini").data  # committed runs were masked so
+    assert mini.prepared_hint == "run: ttt data prepare language_bert --size mini"
     plan = config.plan()
     assert plan.num_steps == 2250 and schedule_factor(2249, config.schedule, plan) < 0.001
     assert [method.name for method in build_methods(config)][-2:] == ["position_rows", "ema"]
