@@ -122,7 +122,7 @@ class RunConfig(Strict):
     global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
     micro_batch_size: int | None = Field(default=None, gt=0)  # at most so many at a time on a rank; null: all
     gradient_compression: Literal["none", "bf16"] = "none"  # on the way between ranks
-    evaluated_statistics: Literal["mean", "rank 0"] = "mean"  # of the ranks' batch norms
+    evaluated_statistics: Literal["mean", "rank_0"] = "mean"  # of the ranks' batch norms
     evaluation_batch_size: int = Field(gt=0)
     precision: Literal["fp32", "bf16", "fp16"]
     evaluation_precision: Literal["fp32", "bf16", "fp16"]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -160,10 +160,10 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @torch.no_grad()
-def share_statistics(model: nn.Module, of: str) -> None:
+def share_statistics(model: nn.Module, of: Literal["mean", "rank_0"]) -> None:
     """Give every rank the same batch norm statistics, in place: all evaluate one model.
 
-    They are the `mean` of the ranks', or those of `rank 0`, as in the published runs.
+    They are the `mean` of the ranks', or those of rank 0, as in the published runs.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     own = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]

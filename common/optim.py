@@ -20,9 +20,13 @@ class DecoupledSGD(SGD):
     Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; MosaicML's DecoupledSGDW.
     """
 
-    def __init__(self, parameters: Any, **settings: Any) -> None:
-        super().__init__(parameters, **settings, fused=True)
-        self.peak_lr = settings["lr"]
+    def __init__(
+        self, parameters: Any, *, lr: float, momentum: float, weight_decay: float, nesterov: bool = False
+    ) -> None:
+        super().__init__(
+            parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
+        )
+        self.peak_lr = lr
         start_momentum(self)
 
     @torch.no_grad()

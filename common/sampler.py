@@ -85,17 +85,26 @@ def own(samples: np.ndarray, place: Place) -> np.ndarray:
 def balanced(samples: np.ndarray, loads: np.ndarray, place: Place) -> np.ndarray:
     """Return a rank's part of a global batch, as many samples as `own`, by which all ranks have equal loads.
 
-    From the heaviest down, each sample goes to the rank with least so far that still takes one. Every rank
-    deals alike, so none sends anything; each keeps the order of the batch. `loads` (batch,) is the work on
-    each sample.
+    Every rank deals alike, so none sends anything; each keeps the order of the batch. `loads` (batch,) is the
+    work on each sample.
     """
-    room = [len(part(len(samples), rank, place.world_size)) for rank in range(place.world_size)]
-    free = [(0, rank) for rank in range(place.world_size) if room[rank]]  # a heap of load and rank
-    taken = np.zeros(len(samples), bool)
+    own: np.ndarray = samples[dealt(loads, place.world_size)[place.rank]]
+    return own
+
+
+def dealt(loads: np.ndarray, num_parts: int) -> list[np.ndarray]:
+    """Return which of the samples with these loads (num_samples,) each part takes, in ascending order.
+
+    From the heaviest down, each sample goes to the part with least so far that still takes one. Parts are as
+    large as those of `ranks.part`.
+    """
+    room = [len(part(len(loads), number, num_parts)) for number in range(num_parts)]
+    free = [(0, number) for number in range(num_parts) if room[number]]  # a heap of load and part
+    taker = np.empty(len(loads), np.int64)
     for each in np.argsort(-loads.astype(np.int64), kind="stable").tolist():
-        load, rank = heappop(free)
-        taken[each] = rank == place.rank
-        room[rank] -= 1
-        if room[rank]:
-            heappush(free, (load + int(loads[each]), rank))
-    return samples[taken]
+        load, number = heappop(free)
+        taker[each] = number
+        room[number] -= 1
+        if room[number]:
+            heappush(free, (load + int(loads[each]), number))
+    return [np.flatnonzero(taker == number) for number in range(num_parts)]

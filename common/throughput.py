@@ -178,11 +178,17 @@ def reserved_bytes() -> int:
     return torch.cuda.memory_reserved()
 
 
+def captures_graphs(run: TrainingRun) -> bool:
+    """Return whether one of its methods has torch.compile capture CUDA graphs."""
+    return any(getattr(method.settings, "mode", None) == "reduce-overhead" for method in run.methods)
+
+
 def step_memory(run: TrainingRun, others_bytes: int) -> dict[str, float]:
     """Return by shape the most memory in GB that a run has taken while it trained on that; empty on a CPU.
 
     That is all that the process has reserved but `others_bytes`, which were taken before the run was built.
-    Captured graphs of the shapes before it count: they stay.
+    Inputs of all shapes count, and captured graphs of the shapes before it: they stay. After another run that
+    captures graphs it would be too little: all graphs share their memory.
     """
     found: dict[str, float] = {}
     if run.device.type != "cuda":

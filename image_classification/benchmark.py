@@ -5,12 +5,12 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from common import benchmark, fingerprint, sampler
@@ -50,13 +50,20 @@ class ImageDataConfig(DataConfig):
     evaluation_crop_px: int = Field(ge=32)
     min_crop_area: float = Field(gt=0, le=1)
     flip_probability: Fraction
-    alternates_flips: bool = False  # each image is mirrored in every other epoch
+    alternates_flips: bool = False  # set by alternating_flip: each image is mirrored in every other epoch
     loader: Literal["thread", "workers", "dali", "resident"]
     num_workers: int = Field(ge=1)  # decoding processes or threads
     keep_decoded: bool  # loader thread: hold every decoded image in memory from its first use on
     stored_px: int = Field(ge=32)  # loader resident: images are held squashed to this size ...
     stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
     decoder: Name = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
+
+    @model_validator(mode="after")
+    def mirrors_half(self) -> Self:
+        """Raise ValueError where flips alternate but are not to be one of two."""
+        if self.alternates_flips and self.flip_probability != 0.5:
+            raise ValueError("alternates_flips needs a flip_probability of 0.5")
+        return self
 
     def crop_px(self, epoch: int) -> int:
         """Return the size of the training crops of an epoch, from 0."""
@@ -168,7 +175,7 @@ class Benchmark(benchmark.Benchmark):
     def without_loading(self) -> dict[str, list[str]]:
         """Return what leaves out decoding, and random crops with the methods that change single images."""
         methods = augmentations(self.config)  # which ask for worker processes
-        plain = ["data.min_crop_area=1.0", "data.flip_probability=0"]
+        plain = ["data.min_crop_area=1.0", "data.flip_probability=0", "data.alternates_flips=false"]
         random = {method.name for method in methods} | {"alternating_flip"}
         plain += [f"methods.{name}=false" for name in self.config.methods if name in random]
         return ({} if self.loads_once or methods else {"decoding": DECODED_ONCE}) | {"augmentation": plain}

@@ -2,63 +2,99 @@
 
 They have no values: what asks for one (`.item()`, a condition, a shape that depends on data), where a GPU
 would make its host wait, fails. So does an operation on tensors of two devices, or of a type that a kernel
-does not take. Not covered: the backward pass, which needs a real device, compiled code and Triton's kernels.
+does not take. Not covered: the backward pass, which needs a real device; messages between ranks; compiled
+code; Triton's kernels.
 """
 
 import dataclasses
+from functools import partial, reduce
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
+    FakeTensor,
     FakeTensorMode,
     unset_fake_temporarily,
 )
 
 from common import training
-from common.config import benchmark_module, configurations, load
+from common.config import benchmark_module, benchmarks, configurations, load
+from common.method import Batch
 from common.training import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # the copy of an average
 GPU = torch.device("cuda", 0)
-FULL = [
-    (benchmark, name)
-    for benchmark in ("image_classification", "language_bert")
-    for name in configurations(benchmark)
-]
+FULL = [(benchmark, name) for benchmark in benchmarks() for name in configurations(benchmark)]
 NOT_COMPILED = ("compile", "compile_layers")
+PLAIN = ("colout", "cutmix", "mixup", "no_norm_decay", "squeeze_excite", "stochastic_depth", "zero_gamma")
+OFF_EVERYWHERE = [  # but for alibi, which needs flash-attn, and selective_backprop, which moves batches itself
+    ("image_classification", "baseline", ["methods.ghost_batch_norm={samples: 2}"]),
+    ("image_classification", "baseline", ["methods.layer_freezing={start: 0}"]),
+    ("image_classification", "baseline", ["methods.sam={every_steps: 1}"]),
+    ("image_classification", "baseline", ["methods.swa={start: 0, every: 1ba}"]),
+    *(("image_classification", "baseline", [f"methods.{name}={{}}"]) for name in PLAIN),
+    ("language_bert", "optimized", ["methods.gated_linear_units={}", "model.start=random"]),
+    ("language_bert", "optimized", ["methods.low_precision_layernorm={}"]),
+    ("language_bert", "optimized", ["methods.seq_length_warmup={}"]),
+]
+
+
+def on_gpu(mode, value):
+    """Return what a method or a loader has made, its tensors as fake ones on the GPU."""
+    if isinstance(value, Tensor):
+        with mode:
+            return (value if isinstance(value, FakeTensor) else mode.from_tensor(value)).to(GPU)
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: on_gpu(mode, getattr(value, name)) for name in names})
+    return type(value)(on_gpu(mode, each) for each in value) if isinstance(value, tuple) else value
+
+
+def to_device(mode, batch, device):
+    """Stand in for that of common.training."""
+    assert device == GPU
+    parts = [
+        {name: on_gpu(mode, each) for name, each in part.items()} for part in (batch.inputs, batch.targets)
+    ]
+    return dataclasses.replace(batch, inputs=parts[0], targets=parts[1])
+
+
+def moved(mode, module, *args, **named):
+    """Stand in for `Module.to`: torch cannot exchange parameters for fake ones."""
+    target = args[0] if args else None
+    if GPU in (target, getattr(target, "device", None)):
+        known = {}  # a parameter may stand in two places
+        for each in module.modules():
+            for name, value in each._parameters.items():
+                if value is not None:
+                    on = known.setdefault(id(value), nn.Parameter(on_gpu(mode, value.detach())))
+                    each._parameters[name] = on
+            each._buffers = {name: on_gpu(mode, value) for name, value in each._buffers.items()}
+    return module
+
+
+def on_host(function):
+    """Return the function for a loader's batches, which have values."""
+
+    def called(*args):
+        with unset_fake_temporarily():
+            return function(*args)
+
+    return called
 
 
 @pytest.fixture
 def mode(monkeypatch):
     """Fake tensors, and what asks for a driver answered for them."""
     mode = FakeTensorMode()
-
-    def on_gpu(value):
-        if isinstance(value, Tensor):
-            with mode:
-                return mode.from_tensor(value).to(GPU)
-        if dataclasses.is_dataclass(value):
-            names = [field.name for field in dataclasses.fields(value) if field.init]
-            return dataclasses.replace(value, **{name: on_gpu(getattr(value, name)) for name in names})
-        return type(value)(map(on_gpu, value)) if isinstance(value, tuple) else value
-
-    def to_device(batch, device):
-        assert device == GPU
-        parts = (
-            {name: on_gpu(each) for name, each in part.items()} for part in (batch.inputs, batch.targets)
-        )
-        inputs, targets = parts
-        return dataclasses.replace(batch, inputs=inputs, targets=targets)
-
-    def prepared(run, batch, progress, real=Training.prepared):
-        with unset_fake_temporarily():  # methods work on batches of the loader, on the host
-            return real(run, batch, progress)
-
-    monkeypatch.setattr(training, "to_device", to_device)
-    monkeypatch.setattr(Training, "prepared", prepared)
-    monkeypatch.setattr(nn.Module, "to", lambda module, *args, **named: module)  # it is there already
+    monkeypatch.setattr(training, "to_device", partial(to_device, mode))
+    monkeypatch.setattr(nn.Module, "to", lambda module, *args, **named: moved(mode, module, *args, **named))
+    monkeypatch.setattr(Training, "prepared", on_host(Training.prepared))
+    monkeypatch.setattr(Batch, "parts", on_host(Batch.parts))
+    for kind in (benchmark_module(benchmark).Benchmark for benchmark in benchmarks()):
+        monkeypatch.setattr(kind, "num_targets", on_host(kind.num_targets))
     monkeypatch.setattr(FakeTensorMode, "__deepcopy__", lambda self, memo: self, raising=False)
     monkeypatch.setattr(torch, "_fused_sgd_", lambda *args, **named: None)  # has no fake form
     monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
@@ -72,17 +108,21 @@ def mode(monkeypatch):
 def built(benchmark, name, mode, monkeypatch, *settings):
     """Return a training on the GPU, and the first and the last of its synthetic batches."""
     on = load(benchmark, name, size="full", settings=[]).config.methods
-    settings = [*settings, *(f"methods.{method}=false" for method in NOT_COMPILED if method in on)]
-    config = load(benchmark, name, size="full", settings=["global_batch_size=4", *settings]).config
+    settings = [
+        "global_batch_size=4",
+        *settings,
+        *(f"methods.{each}=false" for each in NOT_COMPILED if each in on),
+    ]
+    settings += ["methods.ema.every_steps=1"] if "ema" in on else []
+    config = load(benchmark, name, size="full", settings=settings).config
     kind = benchmark_module(benchmark).Benchmark
     monkeypatch.setattr(kind, "device", GPU)
     run = Training(config, kind(config, seed=0), seed=0)
     batches = list(run.benchmark.synthetic_batches())
-    with mode, GPU:
+    with mode:
         run.build(from_scratch=True)
     run.replica = run.model
-    places = {value.device for value in run.model.state_dict().values()}
-    assert places == {GPU}
+    assert {value.device for value in run.model.state_dict().values()} == {GPU}
 
     def backward(loss):
         assert loss.device == GPU and loss.ndim == 0 and loss.dtype == torch.float32
@@ -93,23 +133,41 @@ def built(benchmark, name, mode, monkeypatch, *settings):
     return run, [batches[0], batches[-1]]
 
 
-@pytest.mark.parametrize(("benchmark", "name"), FULL)
-def test_nothing_in_a_step_or_an_evaluation_waits_for_the_gpu(benchmark, name, mode, monkeypatch):
-    run, batches = built(benchmark, name, mode, monkeypatch)
+def doubled(batch):
+    """Return a batch that holds every sample twice."""
+    inputs, targets = (
+        {name: torch.cat([value, value]) for name, value in part.items()}
+        for part in (batch.inputs, batch.targets)
+    )
+    return dataclasses.replace(batch, inputs=inputs, targets=targets, num_samples=2 * batch.num_samples)
+
+
+def train(run, batches, mode):
+    """Take two steps on each batch, then evaluate one."""
     with mode:
-        for step, batch in enumerate([*batches, *batches], 18):  # 20 steps end here: the average moves
+        for step, batch in enumerate([*batches, *batches]):
             loss = run.train_step(batch, step)
             assert loss.device == GPU and not loss.requires_grad
-        model = run.model
-        for method in run.methods:
-            model = method.evaluation_model(model)
+        model = reduce(lambda used, method: method.evaluation_model(used), run.methods, run.model)
         model.eval()
+        evaluated = run.prepared(batches[0], None)
         with torch.no_grad(), run.autocast(run.config.evaluation_precision):
-            evaluated = run.prepared(batches[0], None)
             outputs = model(**evaluated.inputs)
         counts = run.benchmark.count_correct(outputs, evaluated.targets)
     assert all(count.device == GPU and count.ndim == 0 for count in counts)
-    assert run.scaler.is_enabled() == (run.config.precision == "fp16")
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize(("benchmark", "name"), FULL)
+def test_nothing_in_a_step_or_an_evaluation_waits_for_the_gpu(benchmark, name, num_parts, mode, monkeypatch):
+    run, batches = built(benchmark, name, mode, monkeypatch, f"micro_batch_size={4 // num_parts}")
+    assert run.num_micro_batches == num_parts and run.scaler.is_enabled() == (run.config.precision == "fp16")
+    train(run, batches if num_parts == 1 else list(map(doubled, batches)), mode)
+
+
+@pytest.mark.parametrize(("benchmark", "name", "settings"), OFF_EVERYWHERE)
+def test_no_method_waits_for_the_gpu(benchmark, name, settings, mode, monkeypatch):
+    train(*built(benchmark, name, mode, monkeypatch, *settings), mode)
 
 
 def test_a_value_that_is_asked_for_is_noticed(mode, monkeypatch):

@@ -54,18 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print, and keep the figures."""
+    from common import throughput
+
     configs.benchmark_module(args.benchmark)  # answers an unknown name
     names = args.configurations or configs.configurations(args.benchmark)
     loaded = [load(args, name) for name in names]
-    from common import throughput
-
-    runs, memory = {}, {}
+    runs: dict[str, TrainingRun] = {}
+    memory: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
         for name, config in loaded:
             others_bytes = throughput.reserved_bytes()
-            runs[name] = build(config, Path(directory), warms_up=False)  # each shape is, when it is timed
-            logs.callback(runs[name].log.close)
-            memory[name] = throughput.step_memory(runs[name], others_bytes)
+            is_known = not any(map(throughput.captures_graphs, runs.values()))
+            runs[name] = run = build(config, Path(directory), warms_up=args.logging)
+            logs.callback(run.log.close)
+            memory[name] = {}
+            if is_known and not args.logging:
+                memory[name] = throughput.step_memory(run, others_bytes)
         if args.logging:
             return max(logging_cost(name, run, args.json) for name, run in runs.items())
         return compare(args, runs, memory)

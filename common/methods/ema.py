@@ -19,7 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import Strict
+from common.config import RunConfig, Strict
+from common.errors import UserError
 from common.method import Method
 
 
@@ -63,6 +64,16 @@ class Ema(Method):
         first_step: int = Field(default=0, ge=0, description="the average starts here at the earliest")
 
     average: nn.Module | None = None
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        """Raise UserError where the average would start after the last step."""
+        num_steps = config.plan().num_steps
+        if self.settings.first_step >= num_steps:
+            where = f"methods.{self.name}.first_step"
+            raise UserError(
+                f"{self.settings.first_step} is not before the last of {num_steps} steps", where=where
+            )
+        return config
 
     @property
     def period(self) -> int:

@@ -126,6 +126,7 @@ def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> d
                 shares = {part: share * (1 - waiting) for part, share in shares.items()}
                 shares["data loading"] = waiting
         del first
+        gc.collect()
         for number, group in enumerate(groups, 1):
             torch.compiler.reset()  # what was compiled for models that are gone
             runs = {ablation.name(state): built(state) for state in (base, *group)}

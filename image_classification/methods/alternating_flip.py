@@ -52,6 +52,6 @@ class AlternatingFlip(Method):
         """Raise UserError where half of the images are not mirrored anyway."""
         data = config.model_dump()["data"]
         if (found := data["flip_probability"]) != 0.5:
-            what = f"mirrors an image in half of the epochs, where data.flip_probability is {found}"
-            raise UserError(what, where=f"methods.{self.name}")
+            what = f"mirrors an image in half of the epochs, but data.flip_probability is {found:g}"
+            raise UserError(what, where=f"methods.{self.name}", hint="set it to 0.5 or leave the method out")
         return config.replaced(data=data | {"alternates_flips": True})

@@ -33,10 +33,11 @@ def apply_blurpool(model: nn.Module, min_channels: int = 16) -> int:
     Convolutions with fewer than `min_channels` input channels are left alone.
     """
     num_replaced = 0
+    device = next((parameter.device for parameter in model.parameters()), None)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if blurred := blurred_layer(child, min_channels):
-                setattr(parent, name, blurred)
+                setattr(parent, name, blurred.to(device))
                 num_replaced += 1
     return num_replaced
 

@@ -201,7 +201,7 @@ def test_two_and_four_ranks_and_micro_batches_train_as_one_does(trained):
 def test_ranks_share_statistics_mistakes_and_what_rank_0_says(trained):
     for num_ranks, found in trained.items():
         mean = (num_ranks + 1) / 2
-        assert found["statistics"] == {"mean": 3 * [mean] + 3 * [2 * mean], "rank 0": 3 * [1] + 3 * [2]}
+        assert found["statistics"] == {"mean": 3 * [mean] + 3 * [2 * mean], "rank_0": 3 * [1] + 3 * [2]}
         assert found["error"] == f"here: met by rank {num_ranks - 1}" and found["told"] == "by rank 0"
 
 

@@ -105,7 +105,7 @@ def main():
         with distributed.joined(place):
             found[world_size] = {
                 "trained": {case: train(case, place) for case in CASES},
-                "statistics": {of: shared_statistics(place, of) for of in ("mean", "rank 0")},
+                "statistics": {of: shared_statistics(place, of) for of in ("mean", "rank_0")},
                 "error": agreed_error(place),
                 "told": distributed.broadcast(f"by rank {place.rank}"),
             }

@@ -33,5 +33,7 @@ def test_it_reaches_the_settings_of_the_loaders() -> None:
 
 
 def test_data_that_are_not_mirrored_are_refused() -> None:
-    with pytest.raises(UserError, match=r"methods.alternating_flip: .*flip_probability is 0"):
+    with pytest.raises(UserError, match=r"methods.alternating_flip: .*flip_probability is 0; set it to 0.5"):
         load("image_classification", "baseline", size="mini", settings=ON)
+    with pytest.raises(UserError, match="alternates_flips needs a flip_probability of 0.5"):
+        load("image_classification", "baseline", size="mini", settings=["data.alternates_flips=true"])

@@ -9,6 +9,7 @@ from torch import nn
 
 from common.commands.bench import build
 from common.config import Plan, load
+from common.errors import UserError
 from common.method import build_methods
 from common.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
 from image_classification.benchmark import Benchmark
@@ -73,6 +74,27 @@ def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
         optimizer.step()
     for parameter, value in zip(layer.parameters(), plain, strict=True):
         torch.testing.assert_close(parameter.detach(), value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sgd", "decoupled_sgd"])
+def test_nesterov_looks_ahead_by_the_momentum(name: str) -> None:
+    settings = [f"optimizer.name={name}", "optimizer.nesterov=true", "optimizer.weight_decay=0.0"]
+    config = load("image_classification", "baseline", size="full", settings=settings).config.optimizer
+    layer = nn.Linear(5, 3).double()
+    optimizer = build_optimizer(layer, config)
+    value, buffer = layer.weight.detach().clone(), torch.zeros_like(layer.weight)
+    for _ in range(4):
+        layer.weight.grad = torch.randn_like(layer.weight)
+        buffer = 0.875 * buffer + layer.weight.grad
+        value = value - 2.048 * (layer.weight.grad + 0.875 * buffer)
+        optimizer.step()
+    torch.testing.assert_close(layer.weight.detach(), value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("setting", ["optimizer.name=adamw", "optimizer.momentum=0.0"])
+def test_nesterov_without_momentum_is_refused(setting: str) -> None:
+    with pytest.raises(UserError, match="nesterov needs sgd or decoupled_sgd with a momentum"):
+        load("image_classification", "baseline", size="full", settings=[setting, "optimizer.nesterov=true"])
 
 
 def test_weights_decay_by_the_published_factor_at_the_peak() -> None:

@@ -23,7 +23,7 @@ BASELINE = {
     "evaluation_batch_size": 2048,
     "precision": "fp16",
     "evaluation_precision": "fp32",
-    "evaluated_statistics": "rank 0",
+    "evaluated_statistics": "rank_0",
     "gradient_compression": "none",
     "model": {"name": "resnet50", "num_classes": 1000},
     "data.num_train_samples": 1_281_167,
