@@ -166,12 +166,12 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
 @pytest.mark.parametrize(
     ("round_to", "world_size", "shapes_of_layers", "expected_padding"),
     [
-        (256, 8, (16, 19), (0.009, 0.046)),
-        (512, 1, (8, 10), (0.018, 0.073)),
-        (512, 4, (8, 10), (0.018, 0.073)),
-        (512, 8, (8, 10), (0.018, 0.073)),
-        (1024, 8, (4, 5), (0.036, 0.077)),
-        (2048, 8, (2, 2), (0.074, 0.426)),
+        (256, 8, (16, 19), (0.009, 0.045)),
+        (512, 1, (8, 10), (0.018, 0.074)),
+        (512, 4, (8, 10), (0.018, 0.074)),
+        (512, 8, (8, 10), (0.018, 0.074)),
+        (1024, 8, (4, 5), (0.036, 0.078)),
+        (2048, 8, (2, 2), (0.073, 0.426)),
     ],
 )
 def test_every_shape_is_compiled_before_the_clock_starts(
@@ -191,10 +191,10 @@ def test_every_shape_is_compiled_before_the_clock_starts(
     ]
     shapes = set(map(tuple, rounded(np.array(synthetic)).tolist()))
     rng, population = np.random.default_rng(world_size), typical_lengths(100_000, 512)
-    steps = [micro_batches(benchmark, rng.choice(population, 448)) for _ in range(50 * world_size)]
+    steps = [micro_batches(benchmark, rng.choice(population, 448)) for _ in range(1000)]
     seen = np.concatenate(steps)
     assert set(map(tuple, rounded(seen).tolist())) <= shapes
     assert (len({tokens for tokens, _ in shapes}), len(shapes)) == shapes_of_layers
     assert sum(shapes_of_layers) < MAX_SHAPES
     padding = rounded(seen).sum(axis=0) / seen.sum(axis=0) - 1
-    assert padding == pytest.approx(expected_padding, abs=0.01)
+    assert padding == pytest.approx(expected_padding, abs=0.004)
