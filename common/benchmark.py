@@ -253,6 +253,13 @@ class Benchmark(ABC):
         """Return other numbers of an evaluation under names of their own; none decides when a run stops."""
         return {}
 
+    def loading_s(self, waited_s: float) -> float | None:
+        """Return how long the loader has worked on batches by now; None where it cannot tell.
+
+        `waited_s` is how long the training has waited for it.
+        """
+        return None
+
     def starting_doubt(self, quality: float) -> str:
         """Return what is odd about the quality before the first step; nothing where none is known."""
         return ""

@@ -15,19 +15,24 @@ PRINT_EVERY_S = 10.0  # how often a line is printed where no line can be redrawn
 LOADER_BOUND = 0.1  # of the time spent waiting for batches
 
 
-def bottleneck(num_samples: int, *, elapsed_s: float, waited_s: float, computed_s: float) -> str:
+def bottleneck(
+    num_samples: int, *, elapsed_s: float, waited_s: float, computed_s: float, loading_s: float | None
+) -> str:
     """Return what loader and step do a second, alone and together, and which of them holds the other up.
 
     In `elapsed_s` the training took `num_samples`, and waited for them. The step alone takes the rest, but
-    not less than `computed_s`, its passes on their own: a GPU goes on while its host waits.
+    not less than `computed_s`, its passes on their own: a GPU goes on while its host waits. The loader worked
+    for `loading_s`; where that is not known, it does at least what both do together.
     """
     is_waiting = waited_s > LOADER_BOUND * elapsed_s
     together = num_samples / elapsed_s
     alone = num_samples / min(elapsed_s, max(elapsed_s - waited_s, computed_s))
+    loader = f"{together:.0f}{'' if is_waiting else ' or more'}"
+    if loading_s:
+        loader = f"alone {num_samples / loading_s:.0f}"
     return (
-        f"loader {together:.0f}{'' if is_waiting else ' or more'}, step alone {alone:.0f}, "
-        f"together {together:.0f}; {waited_s / elapsed_s:.0%} of the time waits: "
-        f"the {'loader' if is_waiting else 'step'} is the bottleneck"
+        f"loader {loader}, step alone {alone:.0f}, together {together:.0f}; {waited_s / elapsed_s:.0%} of "
+        f"the time waits: the {'loader' if is_waiting else 'step'} is the bottleneck"
     )
 
 

@@ -70,7 +70,7 @@ class TrainingRun(Training):
         is_quiet = self.place.rank > 0
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
-        self.waited_s, self.rates_from = 0.0, (0.0, 0.0)
+        self.waited_s, self.rates_from = 0.0, (0.0, 0.0, 0.0)
         self.first_step = 0  # of this process
         self.epoch: int | None = None  # that is open in the log
         every = config.checkpoint_every
@@ -131,8 +131,9 @@ class TrainingRun(Training):
 
     def report_rates(self, step: int) -> None:
         """After the second of two steps, say what holds those between them up: the loader or the step."""
-        (first_at, first_waited), now = self.rates_from, time.perf_counter()
-        self.rates_from = now, self.waited_s
+        now, loading = time.perf_counter(), self.benchmark.loading_s(self.waited_s)
+        first_at, first_waited, first_loading = self.rates_from
+        self.rates_from = now, self.waited_s, loading or 0.0
         first, last = RATES_BETWEEN_STEPS
         if step == last:
             line = bottleneck(
@@ -140,6 +141,7 @@ class TrainingRun(Training):
                 elapsed_s=now - first_at,
                 waited_s=self.waited_s - first_waited,
                 computed_s=(last - first) * self.step_s * self.num_micro_batches,
+                loading_s=None if loading is None else loading - first_loading,
             )
             self.clock.line(f"  {self.benchmark.samples_name}/s: {line}")
 

@@ -21,7 +21,7 @@ from image_classification.augmentation import augmentation, augmentations
 from image_classification.bench_parts import bench_parts
 from image_classification.data.decoders import Name, uses_dali
 from image_classification.data.images import Images, open_images
-from image_classification.data.loader import TrainSettings, evaluation_batches, normalize
+from image_classification.data.loader import Meter, TrainSettings, evaluation_batches, normalize
 from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
 from image_classification.data.resident import EvaluationCache, stored_bytes
 from image_classification.kernel_pairs import kernel_pairs
@@ -249,7 +249,7 @@ class Benchmark(benchmark.Benchmark):
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
         data, plan = self.config.data, self.config.plan()
-        images = self.images("train", data.num_train_samples)
+        images, self.meter = self.images("train", data.num_train_samples), Meter()
         settings = TrainSettings(
             batch_size=self.config.global_batch_size,
             seed=self.seed,
@@ -268,9 +268,14 @@ class Benchmark(benchmark.Benchmark):
             self.config.precision,
             micro_batch_size=self.micro_batch_sizes[0],
             start_step=start_step,
+            meter=self.meter,
         )
         for samples, pixels in loader:
             yield self.batch(images, samples, pixels)
+
+    def loading_s(self, waited_s: float) -> float | None:
+        """Return what the loader has counted; DALI and what keeps decoded images work out of sight."""
+        return self.meter.seconds if self.config.data.loader in ("thread", "workers") else None
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield one centre crop of every image of this rank's, in the order of the listing."""

@@ -8,6 +8,7 @@ DALI by up to 20, because it repeats the edge of the crop. tests/image_classific
 
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,6 +67,13 @@ class TrainSettings:
         return len(part(self.batch_size, self.place.rank, self.place.world_size))
 
 
+@dataclass(slots=True)
+class Meter:
+    """Counts the seconds in which a loader works on batches; workers side by side count once."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
     """What one step shows. It goes to worker processes, so it holds values and named functions only."""
@@ -107,7 +115,12 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
 
 
 def train_batches(
-    images: Images, settings: TrainSettings, *, start_step: int = 0, keep_decoded: bool = False
+    images: Images,
+    settings: TrainSettings,
+    *,
+    start_step: int = 0,
+    keep_decoded: bool = False,
+    meter: Meter | None = None,
 ) -> Iterator[Drawn]:
     """Yield batches without end: samples (batch,) int64, pixels (batch, size, size, 3) uint8.
 
@@ -117,12 +130,20 @@ def train_batches(
     read, size = partial(decode, images), images.size
     if keep_decoded:
         read, size = cache(read), cache(size)
-    build = partial(build_train_batch, size, partial(crop_with_pil, read))
-    return one_ahead(build, train_steps(len(images), settings, start_step=start_step))
+    build = partial(timed, partial(build_train_batch, size, partial(crop_with_pil, read)))
+    meter = meter or Meter()
+    for built, seconds in one_ahead(build, train_steps(len(images), settings, start_step=start_step)):
+        meter.seconds += seconds
+        yield built
 
 
 def worker_batches(
-    images: Images, settings: TrainSettings, *, num_workers: int, start_step: int = 0
+    images: Images,
+    settings: TrainSettings,
+    *,
+    num_workers: int,
+    start_step: int = 0,
+    meter: Meter | None = None,
 ) -> Iterator[Drawn]:
     """Yield the batches of `train_batches` from worker processes that decode and resize with torchvision.
 
@@ -130,7 +151,7 @@ def worker_batches(
     """
     build = partial(build_train_batch, images.size, partial(crop_with_torchvision, images))
     steps = train_steps(len(images), settings, start_step=start_step)
-    return in_workers(build, steps, num_workers=num_workers)
+    return in_workers(build, steps, num_workers=num_workers, meter=meter)
 
 
 def evaluation_batches(
@@ -239,14 +260,22 @@ class BuiltOnRequest(Dataset[Any]):
     def __init__(self, build: Callable[[Any], Drawn]) -> None:
         self.build = build
 
-    def __getitem__(self, item: Any) -> Drawn | UserError:
+    def __getitem__(self, item: Any) -> tuple[Drawn, float] | UserError:
         try:
-            return self.build(item)
+            return timed(self.build, item)
         except UserError as error:  # a DataLoader would raise it again with a traceback as its text
             return error
 
 
-def in_workers(build: Callable[[Any], Drawn], items: Iterable[Any], *, num_workers: int) -> Iterator[Drawn]:
+def timed(build: Callable[[Item], Built], item: Item) -> tuple[Built, float]:
+    """Return what is built of an item, and the seconds that this took."""
+    before = time.perf_counter()
+    return build(item), time.perf_counter() - before
+
+
+def in_workers(
+    build: Callable[[Any], Drawn], items: Iterable[Any], *, num_workers: int, meter: Meter | None = None
+) -> Iterator[Drawn]:
     """Yield `build(item)` of every item in order, computed by worker processes that live until the end.
 
     With CUDA, the batches lie in pinned memory.
@@ -260,10 +289,12 @@ def in_workers(build: Callable[[Any], Drawn], items: Iterable[Any], *, num_worke
         worker_init_fn=set_up_worker,
         generator=torch.Generator(),  # the global one would be drawn from
     )
+    meter = meter or Meter()
     for found in loader:
         if isinstance(found, UserError):
             raise found
-        samples, pixels = found
+        (samples, pixels), seconds = found
+        meter.seconds += seconds / num_workers
         yield samples.numpy(), pixels.numpy()
 
 

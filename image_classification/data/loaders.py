@@ -11,7 +11,7 @@ from torch import Tensor
 from common.errors import UserError
 from image_classification.data.dali import dali_batches, gpu_id, import_dali
 from image_classification.data.images import Images
-from image_classification.data.loader import TrainSettings, train_batches, worker_batches
+from image_classification.data.loader import Meter, TrainSettings, train_batches, worker_batches
 from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, check_budget
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -28,13 +28,16 @@ def open_loader(
     *,
     micro_batch_size: int | None = None,
     start_step: int = 0,
+    meter: Meter | None = None,
 ) -> Iterable[tuple[np.ndarray, np.ndarray | Tensor]]:
     """Return the batches of `data.loader`: samples, and pixels uint8 or, where resident, normalised images.
 
-    All show the same crops; see loader.py, dali.py and resident.py.
+    All show the same crops; see loader.py, dali.py and resident.py. The first two use the `meter`.
     """
     if data.loader == "workers":
-        return worker_batches(images, settings, num_workers=data.num_workers, start_step=start_step)
+        return worker_batches(
+            images, settings, num_workers=data.num_workers, start_step=start_step, meter=meter
+        )
     if data.loader == "dali":
         return dali_batches(
             images, settings, num_threads=data.num_workers, device_id=gpu_id(device), start_step=start_step
@@ -52,7 +55,7 @@ def open_loader(
             micro_batch_size=micro_batch_size,
             start_step=start_step,
         )
-    return train_batches(images, settings, start_step=start_step, keep_decoded=data.keep_decoded)
+    return train_batches(images, settings, start_step=start_step, keep_decoded=data.keep_decoded, meter=meter)
 
 
 def loaded_dtype(data: Any, precision: str) -> torch.dtype:

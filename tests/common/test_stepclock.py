@@ -18,16 +18,18 @@ SMALL = [
 
 
 @pytest.mark.parametrize(
-    ("waited_s", "computed_s", "line"),
+    ("waited_s", "computed_s", "loading_s", "line"),
     [
-        (0.5, 1.0, "loader 100 or more, step alone 105, together 100; 5% of the time waits: the step"),
-        (8.0, 1.0, "loader 100, step alone 500, together 100; 80% of the time waits: the loader"),
-        (8.0, 4.0, "loader 100, step alone 250, together 100; 80% of the time waits: the loader"),  # a GPU
-        (0.0, 12.0, "loader 100 or more, step alone 100, together 100; 0% of the time waits: the step"),
+        (0.5, 1.0, None, "loader 100 or more, step alone 105, together 100; 5% of the time waits: the step"),
+        (8.0, 1.0, None, "loader 100, step alone 500, together 100; 80% of the time waits: the loader"),
+        (8.0, 4.0, None, "loader 100, step alone 250, together 100; 80% of the time waits: the loader"),
+        (0.0, 12.0, None, "loader 100 or more, step alone 100, together 100; 0% of the time waits: the step"),
+        (0.5, 1.0, 2.0, "loader alone 500, step alone 105, together 100; 5% of the time waits: the step"),
+        (8.0, 1.0, 9.0, "loader alone 111, step alone 500, together 100; 80% of the time waits: the loader"),
     ],
 )
-def test_rates_alone_and_together(waited_s, computed_s, line):
-    found = bottleneck(1000, elapsed_s=10.0, waited_s=waited_s, computed_s=computed_s)
+def test_rates_alone_and_together(waited_s, computed_s, loading_s, line):
+    found = bottleneck(1000, elapsed_s=10.0, waited_s=waited_s, computed_s=computed_s, loading_s=loading_s)
     assert found == f"{line} is the bottleneck"
 
 
@@ -38,7 +40,10 @@ def test_rates_alone_and_together(waited_s, computed_s, line):
             0.0,
             "sequences/s: loader 160 or more, step alone 160, together 160; 0% of the time waits: the step",
         ),
-        (0.15, "sequences/s: loader 40, step alone 160, together 40; 75% of the time waits: the loader"),
+        (
+            0.15,
+            "sequences/s: loader alone 53, step alone 160, together 40; 75% of the time waits: the loader",
+        ),
     ],
 )
 def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatch):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +21,12 @@ from torchvision.transforms.v2 import functional
 from common import sampler
 from common.config import ROOT
 from common.errors import UserError
+from image_classification.data import loader
 from image_classification.data.crops import draw_crops
 from image_classification.data.dali import dali_batches
 from image_classification.data.images import ImageFolder, decode
 from image_classification.data.loader import (
+    Meter,
     TrainSettings,
     evaluation_batches,
     normalize,
@@ -299,3 +301,13 @@ def test_an_error_in_the_second_thread_is_raised_here():
     assert [next(batches), next(batches)] == [0, 1]
     with pytest.raises(UserError, match="broken"):
         next(batches)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_counts_the_seconds_of_its_work(directory: Path, monkeypatch, num_workers: int) -> None:
+    """By a clock that says a second more each time: a batch takes one; workers side by side count once."""
+    monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=count(0.0).__next__))
+    images, meter = ImageFolder.open(directory, hint=""), Meter()
+    start = partial(worker_batches, num_workers=num_workers) if num_workers else train_batches
+    take(start(images, SETTINGS, meter=meter), 6)
+    assert meter.seconds == 6 / max(1, num_workers)
