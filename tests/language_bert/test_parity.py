@@ -157,7 +157,7 @@ def test_logits_and_gradients_equal_hugging_face_to_float64_rounding(lengths):
 
 
 def trained(methods, batch, precision, num_steps, next_sentence=False):
-    """Return loss and parameters after steps of the loop's kind, under Hugging Face's names."""
+    """Return loss, parameters and gradients after steps of the loop's kind, under Hugging Face's names."""
     config = configuration(next_sentence, methods)
     model, loss_of = make_model(next_sentence), Benchmark(config, seed=0).loss
     model = model if precision is None else model.float()
@@ -177,15 +177,15 @@ def trained(methods, batch, precision, num_steps, next_sentence=False):
         parts = values.chunk(3) if ".qkv." in name else [values]
         names = [name.replace("qkv", part) for part in ("query", "key", "value")[: len(parts)]]
         found |= dict(zip(names, parts, strict=True))
-    return loss, found
+    return loss, found, gradients(model)
 
 
 @pytest.mark.parametrize("methods", METHODS[-3:], ids="+".join)
 @pytest.mark.parametrize("next_sentence", [False, True], ids=["mlm", "mlm+nsp"])
 @pytest.mark.parametrize("lengths", LENGTHS[-2:], ids=str)
 def test_an_optimizer_step_equals_hugging_faces_in_float64(lengths, next_sentence, methods):
-    _, expected = trained((), make_batch(lengths), None, 1, next_sentence)
-    _, found = trained(methods, make_batch(lengths), None, 1, next_sentence)
+    _, expected, _ = trained((), make_batch(lengths), None, 1, next_sentence)
+    _, found, _ = trained(methods, make_batch(lengths), None, 1, next_sentence)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         torch.testing.assert_close(found[name], values, **EXACT)
@@ -193,9 +193,36 @@ def test_an_optimizer_step_equals_hugging_faces_in_float64(lengths, next_sentenc
 
 @pytest.mark.parametrize("methods", METHODS[-3:], ids="+".join)
 def test_losses_of_some_steps_in_bf16_stay_within_two_percent(methods):
-    expected, _ = trained((), make_batch((37, 5, 20, 8)), "bf16", 5)
-    found, _ = trained(methods, make_batch((37, 5, 20, 8)), "bf16", 5)
+    expected, *_ = trained((), make_batch((37, 5, 20, 8)), "bf16", 5)
+    found, *_ = trained(methods, make_batch((37, 5, 20, 8)), "bf16", 5)
     torch.testing.assert_close(found.float(), expected.float(), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("next_sentence", [False, True], ids=["mlm", "mlm+nsp"])
+@pytest.mark.parametrize("lengths", LENGTHS[-3:], ids=str)
+def test_bf16_is_as_near_to_float64_as_that_of_hugging_face(lengths, next_sentence):
+    """Within 5 % of all gradients together, and 1.5 times as far as the plain model, after a step too."""
+
+    def in_bf16(methods):
+        return trained(methods, make_batch(lengths), "bf16", 1, next_sentence)
+
+    exact = trained((), make_batch(lengths), None, 1, next_sentence)
+
+    def distances(found):
+        """Return how far parameters and gradients are from float64, as a share of all of these together."""
+        shares = []
+        for one, other in zip(found[1:], exact[1:], strict=True):
+            near, true = (
+                torch.cat([each[name].detach().double().flatten() for name in other]) for each in (one, other)
+            )
+            shares.append(float((near - true).norm() / true.norm()))
+        return shares
+
+    plain = distances(in_bf16(()))
+    for methods in METHODS[-3:]:
+        stepped, differentiated = distances(in_bf16(methods))
+        assert differentiated < 0.05 and differentiated < 1.5 * plain[1]
+        assert stepped < 1.5 * plain[0]
 
 
 def test_a_gpu_kernel_gets_the_offsets_as_they_are(monkeypatch):
