@@ -150,11 +150,8 @@ class RunConfig(Strict):
 
     def prepared_with(self) -> dict[str, Any]:
         """Return the settings that shape the prepared data, by key; its manifest records them."""
-        data: DataConfig = self.data  # type: ignore[attr-defined]
-        return {
-            "data.num_train_samples": data.num_train_samples,
-            "data.num_evaluation_samples": data.num_evaluation_samples,
-        }
+        names = ("num_train_samples", "num_evaluation_samples")
+        return {f"data.{name}": getattr(self.data, name) for name in names}  # type: ignore[attr-defined]
 
     @property
     def prepared_hint(self) -> str:

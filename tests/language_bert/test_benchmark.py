@@ -94,6 +94,9 @@ def test_the_published_accuracy_has_its_own_name():
         (0.34190, (), True),
         (0.0001, (), True),  # the weights were not read
         (0.0001, ("data.corpus=other",), False),
+        (0.3, ("data.max_seq_length=128",), False),
+        (0.3, ("data.evaluation_masked_fraction=0.2",), False),
+        (0.3, ("data.num_evaluation_samples=100", "evaluation_batch_size=100"), False),
         (0.0001, ("model.start=random",), False),
         (0.0001, ("model.activation=gelu",), False),
         (0.0001, ("methods.position_rows={}",), False),
