@@ -124,6 +124,11 @@ class Method:
         """
 
     @property
+    def captures_graphs(self) -> bool:
+        """Whether it has CUDA graphs captured, which share their memory with those of every other model."""
+        return False
+
+    @property
     def period(self) -> int:
         """After how many steps what it does begins anew."""
         return 1

@@ -74,12 +74,16 @@ def check_free_space(work: Path, num_bytes: int) -> None:
         )
 
 
+def md5_of(path: Path) -> str:
+    """Return the MD5 of a file, by which MLCommons and ImageNet name theirs."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
 def check_md5(path: Path, expected: str, *, hint: str) -> None:
     """Raise UserError, which names both sums, unless a file has this MD5."""
     print(f"checking the MD5 of {path.name}, {path.stat().st_size / 1e9:.1f} GB", flush=True)
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != expected:
+    if (found := md5_of(path)) != expected:
         raise UserError(f"MD5 {found}, expected {expected}", where=str(path), hint=hint)
 
 

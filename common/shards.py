@@ -49,7 +49,7 @@ class Shards(Protocol):
     def __getitem__(self, number: int) -> Any: ...
 
 
-def changed_records(shards: Shards, number: int, *, most: int = NUM_NAMED) -> str:
+def changed_records(shards: Shards, number: int) -> str:
     """Return which records of the shard of that number, from 0, differ from the index, in words."""
     members, changed = np.flatnonzero(shards.index["shard"] == number), []
     for place, record in enumerate(members):
@@ -57,8 +57,8 @@ def changed_records(shards: Shards, number: int, *, most: int = NUM_NAMED) -> st
             shards[int(record)]
         except UserError:
             changed.append(place)
-    more = f" and {len(changed) - most} more" if len(changed) > most else ""
-    return f" in record {', '.join(map(str, changed[:most]))}{more}" if changed else ""
+    more = f" and {len(changed) - NUM_NAMED} more" if len(changed) > NUM_NAMED else ""
+    return f" in record {', '.join(map(str, changed[:NUM_NAMED]))}{more}" if changed else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity: it may hold long lists

@@ -178,11 +178,6 @@ def reserved_bytes() -> int:
     return torch.cuda.memory_reserved()
 
 
-def captures_graphs(run: TrainingRun) -> bool:
-    """Return whether one of its methods has torch.compile capture CUDA graphs."""
-    return any(getattr(method.settings, "mode", None) == "reduce-overhead" for method in run.methods)
-
-
 def step_memory(run: TrainingRun, others_bytes: int) -> dict[str, float]:
     """Return by shape the most memory in GB that a run has taken while it trained on that; empty on a CPU.
 
@@ -194,7 +189,7 @@ def step_memory(run: TrainingRun, others_bytes: int) -> dict[str, float]:
     if run.device.type != "cuda":
         return found
     for shape, batch in run.benchmark.bench_batches(run.config.global_batch_size).items():
-        reserved_bytes()  # forgets what a larger shape has left
+        torch.cuda.empty_cache()  # forgets what a larger shape has left
         torch.cuda.reset_peak_memory_stats()
         step = stepper(run, batch, turn_length(run.methods))
         for _ in range(WARM_UP_TURNS):

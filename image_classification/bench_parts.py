@@ -2,8 +2,7 @@
 
 import io
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -12,10 +11,11 @@ from PIL import Image
 from torch import nn
 
 from common.benchmark import Part
-from image_classification.data.dali import dali_batches, gpu_id, has_dali
+from image_classification.data.dali import has_dali
 from image_classification.data.decoders import Name, open_decoder
 from image_classification.data.images import Images
-from image_classification.data.loader import MEAN, STD, TrainSettings, train_batches, worker_batches
+from image_classification.data.loader import MEAN, STD, TrainSettings
+from image_classification.data.loaders import open_loader
 from image_classification.kernels.crop_resize import crop_resize
 from image_classification.methods.blurpool import Blur
 
@@ -58,29 +58,24 @@ class MadeUpImages:
 def bench_parts(data: Any, batch_size: int, device: torch.device) -> Iterator[Part]:
     """Yield the loaders that this machine has, the crop of resident pixels, and blurred shortcuts."""
     images, num_workers = MadeUpImages(), min(data.num_workers, os.cpu_count() or 1)
-    yield from loader_parts(images, num_workers, device)
+    yield from loader_parts(images, data.model_copy(update={"num_workers": num_workers}), device)
     yield from decoder_parts(images, data.stored_px, num_workers, device)
     yield crop_part(data.stored_px, batch_size, device)
     yield from blur_parts(min(batch_size, 256), device)
 
 
-def loader_parts(images: Images, num_workers: int, device: torch.device) -> Iterator[Part]:
+def loader_parts(images: Images, data: Any, device: torch.device) -> Iterator[Part]:
     """Yield the loaders that decode in every epoch."""
     settings = TrainSettings(
         batch_size=LOADER_BATCH, seed=0, crop_px=lambda step: CROP_PX, min_area=0.08, flip_probability=0.5
     )
-    loaders: dict[str, Callable[[], Iterator[Any]]] = {
-        "thread": partial(train_batches, images, settings),
-        f"workers ({num_workers})": partial(worker_batches, images, settings, num_workers=num_workers),
-    }
-    if has_dali():
-        place = {"num_threads": num_workers, "device_id": gpu_id(device)}
-        loaders[f"dali ({num_workers})"] = partial(dali_batches, images, settings, **place)
-    for name, start in loaders.items():
-        batches = start()
+    for name in ("thread", "workers", *["dali"] * has_dali()):
+        chosen = data.model_copy(update={"loader": name, "keep_decoded": False})
+        batches: Any = open_loader(images, settings, chosen, device, "fp32")
+        name += f" ({data.num_workers})" * (name != "thread")
         name = f"loader {name}, {WIDTH} x {HEIGHT} JPEG to {CROP_PX} px"
         yield Part(name=name, call=lambda batches=batches: next(batches), num_samples=LOADER_BATCH)
-        batches.close()  # type: ignore[attr-defined]
+        batches.close()
 
 
 def decoder_parts(images: Images, stored_px: int, num_threads: int, device: torch.device) -> Iterator[Part]:

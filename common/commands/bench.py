@@ -54,17 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print, and keep the figures."""
-    from common import throughput
-
     configs.benchmark_module(args.benchmark)  # answers an unknown name
     names = args.configurations or configs.configurations(args.benchmark)
     loaded = [load(args, name) for name in names]
+    from common import throughput
+
     runs: dict[str, TrainingRun] = {}
     memory: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
         for name, config in loaded:
             others_bytes = throughput.reserved_bytes()
-            is_known = not any(map(throughput.captures_graphs, runs.values()))
+            is_known = not any(method.captures_graphs for each in runs.values() for method in each.methods)
             runs[name] = run = build(config, Path(directory), warms_up=args.logging)
             logs.callback(run.log.close)
             memory[name] = {}

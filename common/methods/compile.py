@@ -72,6 +72,11 @@ class Compile(Method):
             default="inductor", description="of torch.compile; aot_eager needs no compiler and gains nothing"
         )
 
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether the mode does that."""
+        return bool(self.settings.mode == "reduce-overhead")
+
     def model(self, model: nn.Module) -> nn.Module:
         """Compile it in place."""
         compile_model(model, self.settings.mode, self.settings.backend)

@@ -47,11 +47,8 @@ def draw_crops(
     ratios. Flips are drawn with `flip_probability`, or, where they alternate, as in `alternating_flips`.
     Source: torchvision.transforms.RandomResizedCrop, whose distribution this is.
     """
-    counters = np.zeros((len(samples), NUM_TRIES + 1, 4), np.uint64)  # the last draw decides the flip
-    counters[..., 0] = samples[:, None].astype(np.uint64) & MASK
-    counters[..., 1] = samples[:, None].astype(np.uint64) >> HALF
-    counters[..., 2] = np.arange(NUM_TRIES + 1)
-    uniform = philox(counters, np.array([seed, epoch], np.uint64) & MASK) / 2.0**32
+    numbers = np.arange(NUM_TRIES + 1)  # the last decides the flip
+    uniform = draws(samples, numbers, seed=seed, epoch=epoch) / 2.0**32
     tries, (heights, widths) = (
         uniform[:, :NUM_TRIES],
         (sizes[:, axis, None].astype(np.int64) for axis in (0, 1)),
@@ -76,12 +73,17 @@ def draw_crops(
 
 def alternating_flips(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
     """Return (num_samples,) bool: drawn in the first epoch, every other time the opposite of the last."""
-    counters = np.zeros((len(samples), 4), np.uint64)
-    counters[:, 0] = samples.astype(np.uint64) & MASK
-    counters[:, 1] = samples.astype(np.uint64) >> HALF
-    counters[:, 2] = NUM_TRIES
-    first: np.ndarray = philox(counters, np.array([seed, 0], np.uint64) & MASK)[:, 0] < 1 << 31
+    first: np.ndarray = draws(samples, np.array([NUM_TRIES]), seed=seed, epoch=0)[:, 0, 0] < 1 << 31
     return first ^ bool(epoch % 2)
+
+
+def draws(samples: np.ndarray, numbers: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+    """Return four times 32 random bits for each of the `numbers` of a sample: (num_samples, num, 4)."""
+    counters = np.zeros((len(samples), len(numbers), 4), np.uint64)
+    counters[..., 0] = samples[:, None].astype(np.uint64) & MASK
+    counters[..., 1] = samples[:, None].astype(np.uint64) >> HALF
+    counters[..., 2] = numbers
+    return philox(counters, np.array([seed, epoch], np.uint64) & MASK)
 
 
 def centre_crops(sizes: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ A source is any folder in which these files lie, at any depth: `part-00000-of-00
 that one twice under one name: as TensorFlow 1 wrote it, which is read here, and as TensorFlow 2 does.
 """
 
-import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +81,7 @@ def find_checkpoint(directory: Path) -> Path:
     """Return the index of the checkpoint; of several, the one whose MD5 is published for TensorFlow 1."""
     name = CHECKPOINT + INDEX_SUFFIX
     for path in sorted(directory.rglob(name)):
-        if hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == OFFICIAL_MD5.get(name):
+        if preparation.md5_of(path) == OFFICIAL_MD5.get(name):
             return path
     return find(directory, name)
 
