@@ -41,8 +41,9 @@ class Sequences:
 
     `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries. No sequence
     has more than `max_length` keys or more than `max_queries` queries: a GPU's kernel leaves the rows of
-    further ones unwritten. Both are numbers that compiled code holds as constants. On a CPU `groups`, `num_groups` at most, hold the sequences in order of
-    length, and `places` (num_queries,) says where each query stands in the groups laid one behind the other.
+    further ones unwritten. Compiled code holds both numbers as constants. On a CPU `groups`, `num_groups` at
+    most, hold the sequences in order of length, and `places` (num_queries,) says where each query stands in
+    the groups laid one behind the other.
     """
 
     cu_seqlens: Tensor

@@ -64,14 +64,22 @@ def typical_lengths(num_samples: int, max_seq_length: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(scaled)
 
 
-def moved_lengths(lengths: np.ndarray, num_tokens: int, max_seq_length: int) -> np.ndarray:
-    """Return lengths that are all longer or shorter by as much as gives about `num_tokens` together."""
+def moved_lengths(
+    lengths: np.ndarray, num_tokens: int, max_seq_length: int, *, shortest: int = MIN_LENGTH
+) -> np.ndarray:
+    """Return lengths that are all longer or shorter by as much as gives `num_tokens` together.
+
+    None is shorter than `shortest` or longer than `max_seq_length`, which may keep the sum from its number.
+    """
     low, high = -max_seq_length, max_seq_length
     while high - low > 1:
         middle = (low + high) // 2
-        enough = np.clip(lengths + middle, MIN_LENGTH, max_seq_length).sum() >= num_tokens
+        enough = np.clip(lengths + middle, shortest, max_seq_length).sum() >= num_tokens
         low, high = (low, middle) if enough else (middle, high)
-    return np.clip(lengths + high, MIN_LENGTH, max_seq_length)
+    moved = np.clip(lengths + high, shortest, max_seq_length)
+    is_longer = moved > np.clip(lengths + low, shortest, max_seq_length)
+    moved[np.flatnonzero(is_longer)[: max(0, moved.sum() - num_tokens)]] -= 1
+    return moved
 
 
 def random_record(rng: np.random.Generator, *, length: int, vocab_size: int, num_masked: int) -> Record:

@@ -1,5 +1,6 @@
 """The configurations and what the benchmark derives from them."""
 
+import itertools
 import json
 from contextlib import nullcontext
 
@@ -146,10 +147,11 @@ def test_a_projection_says_what_it_assumes():
     assert "estimate" in found.assuming and json.dumps(found.assuming)
 
 
-def micro_batches(benchmark, lengths):
+def micro_batches(benchmark, lengths, fraction=0.20):
     """Return tokens and masked tokens of this rank's micro-batches, (num_micro_batches, 2)."""
     own = benchmark.own_part(lengths, lengths)
-    counts = np.stack([own, np.clip((own * 0.20).round(), 1, 102)], axis=1).astype(int)
+    masked = [min(int(512 * fraction), max(1, round(length * fraction))) for length in own.tolist()]
+    counts = np.stack([own, masked], axis=1)
     num_parts = benchmark.num_micro_batches
     parts = [part(len(own), number, num_parts) for number in range(num_parts)]
     return np.array([counts[each.start : each.stop].sum(axis=0) for each in parts])
@@ -166,38 +168,46 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
     assert sorted(np.concatenate(parts)) == indices.tolist()
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
-    ("round_to", "world_size", "shapes_of_layers", "expected_padding"),
+    ("name", "round_to", "forms_of_layers", "expected_padding"),
     [
-        (256, 8, (16, 19), (0.009, 0.045)),
-        (512, 1, (8, 10), (0.018, 0.074)),
-        (512, 4, (8, 10), (0.018, 0.074)),
-        (512, 8, (8, 10), (0.018, 0.074)),
-        (1024, 8, (4, 5), (0.036, 0.078)),
-        (2048, 8, (2, 2), (0.073, 0.426)),
+        ("optimized", 256, (18, 25), (0.009, 0.045)),
+        ("optimized", 512, (10, 14), (0.018, 0.074)),
+        ("optimized", 1024, (6, 8), (0.036, 0.078)),
+        ("efficient", 512, (10, 14), (0.018, 0.063)),
     ],
 )
-def test_every_shape_is_compiled_before_the_clock_starts(
-    round_to, world_size, shapes_of_layers, expected_padding
+def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
+    name, seed, world_size, round_to, forms_of_layers, expected_padding
 ):
     """Whether 8 ranks take a micro-batch of 56 or one takes 8 of them, they are dealt by length."""
-    config = config_of("optimized")
-    assert {config.methods[name]["round_to"] for name in ("unpad", "sparse_head")} == {512}
-    benchmark = OnGpu(config, seed=0, place=Place(rank=0, world_size=world_size))
+    config = config_of(
+        name, f"methods.unpad.round_to={round_to}", f"methods.sparse_head.round_to={round_to}"
+    )
+    benchmark = OnGpu(config, seed=seed, place=Place(rank=world_size - 1, world_size=world_size))
 
     def rounded(counts):
         return -(-counts // round_to) * round_to
 
-    synthetic = [
-        (int(batch.inputs["attention_mask"].sum()), benchmark.num_targets(batch))
-        for batch in benchmark.synthetic_batches()
-    ]
-    shapes = set(map(tuple, rounded(np.array(synthetic)).tolist()))
-    rng, population = np.random.default_rng(world_size), typical_lengths(100_000, 512)
-    steps = [micro_batches(benchmark, rng.choice(population, 448)) for _ in range(1000)]
-    seen = np.concatenate(steps)
-    assert set(map(tuple, rounded(seen).tolist())) <= shapes
-    assert (len({tokens for tokens, _ in shapes}), len(shapes)) == shapes_of_layers
-    assert sum(shapes_of_layers) < MAX_SHAPES
-    padding = rounded(seen).sum(axis=0) / seen.sum(axis=0) - 1
-    assert padding == pytest.approx(expected_padding, abs=0.004)
+    counts = [(lengths.sum(), masked.sum()) for lengths, masked in benchmark.synthetic_counts()]
+    compiled = list(map(tuple, rounded(np.array(counts)).tolist()))
+    assert len(compiled) == len(set(compiled)) and compiled == sorted(compiled, reverse=True)
+    rng, population = np.random.default_rng(seed), typical_lengths(100_000, 512)
+    fraction = config.data.masked_fraction
+    steps = [micro_batches(benchmark, rng.choice(population, 448), fraction) for _ in range(1000)]
+    counts = np.concatenate(steps)
+    assert set(map(tuple, rounded(counts).tolist())) <= set(compiled), "compiled while the clock runs"
+    assert (len({tokens for tokens, _ in compiled}), len(compiled)) == forms_of_layers
+    assert sum(forms_of_layers) < MAX_SHAPES
+    padding = rounded(counts).sum(axis=0) / counts.sum(axis=0) - 1
+    assert padding == pytest.approx(expected_padding, abs=0.005)
+
+
+def test_a_synthetic_batch_has_the_tokens_that_its_form_says():
+    benchmark = OnGpu(config_of("optimized"), seed=0)
+    forms = zip(benchmark.synthetic_batches(), benchmark.synthetic_counts(), strict=True)
+    for batch, (lengths, masked) in itertools.islice(forms, 3):
+        assert int(batch.inputs["attention_mask"].sum()) == lengths.sum()
+        assert benchmark.num_targets(batch) == masked.sum()
