@@ -183,6 +183,14 @@ class Benchmark(ABC):
         """
 
     @abstractmethod
+    def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
+        """Return random values in the shape and type of a batch of `evaluation_batches`."""
+
+    def warm_up_loader(self) -> None:
+        """Run the loader's own GPU kernels in each form that training will see; none unless it has some."""
+        return
+
+    @abstractmethod
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's part of the training batches from a step on, without end."""
 

@@ -16,14 +16,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from rich.console import Console
 
-from common import checkpoint, distributed, memory, mllog, page_cache, ranks
+from common import checkpoint, distributed, mllog, page_cache, ranks
 from common.benchmark import Benchmark
 from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, PID, Board, Slot
 from common.config import ROOT, RunConfig, benchmark_module
@@ -160,17 +159,11 @@ class TrainingRun(Training):
         self.slot.enter(step, EVALUATING)
         number = self.benchmark.epochs_finished(self.num_samples)
         self.log.start("eval_start", epoch_num=number)
-        model = reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model)
-        model.eval()
+        model = self.evaluation_model()
         distributed.share_statistics(model, self.config.evaluated_statistics)
         correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
-        size = self.config.evaluation_batch_size
         for batch in self.benchmark.evaluation_batches():
-            with memory.explained("evaluation_batch_size", size, num_samples=size, kept="the result"):
-                batch = self.prepared(batch, None)
-                with self.autocast(self.config.evaluation_precision):
-                    outputs = model(**batch.inputs)
-            right, counted = self.benchmark.count_correct(outputs, batch.targets)
+            right, counted = self.count_correct(model, batch)
             correct, total = correct + right, total + counted
             self.slot.count()
         self.model.train()

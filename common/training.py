@@ -65,8 +65,10 @@ class Training:
     def warm_up(self) -> None:
         """Take the first steps on synthetic batches, then put weights, buffers and random state back.
 
+        After this no shape of training or evaluation is compiled, and no kernel chosen, while the clock runs.
         Ranks exchange gradients at the first shape only: they may have different numbers of shapes.
         """
+        torch.backends.cudnn.benchmark = True  # convolutions by measured time; no effect on a CPU
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
         for number, (batch, step) in enumerate(self.shapes()):
@@ -78,21 +80,49 @@ class Training:
                 alone_s = time.perf_counter() - before
             self.step_s = self.step_s if number else alone_s
         self.clear_gradients()
+        self.benchmark.warm_up_loader()
+        self.warm_up_evaluation()
         self.model.load_state_dict(state)
         torch.set_rng_state(random_state)
 
+    @torch.no_grad()
+    def warm_up_evaluation(self) -> None:
+        """Evaluate synthetic batches of each size that an evaluation has."""
+        num_own = len(self.benchmark.own_evaluation_samples)
+        largest = self.benchmark.own_evaluation_batch_size
+        model = self.evaluation_model()
+        for size in sorted({min(largest, num_own), num_own % largest} - {0}, reverse=True):
+            self.count_correct(model, self.benchmark.synthetic_evaluation_batch(size))
+        self.model.train()
+
+    def evaluation_model(self) -> nn.Module:
+        """Return the model to evaluate, ready for it."""
+        return reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model).eval()
+
+    def count_correct(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return how many predictions of a batch are right and how many there are, as integer scalars."""
+        size = self.config.evaluation_batch_size
+        with memory.explained("evaluation_batch_size", size, num_samples=size, kept="the result"):
+            batch = self.prepared(batch, None)
+            with self.autocast(self.config.evaluation_precision):
+                outputs = model(**batch.inputs)
+        return self.benchmark.count_correct(outputs, batch.targets)
+
     def shapes(self) -> Iterator[tuple[Batch, int]]:
-        """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it."""
+        """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it.
+
+        The largest comes first: smaller ones then use its memory again.
+        """
         steps = reversed(range(self.plan.num_steps))
         first_steps = sorted({self.plan.epoch(step): step for step in steps}.values())  # of each epoch
-        shapes = set()
+        shapes: dict[tuple[torch.Size, ...], tuple[Batch, int]] = {}
         for batch in self.benchmark.synthetic_batches():
             for step in first_steps:
                 inputs = self.prepared(batch, self.progress(step)).inputs.values()
                 shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
-                if shape not in shapes:
-                    shapes.add(shape)
-                    yield batch, step
+                shapes.setdefault(shape, (batch, step))
+        for shape in sorted(shapes, key=lambda shape: [size.numel() for size in shape], reverse=True):
+            yield shapes[shape]
 
     def progress(self, step: int) -> Progress:
         """Return where a step counted from 0 stands."""

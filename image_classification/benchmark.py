@@ -21,10 +21,18 @@ from image_classification.augmentation import augmentation, augmentations
 from image_classification.bench_parts import bench_parts
 from image_classification.data.decoders import Name, uses_dali
 from image_classification.data.images import Images, open_images
-from image_classification.data.loader import Meter, TrainSettings, evaluation_batches, normalize
+from image_classification.data.loader import (
+    MEAN,
+    STD,
+    Meter,
+    TrainSettings,
+    evaluation_batches,
+    normalize,
+)
 from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
 from image_classification.data.resident import EvaluationCache, stored_bytes
 from image_classification.kernel_pairs import kernel_pairs
+from image_classification.kernels.crop_resize import crop_resize
 from image_classification.methods.progressive_resizing import ProgressiveResizing
 from image_classification.model import build_resnet
 from image_classification.roofline import project, training_work
@@ -108,6 +116,25 @@ class Benchmark(benchmark.Benchmark):
         for num_samples in self.micro_batch_sizes:
             for size_px in dict.fromkeys(data.crop_px_by_epoch or [data.train_crop_px]):
                 yield self.noise(num_samples, size_px)
+
+    def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
+        """Return noise as `batch` makes it of pixels."""
+        shape = (num_samples, *2 * [self.config.data.evaluation_crop_px], 3)
+        pixels = torch.randint(256, shape, dtype=torch.uint8, device=self.device)
+        labels = torch.zeros(num_samples, dtype=torch.int64)
+        return Batch(inputs={"x": normalize(pixels)}, targets={"labels": labels}, num_samples=num_samples)
+
+    def warm_up_loader(self) -> None:
+        """Crop resident pixels to each size, which compiles the kernel on a GPU."""
+        data = self.config.data
+        if data.loader != "resident":
+            return
+        pixels = torch.zeros(1, data.stored_px, data.stored_px, 3, dtype=torch.uint8, device=self.device)
+        box = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=self.device)
+        row, flip = (torch.zeros(1, dtype=dtype, device=self.device) for dtype in (torch.int64, torch.bool))
+        dtype = loaded_dtype(data, self.config.precision)
+        for size_px in set(data.crop_px_by_epoch or [data.train_crop_px]):
+            crop_resize(pixels, row, box, flip, size_px=size_px, mean=MEAN, std=STD, dtype=dtype)
 
     def noise(self, num_samples: int, size_px: int) -> Batch:
         """Return a batch of noise in the layout and type of the loader: what is compiled here is used."""

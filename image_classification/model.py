@@ -1,14 +1,31 @@
 """ResNet from torchvision with the initial weights of the published runs."""
 
+import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 
 def build_resnet(name: str, num_classes: int) -> nn.Module:
     """Return torchvision's model (v1.5: stride in the 3x3 convolution) with the published initial weights."""
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=num_classes)
+    model.fc = Classifier(model.fc)
     initialize(model)
     return model
+
+
+class Classifier(nn.Linear):
+    """The parameters of a linear layer, with float32 logits in evaluation: 16-bit ones are often equal."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (batch, classes) of features x (batch, features)."""
+        if self.training or x.dtype == self.weight.dtype:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.to(self.weight.dtype))
 
 
 def initialize(model: nn.Module) -> None:

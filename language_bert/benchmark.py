@@ -161,6 +161,11 @@ class Benchmark(benchmark.Benchmark):
         """Yield random tokens of typical lengths; on a GPU in every form that training may see."""
         yield from itertools.starmap(self.noise, self.synthetic_counts())
 
+    def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
+        """Return random tokens of typical lengths."""
+        lengths = typical_lengths(num_samples, self.config.data.max_seq_length)
+        return self.noise(lengths, np.maximum(1, (lengths * self.config.data.evaluation_masked_fraction)))
+
     def synthetic_counts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield tokens and masked tokens of each sequence, (micro_batch_size,), of each synthetic batch.
 

@@ -223,3 +223,37 @@ def test_no_more_workers_than_processors_are_tried(monkeypatch, processors: int,
     assert tried == ["data.loader=thread", *(f"data.num_workers={count}" for count in counts)]
     (alone,) = benchmark("baseline", "mini").equal_settings()
     assert alone == ["data.loader=workers", f"data.num_workers={processors}"]
+
+
+def test_evaluation_compares_float32_logits_and_training_multiplies_in_16_bits():
+    model, images = build_resnet("resnet18", 10), torch.randn(4, 3, 64, 64)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert model.train()(images).dtype == torch.bfloat16
+        logits = model.eval()(images)
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
+def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_path):
+    settings = ["evaluation_batch_size=50", "global_batch_size=4", "data.loader=resident"]
+    config = load("image_classification", "optimized", size="mini", settings=settings).config
+    run = build(config, tmp_path, warms_up=False)
+    trained, evaluated, crops = [], [], []
+    add_gradients, count_correct = run.add_gradients, run.count_correct
+
+    def train(batch, *args, **named):
+        trained.append(batch.inputs["x"].shape[-1])
+        return add_gradients(batch, *args, **named)
+
+    def evaluate(model, batch):
+        evaluated.append(batch.num_samples)
+        return count_correct(model, batch)
+
+    run.add_gradients, run.count_correct = train, evaluate
+    run.benchmark.warm_up_loader = lambda: crops.append(True)
+    before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    run.warm_up()
+    run.log.close()
+    assert trained == [84] * 3 + [56] * 3 and evaluated == [50, 10] and crops
+    assert run.model.training and torch.backends.cudnn.benchmark
+    assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
