@@ -19,7 +19,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "package": "assemble results, code and systems as an MLPerf submission, checked",
     "system": "describe this machine in MLPerf's fields, or check descriptions",
     "sweep": "measure trade-off curves: quality against time and cost, budget by budget",
-    "bench": "measure what the suite itself costs",
+    "bench": "measure the throughput of configurations side by side",
     "ablate": "what each method of a configuration is worth, alone and together",
     "doctor": "check this machine before a run",
     "plan": "predict step time, efficiency, minutes and cost on more devices",

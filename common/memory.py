@@ -16,9 +16,13 @@ ALLOCATION_FAILED = (  # oneDNN does not say why it could not
 )
 
 
+class OutOfMemory(UserError):
+    """A UserError for a batch that does not fit."""
+
+
 @contextmanager
 def explained(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[None]:
-    """Turn a failed allocation in the block into a UserError that names the next smaller value of `key`.
+    """Turn a failed allocation in the block into an OutOfMemory that names the next smaller value of `key`.
 
     `size` samples are computed at a time of `num_samples`; a smaller size leaves `kept` as it is.
     """
@@ -29,7 +33,7 @@ def explained(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[N
             raise
         asked = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         smaller = next_smaller(size, num_samples)
-        raise UserError(
+        raise OutOfMemory(
             f"out of memory with {size:,} sample(s) at a time"
             + (f", asking for {asked[1]}" if asked else ""),
             where=key,

@@ -4,13 +4,14 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from common.benchmark import Part
+from common.benchmark import Part, Work
 from common.errors import UserError
+from common.memory import OutOfMemory
 from common.method import Batch, Method
 from common.timed_run import TrainingRun
 
@@ -50,6 +51,15 @@ class Rate:
     memory_gb: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A configuration that could not be timed, and why; `shape` is empty where none could."""
+
+    configuration: str
+    shape: str
+    error: str
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done what it was asked."""
     if device.type == "cuda":
@@ -82,49 +92,79 @@ def measure(
     memory: dict[str, dict[str, float]],
     *,
     seconds: float,
-    report: Callable[[Rate], None],
-) -> list[Rate]:
-    """Time every configuration at every shape for about `seconds` each, a few steps of each in turn.
+    shapes: Sequence[str] = (),
+    report: Callable[[Rate | Failure], None],
+) -> None:
+    """Report each configuration at each shape, timed for about `seconds`, a few steps of each in turn.
 
-    `runs` are initialized; the shapes are those of the benchmark; `memory` is the `step_memory` of each.
+    `runs` are initialized; the shapes are those of the benchmark, or the `shapes` named; `memory` is the
+    `step_memory` of each. A configuration that is out of memory at a shape is a Failure there.
     """
-    rates = []
-    batches = {name: run.benchmark.bench_batches(run.config.global_batch_size) for name, run in runs.items()}
+    batches = {name: bench_batches(run, shapes) for name, run in runs.items()}
     first, *others = batches
     for name in others:
         if batches[name].keys() != batches[first].keys():
-            shapes = (f"{each} at {', '.join(batches[each])}" for each in (first, name))
-            raise UserError(f"one bench has one set of shapes, found {' and '.join(shapes)}")
+            different = (f"{each} at {', '.join(batches[each])}" for each in (first, name))
+            raise UserError(f"one bench has one set of shapes, found {' and '.join(different)}")
     for shape in batches[first]:
         lengths = {name: turn_length(run.methods) for name, run in runs.items()}
         steps = {name: stepper(run, batches[name][shape], lengths[name]) for name, run in runs.items()}
-        for step in steps.values():
-            for _ in range(WARM_UP_TURNS):
-                step()
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        ends = time.perf_counter() + seconds * len(runs)
-        while time.perf_counter() < ends or len(next(iter(times.values()))) < 2:
+        for name in list(steps):
+            try:
+                for _ in range(WARM_UP_TURNS):
+                    steps[name]()
+            except OutOfMemory as error:
+                del steps[name]
+                report(Failure(configuration=name, shape=shape, error=error.what))
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        ends = time.perf_counter() + seconds * len(steps)
+        while steps and (time.perf_counter() < ends or len(next(iter(times.values()))) < 2):
             for name, step in steps.items():
                 times[name].append(timed(step, runs[name].device) / lengths[name])
-        for name in runs:
-            step_s = statistics.median(times[name])
-            per_s, work = batches[name][shape].num_samples / step_s, runs[name].benchmark.work(shape)
-            rate = Rate(
-                configuration=name,
-                shape=shape,
-                samples_per_s=per_s,
-                tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
-                step_ms=step_s * 1e3,
-                deviation=statistics.stdev(times[name]) / step_s,
-                num_turns=len(times[name]),
-                flops_per_s=per_s * work.flops,
-                flops_share=per_s * work.flops / peaks.flops_per_s,
-                bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
-                memory_gb=memory[name].get(shape),
-            )
-            report(rate)
-            rates.append(rate)
-    return rates
+        for name in steps:
+            work = runs[name].benchmark.work(shape)
+            report(rate_of(name, shape, times[name], batches[name][shape].num_samples, work, peaks, memory))
+
+
+def rate_of(
+    name: str,
+    shape: str,
+    times: list[float],
+    num_samples: int,
+    work: Work,
+    peaks: Peaks,
+    memory: dict[str, dict[str, float]],
+) -> Rate:
+    """Return the rate of steps that took `times` seconds on so many samples each."""
+    step_s = statistics.median(times)
+    per_s = num_samples / step_s
+    return Rate(
+        configuration=name,
+        shape=shape,
+        samples_per_s=per_s,
+        tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
+        step_ms=step_s * 1e3,
+        deviation=statistics.stdev(times) / step_s,
+        num_turns=len(times),
+        flops_per_s=per_s * work.flops,
+        flops_share=per_s * work.flops / peaks.flops_per_s,
+        bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
+        memory_gb=memory[name].get(shape),
+    )
+
+
+def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Batch]:
+    """Return the benchmark's batches by the name of their shape, or those of the `shapes` named.
+
+    The first word of a name is enough. Raises UserError for a shape that the benchmark does not have.
+    """
+    batches = run.benchmark.bench_batches(run.config.global_batch_size)
+    names = {name.split()[0]: name for name in batches} | {name: name for name in batches}
+    for shape in shapes:
+        if shape not in names:
+            raise UserError(f"no shape '{shape}'", where="--shapes", hint=f"known: {', '.join(batches)}")
+    chosen = [names[shape] for shape in shapes] or list(batches)
+    return {name: batches[name] for name in chosen}
 
 
 def measure_parts(
@@ -178,22 +218,26 @@ def reserved_bytes() -> int:
     return torch.cuda.memory_reserved()
 
 
-def step_memory(run: TrainingRun, others_bytes: int) -> dict[str, float]:
+def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ()) -> dict[str, float]:
     """Return by shape the most memory in GB that a run has taken while it trained on that; empty on a CPU.
 
     That is all that the process has reserved but `others_bytes`, which were taken before the run was built.
     Inputs of all shapes count, and captured graphs of the shapes before it: they stay. After another run that
-    captures graphs it would be too little: all graphs share their memory.
+    captures graphs it would be too little: all graphs share their memory. A shape that is out of memory has
+    no entry.
     """
     found: dict[str, float] = {}
     if run.device.type != "cuda":
         return found
-    for shape, batch in run.benchmark.bench_batches(run.config.global_batch_size).items():
+    for shape, batch in bench_batches(run, shapes).items():
         torch.cuda.empty_cache()  # forgets what a larger shape has left
         torch.cuda.reset_peak_memory_stats()
         step = stepper(run, batch, turn_length(run.methods))
-        for _ in range(WARM_UP_TURNS):
-            step()
+        try:
+            for _ in range(WARM_UP_TURNS):
+                step()
+        except OutOfMemory:
+            continue
         synchronize(run.device)
         found[shape] = (torch.cuda.max_memory_reserved() - others_bytes) / 1e9
     return found

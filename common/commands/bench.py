@@ -1,12 +1,16 @@
 """Measure throughput, or what the suite's own logging costs; synthetic batches, no data set needed.
 
 Throughput: training steps of every configuration at every shape (image sizes, sequence lengths), a few steps
-of each in turn, as a share of what this device does at best; the figures go to results/throughput/ as JSON.
-A name such as optimized+methods.blurpool=false is a configuration with changes.
+of each in turn, as a share of what this device does at best. A name such as optimized+methods.blurpool=false
+is a configuration with changes. The figures go to results/throughput/ as JSON, each once it is measured.
+A configuration that is out of memory is listed there, the others go on, and the exit code is 1.
 
 examples:
   ttt bench image_classification
   ttt bench image_classification baseline optimized optimized+methods.blurpool=false
+  ttt bench image_classification optimized --shapes 96 224 --batch-size 256 --no-parts
+  ttt bench image_classification optimized optimized+methods.compile.options.combo_kernels=true
+  ttt bench language_bert optimized --batch-size 448 --micro-batch-size 112
   ttt bench language_bert --size mini --seconds 10
   ttt bench language_bert optimized --size mini --logging
 """
@@ -18,12 +22,14 @@ import statistics
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from common import atomic
 from common import config as configs
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
@@ -31,7 +37,7 @@ from common.ranks import ALONE, Place
 
 if TYPE_CHECKING:
     from common.mllog import RunLog
-    from common.throughput import Rate
+    from common.throughput import Failure, Rate
     from common.timed_run import TrainingRun
 
 LIMIT = 0.005  # of a step
@@ -46,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="samples a step; default: the configuration's, full / 8"
     )
+    parser.add_argument(
+        "--micro-batch-size", type=int, metavar="N", help="samples at a time; default: the whole batch"
+    )
+    parser.add_argument(
+        "--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes in pixels; default: all"
+    )
+    parser.add_argument("--no-parts", action="store_true", help="time no piece of a step alone")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each configuration and shape")
     parser.add_argument("--logging", action="store_true", help="measure the cost of logging and timing")
     parser.add_argument("--json", action="store_true", help="for machines")
@@ -57,22 +70,30 @@ def main(args: argparse.Namespace) -> int:
     configs.benchmark_module(args.benchmark)  # answers an unknown name
     names = args.configurations or configs.configurations(args.benchmark)
     loaded = [load(args, name) for name in names]
-    from common import throughput
+    from common.memory import OutOfMemory, is_out_of_memory
+    from common.throughput import Failure, reserved_bytes, step_memory
 
     runs: dict[str, TrainingRun] = {}
     memory: dict[str, dict[str, float]] = {}
+    failures: list[Failure] = []
     with tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
         for name, config in loaded:
-            others_bytes = throughput.reserved_bytes()
-            is_known = not any(method.captures_graphs for each in runs.values() for method in each.methods)
-            runs[name] = run = build(config, Path(directory), warms_up=args.logging)
-            logs.callback(run.log.close)
+            others_bytes = reserved_bytes()
+            is_known = not any(method.captures_graphs for run in runs.values() for method in run.methods)
+            try:
+                runs[name] = build(config, Path(directory), warms_up=args.logging)
+            except (OutOfMemory, RuntimeError, MemoryError) as error:
+                if not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
+                    raise
+                failures.append(Failure(configuration=name, shape="", error="out of memory for its weights"))
+                continue
+            logs.callback(runs[name].log.close)
             memory[name] = {}
             if is_known and not args.logging:
-                memory[name] = throughput.step_memory(run, others_bytes)
+                memory[name] = step_memory(runs[name], others_bytes, args.shapes)
         if args.logging:
             return max(logging_cost(name, run, args.json) for name, run in runs.items())
-        return compare(args, runs, memory)
+        return compare(args, runs, memory, failures)
 
 
 def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
@@ -82,9 +103,11 @@ def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
     batch_size = args.batch_size
     if batch_size is None:
         batch_size = config.global_batch_size // (NUM_DEVICES if args.size == "full" else 1)
-    if batch_size < 1 or args.seconds <= 0:
-        raise UserError("--batch-size and --seconds must be positive")
-    settings = [f"global_batch_size={batch_size}", "micro_batch_size=null", *settings]
+    micro_batch_size = args.micro_batch_size
+    if min(batch_size, micro_batch_size or 1) < 1 or args.seconds <= 0:
+        raise UserError("--batch-size, --micro-batch-size and --seconds must be positive")
+    sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}"]
+    settings = [*sizes, *settings]
     return name, configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
 
 
@@ -105,56 +128,66 @@ def build(
 
 
 def compare(
-    args: argparse.Namespace, runs: "dict[str, TrainingRun]", memory: dict[str, dict[str, float]]
+    args: argparse.Namespace,
+    runs: "dict[str, TrainingRun]",
+    memory: dict[str, dict[str, float]],
+    failures: "list[Failure]",
 ) -> int:
-    """Print each figure as it is measured and each configuration's projection; write all of it as JSON."""
+    """Print and keep each figure as it is measured, then each configuration's projection."""
     from common import system, throughput
 
-    first = next(iter(runs.values()))
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    figures: dict[str, Any] = {"benchmark": args.benchmark, "size": args.size, "versions": system.versions()}
+    figures |= {"peaks": {}, "rates": [], "failed": [], "parts": {}, "projected": {}}
+
+    @cache
+    def path() -> Path:  # there is no file before there is a figure
+        return new_file(args.results / "throughput" / system.hardware_name(), args.benchmark)
+
+    def report(row: "Rate | Failure") -> None:
+        if isinstance(row, throughput.Failure):
+            figures["failed"].append(dataclasses.asdict(row))
+            console.print(f"  {row.shape:>10}  {row.configuration:24} {row.error}")
+        else:
+            figures["rates"].append(dataclasses.asdict(row))
+            console.print(describe(row, samples_name))
+        write(path(), figures)
+
+    samples_name = configs.benchmark_module(args.benchmark).Benchmark.samples_name
+    for failure in failures:
+        report(failure)
+    if not runs:
+        return EXIT_FINDINGS
+    first = next(iter(runs.values()))
     peaks = throughput.measure_peaks(first.device)
+    figures |= {"batch_size": first.config.global_batch_size, "peaks": dataclasses.asdict(peaks)}
     console.print(
         f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a bfloat16 matrix product, "
         f"{peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; {first.config.global_batch_size} samples a step"
     )
-    rates = throughput.measure(
-        runs,
-        peaks,
-        memory,
-        seconds=args.seconds,
-        report=lambda rate: console.print(describe(rate, first.benchmark.samples_name)),
-    )
-    parts = throughput.measure_parts(
-        first.benchmark.bench_parts(),
-        first.device,
-        seconds=args.seconds,
-        report=lambda name, per_s: console.print(
-            f"  {name:46} {per_s:10.1f} {first.benchmark.samples_name}/s"
-        ),
-    )
-    projections = {}
+    throughput.measure(runs, peaks, memory, seconds=args.seconds, shapes=args.shapes, report=report)
+    if not args.no_parts:
+        figures["parts"] = throughput.measure_parts(
+            first.benchmark.bench_parts(),
+            first.device,
+            seconds=args.seconds,
+            report=lambda name, per_s: console.print(f"  {name:46} {per_s:10.1f} {samples_name}/s"),
+        )
     for name, run in runs.items():
-        per_s = {rate.shape: rate.samples_per_s for rate in rates if rate.configuration == name}
-        projections[name] = projection = run.benchmark.projection(per_s, NUM_DEVICES)
+        rates = [rate for rate in figures["rates"] if rate["configuration"] == name]
+        per_s = {rate["shape"]: rate["samples_per_s"] for rate in rates}
+        is_whole = not args.shapes and all(row["configuration"] != name for row in figures["failed"])
+        projection = run.benchmark.projection(per_s, NUM_DEVICES) if is_whole else None
         if projection is not None:
+            figures["projected"][name] = dataclasses.asdict(projection)
             console.print(
                 f"{name}: {projection.minutes:.1f} min on {NUM_DEVICES} of it, {projection.assuming}"
             )
-    figures: dict[str, Any] = {
-        "benchmark": args.benchmark,
-        "size": args.size,
-        "batch_size": first.config.global_batch_size,
-        "versions": system.versions(),
-        "peaks": dataclasses.asdict(peaks),
-        "rates": [dataclasses.asdict(rate) for rate in rates],
-        "parts": parts,
-        "projected": {name: dataclasses.asdict(each) for name, each in projections.items() if each},
-    }
-    path = keep(figures, args.results / "throughput" / system.hardware_name(), args.benchmark)
-    console.print(f"-> {path}")
+    write(path(), figures)
+    console.print(f"-> {shown(path())}")
     if args.json:
         print(json.dumps(figures))
-    return EXIT_OK
+    return EXIT_FINDINGS if figures["failed"] else EXIT_OK
 
 
 def describe(rate: "Rate", samples_name: str) -> str:
@@ -171,14 +204,32 @@ def describe(rate: "Rate", samples_name: str) -> str:
 
 def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:
     """Write a new file NAME_N.json; an existing one is never overwritten."""
+    path = new_file(directory, name)
+    write(path, figures)
+    return shown(path)
+
+
+def new_file(directory: Path, name: str) -> Path:
+    """Return a new file NAME_N.json, empty so far."""
     from common.launch import create_next
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        path = create_next(directory, f"{name}_{{}}.json")
-        path.write_text(json.dumps(figures, indent=1) + "\n")
+        return create_next(directory, f"{name}_{{}}.json")
     except OSError as error:
         raise UserError(f"cannot write figures here ({error.strerror})", where=str(directory)) from error
+
+
+def write(path: Path, figures: dict[str, Any]) -> None:
+    """Put the figures in the place of what the file held."""
+    try:
+        atomic.write_text(path, json.dumps(figures, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write figures here ({error.strerror})", where=str(path)) from error
+
+
+def shown(path: Path) -> Path:
+    """Return a path as people read it, relative to the repository where it lies inside."""
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 

@@ -26,16 +26,26 @@ from common.method import Method
 MAX_SHAPES = 64  # of all models of a process; torch's own limit is 8, beyond which it silently runs eager
 
 
-def compile_options(mode: str, backend: str) -> dict[str, Any]:
-    """Return torch.compile's arguments: one static graph for each shape, failing beyond `MAX_SHAPES`."""
+def compile_options(mode: str, backend: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return torch.compile's arguments: one static graph for each shape, failing beyond `MAX_SHAPES`.
+
+    `options` are added to those of the mode.
+    """
     torch._dynamo.config.recompile_limit = MAX_SHAPES
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    return {"dynamic": False} | ({"mode": mode} if backend == "inductor" else {"backend": backend})
+    if backend != "inductor":
+        return {"dynamic": False, "backend": backend}
+    return {"dynamic": False, "options": torch._inductor.list_mode_options(mode) | (options or {})}
 
 
-def compile_model(model: nn.Module, mode: str = "reduce-overhead", backend: str = "inductor") -> None:
+def compile_model(
+    model: nn.Module,
+    mode: str = "reduce-overhead",
+    backend: str = "inductor",
+    options: dict[str, Any] | None = None,
+) -> None:
     """Compile the forward and backward pass of a model in place, each input shape on its own."""
-    model.compile(**compile_options(mode, backend))
+    model.compile(**compile_options(mode, backend, options))
 
 
 def missing_compiler() -> str:
@@ -71,6 +81,9 @@ class Compile(Method):
         backend: Literal["inductor", "aot_eager"] = Field(
             default="inductor", description="of torch.compile; aot_eager needs no compiler and gains nothing"
         )
+        options: dict[str, bool | int | str] = Field(
+            default={}, description="of Inductor, beside those of the mode, such as combo_kernels"
+        )
 
     @property
     def captures_graphs(self) -> bool:
@@ -79,7 +92,7 @@ class Compile(Method):
 
     def model(self, model: nn.Module) -> nn.Module:
         """Compile it in place."""
-        compile_model(model, self.settings.mode, self.settings.backend)
+        compile_model(model, self.settings.mode, self.settings.backend, self.settings.options)
         return model
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:

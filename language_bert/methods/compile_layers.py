@@ -13,7 +13,7 @@ Source. https://docs.pytorch.org/tutorials/recipes/regional_compilation.html; th
 Training v2.1, MosaicML and NVIDIA.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -26,7 +26,12 @@ from language_bert.methods.fused_qkv import packed
 from language_bert.model import PackedBert, encoder_layer
 
 
-def compile_layers(model: PackedBert, mode: str = "default", backend: str = "inductor") -> None:
+def compile_layers(
+    model: PackedBert,
+    mode: str = "default",
+    backend: str = "inductor",
+    options: dict[str, Any] | None = None,
+) -> None:
     """Compile the pieces of a packed encoder for training; evaluation stays eager."""
     head = model.cls.predictions
     pieces = {
@@ -34,8 +39,8 @@ def compile_layers(model: PackedBert, mode: str = "default", backend: str = "ind
         "layer": encoder_layer,
         "head": head.transform if model.transform_only else head,
     }
-    options = compile_options(mode, backend)
-    model.compiled = {name: torch.compile(piece, fullgraph=True, **options) for name, piece in pieces.items()}
+    given = {"fullgraph": True} | compile_options(mode, backend, options)
+    model.compiled = {name: torch.compile(piece, **given) for name, piece in pieces.items()}
 
 
 class CompileLayers(Method):
@@ -53,8 +58,11 @@ class CompileLayers(Method):
         backend: Literal["inductor", "aot_eager"] = Field(
             default="inductor", description="of torch.compile; aot_eager needs no compiler and gains nothing"
         )
+        options: dict[str, bool | int | str] = Field(
+            default={}, description="of Inductor, beside those of the mode, such as combo_kernels"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Compile the pieces."""
-        compile_layers(packed(model, self.name), mode=self.settings.mode, backend=self.settings.backend)
+        compile_layers(packed(model, self.name), **self.settings.model_dump())
         return model

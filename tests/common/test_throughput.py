@@ -1,14 +1,19 @@
-"""Which steps are timed: what methods do every few of them has its share."""
+"""Which steps are timed, and what a bench keeps when a configuration or the bench itself fails."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from common import throughput
+from common.cli import dispatch
 from common.config import load
+from common.errors import EXIT_FINDINGS, UserError
 from common.method import Batch, build_methods
 from common.study import steptime
 from common.throughput import LAST_STEPS, stepper, turn_length
+from common.training import Training
 
 BATCH = Batch(inputs={}, targets={}, num_samples=1)
 
@@ -54,3 +59,62 @@ def test_every_state_is_first_in_a_turn_once(monkeypatch):
     found = steptime.measure_turns(runs, 4, lambda turn: None)
     assert "".join(order) == "abcbcacababc"
     assert [len(times) for times in found.values()] == [4, 4, 4]
+
+
+BENCH = [
+    "bench",
+    "language_bert",
+    "eager",
+    "baseline",
+    "--size",
+    "mini",
+    "--seconds",
+    "0.01",
+    "--batch-size",
+    "4",
+]
+
+
+def bench(tmp_path, *options):
+    return dispatch([*BENCH, "--results", str(tmp_path), *options])
+
+
+def fail_eager(monkeypatch):
+    forward_backward = Training.forward_backward
+
+    def fail(run, *args):
+        if run.config.model.attention == "eager":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        assert run.num_micro_batches == 2
+        return forward_backward(run, *args)
+
+    monkeypatch.setattr(Training, "forward_backward", fail)
+
+
+def test_a_configuration_that_is_out_of_memory_is_a_row_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    fail_eager(monkeypatch)
+    assert bench(tmp_path, "--micro-batch-size", "2", "--no-parts", "--json") == EXIT_FINDINGS
+    figures = json.loads(capsys.readouterr().out)
+    (failed,) = figures["failed"]
+    assert (failed["configuration"], failed["shape"]) == ("eager", "160 tokens")
+    assert "out of memory" in failed["error"] and "2.00 GiB" in failed["error"]
+    assert [rate["configuration"] for rate in figures["rates"]] == ["baseline"] and not figures["parts"]
+
+
+def test_what_was_measured_is_kept_when_a_bench_is_interrupted(tmp_path, monkeypatch):
+    def interrupt(*args, **named):
+        raise KeyboardInterrupt
+
+    fail_eager(monkeypatch)
+    monkeypatch.setattr(throughput, "measure_parts", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bench(tmp_path, "--micro-batch-size", "2")
+    (path,) = tmp_path.rglob("*.json")
+    figures = json.loads(path.read_text())
+    assert len(figures["failed"]) == len(figures["rates"]) == 1 and figures["peaks"]
+
+
+def test_an_unknown_shape_is_named_and_nothing_is_written(tmp_path):
+    with pytest.raises(UserError, match="--shapes: no shape '96'; known: 160 tokens"):
+        bench(tmp_path, "--shapes", "96")
+    assert not list(tmp_path.rglob("*.json"))
