@@ -69,7 +69,10 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print, and keep the figures."""
     configs.benchmark_module(args.benchmark)  # answers an unknown name
     names = args.configurations or configs.configurations(args.benchmark)
-    loaded = [load(args, name) for name in names]
+    if args.seconds <= 0:
+        raise UserError("--seconds must be positive")
+    sizes = {name: getattr(args, name) for name in ("size", "batch_size", "micro_batch_size")}
+    loaded = [(name, load(args.benchmark, name, **sizes)) for name in names]
     from common.memory import OutOfMemory, is_out_of_memory
     from common.throughput import Failure, reserved_bytes, step_memory
 
@@ -96,19 +99,23 @@ def main(args: argparse.Namespace) -> int:
         return compare(args, runs, memory, failures)
 
 
-def load(args: argparse.Namespace, name: str) -> tuple[str, configs.RunConfig]:
-    """Return a configuration under its full name, with the batch of one device."""
+def load(
+    benchmark: str,
+    name: str,
+    *,
+    size: str,
+    batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+) -> configs.RunConfig:
+    """Return the configuration of a full name, NAME+KEY=VALUE..., with the batch of one device."""
     configuration, *settings = name.split("+")
-    config = configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
-    batch_size = args.batch_size
     if batch_size is None:
-        batch_size = config.global_batch_size // (NUM_DEVICES if args.size == "full" else 1)
-    micro_batch_size = args.micro_batch_size
-    if min(batch_size, micro_batch_size or 1) < 1 or args.seconds <= 0:
-        raise UserError("--batch-size, --micro-batch-size and --seconds must be positive")
+        config = configs.load(benchmark, configuration, size=size, settings=settings).config
+        batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)
+    if min(batch_size, micro_batch_size or 1) < 1:
+        raise UserError("--batch-size and --micro-batch-size must be positive")
     sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}"]
-    settings = [*sizes, *settings]
-    return name, configs.load(args.benchmark, configuration, size=args.size, settings=settings).config
+    return configs.load(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
 
 
 def build(

@@ -1,0 +1,76 @@
+"""Inspect a configuration on this device, on synthetic batches.
+
+graphs: 60 steps compiled and captured beside the same steps eagerly, with optimizer, averages and an
+evaluation; exit code 1 where losses differ, a graph was skipped or broken, or something was compiled late.
+kernels: a profiler's trace, summed by class of kernel; --trace keeps it.
+startup: the seconds of initialisation, with every form compiled, and of an evaluation.
+
+examples:
+  ttt inspect image_classification optimized graphs --shapes 96 176
+  ttt inspect language_bert optimized kernels --batch-size 56 --trace trace.json.gz
+  ttt inspect language_bert optimized startup --size mini
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import config as configs
+from common.commands.bench import load
+from common.errors import EXIT_FINDINGS, EXIT_OK
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    parser.add_argument("configuration", help="NAME or NAME+KEY=VALUE...")
+    parser.add_argument("part", choices=("graphs", "kernels", "startup"), help="see above")
+    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a step; default: full / 8")
+    parser.add_argument("--micro-batch-size", type=int, metavar="N", help="samples at a time")
+    parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes; default: all")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="kernels: keep the Chrome trace")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    config = load(
+        args.benchmark,
+        args.configuration,
+        size=args.size,
+        batch_size=args.batch_size,
+        micro_batch_size=args.micro_batch_size,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        figures = inspect(args, config, Path(directory))
+    print(json.dumps(figures) if args.json else describe(figures))
+    return EXIT_OK if figures.get("is_ok", True) else EXIT_FINDINGS
+
+
+def inspect(args: argparse.Namespace, config: configs.RunConfig, directory: Path) -> dict[str, Any]:
+    """Return the figures of the part that was asked for."""
+    if args.part == "graphs":
+        from common.measure.captured import compare_with_eager
+
+        return compare_with_eager(config, directory, args.shapes)
+    if args.part == "kernels":
+        from common.measure.trace import summarize_trace
+
+        return summarize_trace(config, directory, args.shapes, file=args.trace)
+    from common.measure.startup import measure_startup
+
+    return measure_startup(config, directory)
+
+
+def describe(figures: dict[str, Any], indent: str = "") -> str:
+    """Return nested figures as lines, lists left out."""
+    lines = []
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}", describe(value, f"{indent}  ")]
+        elif not isinstance(value, list):
+            lines.append(f"{indent}{name:40} {f'{value:.4g}' if isinstance(value, float) else value}")
+    return "\n".join(lines)

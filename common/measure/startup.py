@@ -1,0 +1,42 @@
+"""The seconds of a run beside its training steps: initialisation with every form compiled, evaluation."""
+
+import time
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.commands.bench import build
+from common.config import RunConfig
+from common.throughput import synchronize
+
+
+def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:
+    """Return the seconds of both, the forms of a step that were run, and evaluated samples a second.
+
+    The evaluation is of synthetic batches that lie ready: as many samples as the real one, no loader.
+    """
+    started = time.perf_counter()
+    run = build(config, directory)
+    synchronize(run.device)
+    initialized_s = time.perf_counter() - started
+    num_samples, size = len(run.benchmark.own_evaluation_samples), run.benchmark.own_evaluation_batch_size
+    sizes = [*repeat(size, num_samples // size), *([num_samples % size] if num_samples % size else [])]
+    batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
+    model = run.evaluation_model()
+    started = time.perf_counter()
+    with torch.no_grad():
+        counts = [run.count_correct(model, batches[size]) for size in sizes]
+    synchronize(run.device)
+    evaluated_s = time.perf_counter() - started
+    num_forms = sum(1 for _ in run.shapes())
+    run.log.close()
+    return {
+        "initialization_s": initialized_s,
+        "num_forms": num_forms,
+        "evaluation_s": evaluated_s,
+        "num_evaluated": num_samples,
+        "evaluated_per_s": num_samples / evaluated_s,
+        "num_predictions": sum(int(counted) for _, counted in counts),
+    }

@@ -1,0 +1,114 @@
+"""A profiler's trace of training steps, summed by class of kernel."""
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+from common.commands.bench import build
+from common.config import RunConfig
+from common.throughput import WARM_UP_TURNS, bench_batches, stepper, synchronize
+
+CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
+    "communication": r"nccl|all_?reduce",
+    "attention": r"flash|fmha|attention",
+    "optimizer": r"multi_tensor|fusedadam|fusedsgd|fused_adam|fused_sgd",
+    "convolution": r"conv|wgrad|dgrad|fprop|cudnn",
+    "matrix product": r"gemm|nvjet|cutlass|cublas|addmm|aten::mm|aten::bmm|baddbmm|scaled_mm",
+    "copy": r"memcpy|memset|copy_|aten::to\b",
+    "compiled": r"triton|graph_\d+_cpp|cpp_fused",
+    "reduction": r"reduce|norm|softmax",
+    "element-wise": r"elementwise|vectorized|aten::",
+}
+TOP = 12  # kernels that are named one by one
+
+
+def summarize_trace(
+    config: RunConfig,
+    directory: Path,
+    shapes: Sequence[str] = (),
+    *,
+    num_steps: int = 4,
+    file: Path | None = None,
+) -> dict[str, Any]:
+    """Return by shape the milliseconds a step of each class of kernel, the idle share and the host's time.
+
+    On a CPU the operators of torch stand in for kernels. `file` is given a Chrome trace (.json or .json.gz).
+    """
+    run = build(config, directory, warms_up=False)
+    on_gpu = run.device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    summaries = {}
+    for shape, batch in bench_batches(run, shapes).items():
+        step = stepper(run, batch, num_steps)
+        for _ in range(WARM_UP_TURNS):
+            step()
+        synchronize(run.device)
+        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+            started = time.perf_counter()
+            step()
+            host_s = time.perf_counter() - started
+            synchronize(run.device)
+            wall_s = time.perf_counter() - started
+        events = profiler.events()
+        spans = kernel_spans(events) if on_gpu else operator_spans(events)
+        summaries[shape] = summarize_spans(spans, num_steps, wall_s) | {"host_ms": host_s / num_steps * 1e3}
+        if file is not None:
+            profiler.export_chrome_trace(str(file))
+    run.log.close()
+    return summaries
+
+
+def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
+    """Return name, start and end in microseconds of each kernel and copy on the GPU."""
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in events
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+
+
+def operator_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
+    """Return the same of each operator on a CPU, without the time of those that it calls."""
+    return [
+        (event.name, event.time_range.start, event.time_range.start + event.self_cpu_time_total)
+        for event in events
+        if event.device_type == DeviceType.CPU
+    ]
+
+
+def summarize_spans(spans: list[tuple[str, float, float]], num_steps: int, wall_s: float) -> dict[str, Any]:
+    """Return the milliseconds a step by class and by kernel, launches a step, and the share of idle time."""
+    by_class: dict[str, float] = defaultdict(float)
+    by_kernel: dict[str, float] = defaultdict(float)
+    for name, start, end in spans:
+        by_class[class_of(name)] += (end - start) / 1e3 / num_steps
+        by_kernel[name[:120]] += (end - start) / 1e3 / num_steps
+    return {
+        "step_ms": wall_s / num_steps * 1e3,
+        "launches": len(spans) / num_steps,
+        "idle_share": max(0.0, 1 - busy_us(spans) / (wall_s * 1e6)),
+        "classes_ms": dict(sorted(by_class.items(), key=lambda item: -item[1])),
+        "kernels_ms": dict(sorted(by_kernel.items(), key=lambda item: -item[1])[:TOP]),
+    }
+
+
+def class_of(name: str) -> str:
+    """Return the class of a kernel by its name."""
+    matching = (label for label, pattern in CLASSES.items() if re.search(pattern, name.lower()))
+    return next(matching, "other")
+
+
+def busy_us(spans: Iterable[tuple[str, float, float]]) -> float:
+    """Return the microseconds in which at least one kernel ran."""
+    total, until = 0.0, float("-inf")
+    for _, start, end in sorted(spans, key=lambda span: span[1]):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

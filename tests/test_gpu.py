@@ -1,0 +1,154 @@
+"""The first stage of systems/gpu_day.sh: what the kernels of this device, a GPU or a CPU, compute."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from transformers import BertConfig
+
+from common.config import benchmark_module, load
+from common.method import build_methods
+from common.training import to_device
+from language_bert.attention import plan_attention, varlen_attention
+from language_bert.data.batches import padded_batch, random_record, typical_lengths
+from language_bert.model import build_bert, masked_lm_loss
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BF16 = 0.03  # of the norm of gradients: products in bfloat16, 8 bits, sums in another order
+
+
+def relative_error(tensors, references):
+    one, other = (
+        torch.cat([each.detach().double().flatten() for each in side]) for side in (tensors, references)
+    )
+    return float((one - other).norm() / other.norm())  # not a number where one is not
+
+
+def poison_memory(num_bytes=1 << 28):
+    """Leave NaN in the memory that the next tensors are given."""
+    torch.full((num_bytes // 4,), float("nan"), device=DEVICE)
+
+
+@pytest.mark.parametrize("benchmark", ["image_classification", "language_bert"])
+def test_kernels_equal_their_plain_forms(benchmark):
+    config = load(benchmark, "optimized", size="mini", settings=[]).config
+    run = benchmark_module(benchmark).Benchmark(config, seed=0)
+    for pair in run.kernel_pairs():
+        assert pair.error() <= pair.tolerance, pair.name
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_queries"),
+    [
+        ((300, 0, 512, 1, 0), (60, 0, 600, 1, 0)),  # more queries than tokens, and empty rows
+        ((512, 512), (0, 1023)),
+        ((5, 1, 300, 512, 64), (5, 1, 300, 512, 64)),
+    ],
+)
+def test_attention_writes_every_row_in_poisoned_memory(lengths, num_queries):
+    """Queries may repeat a sequence's last token, as `sparse_head` rounds their number up."""
+    torch.manual_seed(0)
+    offsets = [0, *itertools.accumulate(lengths)]
+    needed = torch.cat(
+        [
+            (torch.arange(count) if count <= length else torch.arange(count).clamp(max=length - 1)) + first
+            for first, length, count in zip(offsets, lengths, num_queries, strict=False)
+        ]
+    )
+    plan = plan_attention(torch.tensor(lengths), 512).select(needed, max_repeats=511).to(DEVICE)
+    needed = needed.to(DEVICE)
+    query, key, value = (
+        torch.randn(sum(lengths), 16, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        for _ in "qkv"
+    )
+    poison_memory()
+    attended = varlen_attention(query[needed], key, value, plan)
+    weight = torch.randn_like(attended)
+    poison_memory()
+    gradients = torch.autograd.grad(attended, (query, key, value), weight)
+    inputs = [x.detach().double().requires_grad_() for x in (query, key, value)]
+    asked = inputs[0][needed].split(num_queries)
+    parts = zip(asked, *(x.split(lengths) for x in inputs[1:]), strict=True)
+    expected = torch.cat(
+        [
+            F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in part)).transpose(0, 1)
+            for part in parts
+            if len(part[0])
+        ]
+    )
+    assert relative_error([attended], [expected]) < 0.01
+    assert relative_error(gradients, torch.autograd.grad(expected, inputs, weight.double())) < 0.02
+
+
+def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
+    """Three layers of BERT-large on a GPU, smaller ones on a CPU; lengths as Wikipedia's."""
+    on_gpu = DEVICE.type == "cuda"
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=30522 if on_gpu else 500,
+        hidden_size=1024 if on_gpu else 128,
+        num_hidden_layers=3,
+        num_attention_heads=16 if on_gpu else 2,
+        intermediate_size=4096 if on_gpu else 256,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        hidden_act="gelu_pytorch_tanh",
+        attn_implementation="sdpa",
+    )
+    model, longest = build_bert(config, next_sentence=False).to(DEVICE), 512 if on_gpu else 64
+    rng = np.random.default_rng(0)
+    records = [
+        random_record(
+            rng, length=int(length), vocab_size=config.vocab_size, num_masked=max(1, int(length) // 5)
+        )
+        for length in typical_lengths(8, longest)
+    ]
+    batch = padded_batch(records, longest)
+
+    def gradients(model, batch, dtype):
+        model.zero_grad()
+        batch = to_device(batch, DEVICE)
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            outputs = model(**batch.inputs)
+        masked_lm_loss(outputs, batch.targets).backward()
+        return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    plain = gradients(model, batch, torch.bfloat16)
+    exact = gradients(model.double(), batch, torch.float64)
+    settings = [f"methods.{name}=false" for name in ("fused_qkv", "chunked_head")]
+    packed = model.float()
+    for method in build_methods(load("language_bert", "optimized", size="mini", settings=settings).config):
+        packed, batch = method.model(packed), method.batch(batch, None)
+    ours = gradients(packed, batch, torch.bfloat16)
+    assert ours.keys() == exact.keys()
+    errors = [relative_error([each[name] for name in exact], exact.values()) for each in (ours, plain)]
+    assert errors[0] < max(BF16, 1.2 * errors[1])
+
+
+def test_resnet_in_bf16_is_as_near_to_float64_as_torchvision():
+    """The configuration's model, channels last, on 64 pixels."""
+    settings = [f"methods.{name}=false" for name in ("blurpool", "compile", "ema")]
+    config = load("image_classification", "optimized", size="mini", settings=settings).config
+    torch.manual_seed(0)
+    model = benchmark_module("image_classification").Benchmark(config, seed=0).build_model()
+    plain = torchvision.models.resnet18(num_classes=10)
+    plain.load_state_dict(model.state_dict())
+    for method in build_methods(config):
+        model = method.model(model)
+    images, labels = torch.randn(32, 3, 64, 64, device=DEVICE), torch.arange(32, device=DEVICE) % 10
+
+    def gradients(model, images):
+        model.to(DEVICE).zero_grad()
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=images.dtype == torch.float32):
+            logits = model(images)
+        F.cross_entropy(logits.double(), labels).backward()
+        return [each.grad.clone() for each in model.parameters()]
+
+    ours = gradients(model, images.to(memory_format=torch.channels_last))
+    theirs = gradients(plain, images)
+    exact = gradients(plain.double(), images.double())
+    assert relative_error(ours, exact) < 1.2 * relative_error(theirs, exact) < 1
