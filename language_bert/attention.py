@@ -7,7 +7,6 @@ installed, else torch's own. Elsewhere groups of similar length are padded and c
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from common.errors import UserError
 
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more waste less padding and cost more calls
+HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None  # compiled code cannot ask
 ROUND_TO = 16  # few distinct shapes, so that libraries reuse their kernels
 Kernel = Callable[..., Tensor]
 
@@ -39,14 +39,16 @@ class Group:
 class Sequences:
     """Where the sequences of a batch lie, computed once and reused by every layer.
 
-    `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries; no sequence
-    is longer than `max_length`. On a CPU `groups`, `num_groups` at most, hold the sequences in order of
+    `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries. No sequence
+    has more than `max_length` keys or more than `max_queries` queries: a GPU's kernel leaves the rows of
+    further ones unwritten. Both are numbers that compiled code holds as constants. On a CPU `groups`, `num_groups` at most, hold the sequences in order of
     length, and `places` (num_queries,) says where each query stands in the groups laid one behind the other.
     """
 
     cu_seqlens: Tensor
     cu_queries: Tensor
     max_length: int
+    max_queries: int
     num_groups: int
     groups: tuple[Group, ...] = ()
     places: Tensor | None = None
@@ -61,10 +63,14 @@ class Sequences:
         )
         return replace(self, cu_seqlens=keys, cu_queries=queries, groups=(), places=None)
 
-    def selected(self, needed: Tensor) -> "Sequences":
-        """Return the plan in which only these tokens (num_queries,), in ascending order, are queries."""
+    def select(self, needed: Tensor, *, max_repeats: int = 0) -> "Sequences":
+        """Return the plan in which only these tokens (num_queries,), in ascending order, are queries.
+
+        At most `max_repeats` of them repeat a token that is needed already or is needed by nothing.
+        """
         offsets = torch.searchsorted(needed, self.cu_seqlens.long())
-        return replace(self, cu_queries=offsets.int(), groups=(), places=None)
+        most = self.max_length + max_repeats
+        return replace(self, cu_queries=offsets.int(), max_queries=most, groups=(), places=None)
 
     def grouped(self) -> "Sequences":
         """Return the plan with its groups."""
@@ -95,7 +101,13 @@ class Sequences:
 def plan_attention(lengths: Tensor, max_length: int, *, num_groups: int = NUM_GROUPS) -> Sequences:
     """Plan the attention of a batch from its lengths (num_sequences,) int64; some may be 0."""
     offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
-    return Sequences(cu_seqlens=offsets, cu_queries=offsets, max_length=max_length, num_groups=num_groups)
+    return Sequences(
+        cu_seqlens=offsets,
+        cu_queries=offsets,
+        max_length=max_length,
+        max_queries=max_length,
+        num_groups=num_groups,
+    )
 
 
 def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
@@ -121,22 +133,16 @@ def has_kernel(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def has_flash_attention() -> bool:
-    """Return whether the `flash-attn` package is installed."""
-    return importlib.util.find_spec("flash_attn") is not None
-
-
 def kernel_name(device: torch.device) -> str:
     """Return what computes attention on packed tokens on this device."""
     if not has_kernel(device):
         return "batched products"
-    return "flash_attn" if has_flash_attention() else "torch.nn.attention.varlen"
+    return "flash_attn" if HAS_FLASH_ATTENTION else "torch.nn.attention.varlen"
 
 
-@cache
 def gpu_kernel() -> Kernel:
     """Return the fused kernel: (query, key, value, cu_q, cu_k, max_q, max_k) -> attended, all (T, N, H)."""
-    if has_flash_attention():
+    if HAS_FLASH_ATTENTION:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
         return flash_attn_varlen_func  # type: ignore[no-any-return]
@@ -158,10 +164,16 @@ def varlen_attention(
         return grouped_attention(query, key, value, sequences.grouped(), slopes)
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
-    longest = sequences.max_length
     biased = {} if slopes is None else {"alibi_slopes": slopes.float()}  # flash-attn's alone takes them
     return gpu_kernel()(
-        query, key, value, sequences.cu_queries, sequences.cu_seqlens, longest, longest, **biased
+        query,
+        key,
+        value,
+        sequences.cu_queries,
+        sequences.cu_seqlens,
+        sequences.max_queries,
+        sequences.max_length,
+        **biased,
     )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from common.config import RunConfig
 from common.errors import UserError
 from common.method import Method
-from language_bert.attention import has_flash_attention
+from language_bert.attention import HAS_FLASH_ATTENTION
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
@@ -88,7 +88,7 @@ class Alibi(Method):
         """Change nothing; raise UserError for trained weights and for a kernel that takes no bias."""
         check_from_scratch(config, self.name)
         is_packed_on_gpu = "unpad" in config.methods and torch.cuda.is_available()
-        if is_packed_on_gpu and not has_flash_attention():
+        if is_packed_on_gpu and not HAS_FLASH_ATTENTION:
             what = "with unpad it needs flash-attn on a GPU: torch's own kernel takes no bias"
             raise UserError(what, where=f"methods.{self.name}", hint="install it, or leave unpad out")
         return config

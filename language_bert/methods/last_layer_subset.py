@@ -12,6 +12,7 @@ Source. MLPerf Training v2.1, MosaicML and HazyResearch; there attention stays w
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,23 +21,32 @@ from common.errors import UserError
 from common.method import Batch, Method, Progress
 from language_bert.methods.fused_qkv import packed
 from language_bert.methods.unpad import UnpaddedBert
+from language_bert.model import PackedBert
 
 
-def keep_needed(batch: Batch, *, next_sentence: bool) -> Batch:
-    """Return the packed batch with the tokens that the last layer computes, see PackedBert.forward."""
+def keep_needed(batch: Batch, *, next_sentence: bool, max_repeats: int = 0) -> Batch:
+    """Return the packed batch with the tokens that the last layer computes, see PackedBert.forward.
+
+    At most `max_repeats` of the masked tokens were added to round their number up.
+    """
     needed, places = batch.inputs["masked_tokens"], None
     if next_sentence:
         needed, order = torch.cat([needed, batch.inputs["first_tokens"]]).sort(stable=True)
         places = order.argsort()
-    sequences = batch.inputs["sequences"].selected(needed)
+    sequences = batch.inputs["sequences"].select(needed, max_repeats=max_repeats)
     inputs = {"needed": needed, "needed_sequences": sequences}
     inputs |= {} if places is None else {"needed_places": places}
     return Batch(inputs=batch.inputs | inputs, targets=batch.targets, num_samples=batch.num_samples)
 
 
+def needs(model: PackedBert) -> dict[str, Any]:
+    """Return the arguments of `keep_needed` for this model."""
+    return {"next_sentence": model.has_next_sentence, "max_repeats": model.masked_round_to - 1}
+
+
 def compute_needed_tokens(model: UnpaddedBert) -> None:
     """Let the last layer compute what the heads read, in place; `read_masked_tokens` comes before."""
-    model.packing.append(partial(keep_needed, next_sentence=model.has_next_sentence))
+    model.packing.append(partial(keep_needed, **needs(model)))
 
 
 class LastLayerSubset(Method):
@@ -53,4 +63,4 @@ class LastLayerSubset(Method):
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
         """Say which tokens are needed."""
-        return keep_needed(batch, next_sentence=self.encoder.has_next_sentence)
+        return keep_needed(batch, **needs(self.encoder))

@@ -38,7 +38,7 @@ def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
 
 def read_masked_tokens(model: UnpaddedBert, round_to: int = 1) -> None:
     """Let the head answer masked tokens only, in place; the logits are then (M, V)."""
-    model.masked_tokens_only = True
+    model.masked_tokens_only, model.masked_round_to = True, round_to
     model.packing.append(partial(keep_masked, round_to=round_to))
 
 
@@ -56,7 +56,8 @@ class SparseHead(Method):
 
     def model(self, model: nn.Module) -> nn.Module:
         """Switch the packed encoder's head."""
-        packed(model, self.name).masked_tokens_only = True
+        encoder = packed(model, self.name)
+        encoder.masked_tokens_only, encoder.masked_round_to = True, self.settings.round_to
         return model
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:

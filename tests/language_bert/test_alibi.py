@@ -130,10 +130,10 @@ def test_trained_weights_are_refused():
 
 def test_a_gpu_kernel_without_biases_is_refused(monkeypatch):
     monkeypatch.setattr(alibi.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(alibi, "has_flash_attention", lambda: False)
+    monkeypatch.setattr(alibi, "HAS_FLASH_ATTENTION", False)
     with pytest.raises(UserError, match="needs flash-attn on a GPU"):
         configured()
     configured(name="baseline")
-    monkeypatch.setattr(alibi, "has_flash_attention", lambda: True)
+    monkeypatch.setattr(alibi, "HAS_FLASH_ATTENTION", True)
     configured()
     assert "flash_attn" not in sys.modules

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import varlen
 
 from language_bert import attention
 from language_bert.data.batches import padded_batch, random_record
@@ -22,7 +23,7 @@ def test_layers_share_a_form_for_each_number_of_tokens_and_the_last_has_one_for_
         return query + (key + value).mean(dim=0)
 
     monkeypatch.setattr(attention, "has_kernel", lambda device: True)
-    monkeypatch.setattr(attention, "gpu_kernel", lambda: kernel)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
     torch._dynamo.reset()
     model, counter = PackedBert(make_model(False).bfloat16()), CompileCounter()
     model.masked_tokens_only = model.transform_only = True

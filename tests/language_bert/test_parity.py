@@ -247,7 +247,7 @@ def test_a_gpu_kernel_gets_the_offsets_as_they_are(monkeypatch):
     found = varlen_attention(query, key, value, plan)
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
     needed = torch.tensor([0, 3, 5, 7, 44])
-    some = varlen_attention(query[needed], key, value, plan.selected(needed))
+    some = varlen_attention(query[needed], key, value, plan.select(needed))
     torch.testing.assert_close(some, found[needed], rtol=0.05, atol=0.02)
     assert seen == [(torch.int32, 37, 37)] * 2
     with pytest.raises(UserError, match="take bf16 or fp16"):
