@@ -9,6 +9,7 @@ Dispatch keys are CUDA's, so that autocast decides as on a GPU. Triton's own ptx
 loading is left out.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -243,6 +244,8 @@ def tensors() -> Iterator[tuple[Any, str, Any]]:
 
     keys = FunctionalTensor._extra_dispatch_keys.add(torch._C.DispatchKey.AutocastCUDA)
     yield FakeTensor, "__new__", staticmethod(on_device)
+    yield fake_tensor, "init_gpu_context", constant(None)
+    yield FakeTensor, "is_cuda", property(constant(True))
     yield FakeTensor, "__torch_dispatch__", classmethod(dispatched)
     yield FunctionalTensor, "_extra_dispatch_keys", keys
     yield nn.Module, "to", convert_module
@@ -269,7 +272,9 @@ def autocast_kernels() -> Iterator[None]:
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
                 return operator(*tree_map(cast, args), **tree_map(cast, named))
 
-        library.impl(name, kernel, key.name, allow_override=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it takes the place of another
+            library.impl(name, kernel, key.name, allow_override=True)
 
     for name in IN_16_BITS:
         register(name, lambda: torch.get_autocast_dtype("cuda"))
