@@ -20,6 +20,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "system": "describe this machine in MLPerf's fields, or check descriptions",
     "sweep": "measure trade-off curves: quality against time and cost, budget by budget",
     "bench": "measure what the suite itself costs",
+    "compile": "compile a training step for a GPU that is not here; count what it launches",
     "ablate": "what each method of a configuration is worth, alone and together",
     "doctor": "check this machine before a run",
     "plan": "predict step time, efficiency, minutes and cost on more devices",

@@ -31,13 +31,24 @@ from torch.utils.flop_counter import flop_registry
 
 from common import training
 from common.benchmark import Benchmark
+from common.errors import UserError, nearest
 from common.measure.kernels import ATTENTION, Code, Kernel, Tally, classify, classify_library, read_code
 from common.measure.pretend import DEVICE, HOST, Gpu, pretend
 from common.method import Batch
 from common.training import Training
 
 BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
-NOT_COUNTED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
+NOT_COUNTED = {
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "alias",
+    "lift_fresh",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +62,11 @@ class Compiled:
     num_graphs: int  # lowered for this shape, forward and backward
 
 
-class Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what operators on the pretended GPU launch; inside of compiled code, its library calls only."""
 
     def __init__(self, fake_mode: FakeTensorMode) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode, self.tally = fake_mode, Tally()
         self.code: Code | None = None  # of the compiled graph that runs
         self.counts = False
@@ -72,7 +83,11 @@ class Counter(TorchDispatchMode):
             if self.counts:
                 self.count(func, args, kwargs, None)
             return None
-        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == DEVICE and not isinstance(args[0], FakeTensor):
+        if (
+            func is torch.ops.aten._to_copy.default
+            and kwargs.get("device") == DEVICE
+            and not isinstance(args[0], FakeTensor)
+        ):
             copied: Any = self.fake_mode.from_tensor(args[0])  # a batch arrives from the host
             if args[0].dtype == torch.int32 and args[0].ndim == 1:  # offsets of packed sequences
                 with unset_fake_temporarily():
@@ -95,7 +110,10 @@ class Counter(TorchDispatchMode):
         flops = attention_flops(name, args) if kind == ATTENTION else 0.0
         if kind and kind != ATTENTION and func.overloadpacket in flop_registry:
             flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
-        self.tally.add(name, kind or classify([name]), num_bytes=num_bytes, flops=flops)
+        count = 1
+        if name == "convolution_backward":  # the gradients of image and weight each read that of the result
+            count, num_bytes, flops = 2, (num_bytes + size_bytes(args[0])) / 2, flops / 2
+        self.tally.add(name, kind or classify([name]), num_bytes=num_bytes, flops=flops, count=count)
 
     def add_code(self, code: Code) -> None:
         """Add the kernels of a compiled graph that is about to run."""
@@ -115,10 +133,13 @@ def size_bytes(value: Tensor) -> int:
 
 
 def moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Return bytes read and written: all arguments, all new results, and all arguments that are written to."""
+    """Return bytes read and written: arguments, new results, and arguments that are written to."""
     read, written = fakes((args, kwargs)), fakes(result)
     arguments = func._schema.arguments
-    values = [*zip(arguments, args, strict=False), *((each, kwargs.get(each.name)) for each in arguments[len(args) :])]
+    values = [
+        *zip(arguments, args, strict=False),
+        *((each, kwargs.get(each.name)) for each in arguments[len(args) :]),
+    ]
     changed = [value for each, value in values if each.alias_info is not None and each.alias_info.is_write]
     known = {id(each) for each in read}
     new = [each for each in written if id(each) not in known]
@@ -135,6 +156,7 @@ def attention_flops(name: str, args: Sequence[Any]) -> float:
     """
     is_backward = "backward" in name
     query, key, *_ = args[1:] if is_backward else args
+    flops: float
     if query.ndim == 4:
         flops = 4.0 * query.numel() * key.shape[-2]
     else:
@@ -153,14 +175,14 @@ class Compiler:
         self.counter = counter
         self.cubins: dict[str, list[bytes]] = {}
         self.kernels: list[Kernel] = []
-        self.num_graphs = 0
+        self.num_graphs = self.num_recompiles = 0
 
     def keep_cubins(self, name: str, cubins: list[bytes]) -> None:
         """Remember the cubins of a kernel."""
         self.cubins[name] = cubins
 
     def compile_inner(self, graph: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
-        """Stand in for Inductor's `compile_fx_inner`: lower a graph; to call it counts and computes nothing."""
+        """Stand in for Inductor's `compile_fx_inner`; a call of what it returns counts, computes nothing."""
         from torch._inductor.compile_fx import compile_fx_inner
 
         def on_device(value: Any) -> Any:
@@ -220,7 +242,9 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
     with pretend(gpu, lambda name, made: compiler.keep_cubins(name, made)) as fake_mode:
         compiler = Compiler(Counter(fake_mode))
 
-        def compile_graph(model: Any, inputs: Any, inner_compile: Any = compiler.compile_inner, **named: Any) -> Any:
+        def compile_graph(
+            model: Any, inputs: Any, inner_compile: Any = compiler.compile_inner, **named: Any
+        ) -> Any:
             return original(model, inputs, inner_compile=inner_compile, **named)
 
         to_device, prepared = training.to_device, Training.prepared
@@ -270,13 +294,17 @@ def trained_batches(benchmark: Benchmark) -> dict[str, Batch]:
     return {shape: batch for shape, batch in batches.items() if shape in shares}
 
 
-def compile_benchmark(compiler: Compiler, benchmark: Benchmark, shapes: Sequence[str] = ()) -> Iterator[Compiled]:
+def compile_benchmark(
+    compiler: Compiler, benchmark: Benchmark, shapes: Sequence[str] = ()
+) -> Iterator[Compiled]:
     """Yield each shape of a configuration as it is compiled; only some of them where `shapes` names any."""
     run = Training(benchmark.config, benchmark, seed=0)
     run.build(from_scratch=True)
     run.replica = run.model
     last = run.plan.num_steps - 1
     batches = trained_batches(benchmark)
+    if unknown := [shape for shape in shapes if shape not in batches]:
+        raise UserError(f"no shape '{unknown[0]}' in training", hint=nearest(unknown[0], batches))
     for shape in shapes or batches:
         before = compiler.num_graphs
         batch = batches[shape]
@@ -289,6 +317,14 @@ def compile_benchmark(compiler: Compiler, benchmark: Benchmark, shapes: Sequence
             evaluation=evaluated,
             num_graphs=compiler.num_graphs - before,
         )
+    before = compiler.num_graphs
+    run.train_step(batches[next(iter(shapes or batches))], last)  # a shape that returns
+    compiler.num_recompiles = compiler.num_graphs - before
+
+
+def graph_breaks() -> dict[str, int]:
+    """Return how often Dynamo has left a graph, by the reason."""
+    return dict(torch._dynamo.utils.counters["graph_break"])
 
 
 def evaluate(run: Training, batch: Batch) -> None:

@@ -1,8 +1,8 @@
 """What a step launches: kernels and library calls by class, with the bytes that they move and their FLOPs.
 
-A compiler's kernels move what Inductor counts: each buffer that a kernel reads or writes once. A library call,
-and each operator of an eager step, reads all its inputs and writes all its outputs once: caches may save some
-of it, a library's work space adds to it. An operator counts as one launch; a library may take several.
+A compiler's kernels move what Inductor counts: each buffer that a kernel reads or writes, once. A library
+call, and each operator of an eager step, reads all its inputs and writes all its outputs once: caches may save
+some of it, a library's work space adds to it. An operator counts as one launch; a library may take several.
 """
 
 import re
@@ -18,11 +18,24 @@ BOOKKEEPING, OTHER, OPTIMIZER = "attention bookkeeping", "other", "optimizer"
 CLASSES = (  # the first whose words are in the name of one of a kernel's operators takes the kernel
     (OPTIMIZER, ("fused_adam", "fused_sgd", "_foreach_", "_amp_", "lerp")),
     ("normalisation", ("norm", "var_mean", "rsqrt")),
-    ("loss", ("loss", "log_softmax", "logsumexp", "entropy", "sigmoid", "softplus", "log1p", "scatter", "gather")),
+    (
+        "loss",
+        ("loss", "log_softmax", "logsumexp", "entropy", "sigmoid", "softplus", "log1p", "scatter", "gather"),
+    ),
     ("activation", ("gelu", "relu", "threshold", "tanh", "pool", "softmax")),
     (BOOKKEEPING, ("cat", "attention", "attn", "masked_fill", "searchsorted")),
 )
-CASTS = {"_to_copy", "convert_element_type", "clone", "copy_", "device_put", "view", "t", "transpose", "detach"}
+CASTS = {
+    "_to_copy",
+    "convert_element_type",
+    "clone",
+    "copy_",
+    "device_put",
+    "view",
+    "t",
+    "transpose",
+    "detach",
+}
 NAMES = (*(name for name, _ in CLASSES), "casts", OTHER)
 
 
@@ -41,7 +54,11 @@ def classify_library(operator: str) -> str:
         return ATTENTION
     if "conv" in operator and "convert" not in operator:
         return CONVOLUTION
-    return MATRIX if operator.rstrip("_") in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "mv", "addmv", "dot") else ""
+    return (
+        MATRIX
+        if operator.rstrip("_") in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "mv", "addmv", "dot")
+        else ""
+    )
 
 
 @dataclass(slots=True)
@@ -75,7 +92,9 @@ class Tally:
 
     launches: dict[tuple[str, str, float, float], Launches] = field(default_factory=dict)
 
-    def add(self, name: str, kind: str, *, num_bytes: float = 0.0, flops: float = 0.0, count: float = 1) -> None:
+    def add(
+        self, name: str, kind: str, *, num_bytes: float = 0.0, flops: float = 0.0, count: float = 1
+    ) -> None:
         """Count launches; bytes and FLOPs are those of one."""
         entry = self.launches.setdefault((name, kind, num_bytes, flops), Launches(name, kind))
         entry.count += count
@@ -128,7 +147,7 @@ OPERATORS = re.compile(r"Original ATen: \[(.*?)\]")
 
 
 def read_code(source: str) -> Code:
-    """Return what the source of a compiled graph launches. Raises ValueError for a format that is not known."""
+    """Return what the source of a compiled graph launches. Raises ValueError for an unknown format."""
     sizes, kinds, last = {}, {}, 0
     for kernel in KERNEL.finditer(source):
         size = re.search(r"'kernel_num_gb': ([\d.e+-]+)", kernel[2])

@@ -5,8 +5,8 @@ work with torch 2.11.0 (triton 3.6.0) and torch 2.15.0 (triton 3.9.0), with and 
 
 Tensors are those of FakeTensorMode: they have shapes and no values. To Python they lie on "cuda:0"; the C++
 of autograd is told "cpu", since it would start a thread for each device of the driver and take its streams.
-Dispatch keys are CUDA's, so that autocast decides as on a GPU. Triton's own ptxas makes the cubins; only their
-loading is left out.
+Dispatch keys are CUDA's, so that autocast decides as on a GPU. Triton's own ptxas makes the cubins; only
+their loading is left out.
 """
 
 import warnings
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_map
 
@@ -29,15 +29,43 @@ from common.errors import UserError, nearest
 Compiled = Callable[[str, list[bytes]], None]  # takes a kernel's name, and a cubin for each way to launch it
 DEVICE = torch.device("cuda", 0)
 HOST, META = torch.device("cpu"), torch.device("meta")
-# What autocast casts on a GPU; source: the lists of aten/src/ATen/autocast_mode.h. Its own kernels ask C++ for the device.
+# What autocast casts on a GPU, source: aten/src/ATen/autocast_mode.h; its kernels would ask C++ for the device.
 IN_16_BITS = (
-    "conv1d conv2d conv3d convolution linear matmul mm mv bmm addmm addbmm baddbmm einsum prelu "
-    "scaled_dot_product_attention"
-).split()
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "convolution",
+    "linear",
+    "matmul",
+    "mm",
+    "mv",
+    "bmm",
+    "addmm",
+    "addbmm",
+    "baddbmm",
+    "einsum",
+    "prelu",
+    "scaled_dot_product_attention",
+)
 IN_FLOAT32 = (
-    "layer_norm group_norm softmax.int log_softmax.int nll_loss nll_loss_nd cross_entropy_loss mse_loss "
-    "binary_cross_entropy_with_logits norm.Scalar exp log pow.Tensor_Scalar cumsum rsqrt reciprocal softplus"
-).split()
+    "layer_norm",
+    "group_norm",
+    "softmax.int",
+    "log_softmax.int",
+    "nll_loss",
+    "nll_loss_nd",
+    "cross_entropy_loss",
+    "mse_loss",
+    "binary_cross_entropy_with_logits",
+    "norm.Scalar",
+    "exp",
+    "log",
+    "pow.Tensor_Scalar",
+    "cumsum",
+    "rsqrt",
+    "reciprocal",
+    "softplus",
+)
 CUDNN_VERSION = 91900  # of the wheels of torch 2.15; torch asks for it to choose a kernel of attention
 
 
@@ -92,7 +120,9 @@ GPUS = {  # by the name of the architecture; source: CUDA C++ Programming Guide,
 def find_gpu(architecture: str) -> Gpu:
     """Return the GPU of an architecture. Raises UserError for one that is not listed, or without Triton."""
     if architecture not in GPUS:
-        raise UserError(f"unknown architecture '{architecture}'", where="--for", hint=nearest(architecture, GPUS))
+        raise UserError(
+            f"unknown architecture '{architecture}'", where="--for", hint=nearest(architecture, GPUS)
+        )
     try:
         import triton  # noqa: F401
     except ImportError as error:
@@ -177,7 +207,9 @@ def triton_driver(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
 
     class Driver:
         is_active = staticmethod(constant(True))
-        get_current_target = staticmethod(constant(GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size)))
+        get_current_target = staticmethod(
+            constant(GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size))
+        )
         get_current_device = staticmethod(constant(0))
         set_current_device = staticmethod(constant(None))
         get_current_stream = staticmethod(constant(0))
@@ -187,7 +219,7 @@ def triton_driver(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
         map_python_to_cpp_type = staticmethod(constant("int"))
 
     def keep(tuner: CachingAutotuner, *args: Any, **named: Any) -> None:
-        tuner._precompile_worker()
+        tuner._precompile_worker()  # type: ignore[no-untyped-call]
         tuner.launchers = [constant(None)]
         compiled(tuner.fn.__name__, [result.kernel.asm["cubin"] for result in tuner.compile_results])
 
@@ -197,7 +229,7 @@ def triton_driver(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
         made = launch(kernel, *types, grid=grid, warmup=True, **named)
         compiled(kernel.fn.__name__, [made.asm["cubin"]])
 
-    settings = {"compile_threads": 1, "fx_graph_cache": False, "benchmark_kernel": True}
+    settings: dict[str, Any] = {"compile_threads": 1, "fx_graph_cache": False, "benchmark_kernel": True}
     settings |= {"joint_graph_constant_folding": False, "triton.descriptive_names": "original_aten"}
     launchers = ("use_static_cuda_launcher", "use_static_triton_launcher")  # of torch 2.11, of 2.15
     settings |= {name: False for name in launchers if hasattr(config, name)}
@@ -231,9 +263,11 @@ def host_device(args: Any) -> torch.device:
 
 def tensors() -> Iterator[tuple[Any, str, Any]]:
     """Yield what makes every fake tensor lie on `DEVICE` for Python, and on the host for C++."""
-    new, dispatch = FakeTensor.__new__, FakeTensor.__torch_dispatch__.__func__
+    new, dispatch = FakeTensor.__new__, vars(FakeTensor)["__torch_dispatch__"].__func__
 
-    def on_device(cls: Any, mode: Any = None, elem: Any = None, device: Any = None, *rest: Any, **named: Any) -> Any:
+    def on_device(
+        cls: Any, mode: Any = None, elem: Any = None, device: Any = None, *rest: Any, **named: Any
+    ) -> Any:
         kept = {name: value for name, value in named.items() if not name.endswith("device")}
         return new(cls, mode, elem, DEVICE, *rest, **kept)
 
@@ -256,7 +290,7 @@ def tensors() -> Iterator[tuple[Any, str, Any]]:
 def autocast_kernels() -> Iterator[None]:
     """Cast the arguments of operators as autocast does on a GPU."""
     key = torch._C.DispatchKey.AutocastCUDA
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
     def register(name: str, dtype_of: Callable[[], torch.dtype]) -> None:
         packet, _, overload = name.partition(".")
@@ -266,7 +300,9 @@ def autocast_kernels() -> Iterator[None]:
             dtype = dtype_of()
 
             def cast(value: Any) -> Any:
-                is_cast = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+                is_cast = (
+                    isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+                )
                 return value.to(dtype) if is_cast else value
 
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
@@ -287,8 +323,8 @@ def autocast_kernels() -> Iterator[None]:
 
 
 def convert_module(module: nn.Module, *args: Any, **named: Any) -> nn.Module:
-    """Stand in for `Module.to`, which cannot exchange fake parameters: change their layout, keep the device."""
-    layout, known = named.get("memory_format"), {}
+    """Stand in for `Module.to`, which cannot exchange fake parameters: change their layout only."""
+    layout, known = named.get("memory_format"), dict[int, nn.Parameter]()
     for part in module.modules() if layout is not None else ():
         for name, value in part._parameters.items():
             if value is not None and value.ndim == 4:

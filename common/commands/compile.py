@@ -1,0 +1,82 @@
+"""Compile the training step for a GPU that is not here, and count what it launches and moves.
+
+Forward pass, loss, backward pass and optimizer of a configuration, and its evaluation, become kernels for an
+A100 (sm_80) or an H100 (sm_90): registers, spills, launches, bytes by class, FLOPs of library calls, graph
+breaks. No GPU is needed and nothing is timed. The figures go to results/compiled/. Times that a model of
+GPUs gives for them are labelled "predicted"; --check-published compares it with published throughput.
+
+examples:
+  ttt compile language_bert optimized --for sm_90
+  ttt compile image_classification optimized --for sm_80 --shape "176 px"
+  ttt compile image_classification baseline optimized+methods.blurpool=false --for sm_90
+  ttt compile --check-published
+"""
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+
+from common import config as configs
+from common.commands.bench import load
+from common.config import ROOT
+from common.errors import EXIT_OK, UserError
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("benchmark", nargs="?", help=f"one of: {', '.join(configs.benchmarks())}")
+    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
+    parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=", ".join(ARCHITECTURES))
+    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        help="'176 px': only this one; default: all that training sees",
+    )
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="samples a step; default: the configuration's, full / 8"
+    )
+    parser.add_argument("--check-published", action="store_true", help="predicted against published")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    parser.set_defaults(seconds=1.0)  # `load` is that of `ttt bench`
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compile and print, or check the model."""
+    if args.benchmark is None:
+        raise UserError(
+            "which benchmark?", hint=f"ttt compile BENCHMARK, of {', '.join(configs.benchmarks())}"
+        )
+    if args.architecture is None:
+        raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("PyTorch is not installed", hint="pip install -e .[train]")
+    configs.benchmark_module(args.benchmark)  # answers an unknown name
+    from common.measure import report
+    from common.measure.compile_for import compile_benchmark, open_compiler
+    from common.measure.pretend import find_gpu
+
+    gpu = find_gpu(args.architecture)
+    names = args.configurations or configs.configurations(args.benchmark)
+    loaded = [load(args, "+".join([name, *args.set])) for name in names]
+    found = []
+    for name, config in loaded:
+        with open_compiler(gpu) as compiler:
+            benchmark = configs.benchmark_module(args.benchmark).Benchmark(config, seed=0)
+            shapes = list(compile_benchmark(compiler, benchmark, args.shape))
+            compiler.add_own_kernels(benchmark)
+            figures = report.describe(name, config, args.architecture, compiler, shapes)
+        path = report.keep(figures, args.results)
+        found.append(figures)
+        if not args.json:
+            shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+            print(*report.lines(figures), f"-> {shown}", sep="\n")
+    if args.json:
+        print(json.dumps(found))
+    return EXIT_OK
