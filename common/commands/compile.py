@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Compile and print, or check the model."""
+    if args.check_published:
+        check_published(args.json)
+        return EXIT_OK
     if args.benchmark is None:
         raise UserError(
             "which benchmark?", hint=f"ttt compile BENCHMARK, of {', '.join(configs.benchmarks())}"
@@ -76,7 +79,21 @@ def main(args: argparse.Namespace) -> int:
         found.append(figures)
         if not args.json:
             shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-            print(*report.lines(figures), f"-> {shown}", sep="\n")
+            print(*report.lines(figures), f"-> {shown}", *report.prediction_lines(figures), sep="\n")
     if args.json:
         print(json.dumps(found))
     return EXIT_OK
+
+
+def check_published(as_json: bool) -> None:
+    """Print predicted against published throughput."""
+    from common.measure import gpu_model
+
+    checks = gpu_model.check_published()
+    if as_json:
+        rows = [
+            {**check.row, "predicted_per_s": check.predicted_per_s, "ratio": check.ratio} for check in checks
+        ]
+        print(json.dumps(rows))
+    else:
+        print(*gpu_model.check_lines(checks), sep="\n")

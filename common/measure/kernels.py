@@ -1,8 +1,8 @@
 """What a step launches: kernels and library calls by class, with the bytes that they move and their FLOPs.
 
 A compiler's kernels move what Inductor counts: each buffer that a kernel reads or writes, once. A library
-call, and each operator of an eager step, reads all its inputs and writes all its outputs once: caches may save
-some of it, a library's work space adds to it. An operator counts as one launch; a library may take several.
+call, and each operator of an eager step, reads all its inputs and writes all its outputs once: caches may
+save some of it, a library's work space adds to it. An operator counts as one launch; a library may take several.
 """
 
 import re

@@ -29,7 +29,7 @@ from common.errors import UserError, nearest
 Compiled = Callable[[str, list[bytes]], None]  # takes a kernel's name, and a cubin for each way to launch it
 DEVICE = torch.device("cuda", 0)
 HOST, META = torch.device("cpu"), torch.device("meta")
-# What autocast casts on a GPU, source: aten/src/ATen/autocast_mode.h; its kernels would ask C++ for the device.
+# Autocast's own lists, source: aten/src/ATen/autocast_mode.h; its kernels would ask C++ for the device.
 IN_16_BITS = (
     "conv1d",
     "conv2d",

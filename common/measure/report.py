@@ -11,6 +11,7 @@ from common import atomic, system
 from common.config import RunConfig
 from common.errors import UserError
 from common.launch import commit
+from common.measure import gpu_model
 from common.measure.compile_for import Compiled, Compiler, graph_breaks
 from common.measure.kernels import GIGA, LIBRARY, NAMES, TERA, Kernel, Tally
 
@@ -93,6 +94,20 @@ def result_path(directory: Path, architecture: str, benchmark: str, name: str) -
     version = ".".join(metadata.version("torch").split(".")[:2])
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", name)
     return directory / "compiled" / architecture / f"{benchmark}-{safe}-torch{version}.json"
+
+
+def prediction_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the predicted time of each shape of training on each device of the architecture."""
+    for shape in figures["shapes"]:
+        for each in gpu_model.predict_devices(figures, shape):
+            parts = sorted(each.ms.items(), key=lambda part: -part[1])
+            shares = ", ".join(
+                f"{name} {ms / each.step_ms:.0%}" for name, ms in parts if ms >= 0.02 * each.step_ms
+            )
+            yield (
+                f"  predicted on one {each.device}, {shape}: {each.step_ms:.1f} ms a step, "
+                f"{each.samples_per_s:,.0f} samples/s ({shares}); attack next: {each.next_class}"
+            )
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
