@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("PyTorch is not installed", hint="pip install -e .[train]")
     configs.benchmark_module(args.benchmark)  # answers an unknown name
     from common.measure import report
-    from common.measure.compile_for import compile_benchmark, open_compiler
+    from common.measure.compile_for import build_training, compile_evaluation, compile_training, open_compiler
     from common.measure.pretend import find_gpu
 
     gpu = find_gpu(args.architecture)
@@ -72,14 +72,17 @@ def main(args: argparse.Namespace) -> int:
     for name, config in loaded:
         with open_compiler(gpu) as compiler:
             benchmark = configs.benchmark_module(args.benchmark).Benchmark(config, seed=0)
-            shapes = list(compile_benchmark(compiler, benchmark, args.shape))
+            run = build_training(benchmark)
+            training = list(compile_training(compiler, run, args.shape))
+            evaluation = compile_evaluation(compiler, run)
             compiler.add_own_kernels(benchmark)
-            figures = report.describe(name, config, args.architecture, compiler, shapes)
+            figures = report.describe(name, config, args.architecture, compiler, training, evaluation)
         path = report.keep(figures, args.results)
         found.append(figures)
         if not args.json:
             shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-            print(*report.lines(figures), f"-> {shown}", *report.prediction_lines(figures), sep="\n")
+            print(*report.lines(figures), f"-> {shown}", sep="\n")
+            print(*report.prediction_lines(figures), sep="\n")
     if args.json:
         print(json.dumps(found))
     return EXIT_OK

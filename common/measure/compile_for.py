@@ -32,7 +32,7 @@ from torch.utils.flop_counter import flop_registry
 from common import training
 from common.benchmark import Benchmark
 from common.errors import UserError, nearest
-from common.measure.kernels import ATTENTION, Code, Kernel, Tally, classify, classify_library, read_code
+from common.measure.kernels import ATTENTION, OWN, Code, Kernel, Tally, classify, classify_library, read_code
 from common.measure.pretend import DEVICE, HOST, Gpu, pretend
 from common.method import Batch
 from common.training import Training
@@ -53,13 +53,16 @@ NOT_COUNTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What one shape of a configuration launches in a step, and in an evaluation of as many samples."""
+    """What a training step or an evaluation launches on a batch of one shape.
+
+    `kernels` are those compiled for it; `num_graphs` counts forward and backward pass of each piece.
+    """
 
     shape: str
     num_samples: int
-    training: Tally
-    evaluation: Tally
-    num_graphs: int  # lowered for this shape, forward and backward
+    tally: Tally
+    kernels: tuple[Kernel, ...]
+    num_graphs: int
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -211,9 +214,20 @@ class Compiler:
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    def count(self, call: Callable[[], object]) -> Tally:
-        """Return what a call launches; it is called once before, to compile what it compiles."""
+    def compile(self, shape: str, batch: Batch, call: Callable[[], object]) -> Compiled:
+        """Return what a call launches. A first call compiles; that the second does not is checked."""
+        num_graphs, num_kernels = self.num_graphs, len(self.kernels)
         call()
+        return Compiled(
+            shape=shape,
+            num_samples=batch.num_samples,
+            kernels=tuple(self.kernels[num_kernels:]),
+            num_graphs=self.num_graphs - num_graphs,
+            tally=self.count(call),
+        )
+
+    def count(self, call: Callable[[], object]) -> Tally:
+        """Return what a call launches that has been compiled."""
         num_graphs = self.num_graphs
         self.counter.tally, self.counter.counts = Tally(), True
         try:
@@ -230,7 +244,7 @@ class Compiler:
         for pair in benchmark.kernel_pairs():
             pair.kernel()
         for name in self.cubins.keys() - before:
-            self.kernels.append(measure_kernel(name, "own", 0.0, self.cubins[name]))
+            self.kernels.append(measure_kernel(name, OWN, 0.0, self.cubins[name]))
 
 
 @contextmanager
@@ -286,40 +300,42 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
     return int(usage[0]), int(usage[1])
 
 
-def trained_batches(benchmark: Benchmark) -> dict[str, Batch]:
-    """Return synthetic batches, on the host, in the shapes that training sees, by the name of the shape."""
+def host_batches(benchmark: Benchmark) -> dict[str, Batch]:
+    """Return synthetic batches, on the host, by the name of their shape."""
     with unset_fake_temporarily(), mock.patch.object(type(benchmark), "device", HOST):
-        batches = benchmark.bench_batches(benchmark.num_own_samples)
-        shares = benchmark.shape_shares()
-    return {shape: batch for shape, batch in batches.items() if shape in shares}
+        return benchmark.bench_batches(benchmark.num_own_samples)
 
 
-def compile_benchmark(
-    compiler: Compiler, benchmark: Benchmark, shapes: Sequence[str] = ()
-) -> Iterator[Compiled]:
-    """Yield each shape of a configuration as it is compiled; only some of them where `shapes` names any."""
+def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = ()) -> Iterator[Compiled]:
+    """Yield each shape of a built training as it is compiled; only some of them where `names` says which.
+
+    Raises UserError for a name that training does not see.
+    """
+    shares = run.benchmark.shape_shares()
+    batches = {shape: batch for shape, batch in host_batches(run.benchmark).items() if shape in shares}
+    if unknown := [name for name in names if name not in batches]:
+        raise UserError(f"no shape '{unknown[0]}' in training", hint=nearest(unknown[0], batches))
+    last = run.plan.num_steps - 1
+    for shape in names or batches:
+        batch = batches[shape]
+        yield compiler.compile(shape, batch, lambda: run.train_step(batch, last))  # noqa: B023
+    before = compiler.num_graphs
+    run.train_step(batches[next(iter(names or batches))], last)  # a shape that returns
+    compiler.num_recompiles = compiler.num_graphs - before
+
+
+def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
+    """Return what evaluating as many samples as a step has launches, in the largest shape."""
+    shape, batch = list(host_batches(run.benchmark).items())[-1]
+    return compiler.compile(shape, batch, lambda: evaluate(run, batch))
+
+
+def build_training(benchmark: Benchmark) -> Training:
+    """Return a training on the pretended GPU."""
     run = Training(benchmark.config, benchmark, seed=0)
     run.build(from_scratch=True)
     run.replica = run.model
-    last = run.plan.num_steps - 1
-    batches = trained_batches(benchmark)
-    if unknown := [shape for shape in shapes if shape not in batches]:
-        raise UserError(f"no shape '{unknown[0]}' in training", hint=nearest(unknown[0], batches))
-    for shape in shapes or batches:
-        before = compiler.num_graphs
-        batch = batches[shape]
-        tally = compiler.count(lambda: run.train_step(batch, last))  # noqa: B023
-        evaluated = compiler.count(lambda: evaluate(run, batch))  # noqa: B023
-        yield Compiled(
-            shape=shape,
-            num_samples=batch.num_samples,
-            training=tally,
-            evaluation=evaluated,
-            num_graphs=compiler.num_graphs - before,
-        )
-    before = compiler.num_graphs
-    run.train_step(batches[next(iter(shapes or batches))], last)  # a shape that returns
-    compiler.num_recompiles = compiler.num_graphs - before
+    return run
 
 
 def graph_breaks() -> dict[str, int]:

@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.measure.kernels import ATTENTION, CONVOLUTION, LIBRARY, MATRIX, OPTIMIZER
 
 FORMULA = (
-    "step = sum over library calls of max(bytes / bandwidth, FLOPs / rate) + other kernels' bytes / bandwidth",
+    "step = sum over library calls of max(bytes / bandwidth, FLOPs / rate) + other bytes / bandwidth",
     "       + launches x launch_us + exchange that the backward does not hide (as in `ttt plan`)",
     "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as published",
 )
@@ -153,7 +153,7 @@ def waiting_ms(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms: flo
 def predict_row(row: Mapping[str, Any], shares: Shares) -> float:
     """Return the predicted samples per second of one device of a published row."""
     figures = counted(row["counts"])
-    training = figures["shapes"][row["shape"]]["training"]
+    training = figures["training"][row["shape"]]
     return predict(training, figures["batch_size"], row["device"], shares, row).samples_per_s
 
 
@@ -192,7 +192,7 @@ def check_published() -> list[Check]:
 
 def predict_devices(figures: Mapping[str, Any], shape: str) -> list[Prediction]:
     """Return the predictions for one device of each kind that has the architecture of the figures."""
-    counts = figures["shapes"][shape]["training"]
+    counts = figures["training"][shape]
     return [
         predict(counts, figures["batch_size"], name, fit_shares(figures["architecture"]))
         for name, sheet in facts()["devices"].items()
@@ -208,7 +208,8 @@ def typical_factor(checks: Iterable[Check]) -> float:
 
 def check_lines(checks: Sequence[Check]) -> Iterator[str]:
     """Yield predicted against published throughput, the errors, and what the model is made of."""
-    yield f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4} {'predicted':>10} {'published':>10}  ratio"
+    title = f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4}"
+    yield f"{title} {'predicted':>10} {'published':>10}  ratio"
     for check in checks:
         row = check.row
         device = f"{row['devices']}x{row['device']}"

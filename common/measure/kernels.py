@@ -2,7 +2,7 @@
 
 A compiler's kernels move what Inductor counts: each buffer that a kernel reads or writes, once. A library
 call, and each operator of an eager step, reads all its inputs and writes all its outputs once: caches may
-save some of it, a library's work space adds to it. An operator counts as one launch; a library may take several.
+save some of it, a library's work space adds to it. An operator counts as one launch; a library may take more.
 """
 
 import re
@@ -15,6 +15,7 @@ GIGA, TERA = 1e9, 1e12
 MATRIX, CONVOLUTION, ATTENTION = "matrix products", "convolutions", "attention"
 LIBRARY = (CONVOLUTION, MATRIX, ATTENTION)
 BOOKKEEPING, OTHER, OPTIMIZER = "attention bookkeeping", "other", "optimizer"
+OWN = "own"  # a kernel that a benchmark has written itself; outside of the step
 CLASSES = (  # the first whose words are in the name of one of a kernel's operators takes the kernel
     (OPTIMIZER, ("fused_adam", "fused_sgd", "_foreach_", "_amp_", "lerp")),
     ("normalisation", ("norm", "var_mean", "rsqrt")),

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.launch import commit
 from common.measure import gpu_model
 from common.measure.compile_for import Compiled, Compiler, graph_breaks
-from common.measure.kernels import GIGA, LIBRARY, NAMES, TERA, Kernel, Tally
+from common.measure.kernels import GIGA, LIBRARY, NAMES, OWN, TERA, Kernel
 
 COUNTED = (
     "operators of the traced step, each reading its inputs and writing its outputs once",
@@ -23,35 +23,29 @@ NUM_LARGEST = 12
 
 
 def describe(
-    name: str, config: RunConfig, architecture: str, compiler: Compiler, shapes: Sequence[Compiled]
+    name: str,
+    config: RunConfig,
+    architecture: str,
+    compiler: Compiler,
+    training: Sequence[Compiled],
+    evaluation: Compiled,
 ) -> dict[str, Any]:
     """Return all figures of a configuration, as they are kept."""
-    kernels = [each for each in compiler.kernels if each.kind != "own"]
-    spilling = [kernel_facts(each) for each in compiler.kernels if each.spilled_bytes]
     return {
         "benchmark": config.benchmark,
         "configuration": name,
         "size": config.size,
         "architecture": architecture,
-        "batch_size": shapes[0].num_samples,
+        "batch_size": training[0].num_samples,
         "precision": config.precision,
         "commit": commit(),
         "versions": system.versions() | {"triton": metadata.version("triton")},
-        "counted": COUNTED[bool(kernels)],
+        "counted": COUNTED[any(each.kernels for each in training)],
         "graph_breaks": graph_breaks(),
         "recompiles": compiler.num_recompiles,
-        "kernels": len(kernels),
-        "most_registers": max((each.registers for each in compiler.kernels), default=0),
-        "spilling": spilling,
-        "own_kernels": [kernel_facts(each) for each in compiler.kernels if each.kind == "own"],
-        "shapes": {
-            each.shape: {
-                "graphs": each.num_graphs,
-                "training": describe_tally(each.training),
-                "evaluation": describe_tally(each.evaluation),
-            }
-            for each in shapes
-        },
+        "own_kernels": [kernel_facts(each) for each in compiler.kernels if each.kind == OWN],
+        "training": {each.shape: describe_compiled(each) for each in training},
+        "evaluation": {evaluation.shape: describe_compiled(evaluation)},
     }
 
 
@@ -60,13 +54,18 @@ def kernel_facts(kernel: Kernel) -> dict[str, Any]:
     return {"name": kernel.name, "registers": kernel.registers, "spilled_bytes": kernel.spilled_bytes}
 
 
-def describe_tally(tally: Tally) -> dict[str, Any]:
+def describe_compiled(compiled: Compiled) -> dict[str, Any]:
     """Return the sums of classes, the library's calls one by one, and the kernels that move most."""
+    tally, kernels = compiled.tally, compiled.kernels
     classes = tally.by_class()
     return {
         "launches": sum(row["launches"] for row in classes.values()),
         "gb": round(sum(row["gb"] for row in classes.values()), 3),
         "tflop": round(sum(row["tflop"] for row in classes.values()), 4),
+        "graphs": compiled.num_graphs,
+        "kernels": len(kernels),
+        "most_registers": max((each.registers for each in kernels), default=0),
+        "spilling": [kernel_facts(each) for each in kernels if each.spilled_bytes],
         "classes": classes,
         "largest": tally.largest(NUM_LARGEST),
         "library": [
@@ -96,48 +95,48 @@ def result_path(directory: Path, architecture: str, benchmark: str, name: str) -
     return directory / "compiled" / architecture / f"{benchmark}-{safe}-torch{version}.json"
 
 
-def prediction_lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the predicted time of each shape of training on each device of the architecture."""
-    for shape in figures["shapes"]:
-        for each in gpu_model.predict_devices(figures, shape):
-            parts = sorted(each.ms.items(), key=lambda part: -part[1])
-            shares = ", ".join(
-                f"{name} {ms / each.step_ms:.0%}" for name, ms in parts if ms >= 0.02 * each.step_ms
-            )
-            yield (
-                f"  predicted on one {each.device}, {shape}: {each.step_ms:.1f} ms a step, "
-                f"{each.samples_per_s:,.0f} samples/s ({shares}); attack next: {each.next_class}"
-            )
-
-
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the figures of a configuration for people."""
+    num_breaks = sum(figures["graph_breaks"].values()) or "none"
     yield (
         f"{figures['benchmark']} {figures['configuration']} for {figures['architecture']}, "
-        f"{figures['batch_size']} samples a step, {figures['precision']}; counted: {figures['counted']}"
-    )
-    num_breaks = sum(figures["graph_breaks"].values())
-    yield (
-        f"  {figures['kernels']} kernels compiled, {len(figures['spilling'])} spill registers, at most "
-        f"{figures['most_registers']} registers; graph breaks: {num_breaks or 'none'}; "
+        f"{figures['batch_size']} samples a step, {figures['precision']}; graph breaks: {num_breaks}; "
         f"recompiles where a shape returns: {figures['recompiles'] or 'none'}"
     )
-    for each in figures["spilling"]:
-        yield f"    spills {each['spilled_bytes']:5} bytes a thread: {each['name']}"
+    yield f"  counted: {figures['counted']}"
     for each in figures["own_kernels"]:
         uses = f"{each['registers']} registers, {each['spilled_bytes']} bytes spilled"
-        yield f"    own kernel {each['name']}: {uses}"
-    for shape, sides in figures["shapes"].items():
-        for side in ("training", "evaluation"):
-            yield from shape_lines(f"{shape}, {side}", sides[side])
+        yield f"  own kernel {each['name']}: {uses}"
+    for shape, counts in figures["training"].items():
+        yield from shape_lines(f"training, {shape}", counts)
+    for shape, counts in figures["evaluation"].items():
+        yield from shape_lines(f"evaluation, {shape}", counts)
 
 
-def shape_lines(title: str, figures: Mapping[str, Any]) -> Iterator[str]:
+def shape_lines(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the table of one shape."""
-    yield f"  {title:38}  launches        GB    TFLOP"
-    rows = {name: figures["classes"].get(name) for name in (*LIBRARY, *NAMES)}
-    for name, row in rows.items():
-        if row:
+    spilling = counts["spilling"]
+    yield (
+        f"  {title}: {counts['graphs']} graphs, {counts['kernels']} kernels compiled with at most "
+        f"{counts['most_registers']} registers, of which {len(spilling)} spill"
+    )
+    for each in spilling:
+        yield f"      {each['spilled_bytes']} bytes a thread: {each['name']}"
+    yield f"    {'':28}  launches        GB    TFLOP"
+    for name in (*LIBRARY, *NAMES):
+        if row := counts["classes"].get(name):
             tflop = f"{row['tflop']:9.3f}" if row["tflop"] else ""
-            yield f"    {name:36} {row['launches']:9,.0f} {row['gb']:9.2f}{tflop}"
-    yield f"    {'all':36} {figures['launches']:9,.0f} {figures['gb']:9.2f}{figures['tflop']:9.3f}"
+            yield f"    {name:28} {row['launches']:9,.0f} {row['gb']:9.2f}{tflop}"
+    yield f"    {'all':28} {counts['launches']:9,.0f} {counts['gb']:9.2f}{counts['tflop']:9.3f}"
+
+
+def prediction_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the predicted time of each shape of training on each device of the architecture."""
+    for shape in figures["training"]:
+        for each in gpu_model.predict_devices(figures, shape):
+            parts = sorted(each.ms.items(), key=lambda part: -part[1])
+            shares = [f"{name} {ms / each.step_ms:.0%}" for name, ms in parts if ms >= 0.02 * each.step_ms]
+            yield (
+                f"  predicted on one {each.device}, {shape}: {each.step_ms:.1f} ms a step, "
+                f"{each.samples_per_s:,.0f} samples/s ({', '.join(shares)}); attack next: {each.next_class}"
+            )
