@@ -213,7 +213,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[str]:
     for check in checks:
         row = check.row
         device = f"{row['devices']}x{row['device']}"
-        title = f"{row['use']:6}  {row['benchmark']:6}{row['name']:40} {device:>8} {row['batch']:4}"
+        title = f"{row['use']:6} {row['benchmark']:7}{row['name']:40} {device:>8} {row['batch']:4}"
         yield f"{title} {check.predicted_per_s:10,.0f} {row['samples_per_s']:10,.0f} {check.ratio:6.2f}"
     for use, words in (("fit", "fitted"), ("check", "held out")):
         chosen = [check for check in checks if check.row["use"] == use]
@@ -226,6 +226,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[str]:
     for architecture in sorted({sheet["architecture"] for sheet in facts()["devices"].values()}):
         shares = dataclasses.asdict(fit_shares(architecture)).items()
         yield f"{architecture}, shares of the data sheet: " + ", ".join(f"{k} {v:.2f}" for k, v in shares)
+    yield f"  three shares are fitted, sm_90 has two rates for them: what rates do not tell stays near {START}"
     yield from ("formula:", *(f"  {line}" for line in FORMULA), "assumed of others' code:")
     for check in checks:
         if "assumed" in check.row:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ COUNTED = (
     "kernels of the code that Inductor generates; what it does not compile, by operators of the traced step",
 )
 NUM_LARGEST = 12
+MAX_NAME = 150  # characters of a file's name
 
 
 def describe(
@@ -92,6 +94,7 @@ def result_path(directory: Path, architecture: str, benchmark: str, name: str) -
     """Return where figures of this torch lie; `name` may carry settings, optimized+methods.blurpool=false."""
     version = ".".join(metadata.version("torch").split(".")[:2])
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", name)
+    safe = safe if len(safe) <= MAX_NAME else f"{safe[:MAX_NAME]}-{zlib.crc32(name.encode()):08x}"
     return directory / "compiled" / architecture / f"{benchmark}-{safe}-torch{version}.json"
 
 
