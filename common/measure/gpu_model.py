@@ -226,7 +226,7 @@ def check_lines(checks: Sequence[Check]) -> Iterator[str]:
     for architecture in sorted({sheet["architecture"] for sheet in facts()["devices"].values()}):
         shares = dataclasses.asdict(fit_shares(architecture)).items()
         yield f"{architecture}, shares of the data sheet: " + ", ".join(f"{k} {v:.2f}" for k, v in shares)
-    yield f"  three shares are fitted, sm_90 has two rates for them: what rates do not tell stays near {START}"
+    yield f"  three shares are fitted; sm_90 has two rates: what they do not tell stays near {START}"
     yield from ("formula:", *(f"  {line}" for line in FORMULA), "assumed of others' code:")
     for check in checks:
         if "assumed" in check.row:
