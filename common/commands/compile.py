@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
     gpu = find_gpu(args.architecture)
     names = args.configurations or configs.configurations(args.benchmark)
     loaded = [load(args, "+".join([name, *args.set])) for name in names]
-    found = []
+    results = []
     for name, config in loaded:
         with open_compiler(gpu) as compiler:
             benchmark = configs.benchmark_module(args.benchmark).Benchmark(config, seed=0)
@@ -78,13 +78,13 @@ def main(args: argparse.Namespace) -> int:
             compiler.add_own_kernels(benchmark)
             figures = report.describe(name, config, args.architecture, compiler, training, evaluation)
         path = report.keep(figures, args.results)
-        found.append(figures)
+        results.append(figures)
         if not args.json:
-            shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-            print(*report.lines(figures), f"-> {shown}", sep="\n")
-            print(*report.prediction_lines(figures), sep="\n")
+            place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+            print(*report.format_figures(figures), f"-> {place}", sep="\n")
+            print(*report.format_predictions(figures), sep="\n")
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
     return EXIT_OK
 
 
@@ -99,4 +99,4 @@ def check_published(as_json: bool) -> None:
         ]
         print(json.dumps(rows))
     else:
-        print(*gpu_model.check_lines(checks), sep="\n")
+        print(*gpu_model.format_checks(checks), sep="\n")

@@ -53,7 +53,7 @@ NOT_COUNTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """What a training step or an evaluation launches on a batch of one shape.
+    """The launches of a training step or an evaluation on a batch of one shape.
 
     `kernels` are those compiled for it; `num_graphs` counts forward and backward pass of each piece.
     """
@@ -97,7 +97,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     copied.lengths = args[0].diff().tolist()
             return copied
         result = func(*args, **kwargs)
-        if self.counts and fakes((args, kwargs)):
+        if self.counts and list_fakes((args, kwargs)):
             self.count(func, args, kwargs, result)
         return result
 
@@ -109,13 +109,13 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if func.is_view or func.namespace == "prim" or name in NOT_COUNTED:
             return
-        num_bytes = moved_bytes(func, args, kwargs, result)
-        flops = attention_flops(name, args) if kind == ATTENTION else 0.0
+        num_bytes = count_moved_bytes(func, args, kwargs, result)
+        flops = count_attention_flops(name, args) if kind == ATTENTION else 0.0
         if kind and kind != ATTENTION and func.overloadpacket in flop_registry:
             flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
         count = 1
         if name == "convolution_backward":  # the gradients of image and weight each read that of the result
-            count, num_bytes, flops = 2, (num_bytes + size_bytes(args[0])) / 2, flops / 2
+            count, num_bytes, flops = 2, (num_bytes + count_bytes(args[0])) / 2, flops / 2
         self.tally.add(name, kind or classify([name]), num_bytes=num_bytes, flops=flops, count=count)
 
     def add_code(self, code: Code) -> None:
@@ -124,34 +124,34 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tally.add(name, kind, num_bytes=num_bytes, count=count)
 
 
-def fakes(values: Any) -> list[Any]:
+def list_fakes(values: Any) -> list[Any]:
     """Return the tensors on the pretended GPU in a tree of values."""
-    return [each for each in tree_leaves(values) if isinstance(each, FakeTensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, FakeTensor)]
 
 
-def size_bytes(value: Tensor) -> int:
+def count_bytes(value: Tensor) -> int:
     """Return the bytes that hold the values of a tensor, repeated ones once."""
     sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
     return value.element_size() * torch.Size(sizes).numel()
 
 
-def moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+def count_moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Return bytes read and written: arguments, new results, and arguments that are written to."""
-    read, written = fakes((args, kwargs)), fakes(result)
+    read, written = list_fakes((args, kwargs)), list_fakes(result)
     arguments = func._schema.arguments
     values = [
         *zip(arguments, args, strict=False),
-        *((each, kwargs.get(each.name)) for each in arguments[len(args) :]),
+        *((argument, kwargs.get(argument.name)) for argument in arguments[len(args) :]),
     ]
-    changed = [value for each, value in values if each.alias_info is not None and each.alias_info.is_write]
-    known = {id(each) for each in read}
-    new = [each for each in written if id(each) not in known]
+    changed = [value for argument, value in values if argument.alias_info and argument.alias_info.is_write]
+    known = {id(value) for value in read}
+    new = [value for value in written if id(value) not in known]
     if func.overloadpacket.__name__ in ("fill_", "zero_", "copy_"):
         read = read[1:]
-    return float(sum(size_bytes(each) for each in (*read, *new, *fakes(changed))))
+    return float(sum(count_bytes(value) for value in (*read, *new, *list_fakes(changed))))
 
 
-def attention_flops(name: str, args: Sequence[Any]) -> float:
+def count_attention_flops(name: str, args: Sequence[Any]) -> float:
     """Return the FLOPs of the products of attention; of packed sequences, those of each with itself.
 
     Shapes are (tokens, heads, size) packed, else (batch, heads, tokens, size). Raises ValueError where the
@@ -163,7 +163,7 @@ def attention_flops(name: str, args: Sequence[Any]) -> float:
     if query.ndim == 4:
         flops = 4.0 * query.numel() * key.shape[-2]
     else:
-        lengths = [each.lengths for each in args if hasattr(each, "lengths")]
+        lengths = [value.lengths for value in args if hasattr(value, "lengths")]
         if not lengths:
             raise ValueError("attention over sequences of unknown length")
         pairs = sum(queries * keys for queries, keys in zip(lengths[0], lengths[-1], strict=True))
@@ -191,7 +191,7 @@ class Compiler:
         def on_device(value: Any) -> Any:
             return DEVICE if value == HOST else value
 
-        for node in graph.graph.nodes:  # autograd's C++ has been told of the host
+        for node in graph.graph.nodes:  # autograd's C++ saw the host
             node.args, node.kwargs = tree_map(on_device, (node.args, node.kwargs))
         graph.recompile()
         plain = copy.deepcopy(graph)
@@ -283,11 +283,11 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
 
 def measure_kernel(name: str, kind: str, num_bytes: float, cubins: Sequence[bytes]) -> Kernel:
     """Return a kernel in that of its compiled forms which spills least."""
-    spilled, registers = min(resource_usage(cubin)[::-1] for cubin in cubins)
+    spilled, registers = min(read_resources(cubin)[::-1] for cubin in cubins)
     return Kernel(name=name, kind=kind, num_bytes=num_bytes, registers=registers, spilled_bytes=spilled)
 
 
-def resource_usage(cubin: bytes) -> tuple[int, int]:
+def read_resources(cubin: bytes) -> tuple[int, int]:
     """Return registers and bytes of stack of a thread, as Triton's cuobjdump reads them."""
     from triton import knobs
 
@@ -295,12 +295,12 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (usage,) = re.findall(r"REG:(\d+) STACK:(\d+)", shown)
-    return int(usage[0]), int(usage[1])
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (numbers,) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
+    return int(numbers[0]), int(numbers[1])
 
 
-def host_batches(benchmark: Benchmark) -> dict[str, Batch]:
+def make_host_batches(benchmark: Benchmark) -> dict[str, Batch]:
     """Return synthetic batches, on the host, by the name of their shape."""
     with unset_fake_temporarily(), mock.patch.object(type(benchmark), "device", HOST):
         return benchmark.bench_batches(benchmark.num_own_samples)
@@ -312,7 +312,7 @@ def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = (
     Raises UserError for a name that training does not see.
     """
     shares = run.benchmark.shape_shares()
-    batches = {shape: batch for shape, batch in host_batches(run.benchmark).items() if shape in shares}
+    batches = {shape: batch for shape, batch in make_host_batches(run.benchmark).items() if shape in shares}
     if unknown := [name for name in names if name not in batches]:
         raise UserError(f"no shape '{unknown[0]}' in training", hint=nearest(unknown[0], batches))
     last = run.plan.num_steps - 1
@@ -326,7 +326,7 @@ def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = (
 
 def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
     """Return what evaluating as many samples as a step has launches, in the largest shape."""
-    shape, batch = list(host_batches(run.benchmark).items())[-1]
+    shape, batch = list(make_host_batches(run.benchmark).items())[-1]
     return compiler.compile(shape, batch, lambda: evaluate(run, batch))
 
 
@@ -338,7 +338,7 @@ def build_training(benchmark: Benchmark) -> Training:
     return run
 
 
-def graph_breaks() -> dict[str, int]:
+def count_graph_breaks() -> dict[str, int]:
     """Return how often Dynamo has left a graph, by the reason."""
     return dict(torch._dynamo.utils.counters["graph_break"])
 

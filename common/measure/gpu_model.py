@@ -35,7 +35,7 @@ START, PRIOR_WEIGHT = 0.6, 0.15  # a share that rows do not tell stays near the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """What an architecture reaches of its data sheet: `matrix` for 16 bits, `fp8` for 8."""
+    """Shares of the data sheet that an architecture reaches: `matrix` in 16 bits, `fp8` in 8."""
 
     bandwidth: float
     convolution: float
@@ -76,24 +76,24 @@ class Check:
 
 
 @cache
-def facts() -> Mapping[str, Any]:
+def load_rates() -> Mapping[str, Any]:
     """Return published_rates.yaml."""
-    found: Mapping[str, Any] = yaml.safe_load(RATES.read_text(encoding="utf-8"))
-    return found
+    published: Mapping[str, Any] = yaml.safe_load(RATES.read_text(encoding="utf-8"))
+    return published
 
 
 @cache
-def counted(name: str) -> Mapping[str, Any]:
+def load_counts(name: str) -> Mapping[str, Any]:
     """Return the figures of a compiled configuration that results/compiled/ holds. Raises UserError."""
     path = ROOT / "results/compiled" / name
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        figures: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         hint = "git restore it, or make it again: ttt compile --help"
         raise UserError(
             "no figures of `ttt compile`", where=str(path.relative_to(ROOT)), hint=hint
         ) from error
-    return found
+    return figures
 
 
 def predict(
@@ -108,7 +108,7 @@ def predict(
     `row` is that of a published rate: its devices, batch, and what it does otherwise. Samples differ from
     those of the counts in number only: what the optimizer does is the same for any number.
     """
-    row, sheet, assumed = row or {}, facts()["devices"][device], facts()["assumed"]
+    row, sheet, assumed = row or {}, load_rates()["devices"][device], load_rates()["assumed"]
     per_s = sheet["bandwidth"] * 1e9 * shares.bandwidth
     matrix = sheet["fp8"] * shares.fp8 if row.get("matrix") == "fp8" else sheet["bf16"] * shares.matrix
     flops_per_s = {
@@ -120,25 +120,25 @@ def predict(
     for kind, _, count, gigabytes, teraflop in counts["library"]:
         seconds[kind] += max(gigabytes * 1e9 / per_s, teraflop * 1e12 / flops_per_s[kind])
         seconds[kind] += count * assumed["launch_us"] * 1e-6
-    for kind, each in counts["classes"].items():
+    for kind, sums in counts["classes"].items():
         if kind not in LIBRARY:
             factor = 1.0 if kind == OPTIMIZER else row.get("elementwise", 1.0)
-            seconds[kind] += each["gb"] * 1e9 * factor / per_s
-            seconds[kind] += each["launches"] * assumed["launch_us"] * 1e-6
+            seconds[kind] += sums["gb"] * 1e9 * factor / per_s
+            seconds[kind] += sums["launches"] * assumed["launch_us"] * 1e-6
     batch = row.get("batch", num_samples)
     ms = {k: s * 1e3 * (1.0 if k == OPTIMIZER else batch / num_samples) for k, s in seconds.items()}
-    ms |= waiting_ms(row, sheet, sum(ms.values()))
+    ms |= predict_waiting(row, sheet, sum(ms.values()))
     return Prediction(device=device, ms=ms, samples_per_s=batch / sum(ms.values()) * 1e3)
 
 
-def waiting_ms(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms: float) -> dict[str, float]:
+def predict_waiting(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms: float) -> dict[str, float]:
     """Return what a device waits for the others: the exchange of gradients, the rank with most work."""
     if row.get("devices", 1) == 1:
         return {}
-    name, published = row["benchmark"], facts()
+    name, published = row["benchmark"], load_rates()
     links = plan.Links(inside=plan.INSIDE[sheet["inside"]], network=1.0)
     exchange = plan.exchange_s(2 * published["parameters"][name], links, 1, row["devices"])
-    found = {"exchange": plan.exposed_s(exchange, compute_ms / 1e3, links) * 1e3}
+    waited_ms = {"exchange": plan.exposed_s(exchange, compute_ms / 1e3, links) * 1e3}
     if row.get("imbalance"):
         work = plan.Work(
             gradient_bytes=0,
@@ -146,13 +146,13 @@ def waiting_ms(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms: flo
             deviation=published["deviation"][name],
             longest=published["longest"][name],
         )
-        found["imbalance"] = (plan.imbalance(work, row["batch"], row["devices"]) - 1) * compute_ms
-    return found
+        waited_ms["imbalance"] = (plan.imbalance(work, row["batch"], row["devices"]) - 1) * compute_ms
+    return waited_ms
 
 
 def predict_row(row: Mapping[str, Any], shares: Shares) -> float:
     """Return the predicted samples per second of one device of a published row."""
-    figures = counted(row["counts"])
+    figures = load_counts(row["counts"])
     training = figures["training"][row["shape"]]
     return predict(training, figures["batch_size"], row["device"], shares, row).samples_per_s
 
@@ -160,7 +160,7 @@ def predict_row(row: Mapping[str, Any], shares: Shares) -> float:
 @cache
 def fit_shares(architecture: str) -> Shares:
     """Fit the shares of an architecture to its published rows, least squares of the errors' logarithms."""
-    published = facts()
+    published = load_rates()
     devices = published["devices"]
     rows = [
         row
@@ -174,8 +174,8 @@ def fit_shares(architecture: str) -> Shares:
         return Shares(bandwidth=bandwidth, convolution=convolution, matrix=fixed or matrix, fp8=matrix)
 
     def errors(logs: Sequence[float]) -> list[float]:
-        found = [math.log(predict_row(row, shares_of(logs)) / row["samples_per_s"]) for row in rows]
-        return found + [PRIOR_WEIGHT * (log - math.log(START)) for log in logs]
+        logs_of_ratios = [math.log(predict_row(row, shares_of(logs)) / row["samples_per_s"]) for row in rows]
+        return logs_of_ratios + [PRIOR_WEIGHT * (log - math.log(START)) for log in logs]
 
     fitted = least_squares(errors, [math.log(START)] * len(FITTED), bounds=(math.log(0.1), 0.0))
     return shares_of(fitted.x)
@@ -183,10 +183,10 @@ def fit_shares(architecture: str) -> Shares:
 
 def check_published() -> list[Check]:
     """Predict every published row."""
-    devices = facts()["devices"]
+    devices = load_rates()["devices"]
     return [
         Check(row=row, predicted_per_s=predict_row(row, fit_shares(devices[row["device"]]["architecture"])))
-        for row in facts()["rates"]
+        for row in load_rates()["rates"]
     ]
 
 
@@ -195,18 +195,18 @@ def predict_devices(figures: Mapping[str, Any], shape: str) -> list[Prediction]:
     counts = figures["training"][shape]
     return [
         predict(counts, figures["batch_size"], name, fit_shares(figures["architecture"]))
-        for name, sheet in facts()["devices"].items()
+        for name, sheet in load_rates()["devices"].items()
         if sheet["architecture"] == figures["architecture"]
     ]
 
 
-def typical_factor(checks: Iterable[Check]) -> float:
+def compute_typical_factor(checks: Iterable[Check]) -> float:
     """Return the factor by which a prediction is typically off, up or down: 1 is exact."""
     errors = [abs(math.log(check.ratio)) for check in checks]
     return math.exp(sum(errors) / len(errors))
 
 
-def check_lines(checks: Sequence[Check]) -> Iterator[str]:
+def format_checks(checks: Sequence[Check]) -> Iterator[str]:
     """Yield predicted against published throughput, the errors, and what the model is made of."""
     title = f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4}"
     yield f"{title} {'predicted':>10} {'published':>10}  ratio"
@@ -219,11 +219,12 @@ def check_lines(checks: Sequence[Check]) -> Iterator[str]:
         chosen = [check for check in checks if check.row["use"] == use]
         largest = max(chosen, key=lambda check: abs(math.log(check.ratio)))
         factor = max(largest.ratio, 1 / largest.ratio)
+        mean = compute_typical_factor(chosen)
         yield (
-            f"{words}: {len(chosen)} rates, typically wrong by a factor of {typical_factor(chosen):.2f}, "
+            f"{words}: {len(chosen)} rates, wrong by a factor of {mean:.2f} on average, "
             f"at most {factor:.2f} ({largest.row['name']})"
         )
-    for architecture in sorted({sheet["architecture"] for sheet in facts()["devices"].values()}):
+    for architecture in sorted({sheet["architecture"] for sheet in load_rates()["devices"].values()}):
         shares = dataclasses.asdict(fit_shares(architecture)).items()
         yield f"{architecture}, shares of the data sheet: " + ", ".join(f"{k} {v:.2f}" for k, v in shares)
     yield f"  three shares are fitted; sm_90 has two rates: what they do not tell stays near {START}"

@@ -1,4 +1,4 @@
-"""What a step launches: kernels and library calls by class, with the bytes that they move and their FLOPs.
+"""The launches of a step: kernels and library calls by class, with the bytes that they move and their FLOPs.
 
 A compiler's kernels move what Inductor counts: each buffer that a kernel reads or writes, once. A library
 call, and each operator of an eager step, reads all its inputs and writes all its outputs once: caches may
@@ -89,7 +89,7 @@ class Kernel:
 
 @dataclass(slots=True)
 class Tally:
-    """What was launched since the start."""
+    """Everything that was launched since the start."""
 
     launches: dict[tuple[str, str, float, float], Launches] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class Tally:
     def of(self, kinds: Iterable[str]) -> list[Launches]:
         """Return the launches of some classes."""
         wanted = set(kinds)
-        return [each for each in self.launches.values() if each.kind in wanted]
+        return [entry for entry in self.launches.values() if entry.kind in wanted]
 
     def by_class(self) -> dict[str, dict[str, float]]:
         """Return launches, gigabytes and TFLOPs of each class that was launched."""
@@ -113,18 +113,18 @@ class Tally:
         for kind in (*LIBRARY, *NAMES):
             if entries := self.of([kind]):
                 table[kind] = {
-                    "launches": sum(each.count for each in entries),
-                    "gb": round(sum(each.num_bytes for each in entries) / GIGA, 3),
-                    "tflop": round(sum(each.flops for each in entries) / TERA, 4),
+                    "launches": sum(entry.count for entry in entries),
+                    "gb": round(sum(entry.num_bytes for entry in entries) / GIGA, 3),
+                    "tflop": round(sum(entry.flops for entry in entries) / TERA, 4),
                 }
         return table
 
     def largest(self, count: int) -> list[dict[str, Any]]:
         """Return the kernels and operators, no library's, that move most bytes together."""
         moved: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for each in self.of(NAMES):
-            sums = moved[each.name, each.kind]
-            sums[0], sums[1] = sums[0] + each.count, sums[1] + each.num_bytes
+        for entry in self.of(NAMES):
+            sums = moved[entry.name, entry.kind]
+            sums[0], sums[1] = sums[0] + entry.count, sums[1] + entry.num_bytes
         ordered = sorted(moved.items(), key=lambda item: -item[1][1])[:count]
         return [
             {"name": name, "class": kind, "launches": sums[0], "gb": round(sums[1] / GIGA, 3)}
@@ -134,7 +134,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """What Inductor's code of a graph launches: kernels by name, and the library calls in it.
+    """The launches in Inductor's code of a graph: kernels by name, and the library calls in it.
 
     `kernels` holds (class, bytes of a launch, launches); `library` the names of operators.
     """

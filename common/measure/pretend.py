@@ -1,12 +1,12 @@
 """A GPU that is not there: torch and Triton compile for it, tensors claim to lie on it, and nothing computes.
 
 Everything here reaches into internals of torch and Triton, and nothing elsewhere in the suite does. Seen to
-work with torch 2.11.0 (triton 3.6.0) and torch 2.15.0 (triton 3.9.0), with and without a driver installed.
+work with torch 2.11.0 (triton 3.6.0) and torch 2.15.0 (triton 3.9.0), on machines without a GPU.
 
 Tensors are those of FakeTensorMode: they have shapes and no values. To Python they lie on "cuda:0"; the C++
-of autograd is told "cpu", since it would start a thread for each device of the driver and take its streams.
-Dispatch keys are CUDA's, so that autocast decides as on a GPU. Triton's own ptxas makes the cubins; only
-their loading is left out.
+of autograd is answered "cpu", since it would start a thread for each device of the driver and take its
+streams. Dispatch keys are CUDA's, so that autocast decides as on a GPU. Triton's own ptxas makes the cubins;
+only their loading is left out.
 """
 
 import warnings
@@ -141,23 +141,25 @@ def pretend(gpu: Gpu, compiled: Compiled) -> Iterator[FakeTensorMode]:
     TorchInGraphFunctionVariable._get_handlers()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
-        for target, name, value in (*driver(gpu), *tensors()):
+        for target, name, value in (*replace_driver(gpu), *replace_tensors()):
             stack.enter_context(mock.patch.object(target, name, value, create=True))
         stack.enter_context(
-            mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, {torch.ops.prim.device.default: host_device})
+            mock.patch.dict(
+                fake_tensor._DISPATCH_META_HANDLERS, {torch.ops.prim.device.default: answer_device}
+            )
         )
-        stack.enter_context(autocast_kernels())
-        stack.enter_context(triton_driver(gpu, compiled))
+        stack.enter_context(replace_autocast())
+        stack.enter_context(replace_triton(gpu, compiled))
         yield mode
     torch._dynamo.reset()
 
 
-def constant(value: Any) -> Callable[..., Any]:
+def answer_always(value: Any) -> Callable[..., Any]:
     """Return a new function of any arguments; Dynamo tells functions by their identity."""
     return lambda *args, **named: value
 
 
-def driver(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
+def replace_driver(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     """Yield what asks a driver: where it stands, its name, and what answers in its place."""
     cuda = torch.cuda
     capability = (gpu.major, gpu.minor)
@@ -181,17 +183,17 @@ def driver(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
         "current_stream": type("Stream", (), {"cuda_stream": 0})(),
     }
     for name, value in answers.items():
-        yield cuda, name, constant(value)
-    yield cuda.random, "_lazy_init", constant(None)
-    yield cuda.graphs, "_cuda_isCurrentStreamCapturing", constant(False)
-    yield cuda.amp.common, "amp_definitely_not_available", constant(False)
-    yield torch.accelerator, "is_available", constant(False)  # Dynamo would ask it for a stream
-    yield torch.backends.cudnn, "version", constant(CUDNN_VERSION)
-    yield torch._C, "_conv_determine_backend_memory_format", cudnn_layout
+        yield cuda, name, answer_always(value)
+    yield cuda.random, "_lazy_init", answer_always(None)
+    yield cuda.graphs, "_cuda_isCurrentStreamCapturing", answer_always(False)
+    yield cuda.amp.common, "amp_definitely_not_available", answer_always(False)
+    yield torch.accelerator, "is_available", answer_always(False)  # Dynamo would ask it for a stream
+    yield torch.backends.cudnn, "version", answer_always(CUDNN_VERSION)
+    yield torch._C, "_conv_determine_backend_memory_format", choose_layout
 
 
 @contextmanager
-def triton_driver(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
+def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
     """Make Triton compile for `gpu`, and Inductor keep what it compiles instead of loading it."""
     import torch._inductor.runtime.triton_helpers as helpers
     from torch._inductor import config
@@ -206,26 +208,26 @@ def triton_driver(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
     initialize = joint_graph.lazy_init  # of patterns, which asks for tensors with values
 
     class Driver:
-        is_active = staticmethod(constant(True))
+        is_active = staticmethod(answer_always(True))
         get_current_target = staticmethod(
-            constant(GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size))
+            answer_always(GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size))
         )
-        get_current_device = staticmethod(constant(0))
-        set_current_device = staticmethod(constant(None))
-        get_current_stream = staticmethod(constant(0))
-        get_active_torch_device = staticmethod(constant(DEVICE))
+        get_current_device = staticmethod(answer_always(0))
+        set_current_device = staticmethod(answer_always(None))
+        get_current_stream = staticmethod(answer_always(0))
+        get_active_torch_device = staticmethod(answer_always(DEVICE))
         get_device_interface = staticmethod(lambda: torch.cuda)
-        get_benchmarker = staticmethod(constant(None))
-        map_python_to_cpp_type = staticmethod(constant("int"))
+        get_benchmarker = staticmethod(answer_always(None))
+        map_python_to_cpp_type = staticmethod(answer_always("int"))
 
     def keep(tuner: CachingAutotuner, *args: Any, **named: Any) -> None:
         tuner._precompile_worker()  # type: ignore[no-untyped-call]
-        tuner.launchers = [constant(None)]
+        tuner.launchers = [answer_always(None)]
         compiled(tuner.fn.__name__, [result.kernel.asm["cubin"] for result in tuner.compile_results])
 
     def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **named: Any) -> None:
         kernel.device_caches.clear()  # of another GPU
-        types = [MockTensor.wrap_dtype(each.dtype) if isinstance(each, Tensor) else each for each in args]
+        types = [MockTensor.wrap_dtype(value.dtype) if isinstance(value, Tensor) else value for value in args]
         made = launch(kernel, *types, grid=grid, warmup=True, **named)
         compiled(kernel.fn.__name__, [made.asm["cubin"]])
 
@@ -239,7 +241,7 @@ def triton_driver(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
     try:
         with (
             config.patch(settings),
-            mock.patch.object(helpers, "set_driver_to_gpu", constant(None)),
+            mock.patch.object(helpers, "set_driver_to_gpu", answer_always(None)),
             mock.patch.object(CachingAutotuner, "precompile", keep),
             mock.patch.object(JITFunction, "run", compile_only),
             mock.patch.object(joint_graph, "lazy_init", lambda device=None: initialize(HOST)),
@@ -250,36 +252,36 @@ def triton_driver(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
         active._active = before
 
 
-def cudnn_layout(images: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+def choose_layout(images: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
     """Return the layout of a convolution's result in cuDNN: channels last where either input has that."""
-    is_last = any(suggest_memory_format(each) == torch.channels_last for each in (images, weight))
+    is_last = any(suggest_memory_format(tensor) == torch.channels_last for tensor in (images, weight))
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-def host_device(args: Any) -> torch.device:
+def answer_device(args: Any) -> torch.device:
     """Return what C++ is told of a fake tensor: the host, but for kernels of FakeTensorMode itself."""
     return META if args[0].fake_mode.in_kernel_invocation else HOST
 
 
-def tensors() -> Iterator[tuple[Any, str, Any]]:
+def replace_tensors() -> Iterator[tuple[Any, str, Any]]:
     """Yield what makes every fake tensor lie on `DEVICE` for Python, and on the host for C++."""
     new, dispatch = FakeTensor.__new__, vars(FakeTensor)["__torch_dispatch__"].__func__
 
     def on_device(
         cls: Any, mode: Any = None, elem: Any = None, device: Any = None, *rest: Any, **named: Any
     ) -> Any:
-        kept = {name: value for name, value in named.items() if not name.endswith("device")}
-        return new(cls, mode, elem, DEVICE, *rest, **kept)
+        rest_named = {name: value for name, value in named.items() if not name.endswith("device")}
+        return new(cls, mode, elem, DEVICE, *rest, **rest_named)
 
     def dispatched(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] = {}) -> Any:  # noqa: B006
         if func is torch.ops.prim.device.default:
-            return host_device(args)
+            return answer_device(args)
         return dispatch(cls, func, types, args, kwargs)
 
     keys = FunctionalTensor._extra_dispatch_keys.add(torch._C.DispatchKey.AutocastCUDA)
     yield FakeTensor, "__new__", staticmethod(on_device)
-    yield fake_tensor, "init_gpu_context", constant(None)
-    yield FakeTensor, "is_cuda", property(constant(True))
+    yield fake_tensor, "init_gpu_context", answer_always(None)
+    yield FakeTensor, "is_cuda", property(answer_always(True))
     yield FakeTensor, "__torch_dispatch__", classmethod(dispatched)
     yield FunctionalTensor, "_extra_dispatch_keys", keys
     yield nn.Module, "to", convert_module
@@ -287,7 +289,7 @@ def tensors() -> Iterator[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def autocast_kernels() -> Iterator[None]:
+def replace_autocast() -> Iterator[None]:
     """Cast the arguments of operators as autocast does on a GPU."""
     key = torch._C.DispatchKey.AutocastCUDA
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What `ttt compile` finds of a configuration, as it is kept and printed."""
+"""Figures of `ttt compile`, as they are kept and printed."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from common.config import RunConfig
 from common.errors import UserError
 from common.launch import commit
 from common.measure import gpu_model
-from common.measure.compile_for import Compiled, Compiler, graph_breaks
+from common.measure.compile_for import Compiled, Compiler, count_graph_breaks
 from common.measure.kernels import GIGA, LIBRARY, NAMES, OWN, TERA, Kernel
 
 COUNTED = (
@@ -42,17 +42,17 @@ def describe(
         "precision": config.precision,
         "commit": commit(),
         "versions": system.versions() | {"triton": metadata.version("triton")},
-        "counted": COUNTED[any(each.kernels for each in training)],
-        "graph_breaks": graph_breaks(),
+        "counted": COUNTED[any(shape.kernels for shape in training)],
+        "graph_breaks": count_graph_breaks(),
         "recompiles": compiler.num_recompiles,
-        "own_kernels": [kernel_facts(each) for each in compiler.kernels if each.kind == OWN],
-        "training": {each.shape: describe_compiled(each) for each in training},
+        "own_kernels": [describe_kernel(kernel) for kernel in compiler.kernels if kernel.kind == OWN],
+        "training": {shape.shape: describe_compiled(shape) for shape in training},
         "evaluation": {evaluation.shape: describe_compiled(evaluation)},
     }
 
 
-def kernel_facts(kernel: Kernel) -> dict[str, Any]:
-    """Return what a cubin needs of a processor."""
+def describe_kernel(kernel: Kernel) -> dict[str, Any]:
+    """Return the registers of a kernel and what it spills."""
     return {"name": kernel.name, "registers": kernel.registers, "spilled_bytes": kernel.spilled_bytes}
 
 
@@ -66,13 +66,19 @@ def describe_compiled(compiled: Compiled) -> dict[str, Any]:
         "tflop": round(sum(row["tflop"] for row in classes.values()), 4),
         "graphs": compiled.num_graphs,
         "kernels": len(kernels),
-        "most_registers": max((each.registers for each in kernels), default=0),
-        "spilling": [kernel_facts(each) for each in kernels if each.spilled_bytes],
+        "most_registers": max((kernel.registers for kernel in kernels), default=0),
+        "spilling": [describe_kernel(kernel) for kernel in kernels if kernel.spilled_bytes],
         "classes": classes,
         "largest": tally.largest(NUM_LARGEST),
         "library": [
-            [each.kind, each.name, each.count, round(each.num_bytes / GIGA, 5), round(each.flops / TERA, 6)]
-            for each in tally.of(LIBRARY)
+            [
+                entry.kind,
+                entry.name,
+                entry.count,
+                round(entry.num_bytes / GIGA, 5),
+                round(entry.flops / TERA, 6),
+            ]
+            for entry in tally.of(LIBRARY)
         ],
     }
 
@@ -82,7 +88,7 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
 
     Raises UserError where nothing can be written.
     """
-    path = result_path(directory, figures["architecture"], figures["benchmark"], figures["configuration"])
+    path = name_result(directory, figures["architecture"], figures["benchmark"], figures["configuration"])
     try:
         atomic.write_text(path, json.dumps(figures, indent=1) + "\n")
     except OSError as error:
@@ -90,7 +96,7 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
     return path
 
 
-def result_path(directory: Path, architecture: str, benchmark: str, name: str) -> Path:
+def name_result(directory: Path, architecture: str, benchmark: str, name: str) -> Path:
     """Return where figures of this torch lie; `name` may carry settings, optimized+methods.blurpool=false."""
     version = ".".join(metadata.version("torch").split(".")[:2])
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", name)
@@ -98,7 +104,7 @@ def result_path(directory: Path, architecture: str, benchmark: str, name: str) -
     return directory / "compiled" / architecture / f"{benchmark}-{safe}-torch{version}.json"
 
 
-def lines(figures: Mapping[str, Any]) -> Iterator[str]:
+def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the figures of a configuration for people."""
     num_breaks = sum(figures["graph_breaks"].values()) or "none"
     yield (
@@ -107,24 +113,24 @@ def lines(figures: Mapping[str, Any]) -> Iterator[str]:
         f"recompiles where a shape returns: {figures['recompiles'] or 'none'}"
     )
     yield f"  counted: {figures['counted']}"
-    for each in figures["own_kernels"]:
-        uses = f"{each['registers']} registers, {each['spilled_bytes']} bytes spilled"
-        yield f"  own kernel {each['name']}: {uses}"
+    for kernel in figures["own_kernels"]:
+        uses = f"{kernel['registers']} registers, {kernel['spilled_bytes']} bytes spilled"
+        yield f"  own kernel {kernel['name']}: {uses}"
     for shape, counts in figures["training"].items():
-        yield from shape_lines(f"training, {shape}", counts)
+        yield from format_shape(f"training, {shape}", counts)
     for shape, counts in figures["evaluation"].items():
-        yield from shape_lines(f"evaluation, {shape}", counts)
+        yield from format_shape(f"evaluation, {shape}", counts)
 
 
-def shape_lines(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
+def format_shape(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
     """Yield the table of one shape."""
     spilling = counts["spilling"]
     yield (
         f"  {title}: {counts['graphs']} graphs, {counts['kernels']} kernels compiled with at most "
         f"{counts['most_registers']} registers, of which {len(spilling)} spill"
     )
-    for each in spilling:
-        yield f"      {each['spilled_bytes']} bytes a thread: {each['name']}"
+    for kernel in spilling:
+        yield f"      {kernel['spilled_bytes']} bytes a thread: {kernel['name']}"
     yield f"    {'':28}  launches        GB    TFLOP"
     for name in (*LIBRARY, *NAMES):
         if row := counts["classes"].get(name):
@@ -133,13 +139,18 @@ def shape_lines(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
     yield f"    {'all':28} {counts['launches']:9,.0f} {counts['gb']:9.2f}{counts['tflop']:9.3f}"
 
 
-def prediction_lines(figures: Mapping[str, Any]) -> Iterator[str]:
+def format_predictions(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the predicted time of each shape of training on each device of the architecture."""
     for shape in figures["training"]:
-        for each in gpu_model.predict_devices(figures, shape):
-            parts = sorted(each.ms.items(), key=lambda part: -part[1])
-            shares = [f"{name} {ms / each.step_ms:.0%}" for name, ms in parts if ms >= 0.02 * each.step_ms]
+        for prediction in gpu_model.predict_devices(figures, shape):
+            parts = sorted(prediction.ms.items(), key=lambda part: -part[1])
+            shares = [
+                f"{name} {ms / prediction.step_ms:.0%}"
+                for name, ms in parts
+                if ms >= 0.02 * prediction.step_ms
+            ]
             yield (
-                f"  predicted on one {each.device}, {shape}: {each.step_ms:.1f} ms a step, "
-                f"{each.samples_per_s:,.0f} samples/s ({', '.join(shares)}); attack next: {each.next_class}"
+                f"  predicted on one {prediction.device}, {shape}: {prediction.step_ms:.1f} ms a step, "
+                f"{prediction.samples_per_s:,.0f} samples/s ({', '.join(shares)}); "
+                f"attack next: {prediction.next_class}"
             )

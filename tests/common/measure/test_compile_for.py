@@ -8,7 +8,7 @@ import torchvision
 
 from common.config import benchmark_module, load
 from common.errors import UserError
-from common.measure.compile_for import build_training, compile_training, graph_breaks, open_compiler
+from common.measure.compile_for import build_training, compile_training, count_graph_breaks, open_compiler
 from common.measure.kernels import ATTENTION, BOOKKEEPING, CONVOLUTION, LIBRARY, MATRIX, NAMES, OPTIMIZER
 from common.measure.pretend import GPUS, find_gpu
 from common.method import Batch
@@ -43,7 +43,7 @@ def compiled_bert(compiler, num_layers):
 def layers(request):
     """Compile an encoder of one layer, and of two."""
     with open_compiler(GPUS[request.param]) as compiler:
-        return compiler, compiled_bert(compiler, 1), compiled_bert(compiler, 2), graph_breaks()
+        return compiler, compiled_bert(compiler, 1), compiled_bert(compiler, 2), count_graph_breaks()
 
 
 def test_a_layer_is_compiled_once_and_each_of_its_calls_counts(layers):

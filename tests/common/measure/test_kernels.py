@@ -1,4 +1,4 @@
-"""What generated code launches, the classes of kernels, and the model of a GPU."""
+"""Launches in generated code, the classes of kernels, and the model of a GPU."""
 
 import importlib.util
 import sys
@@ -91,7 +91,7 @@ def test_a_call_takes_as_long_as_its_bytes_or_its_flops():
     }
     shares = Shares(bandwidth=1.0, convolution=1.0, matrix=1.0, fp8=1.0)
     found = predict(counts, 10, "A100", shares)
-    launch_ms = gpu_model.facts()["assumed"]["launch_us"] / 1e3
+    launch_ms = gpu_model.load_rates()["assumed"]["launch_us"] / 1e3
     assert found.ms[MATRIX] == pytest.approx(10 + 10 + 2 * launch_ms)
     assert found.ms["casts"] == pytest.approx(10 + launch_ms)
     assert found.samples_per_s == pytest.approx(10 / found.step_ms * 1e3) and found.next_class == "casts"
@@ -102,7 +102,7 @@ def test_published_rates_are_predicted_and_those_held_out_too():
     held_out = [check for check in checks if check.row["use"] == "check"]
     assert len(checks) >= 8 and len(held_out) >= 4
     assert all(0.5 < check.ratio < 2 for check in checks)
-    assert gpu_model.typical_factor(held_out) < 1.25
+    assert gpu_model.compute_typical_factor(held_out) < 1.25
     assert all(check.row["source"] for check in checks)
 
 
