@@ -253,6 +253,7 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
     from torch._inductor import compile_fx
 
     original = compile_fx.compile_fx
+    torch._dynamo.utils.counters.clear()
     with pretend(gpu, lambda name, made: compiler.keep_cubins(name, made)) as fake_mode:
         compiler = Compiler(Counter(fake_mode))
 

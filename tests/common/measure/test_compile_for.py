@@ -114,6 +114,17 @@ def test_the_suites_own_kernels_compile(architecture):
     assert kernel.name == "crop_resize_kernel" and kernel.registers > 0 and kernel.spilled_bytes == 0
 
 
+def test_a_graph_break_is_counted():
+    def broken(values):
+        values = values + 1
+        torch._dynamo.graph_break()
+        return values * 2
+
+    with open_compiler(GPUS["sm_80"]) as compiler:
+        torch.compile(broken)(torch.empty(64))
+        assert sum(count_graph_breaks().values()) == 1 and compiler.num_graphs == 2
+
+
 def test_the_gpu_is_gone_afterwards():
     before = torch.cuda.is_available(), torch.nn.Module.to, torch.autograd.grad
     with open_compiler(GPUS["sm_90"]):
