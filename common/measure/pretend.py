@@ -1,6 +1,6 @@
 """A GPU that is not there: torch and Triton compile for it, tensors claim to lie on it, and nothing computes.
 
-Everything here reaches into internals of torch and Triton; beside it compile_for.py does, for Inductor. Seen to
+Everything here reaches into internals of torch and Triton; so does compile_for.py, into Inductor's. Seen to
 work with torch 2.11.0 (triton 3.6.0) and torch 2.15.0 (triton 3.9.0), on machines without a GPU.
 
 Tensors are those of FakeTensorMode: they have shapes and no values. To Python they lie on "cuda:0"; the C++
