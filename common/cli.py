@@ -21,6 +21,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "sweep": "measure trade-off curves: quality against time and cost, budget by budget",
     "bench": "measure the throughput of configurations side by side",
     "inspect": "captured graphs, kernels by class, or start-up of a configuration here",
+    "compile": "compile a training step for a GPU that is not here; count what it launches",
     "ablate": "what each method of a configuration is worth, alone and together",
     "doctor": "check this machine before a run",
     "plan": "predict step time, efficiency, minutes and cost on more devices",

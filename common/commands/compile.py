@@ -1,0 +1,104 @@
+"""Compile the training step for a GPU that is not here, and count what it launches and moves.
+
+Forward pass, loss, backward pass and optimizer of a configuration, and its evaluation, become kernels for an
+A100 (sm_80) or an H100 (sm_90): registers, spills, launches, bytes by class, FLOPs of library calls, graph
+breaks. No GPU is needed and nothing is timed. The figures go to results/compiled/. Times that a model of
+GPUs gives for them are labelled "predicted"; --check-published compares it with published throughput.
+
+examples:
+  ttt compile language_bert optimized --for sm_90
+  ttt compile image_classification optimized --for sm_80 --shape "176 px"
+  ttt compile image_classification baseline optimized+methods.blurpool=false --for sm_90
+  ttt compile --check-published
+"""
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+
+from common import config as configs
+from common.commands.bench import load
+from common.config import ROOT
+from common.errors import EXIT_OK, UserError
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("benchmark", nargs="?", help=f"one of: {', '.join(configs.benchmarks())}")
+    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
+    parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=", ".join(ARCHITECTURES))
+    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    parser.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        help="'176 px': only this one; default: all that training sees",
+    )
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="samples a step; default: the configuration's, full / 8"
+    )
+    parser.add_argument("--check-published", action="store_true", help="predicted against published")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compile and print, or check the model."""
+    if args.check_published:
+        check_published(args.json)
+        return EXIT_OK
+    if args.benchmark is None:
+        raise UserError(
+            "which benchmark?", hint=f"ttt compile BENCHMARK, of {', '.join(configs.benchmarks())}"
+        )
+    if args.architecture is None:
+        raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("PyTorch is not installed", hint="pip install -e .[train]")
+    configs.benchmark_module(args.benchmark)  # answers an unknown name
+    from common.measure import report
+    from common.measure.compile_for import build_training, compile_evaluation, compile_training, open_compiler
+    from common.measure.pretend import find_gpu
+
+    gpu = find_gpu(args.architecture)
+    names = args.configurations or configs.configurations(args.benchmark)
+    loaded = [
+        (name, load(args.benchmark, "+".join([name, *args.set]), size=args.size, batch_size=args.batch_size))
+        for name in names
+    ]
+    results = []
+    for name, config in loaded:
+        with open_compiler(gpu) as compiler:
+            benchmark = configs.benchmark_module(args.benchmark).Benchmark(config, seed=0)
+            run = build_training(benchmark)
+            training = list(compile_training(compiler, run, args.shape))
+            evaluation = compile_evaluation(compiler, run)
+            compiler.add_own_kernels(benchmark)
+            figures = report.describe(name, config, args.architecture, compiler, training, evaluation)
+        path = report.keep(figures, args.results)
+        results.append(figures)
+        if not args.json:
+            place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+            print(*report.format_figures(figures), f"-> {place}", sep="\n")
+            print(*report.format_predictions(figures), sep="\n")
+    if args.json:
+        print(json.dumps(results))
+    return EXIT_OK
+
+
+def check_published(as_json: bool) -> None:
+    """Print predicted against published throughput."""
+    from common.measure import gpu_model
+
+    checks = gpu_model.check_published()
+    if as_json:
+        rows = [
+            {**check.row, "predicted_per_s": check.predicted_per_s, "ratio": check.ratio} for check in checks
+        ]
+        print(json.dumps(rows))
+    else:
+        print(*gpu_model.format_checks(checks), sep="\n")
