@@ -66,10 +66,9 @@ def main(args: argparse.Namespace) -> int:
 
     gpu = find_gpu(args.architecture)
     names = args.configurations or configs.configurations(args.benchmark)
-    loaded = [
-        (name, load(args.benchmark, "+".join([name, *args.set]), size=args.size, batch_size=args.batch_size))
-        for name in names
-    ]
+    full_names = ["+".join([name, *args.set]) for name in names]
+    sizes = {"size": args.size, "batch_size": args.batch_size}
+    loaded = [(name, load(args.benchmark, name, **sizes)) for name in full_names]
     results = []
     for name, config in loaded:
         with open_compiler(gpu) as compiler:

@@ -8,92 +8,119 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import atomic, launch, system
+from common import atomic, launch, system, yaml_file
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UserError, nearest
-from common.measure.gpu_day_rows import STAGES, Machine, Row
 
+ROWS = ROOT / "systems" / "gpu_day.yaml"
 STAGE_S = 520  # a stage ends before 9 minutes have passed
 LAST_LINES = 15  # of what a row printed
 OUTCOMES = {0: "ok", 1: "findings"}
 SCRATCH = "scratch"  # what rows themselves keep: their figures are in the row
+MARK = "pytest.mark.gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One command, and the seconds that it has at most. `command` starts with ttt or pytest."""
+
+    command: str
+    limit_s: int
 
 
 def main() -> int:
     """Run the stages that are named, or all, then write table and page of all rows in the folder."""
     parser = argparse.ArgumentParser(prog="systems/gpu_day.sh", description=__doc__)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; default: all")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {ROWS.name}; default: all")
     parser.add_argument("--output", type=Path, required=True, help="folder of the rows' JSON files")
     parser.add_argument("--page", type=Path, default=ROOT / "report" / "gpu_day.html")
     args = parser.parse_args()
-    for stage in args.stages:
-        if stage not in STAGES:
-            print(f"error: no stage '{stage}'; {nearest(stage, STAGES)}", file=sys.stderr)
-            return EXIT_USAGE
     try:
-        return run_stages(args.stages or list(STAGES), args.output.resolve(), args.page)
+        stages = read_stages(*count_gpus())
+        for stage in args.stages:
+            if stage not in stages:
+                raise UserError(f"no stage '{stage}'", hint=nearest(stage, stages))
+        chosen = {name: stages[name] for name in args.stages or stages}
+        return run_stages(chosen, args.output.resolve(), args.page.absolute(), list(stages))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
 
 
-def run_stages(stages: Iterable[str], output: Path, page: Path) -> int:
-    """Run rows, each printed as it ends; returns 1 where one of them was not ok."""
-    from common.measure.gpu_day_page import describe_row, write_page
-
-    machine = this_machine()
-    output.mkdir(parents=True, exist_ok=True)
-    facts = {"hardware": system.hardware_name(), "versions": system.versions(), "commit": launch.commit()}
-    print(f"{facts['hardware']}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}", flush=True)
-    is_ok = True
-    for stage in stages:
-        ends = time.monotonic() + STAGE_S
-        for number, row in enumerate(STAGES[stage](machine)):
-            left_s = ends - time.monotonic()
-            record = (
-                facts | {"stage": stage, "row": row.name} | run_row(row, output, min(row.limit_s, left_s))
-            )
-            atomic.write_text(output / f"{stage}-{number:02}.json", json.dumps(record, indent=1) + "\n")
-            print(describe_row(record), flush=True)
-            is_ok = is_ok and record["outcome"] == "ok"
-    print(f"-> {write_page(read_rows(output), page)}")
-    return EXIT_OK if is_ok else EXIT_FINDINGS
-
-
-def this_machine() -> Machine:
-    """Return the GPUs of this machine. Raises UserError where torch is missing."""
+def count_gpus() -> tuple[int, float]:
+    """Return the number of GPUs and the memory of the first in GB. Raises UserError without torch."""
     try:
         import torch
     except ImportError as error:
         raise UserError("torch is not installed", hint="PYTHON names the interpreter that has it") from error
     if not torch.cuda.is_available():
-        return Machine(num_gpus=0, memory_gb=0.0)
-    memory_bytes = torch.cuda.get_device_properties(0).total_memory
-    return Machine(num_gpus=torch.cuda.device_count(), memory_gb=memory_bytes / 1e9)
+        return 0, 0.0
+    return torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory / 1e9
 
 
-def run_row(row: Row, output: Path, limit_s: float) -> dict[str, Any]:
-    """Return command, outcome, seconds, figures and the last lines of a row that had `limit_s` seconds."""
-    shown = " ".join((*(["python", "-m"] if row.is_module else ["ttt"]), *row.words))
+def read_stages(num_gpus: int, memory_gb: float) -> dict[str, list[Row]]:
+    """Return the rows for a machine with such GPUs, by stage."""
+    document = yaml_file.parse(ROWS.read_text(), ROWS.name).values
+    files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text())
+    names = document["gpu" if num_gpus else "cpu"]
+    names["tests"] = " ".join(str(path.relative_to(ROOT)) for path in files)
+
+    have = {"gpus": num_gpus, "memory_gb": memory_gb}
+
+    def rows(lines: list[str]) -> Iterable[Row]:
+        for line in lines:
+            limit_s, needs, command = re.fullmatch(r"(\d+) ((?:\w+=\d+ )*)(.*)", line).groups()  # type: ignore[union-attr]
+            pairs = (need.split("=") for need in needs.split())
+            if all(have[name] >= int(least) for name, least in pairs):
+                named = re.sub(r"\{(\w+)\}", lambda match: names[match[1]], command)
+                yield Row(command=" ".join(named.split()), limit_s=int(limit_s))
+
+    return {stage: list(rows(lines)) for stage, lines in document["stages"].items()}
+
+
+def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: list[str]) -> int:
+    """Run rows, each printed as it ends; returns 1 where one of them was not ok."""
+    from common.measure.gpu_day_page import describe_row, write_page
+
+    output.mkdir(parents=True, exist_ok=True)
+    facts = {"hardware": system.hardware_name(), "versions": system.versions(), "commit": launch.commit()}
+    print(f"{facts['hardware']}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}", flush=True)
+    is_ok = True
+    for stage, rows in stages.items():
+        ends = time.monotonic() + STAGE_S
+        for number, row in enumerate(rows):
+            record = facts | {"stage": stage, "command": row.command}
+            record |= run_row(row.command, output, min(row.limit_s, ends - time.monotonic()))
+            atomic.write_text(output / f"{stage}-{number:02}.json", json.dumps(record, indent=1) + "\n")
+            print(describe_row(record), flush=True)
+            is_ok = is_ok and record["outcome"] == "ok"
+    print(f"-> {write_page(read_rows(output, order), page)}")
+    return EXIT_OK if is_ok else EXIT_FINDINGS
+
+
+def run_row(command: str, output: Path, limit_s: float) -> dict[str, Any]:
+    """Return outcome, seconds, figures and the last lines of a command that had `limit_s` seconds."""
     if limit_s < 1:
-        return {"command": shown, "outcome": "not started: the stage's time was over", "seconds": 0.0}
-    words = [*row.words]
-    if not row.is_module:
-        words = ["common.cli", *words]
-        words += ["--results", str(output / SCRATCH)] * (row.words[0] in ("bench", "run"))
-        words += ["--systems", str(output / SCRATCH / "systems")] * (row.words[0] == "run")
+        return {"outcome": "not started: the stage's time was over", "seconds": 0.0}
+    program, *words = shlex.split(command)
+    if program == "ttt":
+        program = "common.cli"
+        words += ["--results", str(output / SCRATCH)] * (words[0] in ("bench", "run"))
+        words += ["--systems", str(output / SCRATCH / "systems")] * (words[0] == "run")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", *words],
+        [sys.executable, "-m", program, *words],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
@@ -113,7 +140,6 @@ def run_row(row: Row, output: Path, limit_s: float) -> dict[str, Any]:
     lines = [hide_folders(line) for line in text.splitlines() if line.strip()]
     figures = parse_figures(lines)
     return {
-        "command": shown,
         "outcome": outcome,
         "seconds": round(time.monotonic() - started, 1),
         "figures": figures,
@@ -139,10 +165,10 @@ def hide_folders(line: str) -> str:
     return re.sub(r"(?<![\w.])/[\w.~+-]+(/[\w.~+-]+)+/(?=[\w.~+-])", ".../", line)
 
 
-def read_rows(output: Path) -> list[dict[str, Any]]:
+def read_rows(output: Path, order: list[str]) -> list[dict[str, Any]]:
     """Return the rows of a folder in the order of the stages."""
     rows = [json.loads(path.read_text()) for path in sorted(output.glob("*-[0-9][0-9].json"))]
-    return sorted(rows, key=lambda record: list(STAGES).index(record["stage"]))
+    return sorted(rows, key=lambda record: order.index(record["stage"]))
 
 
 if __name__ == "__main__":

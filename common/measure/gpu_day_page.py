@@ -12,7 +12,7 @@ from common.config import ROOT
 
 def describe_row(record: dict[str, Any]) -> str:
     """Return stage, row, outcome and the figures that matter, in one line or a few."""
-    head = f"{record['stage']:9} {record['outcome']:10} {record['seconds']:6.1f} s  {record['row']}"
+    head = f"{record['stage']:9} {record['outcome']:10} {record['seconds']:6.1f} s  {record['command']}"
     figures = record.get("figures")
     details = describe_figures(record["stage"], figures) if figures else []
     if not figures or record["outcome"] != "ok":
