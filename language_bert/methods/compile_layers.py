@@ -35,6 +35,7 @@ def compile_layers(model: PackedBert, mode: str = "default", backend: str = "ind
         "head": head.transform if model.transform_only else head,
     }
     options = compile_options(mode, backend)
+    torch._dynamo.config.optimize_ddp = False  # would cut a layer, which is less than a bucket, into graphs
     model.compiled = {name: torch.compile(piece, fullgraph=True, **options) for name, piece in pieces.items()}
 
 
