@@ -35,6 +35,7 @@ def compile_options(mode: str, backend: str) -> dict[str, Any]:
 
 def compile_model(model: nn.Module, mode: str = "reduce-overhead", backend: str = "inductor") -> None:
     """Compile the forward and backward pass of a model in place, each input shape on its own."""
+    # under DDP torch cuts this graph where buckets end, so that they are exchanged during the backward pass
     model.compile(**compile_options(mode, backend))
 
 

@@ -35,7 +35,8 @@ def compile_layers(model: PackedBert, mode: str = "default", backend: str = "ind
         "head": head.transform if model.transform_only else head,
     }
     options = compile_options(mode, backend)
-    torch._dynamo.config.optimize_ddp = False  # would cut a layer, which is less than a bucket, into graphs
+    # pieces stay whole under DDP: it still exchanges gradients layer by layer, and a cut would undo fusions
+    torch._dynamo.config.optimize_ddp = False
     model.compiled = {name: torch.compile(piece, fullgraph=True, **options) for name, piece in pieces.items()}
 
 
