@@ -50,7 +50,7 @@ def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
         return configs.benchmark_module("image_classification").Benchmark(config, seed=0)
 
     fast = benchmark("optimized")
-    assert fast.phases() == [("56 px", range(88)), ("84 px", range(88, 176))]
+    assert fast.phases() == [("56 px", range(44)), ("84 px", range(44, 176))]
     assert fast.loads_once and "decoding" not in fast.without_loading()
     workers = benchmark("baseline", "data.num_workers=2")
     assert workers.phases() == [("112 px", range(352))]
