@@ -8,7 +8,7 @@ mini=(--size mini --set "submission.hardware=${HARDWARE:-auto}")
 apart=(--results results/study/tuned --systems results/study/tuned --continue)
 study() { echo "== ttt $*"; .venv/bin/ttt "$@"; }
 study profile language_bert optimized "${mini[@]}" --delay-data 20
-study profile image_classification optimized "${mini[@]}" --delay-data 250 --set data.keep_decoded=false
+study profile image_classification optimized "${mini[@]}" --delay-data 250 --set data.loader=workers
 for benchmark in language_bert image_classification; do
   study sweep $benchmark baseline optimized "${mini[@]}" --budgets 0.15,0.3,0.5,1 --seeds 3
   study ablate $benchmark optimized "${mini[@]}"

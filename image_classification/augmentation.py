@@ -18,8 +18,7 @@ Transform = Callable[[Tensor], Tensor]  # of one image (3, height, width) uint8;
 class Augmentation(Method, ABC):
     """Works in worker processes: each image in turn, with random numbers that nothing else draws from.
 
-    Loaders that crop on the device have no single images (resident, dali); beside the training, in one
-    process (thread), the two would draw from the same random numbers.
+    Loaders that crop on the device have no single images (resident, dali).
     """
 
     @abstractmethod

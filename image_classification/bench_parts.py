@@ -69,11 +69,10 @@ def loader_parts(images: Images, data: Any, device: torch.device) -> Iterator[Pa
     settings = TrainSettings(
         batch_size=LOADER_BATCH, seed=0, crop_px=lambda step: CROP_PX, min_area=0.08, flip_probability=0.5
     )
-    for name in ("thread", "workers", *["dali"] * has_dali()):
-        chosen = data.model_copy(update={"loader": name, "keep_decoded": False})
+    for loader in ("workers", *["dali"] * has_dali()):
+        chosen = data.model_copy(update={"loader": loader})
         batches: Any = open_loader(images, settings, chosen, device, "fp32")
-        name += f" ({data.num_workers})" * (name != "thread")
-        name = f"loader {name}, {WIDTH} x {HEIGHT} JPEG to {CROP_PX} px"
+        name = f"loader {loader} ({data.num_workers}), {WIDTH} x {HEIGHT} JPEG to {CROP_PX} px"
         yield Part(name=name, call=lambda batches=batches: next(batches), num_samples=LOADER_BATCH)
         batches.close()
 

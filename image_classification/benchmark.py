@@ -39,7 +39,7 @@ from image_classification.roofline import project, training_work
 
 BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (56, 84, 112)}
 EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs of ResNet-50
-DECODED_ONCE = ["data.loader=thread", "data.keep_decoded=true"]
+DECODED_ONCE = ["data.loader=resident"]
 
 
 class ModelConfig(Strict):
@@ -59,9 +59,8 @@ class ImageDataConfig(DataConfig):
     min_crop_area: float = Field(gt=0, le=1)
     flip_probability: Fraction
     alternates_flips: bool = False  # set by alternating_flip: each image is mirrored in every other epoch
-    loader: Literal["thread", "workers", "dali", "resident"]
+    loader: Literal["workers", "dali", "resident"]
     num_workers: int = Field(ge=1)  # decoding processes or threads
-    keep_decoded: bool  # loader thread: hold every decoded image in memory from its first use on
     stored_px: int = Field(ge=32)  # loader resident: images are held squashed to this size ...
     stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
     decoder: Name = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
@@ -185,8 +184,7 @@ class Benchmark(benchmark.Benchmark):
     @property
     def loads_once(self) -> bool:
         """Whether decoded images stay in memory."""
-        data = self.config.data
-        return data.loader == "resident" or (data.loader == "thread" and data.keep_decoded)
+        return self.config.data.loader == "resident"
 
     def forms(self) -> dict[str, str]:
         """Return what decodes resident images."""
@@ -197,7 +195,7 @@ class Benchmark(benchmark.Benchmark):
     @property
     def num_readers(self) -> int:
         """The threads or processes that decode."""
-        return 1 if self.config.data.loader == "thread" else self.config.data.num_workers
+        return self.config.data.num_workers
 
     def without_loading(self) -> dict[str, list[str]]:
         """Return what leaves out decoding, and random crops with the methods that change single images."""
@@ -208,15 +206,14 @@ class Benchmark(benchmark.Benchmark):
         return ({} if self.loads_once or methods else {"decoding": DECODED_ONCE}) | {"augmentation": plain}
 
     def other_loaders(self, factor: float) -> dict[str, list[str]]:
-        """Return as many workers as that takes, and the loaders that decode once."""
-        now = self.num_readers
-        workers = min(math.ceil(now * factor), os.cpu_count() or 1)
-        found = {f"data.num_workers={workers}": ["data.loader=workers", f"data.num_workers={workers}"]}
+        """Return as many workers as that takes, and the loader that decodes once."""
+        workers = min(math.ceil(self.num_readers * factor), os.cpu_count() or 1)
+        loaders = {}
+        if workers > self.num_readers or self.loads_once:
+            loaders[f"data.num_workers={workers}"] = ["data.loader=workers", f"data.num_workers={workers}"]
         if not augmentations(self.config):  # which ask for worker processes
-            resident = ["data.loader=resident"]
-            found |= {" ".join(each): each for each in (resident, DECODED_ONCE)}
-        more = workers > now or self.config.data.loader in ("thread", "resident")
-        return {name: each for name, each in found.items() if more or "num_workers" not in name}
+            loaders[" ".join(DECODED_ONCE)] = DECODED_ONCE
+        return loaders
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""
@@ -256,13 +253,10 @@ class Benchmark(benchmark.Benchmark):
         return sampler.shard_size(config.data.num_train_samples, config.global_batch_size, self.place)
 
     def equal_settings(self) -> list[list[str]]:
-        """Return the loaders that decode in every run anew, and numbers of workers with a processor each."""
-        data, processors = self.config.data, os.cpu_count() or 1
-        if data.loader == "thread":
-            return [["data.loader=workers", f"data.num_workers={min(data.num_workers, processors)}"]]
-        counts = [n for n in sorted({1, 2, 4, processors}) if n <= processors and n != data.num_workers]
-        loaders = [[f"data.loader={name}"] for name in ("thread", "workers") if name != data.loader]
-        return loaders + [[f"data.num_workers={count}"] for count in counts]
+        """Return numbers of workers with a processor each."""
+        processors = os.cpu_count() or 1
+        counts = {count for count in (1, 2, 4, processors) if count <= processors} - {self.num_readers}
+        return [[f"data.num_workers={count}"] for count in sorted(counts)]
 
     @property
     def num_batches_ahead(self) -> int:
@@ -302,7 +296,7 @@ class Benchmark(benchmark.Benchmark):
 
     def loading_s(self, waited_s: float) -> float | None:
         """Return what the loader has counted; DALI and what keeps decoded images work out of sight."""
-        return self.meter.seconds if self.config.data.loader in ("thread", "workers") else None
+        return self.meter.seconds if self.config.data.loader == "workers" else None
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield one centre crop of every image of this rank's, in the order of the listing."""
@@ -315,7 +309,7 @@ class Benchmark(benchmark.Benchmark):
             resize_px=data.evaluation_resize_px,
             crop_px=data.evaluation_crop_px,
             num_workers=data.num_workers if data.loader == "workers" else 0,
-            num_threads=1 if data.loader == "thread" else data.num_workers,
+            num_threads=data.num_workers,
         )
         if data.loader == "resident":
             self.evaluated = self.evaluated or keep_evaluation(data, self.micro_batch_sizes[0], self.device)

@@ -21,14 +21,7 @@ SMALL = (  # runs that train for ever
     "schedule.warmup=5ba",
 )
 BERT = ("language_bert", "optimized", *SMALL, "global_batch_size=4", "evaluation_batch_size=16")
-RESNET = (
-    "image_classification",
-    "baseline",
-    *SMALL,
-    "global_batch_size=4",
-    "data.loader=workers",
-    "data.num_workers=1",
-)
+RESNET = ("image_classification", "baseline", *SMALL, "global_batch_size=4")
 
 
 def until(condition, seconds=HANG_S):

@@ -11,7 +11,7 @@ results/profile/<hardware>/ as JSON.
 
 examples:
   ttt profile image_classification optimized --size mini
-  ttt profile image_classification optimized --size mini --set data.keep_decoded=false --delay-data 250
+  ttt profile image_classification optimized --size mini --set data.loader=workers --delay-data 250
   ttt profile language_bert optimized --size mini --delay-data 10
   ttt profile language_bert optimized --size mini --nproc 2
   ttt profile image_classification optimized --batch-size 256 --trace trace.json

@@ -71,7 +71,7 @@ def space(what: str, directory: Path) -> Line:
 
 
 def shared_memory(size: str, directory: Path = SHARED_MEMORY) -> Line:
-    """Check the room in /dev/shm; full-size loaders and NCCL die of Docker's 64 MiB, size mini needs none."""
+    """Check the room in /dev/shm; full-size loaders and NCCL die of Docker's 64 MiB, size mini does not."""
     check = "shared memory"
     if not directory.is_dir():
         return ok(check, f"this system has no {directory}")

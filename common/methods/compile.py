@@ -45,6 +45,7 @@ def compile_model(
     options: dict[str, Any] | None = None,
 ) -> None:
     """Compile the forward and backward pass of a model in place, each input shape on its own."""
+    # under DDP torch cuts this graph where buckets end, so that they are exchanged during the backward pass
     model.compile(**compile_options(mode, backend, options))
 
 

@@ -25,7 +25,7 @@ RECIPE = (
     *("precision", "evaluation_precision", "model", "data", "optimizer", "schedule", "methods"),
 )
 # of `data`, what leaves the samples of each batch as they are
-OF_MACHINE = {"directory", "loader", "num_workers", "keep_decoded", "stored_on", "decoder"}
+OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
 ASSUMED_NOISE = 0.05  # where figures state none
 EVALUATED = 1 / 3  # of a trained sample's time: forward only

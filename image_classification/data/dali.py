@@ -26,7 +26,7 @@ def dali_batches(
     device_id: int | None = None,
     start_step: int = 0,
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Yield the batches of `loader.train_batches`; pixels are a tensor on the GPU `device_id`, None: the CPU.
+    """Yield the batches of `loader.worker_batches`; pixels are tensors on the GPU `device_id`, None: a CPU.
 
     One Python thread reads files ahead, `num_threads` of DALI work on their content. Raises UserError without
     DALI and for a file that cannot be decoded.

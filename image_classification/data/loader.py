@@ -1,9 +1,9 @@
 """Batches of images read while training runs: random crops to train on, centre crops to evaluate with.
 
-What a training batch shows is a function of (images, settings, step): one thread, worker processes and DALI
-(dali.py) give the same crops. On the CPU they decode the same pixels. After resizing, these differ from the
-thread's by at most one of 255 levels, on average by 0.1 (workers) or 0.25 (DALI); the outermost pixels of
-DALI by up to 20, because it repeats the edge of the crop. tests/image_classification/test_loaders.py says so.
+What a training batch shows is a function of (images, settings, step): worker processes and DALI (dali.py)
+give the same crops. On the CPU they decode the same pixels. After resizing, these differ from an exact
+filter's by at most 1.01 of 255 levels, on average by 0.35; the outermost pixels of DALI by up to 20, because
+it repeats the edge of the crop. tests/image_classification/test_loaders.py says so.
 """
 
 import signal
@@ -114,29 +114,6 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
         yield TrainStep(samples=samples, crop_px=settings.crop_px(step), draw=draw, augment=augment)
 
 
-def train_batches(
-    images: Images,
-    settings: TrainSettings,
-    *,
-    start_step: int = 0,
-    keep_decoded: bool = False,
-    meter: Meter | None = None,
-) -> Iterator[Drawn]:
-    """Yield batches without end: samples (batch,) int64, pixels (batch, size, size, 3) uint8.
-
-    One thread prepares the next batch with PIL while the training computes. `keep_decoded` holds every image
-    in memory from its first use on. Raises UserError for a file that cannot be decoded.
-    """
-    read, size = partial(decode, images), images.size
-    if keep_decoded:
-        read, size = cache(read), cache(size)
-    build = partial(timed, partial(build_train_batch, size, partial(crop_with_pil, read)))
-    meter = meter or Meter()
-    for built, seconds in one_ahead(build, train_steps(len(images), settings, start_step=start_step)):
-        meter.seconds += seconds
-        yield built
-
-
 def worker_batches(
     images: Images,
     settings: TrainSettings,
@@ -145,11 +122,12 @@ def worker_batches(
     start_step: int = 0,
     meter: Meter | None = None,
 ) -> Iterator[Drawn]:
-    """Yield the batches of `train_batches` from worker processes that decode and resize with torchvision.
+    """Yield batches without end: samples (batch,) int64, pixels (batch, size, size, 3) uint8.
 
-    Each of the `num_workers` prepares two whole batches ahead. `images` must be picklable.
+    Worker processes decode and resize with torchvision; each of the `num_workers` prepares two whole batches
+    ahead. `images` must be picklable. Raises UserError for a file that cannot be decoded.
     """
-    build = partial(build_train_batch, images.size, partial(crop_with_torchvision, images))
+    build = partial(build_train_batch, images)
     steps = train_steps(len(images), settings, start_step=start_step)
     return in_workers(build, steps, num_workers=num_workers, meter=meter)
 
@@ -177,19 +155,15 @@ def evaluation_batches(
         yield from in_workers(partial(build_evaluation_batch, crop), items, num_workers=num_workers)
         return
     with ThreadPoolExecutor(num_threads, thread_name_prefix="evaluation") as pool:
-        each = pool.map if num_threads > 1 else map
-        yield from one_ahead(partial(build_evaluation_batch, crop, each=each), items)
+        yield from one_ahead(partial(build_evaluation_batch, crop, each=pool.map), items)
 
 
-def build_train_batch(
-    size: Callable[[int], tuple[int, int]],
-    crop: Callable[[int, np.ndarray, int], np.ndarray],
-    step: TrainStep,
-) -> Drawn:
-    """Return one batch; `crop` is one of the functions below."""
-    crops = step.crops(size)
+def build_train_batch(images: Images, step: TrainStep) -> Drawn:
+    """Return one batch."""
+    crops = step.crops(images.size)
     pixels = (
-        crop(int(sample), box, step.crop_px) for sample, box in zip(step.samples, crops.boxes, strict=True)
+        random_crop(images, int(sample), box, step.crop_px)
+        for sample, box in zip(step.samples, crops.boxes, strict=True)
     )
     mirrored = [image[:, ::-1] if flip else image for image, flip in zip(pixels, crops.flips, strict=True)]
     if step.augment is not None:
@@ -205,27 +179,15 @@ def build_evaluation_batch(
     return samples, np.stack(list(each(crop, samples.tolist())))
 
 
-def crop_with_pil(
-    read: Callable[[int], Image.Image], sample: int, box: np.ndarray, size_px: int
-) -> np.ndarray:
-    """Return (size_px, size_px, 3) uint8, bilinear with antialiasing.
-
-    It cuts first: PIL's own `box` would let the filter see what lies beyond the crop.
-    """
-    top, left, height, width = box.tolist()
-    image = read(sample).crop((left, top, left + width, top + height))
-    return np.asarray(image.resize((size_px, size_px), Image.Resampling.BILINEAR))
-
-
-def crop_with_torchvision(images: Images, sample: int, box: np.ndarray, size_px: int) -> np.ndarray:
-    """Return what `crop_with_pil` does, computed by torchvision."""
+def random_crop(images: Images, sample: int, box: np.ndarray, size_px: int) -> np.ndarray:
+    """Return (size_px, size_px, 3) uint8: a box (top, left, height, width), bilinear with antialiasing."""
     content = torch.from_numpy(np.frombuffer(bytearray(images.jpeg(sample)), np.uint8))
     try:
         image = decode_jpeg(content, mode=ImageReadMode.RGB)
     except RuntimeError:  # another format, or a damaged file: PIL reads it or names it
         image = functional.pil_to_tensor(decode(images, sample))
     crop = functional.resized_crop(image, *box.tolist(), [size_px, size_px], antialias=True)
-    return crop.permute(1, 2, 0).numpy()
+    return crop.permute(1, 2, 0).contiguous().numpy()  # else a batch could have the layout of its first crop
 
 
 def centre_crop(images: Images, resize_px: int, crop_px: int, sample: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The four ways to read training images, by their name in the configuration."""
+"""The three ways to read training images, by their name in the configuration."""
 
 import tempfile
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from torch import Tensor
 from common.errors import UserError
 from image_classification.data.dali import dali_batches, gpu_id, import_dali
 from image_classification.data.images import Images
-from image_classification.data.loader import Meter, TrainSettings, train_batches, worker_batches
+from image_classification.data.loader import Meter, TrainSettings, worker_batches
 from image_classification.data.resident import EvaluationCache, ResidentLoader, available_bytes, check_budget
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,7 +32,7 @@ def open_loader(
 ) -> Iterable[tuple[np.ndarray, np.ndarray | Tensor]]:
     """Return the batches of `data.loader`: samples, and pixels uint8 or, where resident, normalised images.
 
-    All show the same crops; see loader.py, dali.py and resident.py. The first two use the `meter`.
+    All show the same crops; see loader.py, dali.py and resident.py. Only worker processes use the `meter`.
     """
     if data.loader == "workers":
         return worker_batches(
@@ -42,20 +42,18 @@ def open_loader(
         return dali_batches(
             images, settings, num_threads=data.num_workers, device_id=gpu_id(device), start_step=start_step
         )
-    if data.loader == "resident":
-        return ResidentLoader(
-            images,
-            settings,
-            stored_px=data.stored_px,
-            device=device,
-            where=data.stored_on,
-            dtype=loaded_dtype(data, precision),
-            num_threads=data.num_workers,
-            decoder=data.decoder,
-            micro_batch_size=micro_batch_size,
-            start_step=start_step,
-        )
-    return train_batches(images, settings, start_step=start_step, keep_decoded=data.keep_decoded, meter=meter)
+    return ResidentLoader(
+        images,
+        settings,
+        stored_px=data.stored_px,
+        device=device,
+        where=data.stored_on,
+        dtype=loaded_dtype(data, precision),
+        num_threads=data.num_workers,
+        decoder=data.decoder,
+        micro_batch_size=micro_batch_size,
+        start_step=start_step,
+    )
 
 
 def loaded_dtype(data: Any, precision: str) -> torch.dtype:

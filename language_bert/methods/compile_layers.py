@@ -39,6 +39,8 @@ def compile_layers(
         "layer": encoder_layer,
         "head": head.transform if model.transform_only else head,
     }
+    # pieces stay whole under DDP: it still exchanges gradients layer by layer, and a cut would undo fusions
+    torch._dynamo.config.optimize_ddp = False
     given = {"fullgraph": True} | compile_options(mode, backend, options)
     model.compiled = {name: torch.compile(piece, **given) for name, piece in pieces.items()}
 

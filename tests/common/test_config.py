@@ -65,7 +65,7 @@ def test_unknown_names_are_answered_with_the_nearest():
 
 def test_a_method_can_be_removed_and_keeps_its_place_otherwise():
     methods = bert("methods.fused_qkv=false", configuration="optimized").config.methods
-    assert list(methods) == ["unpad", "sparse_head", "last_layer_subset"]
+    assert list(methods) == ["unpad", "sparse_head", "last_layer_subset", "chunked_head"]
 
 
 def test_a_size_adjusts_methods_and_never_switches_one_on():

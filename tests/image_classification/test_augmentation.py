@@ -13,7 +13,7 @@ from image_classification.benchmark import Benchmark
 from image_classification.methods.augmix import aug_mix
 from image_classification.methods.randaugment import rand_augment
 
-SMALL = ["data.loader=workers", "data.train_crop_px=32", "global_batch_size=6"]
+SMALL = ["data.train_crop_px=32", "global_batch_size=6"]
 
 
 def loaded(*settings):
@@ -76,7 +76,7 @@ def test_batches_do_not_depend_on_the_number_of_workers_and_evaluation_stays():
 
 
 @pytest.mark.parametrize("method", ["randaugment", "augmix"])
-@pytest.mark.parametrize("loader", ["thread", "dali", "resident"])
+@pytest.mark.parametrize("loader", ["dali", "resident"])
 def test_loaders_without_worker_processes_are_refused(method, loader):
     with pytest.raises(UserError, match=f"methods.{method}: .*'{loader}' does not have.*data.loader=workers"):
         loaded(f"methods.{method}={{}}", f"data.loader={loader}")

@@ -26,7 +26,7 @@ def test_every_loader_and_decoder_of_this_machine_is_timed_alone():
         assert part.num_samples in (2, 32)
         names.append(" ".join(part.name.split(",")[0].split()[:2]))
     dali = ["loader dali", "decoder dali"] if has_dali() else []
-    expected = ["loader thread", "loader workers", "decoder threads", *dali]
+    expected = ["loader workers", "decoder threads", *dali]
     assert set(expected) == {name for name in names if name.startswith(("loader", "decoder"))}
     assert names[-3:] == ["crop and", "blurred shortcut", "blurred shortcut"]
 

@@ -30,7 +30,7 @@ def test_the_loader_gets_a_size_for_every_epoch():
         176,
     ]
     assert data.crop_px(28) == 176  # a batch drawn ahead of the end
-    assert configured(size="mini").data.crop_px_by_epoch == [56, 56, 84, 84]
+    assert configured(size="mini").data.crop_px_by_epoch == [56, 84, 84, 84]
 
 
 @pytest.mark.parametrize(

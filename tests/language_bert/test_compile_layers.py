@@ -3,16 +3,19 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import varlen
+from transformers import BertConfig
 
+from common import distributed
 from language_bert import attention
 from language_bert.data.batches import padded_batch, random_record
 from language_bert.methods.compile_layers import compile_layers
 from language_bert.methods.last_layer_subset import keep_needed
 from language_bert.methods.sparse_head import keep_masked
 from language_bert.methods.unpad import unpad_batch
-from language_bert.model import PackedBert
+from language_bert.model import PackedBert, build_bert
 from tests.language_bert.test_parity import MAX_LENGTH, VOCAB_SIZE, make_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
@@ -43,3 +46,42 @@ def test_layers_share_a_form_for_each_number_of_tokens_and_the_last_has_one_for_
     assert len(tokens) > 1 and len(shapes) > len(tokens)
     layers, embeddings, head = len(tokens) + len(shapes), len(tokens), len(masked)
     assert counter.frame_count == layers + embeddings + head
+
+
+@pytest.fixture
+def group():
+    """A group of this process alone; what compilers do for it is put back."""
+    optimize_ddp = torch._dynamo.config.optimize_ddp
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    torch._dynamo.config.optimize_ddp = optimize_ddp
+
+
+def test_pieces_stay_whole_where_ranks_exchange_gradients(group):
+    """A layer of 3 MB: DDP's first bucket ends after 1 MB, where torch would cut a graph."""
+    settings = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE,
+        num_hidden_layers=2,
+        max_position_embeddings=MAX_LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **settings,
+    )
+    rng, lengths = np.random.default_rng(0), (8, 12, 16, 20)
+    records = [random_record(rng, length=n, vocab_size=VOCAB_SIZE, num_masked=2) for n in lengths]
+    batch = keep_masked(unpad_batch(padded_batch(records, MAX_LENGTH), round_to=64), round_to=16)
+    inputs = batch.inputs | {"sequences": batch.inputs["sequences"].to(torch.device("cpu"))}
+    counts = {}
+    for is_replicated in (False, True):
+        torch._dynamo.reset()
+        model, counter = PackedBert(build_bert(config, next_sentence=False)), CompileCounter()
+        model.masked_tokens_only = True
+        compile_layers(model, backend=counter)
+        called = model
+        if is_replicated:
+            called = distributed.replicated(model, compression="none", is_static=False)
+        called(**inputs).prediction_logits.sum().backward()
+        counts[is_replicated] = counter.frame_count
+    assert counts == {False: 3, True: 3}  # embeddings, layer, head

@@ -13,11 +13,11 @@ from language_bert.benchmark import Benchmark
 from language_bert.kernel_pairs import fp8_pair
 from language_bert.methods.fp8 import GRADIENTS, VALUES, Fp8Linear, quantize
 
-LAYERS = "model.num_hidden_layers=3"
+SETTINGS = ("model.num_hidden_layers=3", "methods.chunked_head=false")  # three layers, and logits
 
 
 def build(*settings):
-    config = load("language_bert", "optimized", size="mini", settings=[LAYERS, *settings]).config
+    config = load("language_bert", "optimized", size="mini", settings=[*SETTINGS, *settings]).config
     benchmark, methods = Benchmark(config, seed=0), build_methods(config)
     torch.manual_seed(5)
     model = benchmark.build_model()

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 MAX_LENGTH, VOCAB_SIZE = 37, 61  # primes: no shape is a multiple of anything
 EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64; sums run in another order
 
-FURTHER = {"chunked_head": "{chunk_tokens: 3}", "compile_layers": "{backend: aot_eager}"}  # off at size mini
+FURTHER = {"chunked_head": "{chunk_tokens: 3}", "compile_layers": "{backend: aot_eager}"}  # not of size mini
 
 
 def make_model(next_sentence: bool, attention: str = "sdpa"):
@@ -59,7 +59,7 @@ def make_batch(lengths):
 
 def configuration(next_sentence, methods):
     settings = [f"model.next_sentence={str(next_sentence).lower()}"]
-    off = {"unpad", "fused_qkv", "sparse_head", "last_layer_subset"} - set(methods)
+    off = {"unpad", "fused_qkv", "sparse_head", "last_layer_subset", "chunked_head"} - set(methods)
     settings += [f"methods.{name}=false" for name in off]
     settings += [f"methods.{name}={FURTHER[name]}" for name in FURTHER.keys() & set(methods)]
     return load("language_bert", "optimized", size="mini", settings=settings).config

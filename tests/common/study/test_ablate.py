@@ -31,7 +31,8 @@ def resnet():
 
 
 def test_every_state_is_the_configuration_that_its_settings_say(bert):
-    assert bert.in_order(bert.all) == ("unpad", "fused_qkv", "sparse_head", "last_layer_subset")
+    names = ("unpad", "fused_qkv", "sparse_head", "last_layer_subset", "chunked_head")
+    assert bert.in_order(bert.all) == names
     for names in ({"unpad"}, {"unpad", "sparse_head", "last_layer_subset"}, {"unpad", "sparse_head"}):
         config = bert.load(frozenset(names)).config
         assert tuple(config.methods) == bert.in_order(frozenset(names))
@@ -45,9 +46,11 @@ def test_what_a_method_needs_is_found_by_building(bert):
         "fused_qkv": {"unpad"},
         "sparse_head": {"unpad"},
         "last_layer_subset": {"unpad", "sparse_head"},
+        "chunked_head": {"unpad", "sparse_head"},
     }
     left_out = bert.left_out(bert.by_name["sparse_head"])
-    assert left_out.together == ("last_layer_subset",) and left_out.reason == "needs sparse_head before it"
+    assert left_out.together == ("last_layer_subset", "chunked_head")
+    assert left_out.reason == "needs sparse_head before it"
     assert bert.left_out(bert.by_name["unpad"]).before == frozenset()
 
 
@@ -63,7 +66,7 @@ def test_a_method_that_is_switched_off_is_a_switch_too(resnet):
 def test_a_factorial_holds_what_others_need(resnet):
     ablation = plan(resnet, 16)
     assert ablation.held == {"scale_schedule", "fixres"}
-    assert len(ablation.factorial) == 16 and ablation.design.resolution == 5
+    assert len(ablation.factorial) == 16 and ablation.design.resolution == 4
     assert all(ablation.held <= state for state in ablation.factorial)
     names = [ablation.name(state) for state in ablation.states]
     assert len(set(names)) == len(names) and max(map(len, names)) <= 44
@@ -73,7 +76,7 @@ def test_a_factorial_holds_what_others_need(resnet):
 def test_a_factorial_is_none_at_0_and_refused_where_it_is_too_small(resnet):
     assert plan(resnet, 0).design is None
     for too_small in (1, 2, 6, 7):
-        with pytest.raises(UserError, match="5 switches need a larger factorial; --max-design 8 or more"):
+        with pytest.raises(UserError, match="6 switches need a larger factorial; --max-design 8 or more"):
             plan(resnet, too_small)
 
 
@@ -136,8 +139,8 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "fused_qkv: with unpad (needs unpad before it)" in done.stdout
-    assert "7 states are timed, 9 runs of 7 cells trained" in done.stdout
-    assert "to run: 4 runs" in done.stdout and "to run: 5 runs" in done.stdout
+    assert "11 states are timed, 12 runs of 10 cells trained" in done.stdout
+    assert "to run: 4 runs" in done.stdout and "to run: 8 runs" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

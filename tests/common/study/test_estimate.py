@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from common import config as configs
 from common.config import ROOT
 from common.evidence.log import read_log
 from common.study import estimate as estimating
@@ -25,8 +24,8 @@ def samples(*values, startup_s=0.0):
 
 
 def bert():
-    config = configs.load("language_bert", "optimized", size="mini", settings=[]).config
-    return json.loads(config.model_dump_json())
+    """Return the configuration that the logs state."""
+    return estimating.settings_of(read_log(LOGS[0]))
 
 
 def test_each_phase_takes_its_samples_at_its_own_rate():
@@ -133,7 +132,7 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     again = ttt_here("estimate", "--reprice", "--price", "own=6", *results)
     assert f"own machine, $6 an hour: ${6 * seconds / 3600:.4g}" in again.stdout
     record = json.loads(path.read_text())
-    path.write_text(json.dumps(record | {"time_ms": 0}))  # as if it had been made before these runs
+    path.write_text(json.dumps(record | {"time_ms": 0, "config": bert()}))  # as if made before these runs
     folder = tmp_path / SYSTEM / "bert"
     shutil.copytree(LOGS[0].parent, folder)
     scored = json.loads(ttt_here("estimate", "--score", "--json", *results).stdout)

@@ -92,7 +92,7 @@ def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the
     assert {"model.attention=eager", "reuse_memory", "channels_last", "fused adamw"} <= found.keys()
     assert "model.attention=sdpa" not in found and "ema" not in found
     assert found["unpad"].apply(()) == ("methods.unpad={round_to: 64}",)  # of size mini
-    assert found["chunked_head"].apply(()) == ("methods.chunked_head={}",)  # which size mini switches off
+    assert found["compile_layers"].apply(()) == ("methods.compile_layers={}",)  # which size mini switches off
     assert all(change.keeps_mathematics for change in found.values())
 
 
