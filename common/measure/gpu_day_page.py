@@ -8,22 +8,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common import atomic
 from common.config import ROOT
+from common.measure import gpu_model
 
 
 def describe_row(record: dict[str, Any]) -> str:
     """Return stage, row, outcome and the figures that matter, in one line or a few."""
     head = f"{record['stage']:9} {record['outcome']:10} {record['seconds']:6.1f} s  {record['command']}"
     figures = record.get("figures")
-    details = describe_figures(record["stage"], figures) if figures else []
+    details = describe_figures(record, figures) if figures else []
     if not figures or record["outcome"] != "ok":
         details += record.get("output", [])[-3:]
     return "\n".join([head, *(f"{'':29}{line}" for line in details)])
 
 
-def describe_figures(stage: str, figures: dict[str, Any]) -> list[str]:
+def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[str]:
     """Return lines with the figures of a row."""
     if "rates" in figures:
-        return [describe_rate(rate) for rate in figures["rates"]] + [
+        return [describe_rate(rate, predict(record, figures, rate)) for rate in figures["rates"]] + [
             f"{failure['shape']}  {failure['error']}" for failure in figures["failed"]
         ]
     if "loss_difference" in figures:
@@ -41,19 +42,27 @@ def describe_figures(stage: str, figures: dict[str, Any]) -> list[str]:
             f"{figures['initialization_s']:.1f} s to start with {figures['num_forms']} forms; "
             f"{figures['num_evaluated']:,} samples evaluated in {figures['evaluation_s']:.1f} s"
         ]
-    if stage == "trace":
+    if record["stage"] == "trace":
         return [describe_trace(shape, summary) for shape, summary in figures.items()]
     if "faults" in figures:
         return [f"{figures['faults']} faults, {figures['warnings']} warnings"]
     return []
 
 
-def describe_rate(rate: dict[str, Any]) -> str:
-    """Return one shape of a bench."""
+def predict(record: dict[str, Any], figures: dict[str, Any], rate: dict[str, Any]) -> float | None:
+    """Return the samples per second that were predicted for a rate; None where there is no prediction."""
+    asked = record["hardware"], figures["benchmark"], rate["configuration"], rate["shape"]
+    return gpu_model.predict_rate(*asked, figures["batch_size"])
+
+
+def describe_rate(rate: dict[str, Any], predicted_per_s: float | None) -> str:
+    """Return one shape of a bench, beside what was predicted for it."""
+    predicted = "" if predicted_per_s is None else f" (predicted: {predicted_per_s:.1f})"
     memory = "" if rate["memory_gb"] is None else f", {rate['memory_gb']:.1f} GB"
     traffic = "" if rate["bytes_share"] is None else f", {rate['bytes_share']:.0%} of the copy peak"
     return (
-        f"{rate['shape']:>10}  {rate['samples_per_s']:9.1f} samples/s, {rate['step_ms']:.2f} ms a step, "
+        f"{rate['shape']:>10}  {rate['samples_per_s']:9.1f} samples/s{predicted}, "
+        f"{rate['step_ms']:.2f} ms a step, "
         f"{rate['flops_share']:.0%} of the matmul peak{traffic}{memory}"
     )
 

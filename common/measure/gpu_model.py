@@ -200,6 +200,24 @@ def predict_devices(figures: Mapping[str, Any], shape: str) -> list[Prediction]:
     ]
 
 
+def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, batch: int) -> float | None:
+    """Return the predicted samples per second of one GPU of this hardware, such as 1xH100-80GB-HBM3.
+
+    None where the hardware is of no known device, or `ttt compile` has kept no such configuration or shape.
+    """
+    devices = load_rates()["devices"]
+    device = next((name for name in devices if name in hardware), None)
+    if device is None:
+        return None
+    architecture = devices[device]["architecture"]
+    for path in sorted((ROOT / "results/compiled" / architecture).glob(f"{benchmark}-*.json")):
+        figures = load_counts(f"{architecture}/{path.name}")
+        if figures["configuration"] == configuration and shape in figures["training"]:
+            counts, row = figures["training"][shape], {"batch": batch}
+            return predict(counts, figures["batch_size"], device, fit_shares(architecture), row).samples_per_s
+    return None
+
+
 def compute_typical_factor(checks: Iterable[Check]) -> float:
     """Return the factor by which a prediction is typically off, up or down: 1 is exact."""
     errors = [abs(math.log(check.ratio)) for check in checks]

@@ -176,6 +176,7 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
         ("optimized", 256, (18, 25), (0.009, 0.045)),
         ("optimized", 512, (10, 14), (0.018, 0.074)),
         ("optimized", 1024, (6, 8), (0.036, 0.078)),
+        ("optimized", 2048, (4, 5), (0.073, 0.426)),
         ("efficient", 512, (10, 14), (0.018, 0.063)),
     ],
 )

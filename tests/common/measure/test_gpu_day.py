@@ -1,0 +1,135 @@
+"""systems/gpu_day.sh: its rows, what becomes of one that fails, and the page."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from common import cli
+from common.config import ROOT
+from common.measure import gpu_day, gpu_day_page
+from common.measure.captured import NUM_STEPS
+from tests.command import ttt_here
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
+STAGES = ["check", "graphs", "bert", "resnet", "variants", "trace", "train", "forms"]
+RATE = {
+    "configuration": "optimized",
+    "shape": "512 tokens",
+    "samples_per_s": 600.0,
+    "step_ms": 93.3,
+    "flops_share": 0.5,
+    "bytes_share": None,
+    "memory_gb": 21.5,
+}
+
+
+def run_day(monkeypatch, tmp_path, *commands, limit_s=60):
+    """Run a stage of these commands; returns its exit code, rows and page."""
+    rows = [gpu_day.Row(command=command, limit_s=limit_s) for command in commands]
+    page = tmp_path / "page.html"
+    code = gpu_day.run_stages({"check": rows}, tmp_path / "rows", page, STAGES)
+    return code, gpu_day.read_rows(tmp_path / "rows", STAGES), page.read_text()
+
+
+@pytest.mark.parametrize("machine", [(0, 0.0), (1, 85.0), (2, 150.0)])
+def test_every_row_is_a_command_whose_options_exist(machine):
+    stages = gpu_day.read_stages(*machine)
+    assert list(stages) == STAGES
+    for row in (row for rows in stages.values() for row in rows):
+        program, *words = row.command.split()
+        assert "{" not in row.command.replace("={}", "") and row.limit_s <= gpu_day.STAGE_S
+        if program == "ttt":
+            assert words[0] in cli.COMMANDS
+            assert ("--size full" in row.command) == bool(machine[0]) or words[0] in ("doctor", "data", "run")
+    num_rows = sum(map(len, stages.values()))
+    assert num_rows == {0: 29, 1: 36, 2: 39}[machine[0]]
+
+
+def test_a_row_that_fails_says_so_and_the_next_one_runs(monkeypatch, tmp_path):
+    commands = ["ttt inspect language_bert nothing startup --size mini", "ttt methods unpad"]
+    code, (failed, ok), page = run_day(monkeypatch, tmp_path, *commands)
+    assert code == 1 and (failed["outcome"], ok["outcome"]) == ("failed", "ok")
+    assert any("nothing" in line for line in failed["output"])
+    assert 'class="bad"' in page and "ttt methods unpad" in page
+    assert str(ROOT) not in json.dumps([failed, ok]) + page
+
+
+def test_a_row_that_does_not_end_is_ended_with_its_children(monkeypatch, tmp_path):
+    script = tmp_path / "sleeper.py"
+    script.write_text(
+        "import subprocess, sys, time\nprint('begun', flush=True)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, (row,), _ = run_day(monkeypatch, tmp_path, "sleeper", limit_s=3)
+    assert code == 1 and row["outcome"] == "out of time after 3 s" and row["seconds"] < 20
+    assert row["output"] == ["begun"]
+
+
+def test_a_stage_whose_time_is_over_starts_no_row(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_day, "STAGE_S", 0)
+    _, (row,), _ = run_day(monkeypatch, tmp_path, "ttt methods")
+    assert row["outcome"].startswith("not started")
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        ('noise\n{"a": 1}', {"a": 1}),
+        ('{\n "a": {\n  "b": 2\n }\n}', {"a": {"b": 2}}),
+        ("{no", None),
+        ("", None),
+    ],
+)
+def test_figures_are_the_json_that_a_row_printed_last(text, figures):
+    assert gpu_day.parse_figures(text.splitlines()) == figures
+
+
+def test_a_measured_rate_stands_beside_the_predicted_one():
+    figures = {"benchmark": "language_bert", "batch_size": 56, "rates": [RATE], "failed": []}
+    record = {
+        "stage": "bert",
+        "hardware": "1xH100-80GB-HBM3",
+        "outcome": "ok",
+        "seconds": 9.0,
+        "command": "ttt",
+    }
+    line = gpu_day_page.describe_row(record | {"figures": figures})
+    assert "600.0 samples/s (predicted: 6" in line and "21.5 GB" in line
+    other = gpu_day_page.describe_row(record | {"figures": figures, "hardware": "2cpu-EPYC"})
+    assert "predicted" not in other
+
+
+def test_an_unknown_stage_is_named():
+    command = [sys.executable, "-m", "common.measure.gpu_day", "--output", "nowhere", "chek"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr == "error: no stage 'chek'; did you mean check?\n"
+
+
+def test_captured_steps_of_bert_are_the_eager_ones():
+    name = "optimized+methods.compile_layers.backend=aot_eager"
+    done = ttt_here("inspect", "language_bert", name, "graphs", "--size", "mini", "--batch-size", 4, "--json")
+    figures = json.loads(done.stdout)
+    assert done.returncode == 0 and figures["is_ok"] and figures["compiled_by"] == ["compile_layers"]
+    assert len(figures["compiled"]["losses"]) == NUM_STEPS and figures["compiled"]["num_graphs"] >= 3
+    assert figures["eager"]["num_graphs"] == 0 and figures["compiled"]["num_evaluated"] > 100
+
+
+def test_steps_that_differ_or_compile_late_are_findings(monkeypatch):
+    monkeypatch.setattr("common.measure.captured.TOLERANCE", -1.0)
+    name = "optimized+methods.compile_layers.backend=aot_eager"
+    done = ttt_here("inspect", "language_bert", name, "graphs", "--size", "mini", "--batch-size", 4)
+    assert done.returncode == 1 and "is_ok" in done.stdout
+
+
+def test_a_trace_is_summed_by_class_and_start_up_is_timed():
+    asked = ("--size", "mini", "--batch-size", 4, "--json")
+    (summary,) = json.loads(
+        ttt_here("inspect", "language_bert", "baseline", "kernels", *asked).stdout
+    ).values()
+    assert summary["classes_ms"]["matrix product"] > 0 and summary["launches"] > 100
+    assert 0 <= summary["idle_share"] < 1 and sum(summary["classes_ms"].values()) <= summary["step_ms"] * 1.1
+    figures = json.loads(ttt_here("inspect", "language_bert", "baseline", "startup", *asked).stdout)
+    assert figures["num_evaluated"] == 384 and figures["num_forms"] == 1 and figures["initialization_s"] > 0
