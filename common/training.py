@@ -37,6 +37,7 @@ class Training:
 
         With `from_scratch` prepared starting weights are not needed; without `warms_up` no shape is run.
         """
+        torch.backends.cudnn.benchmark = True  # convolutions by measured time; no effect on a CPU
         with distributed.agreed():
             self.build(from_scratch=from_scratch)
         is_static = not any(method.compiles for method in self.methods)
@@ -68,7 +69,6 @@ class Training:
         After this no shape of training or evaluation is compiled, and no kernel chosen, while the clock runs.
         Ranks exchange gradients at the first shape only: they may have different numbers of shapes.
         """
-        torch.backends.cudnn.benchmark = True  # convolutions by measured time; no effect on a CPU
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
         for number, (batch, step) in enumerate(self.shapes()):

@@ -12,8 +12,8 @@ site="$(mktemp -d)"
 trap 'rm -rf "$site"' EXIT
 [ ! -d wheels ] || systems/wheels.sh install "$site"
 export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
-"$PYTHON" -c 'import mlperf_logging, pydantic, psutil, cpuinfo, pynvml, rich, pytest, sklearn' || {
-  echo "error: $PYTHON lacks this package; systems/wheels.sh brings it" >&2
-  exit 2
-}
+"$PYTHON" -c 'import importlib.util, sys
+names = "mlperf_logging pydantic psutil cpuinfo pynvml rich jinja2 yaml pytest sklearn torch".split()
+lacking = [name for name in names if importlib.util.find_spec(name) is None]
+sys.exit(f"error: {sys.executable} lacks {lacking}; systems/wheels.sh brings all but torch" if lacking else 0)' || exit 2
 "$PYTHON" -m common.measure.gpu_day --output "${OUT:-results/throughput/gpu_day}" "$@"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # What the suite needs beside torch, torchvision and transformers, for a machine without network:
 #   systems/wheels.sh fetch 3.12     on one with network: wheels/ for the Python of the other one, 50 MB
-#   systems/wheels.sh install DIR    there: into DIR what $PYTHON (python3) lacks of it; DIR goes to PYTHONPATH
+#   systems/wheels.sh install DIR    there: into DIR, for PYTHONPATH, what $PYTHON (python3) lacks of it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 needed=(pydantic psutil py-cpuinfo nvidia-ml-py rich jinja2 PyYAML pytest scikit-learn)
-pip() { "${PYTHON:-python3}" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { PIP_BREAK_SYSTEM_PACKAGES=1 "${PYTHON:-python3}" -m pip --disable-pip-version-check --quiet "$@"; }
 if [ "${1:-}" = fetch ]; then
   target=(--only-binary=:all: --python-version "${2:?of which Python, such as 3.12?}" --dest wheels)
   for name in _2_28 _2_27 _2_17 _2_12 _2_5 2014 1; do target+=(--platform "manylinux${name}_x86_64"); done

@@ -33,7 +33,6 @@ def compare_with_eager(config: RunConfig, directory: Path, shapes: Sequence[str]
     compiled_by = [name for name in ("compile", "compile_layers") if name in methods]
     twin = config.model_copy(update={"methods": {k: v for k, v in methods.items() if k not in compiled_by}})
     eager = take_steps(twin, directory, shapes)
-    counters.clear()
     compiled = take_steps(config, directory, shapes)
     pairs = zip(compiled["losses"], eager["losses"], strict=True)
     figures = {
@@ -57,9 +56,11 @@ def take_steps(config: RunConfig, directory: Path, shapes: Sequence[str]) -> dic
     from torch._dynamo.utils import counters
 
     run = build(config, directory, warms_up=False)
+    counters.clear()
     try:
         batches = list(bench_batches(run, shapes).values())
-        run.benchmark.synthetic_batches = lambda: iter(batches)  # type: ignore[method-assign]
+        parts = [part for batch in batches for part in batch.parts(run.num_micro_batches)]
+        run.benchmark.synthetic_batches = lambda: iter(parts)  # type: ignore[method-assign]
         run.warm_up()
         num_graphs = counters["stats"]["unique_graphs"]
         return train_and_evaluate(run, batches) | {
