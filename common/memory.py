@@ -13,6 +13,7 @@ ALLOCATION_FAILED = (  # oneDNN does not say why it could not
     "defaultcpuallocator",
     "could not create a memory",
     "could not create a primitive",
+    "status_alloc_failed",  # of cuBLAS and cuDNN
 )
 
 
@@ -41,11 +42,17 @@ def explained(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[N
         ) from error
 
 
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether an allocation failed: on a GPU, in torch's allocator on the host, or in Python."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: on a GPU, in torch's allocator on the host, or in Python.
+
+    An error that arose from that one counts, too, such as that of a graph whose capture broke off.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
-    return any(text in str(error).lower() for text in ALLOCATION_FAILED)
+    if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in ALLOCATION_FAILED):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and is_out_of_memory(cause)
 
 
 def next_smaller(size: int, num_samples: int) -> int | None:

@@ -38,6 +38,11 @@ class Batch:
     num_samples: int
     num_global_targets: int | None = None
 
+    @property
+    def num_elements(self) -> int:
+        """The elements of all inputs that are tensors."""
+        return sum(value.numel() for value in self.inputs.values() if isinstance(value, Tensor))
+
     def parts(self, num_parts: int) -> "list[Batch]":
         """Return micro-batches, as equal as can be, of a batch as a loader yields it."""
         ranges = [part(self.num_samples, number, num_parts) for number in range(num_parts)]

@@ -115,6 +115,7 @@ def measure(
                     steps[name]()
             except OutOfMemory as error:
                 del steps[name]
+                free_memory(runs[name])
                 report(Failure(configuration=name, shape=shape, error=error.what))
         times: dict[str, list[float]] = {name: [] for name in steps}
         ends = time.perf_counter() + seconds * len(steps)
@@ -123,10 +124,12 @@ def measure(
                 times[name].append(timed(step, runs[name].device) / lengths[name])
         for name in steps:
             work = runs[name].benchmark.work(shape)
-            report(rate_of(name, shape, times[name], batches[name][shape].num_samples, work, peaks, memory))
+            report(
+                compute_rate(name, shape, times[name], batches[name][shape].num_samples, work, peaks, memory)
+            )
 
 
-def rate_of(
+def compute_rate(
     name: str,
     shape: str,
     times: list[float],
@@ -212,6 +215,12 @@ def last_steps(run: TrainingRun) -> Iterator[int]:
     return itertools.cycle(range(max(0, num_steps - LAST_STEPS), num_steps))
 
 
+def free_memory(run: TrainingRun) -> None:
+    """Give back what a step has left that could not end."""
+    run.optimizer.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+
+
 def reserved_bytes() -> int:
     """Return the memory that is taken on this GPU, without what torch keeps for later; 0 without one."""
     torch.cuda.empty_cache()
@@ -237,6 +246,7 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
             for _ in range(WARM_UP_TURNS):
                 step()
         except OutOfMemory:
+            free_memory(run)
             continue
         synchronize(run.device)
         found[shape] = (torch.cuda.max_memory_reserved() - others_bytes) / 1e9

@@ -67,18 +67,22 @@ class Training:
         """Take the first steps on synthetic batches, then put weights, buffers and random state back.
 
         After this no shape of training or evaluation is compiled, and no kernel chosen, while the clock runs.
-        Ranks exchange gradients at the first shape only: they may have different numbers of shapes.
+        The largest shape comes first: smaller ones then use its memory again. Ranks exchange gradients at the
+        first one only: they may have different numbers of shapes.
         """
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
-        for number, (batch, step) in enumerate(self.shapes()):
+        shapes = list(self.shapes())
+        largest_first = sorted(shapes, key=lambda shape: shape[0].num_elements, reverse=True)
+        for number, (batch, step) in enumerate(largest_first):
             for _ in range(WARM_UP_CALLS):
                 before = time.perf_counter()
                 with self.memory_explained():
                     self.clear_gradients()
                     self.add_gradients(batch, step, exchanged=number == 0).item()
                 alone_s = time.perf_counter() - before
-            self.step_s = self.step_s if number else alone_s
+            if batch is shapes[0][0] and step == shapes[0][1]:  # of the first steps, which a run reports
+                self.step_s = alone_s
         self.clear_gradients()
         self.benchmark.warm_up_loader()
         self.warm_up_evaluation()
@@ -109,20 +113,17 @@ class Training:
         return self.benchmark.count_correct(outputs, batch.targets)
 
     def shapes(self) -> Iterator[tuple[Batch, int]]:
-        """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it.
-
-        The largest comes first: smaller ones then use its memory again.
-        """
+        """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it."""
         steps = reversed(range(self.plan.num_steps))
         first_steps = sorted({self.plan.epoch(step): step for step in steps}.values())  # of each epoch
-        shapes: dict[tuple[torch.Size, ...], tuple[Batch, int]] = {}
+        shapes = set()
         for batch in self.benchmark.synthetic_batches():
             for step in first_steps:
                 inputs = self.prepared(batch, self.progress(step)).inputs.values()
                 shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
-                shapes.setdefault(shape, (batch, step))
-        for shape in sorted(shapes, key=lambda shape: [size.numel() for size in shape], reverse=True):
-            yield shapes[shape]
+                if shape not in shapes:
+                    shapes.add(shape)
+                    yield batch, step
 
     def progress(self, step: int) -> Progress:
         """Return where a step counted from 0 stands."""

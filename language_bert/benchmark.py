@@ -217,10 +217,8 @@ class Benchmark(benchmark.Benchmark):
     @cached_property
     def rounding(self) -> tuple[int, int]:
         """The multiples to which the tokens and the masked tokens of a micro-batch are rounded up."""
-        methods = {method.name: method for method in build_methods(self.config)}
-        tokens, masked = (
-            methods[name].settings.round_to if name in methods else 1 for name in ("unpad", "sparse_head")
-        )
+        settings = {method.name: method.settings for method in build_methods(self.config)}
+        tokens, masked = (getattr(settings.get(name), "round_to", 1) for name in ("unpad", "sparse_head"))
         return tokens, masked
 
     def num_masked(self, lengths: np.ndarray) -> np.ndarray:

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Everything worth measuring on the first day with a GPU, on a machine without network; rows: systems/gpu_day.yaml.
-#   systems/gpu_day.sh                 all stages: check graphs bert resnet variants trace train forms
+#   systems/gpu_day.sh                 all stages
 #   systems/gpu_day.sh check bert      some of them, each within 9 minutes
 # $PYTHON, else python3, has torch, torchvision, triton and transformers; the rest comes from wheels/ (wheels.sh).
-# One JSON a row goes to $OUT, else results/throughput/gpu_day/; the page is report/gpu_day.html. Exit code 1: a row
-# was not ok. Without a GPU all rows run at size mini, as a rehearsal.
+# One JSON a row goes to $OUT/<hardware>, else results/throughput/gpu_day/<hardware>; the page is report/gpu_day.html.
+# Exit code 1: a row was not ok. Without a GPU all rows run at size mini, as a rehearsal.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PYTHON="${PYTHON:-python3}"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+PYTHON="$("${PYTHON:-python3}" -c 'import sys; print(sys.executable)')"
+export PYTHON
 site="$(mktemp -d)"
 trap 'rm -rf "$site"' EXIT
-[ ! -d wheels ] || systems/wheels.sh install "$site"
-export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+[ ! -d "$root/wheels" ] || "$root/systems/wheels.sh" install "$site"
+export PYTHONPATH="$site:$root${PYTHONPATH:+:$PYTHONPATH}"
 "$PYTHON" -c 'import importlib.util, sys
-names = "mlperf_logging pydantic psutil cpuinfo pynvml rich jinja2 yaml pytest sklearn torch".split()
+names = "mlperf_logging pydantic psutil cpuinfo pynvml rich jinja2 yaml pytest scipy sklearn torch".split()
 lacking = [name for name in names if importlib.util.find_spec(name) is None]
 sys.exit(f"error: {sys.executable} lacks {lacking}; systems/wheels.sh brings all but torch" if lacking else 0)' || exit 2
-"$PYTHON" -m common.measure.gpu_day --output "${OUT:-results/throughput/gpu_day}" "$@"
+"$PYTHON" -m common.measure.gpu_day --output "${OUT:-$root/results/throughput/gpu_day}" "$@"

@@ -28,9 +28,12 @@ def relative_error(tensors, references):
     return float((one - other).norm() / other.norm())  # not a number where one is not
 
 
-def poison_memory(num_bytes=1 << 28):
-    """Leave NaN in the memory that the next tensors are given."""
-    torch.full((num_bytes // 4,), float("nan"), device=DEVICE)
+def poison_memory():
+    """Leave NaN in the memory that the next tensors are given: many blocks of each size."""
+    blocks = [
+        torch.full((1 << size,), float("nan"), device=DEVICE) for size in range(6, 23) for _ in range(4)
+    ]
+    del blocks
 
 
 @pytest.mark.parametrize("benchmark", ["image_classification", "language_bert"])

@@ -18,9 +18,9 @@ import json
 from pathlib import Path
 
 from common import config as configs
-from common.commands.bench import load
 from common.config import ROOT
 from common.errors import EXIT_OK, UserError
+from common.measure.device_run import load
 
 ARCHITECTURES = ("sm_80", "sm_90")
 

@@ -27,11 +27,12 @@ from rich.console import Console
 
 from common import config as configs
 from common import plan, system
-from common.commands import bench
 from common.commands import plan as planning
 from common.config import NAME, ROOT, RunConfig
 from common.errors import EXIT_OK, UserError
 from common.evidence.log import STUDY, find_logs, read_log
+from common.measure import figures
+from common.measure.device_run import NUM_DEVICES
 from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
 from common.study.figures import newest, of_bench, of_profile, read_json
@@ -93,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
             f"--nodes {args.nodes} --gpus {args.gpus}: expected 1 to {planning.MAX_DEVICES} devices"
         )
     record = make(args, devices)
-    path = bench.keep(record, args.results / ESTIMATES / record["system"], args.benchmark)
+    path = figures.keep(record, args.results / ESTIMATES / record["system"], args.benchmark)
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
     console.print(*describe(record), *price_lines(record, rows), f"-> {path}", sep="\n")
     if args.json:
@@ -240,7 +241,7 @@ def scaled(
     """Return the step of all devices relative to one's, by the model of `ttt plan`, and what it assumes."""
     batch = config.global_batch_size
     per_s = samples.typical / estimating.training_seconds(phases, batch, samples.typical, rates)
-    each = max(1, batch // bench.NUM_DEVICES) if args.size == "full" else batch
+    each = max(1, batch // NUM_DEVICES) if args.size == "full" else batch
     measured = argparse.Namespace(measured=[f"{per_s:f}@{each}"], bench=[])
     work, assumptions = planning.measured_work(measured, config)
     links = plan.Links(inside=plan.choose_inside(args.inside), network=plan.choose_network(args.network))

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common.commands.bench import load
 from common.errors import EXIT_FINDINGS, EXIT_OK
+from common.measure.device_run import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a step; default: full / 8")
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="samples at a time")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes; default: all")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="kernels: keep the last shape's Chrome trace")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="kernels: keep the last Chrome trace")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 

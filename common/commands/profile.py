@@ -32,10 +32,11 @@ from rich.console import Console
 
 from common import config as configs
 from common import launch, ranks, system
-from common.commands import bench
 from common.commands.run import add_nproc
 from common.config import ROOT, Loaded
 from common.errors import EXIT_OK, UserError
+from common.measure.device_run import NUM_DEVICES, build
+from common.measure.figures import keep
 from common.study.verdict import Phase, Profile, at_most, verdict
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     if place.rank == 0:
         launch.check_data(loaded)
     with distributed.joined(place), tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
-        run = bench.build(loaded.config, Path(directory), place)
+        run = build(loaded.config, Path(directory), place)
         logs.callback(run.log.close)
         run.clock.console, run.clock.live = Console(quiet=True), None
         return profile_run(args, loaded, run)
@@ -121,7 +122,7 @@ def load(args: argparse.Namespace, settings: list[str], num_ranks: int) -> Loade
     each = args.batch_size
     if each is None:
         batch = loaded(*args.set).config.global_batch_size
-        each = max(1, batch // (bench.NUM_DEVICES if args.size == "full" else num_ranks))
+        each = max(1, batch // (NUM_DEVICES if args.size == "full" else num_ranks))
     if each < 1:
         raise UserError("--batch-size must be positive")
     whole = [f"global_batch_size={each * num_ranks}", "micro_batch_size=null"]
@@ -227,7 +228,7 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         "verdict": verdict(profile),
     }
     if not is_quiet:
-        path = bench.keep(figures, args.results / "profile" / system.hardware_name(), config.benchmark)
+        path = keep(figures, args.results / "profile" / system.hardware_name(), config.benchmark)
         console.print(f"-> {path}")
     return figures
 

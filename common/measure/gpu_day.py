@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,16 +27,19 @@ ROWS = ROOT / "systems" / "gpu_day.yaml"
 STAGE_S = 520  # a stage ends before 9 minutes have passed
 LAST_LINES = 15  # of what a row printed
 OUTCOMES = {0: "ok", 1: "findings"}
-SCRATCH = "scratch"  # what rows themselves keep: their figures are in the row
 MARK = "pytest.mark.gpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One command, and the seconds that it has at most. `command` starts with ttt or pytest."""
+    """One command, and the seconds that it has at most. `command` starts with ttt or pytest.
+
+    `is_cold`: it finds no compiled code of the rows before it.
+    """
 
     command: str
     limit_s: int
+    is_cold: bool = False
 
 
 def main() -> int:
@@ -75,15 +79,15 @@ def read_stages(num_gpus: int, memory_gb: float) -> dict[str, list[Row]]:
     names = document["gpu" if num_gpus else "cpu"]
     names["tests"] = " ".join(str(path.relative_to(ROOT)) for path in files)
 
-    have = {"gpus": num_gpus, "memory_gb": memory_gb}
+    have = {"gpus": num_gpus, "memory_gb": memory_gb, "cold": 1}
 
     def rows(lines: list[str]) -> Iterable[Row]:
         for line in lines:
             limit_s, needs, command = re.fullmatch(r"(\d+) ((?:\w+=\d+ )*)(.*)", line).groups()  # type: ignore[union-attr]
-            pairs = (need.split("=") for need in needs.split())
-            if all(have[name] >= int(least) for name, least in pairs):
+            least = {name: int(number) for name, number in (need.split("=") for need in needs.split())}
+            if all(have[name] >= number for name, number in least.items()):
                 named = re.sub(r"\{(\w+)\}", lambda match: names[match[1]], command)
-                yield Row(command=" ".join(named.split()), limit_s=int(limit_s))
+                yield Row(command=" ".join(named.split()), limit_s=int(limit_s), is_cold="cold" in least)
 
     return {stage: list(rows(lines)) for stage, lines in document["stages"].items()}
 
@@ -92,6 +96,7 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
     """Run rows, each printed as it ends; returns 1 where one of them was not ok."""
     from common.measure.gpu_day_page import describe_row, write_page
 
+    output = output / system.hardware_name()
     output.mkdir(parents=True, exist_ok=True)
     facts = {"hardware": system.hardware_name(), "versions": system.versions(), "commit": launch.commit()}
     print(f"{facts['hardware']}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}", flush=True)
@@ -100,7 +105,7 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
         ends = time.monotonic() + STAGE_S
         for number, row in enumerate(rows):
             record = facts | {"stage": stage, "command": row.command}
-            record |= run_row(row.command, output, min(row.limit_s, ends - time.monotonic()))
+            record |= run_row(row, min(row.limit_s, ends - time.monotonic()))
             atomic.write_text(output / f"{stage}-{number:02}.json", json.dumps(record, indent=1) + "\n")
             print(describe_row(record), flush=True)
             is_ok = is_ok and record["outcome"] == "ok"
@@ -108,43 +113,55 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
     return EXIT_OK if is_ok else EXIT_FINDINGS
 
 
-def run_row(command: str, output: Path, limit_s: float) -> dict[str, Any]:
-    """Return outcome, seconds, figures and the last lines of a command that had `limit_s` seconds."""
+def run_row(row: Row, limit_s: float) -> dict[str, Any]:
+    """Return outcome, seconds, figures and the last lines of a row that had `limit_s` seconds.
+
+    The figures are what it printed, or what it had written by the time that it ended.
+    """
     if limit_s < 1:
         return {"outcome": "not started: the stage's time was over", "seconds": 0.0}
-    program, *words = shlex.split(command)
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        started = time.monotonic()
+        outcome, text = run_command(row, scratch, limit_s)
+        seconds = round(time.monotonic() - started, 1)
+        written = [json.loads(path.read_text()) for path in scratch.rglob("throughput/*/*.json")]
+    lines = [hide_folders(line) for line in text.splitlines() if line.strip()]
+    figures = parse_figures(lines) or next(iter(written), None)
+    last_lines = [] if figures and outcome == "ok" else [line[:400] for line in lines[-LAST_LINES:]]
+    return {"outcome": outcome, "seconds": seconds, "figures": figures, "output": last_lines}
+
+
+def run_command(row: Row, scratch: Path, limit_s: float) -> tuple[str, str]:
+    """Return the outcome and the output of a row's command, which keeps its own files in `scratch`."""
+    program, *words = shlex.split(row.command)
     if program == "ttt":
         program = "common.cli"
-        words += ["--results", str(output / SCRATCH)] * (words[0] in ("bench", "run"))
-        words += ["--systems", str(output / SCRATCH / "systems")] * (words[0] == "run")
+        words += ["--results", str(scratch)] * (words[0] in ("bench", "run"))
+        words += ["--systems", str(scratch / "systems")] * (words[0] == "run")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", program, *words],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        text, _ = process.communicate(timeout=limit_s)
-        outcome = OUTCOMES.get(process.returncode, "failed")
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        text, _ = process.communicate()
-        outcome = f"out of time after {limit_s:.0f} s"
-    lines = [hide_folders(line) for line in text.splitlines() if line.strip()]
-    figures = parse_figures(lines)
-    return {
-        "outcome": outcome,
-        "seconds": round(time.monotonic() - started, 1),
-        "figures": figures,
-        "output": [] if figures and outcome == "ok" else [line[:400] for line in lines[-LAST_LINES:]],
-    }
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    if row.is_cold:
+        caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+        environment |= {name: str(scratch / name) for name in caches}
+    with (scratch / "output.txt").open("w+", errors="replace") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", program, *words],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            outcome = OUTCOMES.get(process.wait(timeout=limit_s), "failed")
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            outcome = f"out of time after {limit_s:.0f} s"
+        stream.seek(0)
+        return outcome, stream.read()
 
 
 def parse_figures(lines: list[str]) -> dict[str, Any] | None:
@@ -168,7 +185,8 @@ def hide_folders(line: str) -> str:
 def read_rows(output: Path, order: list[str]) -> list[dict[str, Any]]:
     """Return the rows of a folder in the order of the stages."""
     rows = [json.loads(path.read_text()) for path in sorted(output.glob("*-[0-9][0-9].json"))]
-    return sorted(rows, key=lambda record: order.index(record["stage"]))
+    known = [record for record in rows if record["stage"] in order]
+    return sorted(known, key=lambda record: order.index(record["stage"]))
 
 
 if __name__ == "__main__":

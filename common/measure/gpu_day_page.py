@@ -7,8 +7,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common import atomic
-from common.config import ROOT
 from common.measure import gpu_model
+from common.measure.figures import relative_path
 
 
 def describe_row(record: dict[str, Any]) -> str:
@@ -33,7 +33,7 @@ def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[st
             f"{figures['num_steps']} steps: losses differ by {figures['loss_difference']:.2g} at most, "
             f"evaluations by {figures['evaluation_difference']:.2g}",
             f"{figures['skipped_graphs']} graphs skipped, {figures['graph_breaks']} breaks, "
-            f"{compiled['compiled_late']} compiled after the warm-up",
+            f"{figures['compiled_late']} of {figures['num_graphs']} compiled after the warm-up",
             f"{eager['step_ms']:.2f} ms a step eagerly, {compiled['step_ms']:.2f} ms compiled; "
             f"host {eager['host_us_per_step']:.0f} and {compiled['host_us_per_step']:.0f} us",
         ]
@@ -86,4 +86,4 @@ def write_page(rows: Sequence[dict[str, Any]], path: Path) -> str:
     details = [describe_row(row).splitlines()[1:] for row in rows]
     page = environment.get_template("gpu_day.html").render(rows=list(zip(rows, details, strict=True)))
     atomic.write_text(path.resolve(), page)
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+    return str(relative_path(path))

@@ -206,7 +206,7 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
     None where the hardware is of no known device, or `ttt compile` has kept no such configuration or shape.
     """
     devices = load_rates()["devices"]
-    device = next((name for name in devices if name in hardware), None)
+    device = next((key for key in devices if devices[key]["name"] == hardware.partition("x")[2]), None)
     if device is None:
         return None
     architecture = devices[device]["architecture"]

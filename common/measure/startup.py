@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from common.commands.bench import build
 from common.config import RunConfig
+from common.measure.device_run import build
 from common.throughput import synchronize
 
 
 def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:
-    """Return the seconds of both, the forms of a step that were run, and evaluated samples a second.
+    """Return the seconds of initialisation, with its number of forms, and of an evaluation.
 
     The evaluation is of synthetic batches that lie ready: as many samples as the real one, no loader.
     """
@@ -21,6 +21,7 @@ def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:
     run = build(config, directory)
     synchronize(run.device)
     initialized_s = time.perf_counter() - started
+    run.log.close()
     num_samples, size = len(run.benchmark.own_evaluation_samples), run.benchmark.own_evaluation_batch_size
     sizes = [*repeat(size, num_samples // size), *([num_samples % size] if num_samples % size else [])]
     batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
@@ -31,7 +32,6 @@ def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:
     synchronize(run.device)
     evaluated_s = time.perf_counter() - started
     num_forms = sum(1 for _ in run.shapes())
-    run.log.close()
     return {
         "initialization_s": initialized_s,
         "num_forms": num_forms,

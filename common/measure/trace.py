@@ -3,7 +3,8 @@
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,20 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from common.commands.bench import build
 from common.config import RunConfig
-from common.throughput import WARM_UP_TURNS, bench_batches, stepper, synchronize
+from common.measure.device_run import build
+from common.throughput import WARM_UP_TURNS, bench_batches, stepper, synchronize, timed
 
 CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
+    "compiled": r"^triton_|graph_\d+_cpp|cpp_fused",  # named after all that they fuse
     "communication": r"nccl|all_?reduce",
     "attention": r"flash|fmha|attention",
-    "optimizer": r"multi_tensor|fusedadam|fusedsgd|fused_adam|fused_sgd",
+    "optimizer": r"multi_tensor|fused_?adam|fused_?sgd",
+    "normalisation": r"bn_|batch_?norm|layer_?norm",
     "convolution": r"conv|wgrad|dgrad|fprop|cudnn",
-    "matrix product": r"gemm|nvjet|cutlass|cublas|addmm|aten::mm|aten::bmm|baddbmm|scaled_mm",
+    "matrix product": r"gemm|nvjet|cutlass|cublas|aten::(addmm|mm|bmm|baddbmm)|scaled_mm",
     "copy": r"memcpy|memset|copy_|aten::to\b",
-    "compiled": r"triton|graph_\d+_cpp|cpp_fused",
-    "reduction": r"reduce|norm|softmax",
+    "reduction": r"reduce|softmax",
     "element-wise": r"elementwise|vectorized|aten::",
 }
 TOP = 12  # kernels that are named one by one
@@ -45,24 +47,31 @@ def summarize_trace(
     on_gpu = run.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     summaries = {}
-    for shape, batch in bench_batches(run, shapes).items():
-        step = stepper(run, batch, num_steps)
-        for _ in range(WARM_UP_TURNS):
-            step()
-        synchronize(run.device)
-        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-            started = time.perf_counter()
-            step()
-            host_s = time.perf_counter() - started
-            synchronize(run.device)
-            wall_s = time.perf_counter() - started
-        events = profiler.events()
-        spans = kernel_spans(events) if on_gpu else operator_spans(events)
-        summaries[shape] = summarize_spans(spans, num_steps, wall_s) | {"host_ms": host_s / num_steps * 1e3}
-        if file is not None:
-            profiler.export_chrome_trace(str(file))
-    run.log.close()
+    with closing(run.log):
+        for shape, batch in bench_batches(run, shapes).items():
+            step = stepper(run, batch, num_steps)
+            for _ in range(WARM_UP_TURNS):
+                step()
+            step_s, host_s = time_turn(step, run.device)  # a profiler slows the host down
+            with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+                timed(step, run.device)
+            events = profiler.events()
+            spans = kernel_spans(events) if on_gpu else operator_spans(events)
+            summaries[shape] = summarize_spans(spans, num_steps, step_s)
+            summaries[shape]["host_ms"] = host_s / num_steps * 1e3
+            if file is not None:
+                profiler.export_chrome_trace(str(file))
     return summaries
+
+
+def time_turn(step: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Return the seconds of a turn of steps, and those until the host had asked for it."""
+    synchronize(device)
+    started = time.perf_counter()
+    step()
+    asked = time.perf_counter()
+    synchronize(device)
+    return time.perf_counter() - started, asked - started
 
 
 def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
@@ -75,7 +84,7 @@ def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
 
 
 def operator_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
-    """Return the same of each operator on a CPU, without the time of those that it calls."""
+    """Return name, start and end of each operator on a CPU, without the time of those that it calls."""
     return [
         (event.name, event.time_range.start, event.time_range.start + event.self_cpu_time_total)
         for event in events
@@ -88,7 +97,7 @@ def summarize_spans(spans: list[tuple[str, float, float]], num_steps: int, wall_
     by_class: dict[str, float] = defaultdict(float)
     by_kernel: dict[str, float] = defaultdict(float)
     for name, start, end in spans:
-        by_class[class_of(name)] += (end - start) / 1e3 / num_steps
+        by_class[classify_kernel(name)] += (end - start) / 1e3 / num_steps
         by_kernel[name[:120]] += (end - start) / 1e3 / num_steps
     return {
         "step_ms": wall_s / num_steps * 1e3,
@@ -99,7 +108,7 @@ def summarize_spans(spans: list[tuple[str, float, float]], num_steps: int, wall_
     }
 
 
-def class_of(name: str) -> str:
+def classify_kernel(name: str) -> str:
     """Return the class of a kernel by its name."""
     matching = (label for label, pattern in CLASSES.items() if re.search(pattern, name.lower()))
     return next(matching, "other")

@@ -32,7 +32,10 @@ def compile_layers(
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Compile the pieces of a packed encoder for training; evaluation stays eager."""
+    """Compile the pieces of a packed encoder for training; evaluation stays eager.
+
+    For the whole process it tells torch's compiler not to cut graphs where DDP's buckets end.
+    """
     head = model.cls.predictions
     pieces = {
         "embed": model.embed,

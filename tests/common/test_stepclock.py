@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from common.commands.bench import build
 from common.config import load
+from common.measure.device_run import build
 from common.stepclock import bottleneck
 
 SMALL = [

@@ -8,8 +8,8 @@ import torch
 
 from common import throughput
 from common.cli import dispatch
-from common.commands.bench import build
 from common.config import load
+from common.measure.device_run import build
 from common.method import Batch
 from image_classification.benchmark import BENCH_SIZES_PX, Benchmark
 from image_classification.data.dali import has_dali

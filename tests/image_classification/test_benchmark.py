@@ -1,15 +1,16 @@
 """The published recipe in numbers: steps, rates, decay, initial weights, epochs."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from common.commands.bench import build
 from common.config import Plan, load
 from common.errors import UserError
+from common.measure.device_run import build
 from common.method import build_methods
 from common.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
 from image_classification.benchmark import Benchmark
@@ -257,3 +258,19 @@ def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_pa
     assert trained == [84] * 3 + [56] * 3 and evaluated == [50, 10] and crops
     assert run.model.training and torch.backends.cudnn.benchmark
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
+
+
+def test_the_step_that_a_run_reports_is_that_of_its_first_size(tmp_path, monkeypatch):
+    """Warm-up takes 84 pixels before 56, training starts at 56."""
+    config = load("image_classification", "optimized", size="mini", settings=["global_batch_size=4"]).config
+    run = build(config, tmp_path, warms_up=False)
+    monkeypatch.setattr(run, "warm_up_evaluation", lambda: None)
+
+    def take(batch, *args, **named):
+        time.sleep(0.2 if batch.inputs["x"].shape[-1] == 84 else 0)
+        return torch.zeros(())
+
+    monkeypatch.setattr(run, "add_gradients", take)
+    run.warm_up()
+    run.log.close()
+    assert 0 < run.step_s < 0.2

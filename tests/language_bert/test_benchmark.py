@@ -184,9 +184,7 @@ def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
     name, seed, world_size, round_to, forms_of_layers, expected_padding
 ):
     """Whether 8 ranks take a micro-batch of 56 or one takes 8 of them, they are dealt by length."""
-    config = config_of(
-        name, f"methods.unpad.round_to={round_to}", f"methods.sparse_head.round_to={round_to}"
-    )
+    config = config_of(name, f"methods.unpad.round_to={round_to}", f"methods.sparse_head.round_to={round_to}")
     benchmark = OnGpu(config, seed=seed, place=Place(rank=world_size - 1, world_size=world_size))
 
     def rounded(counts):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from common.commands.bench import build
 from common.config import load
 from common.errors import UserError
+from common.measure.device_run import build
 from common.method import Batch, Progress, build_methods
 from language_bert.benchmark import Benchmark
 from language_bert.methods.seq_length_warmup import (

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.commands.bench import build
 from common.config import load
 from common.errors import UserError
+from common.measure.device_run import build
 from common.method import Batch, Progress
 from common.methods.selective_backprop import SelectiveBackprop, sample_losses, select_samples
 

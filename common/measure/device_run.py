@@ -1,0 +1,52 @@
+"""A run on one device with its share of the batch and without data, for what measures steps."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common import config as configs
+from common.errors import UserError
+from common.ranks import ALONE, Place
+
+if TYPE_CHECKING:
+    from common.timed_run import TrainingRun
+
+NUM_DEVICES = 8  # of the published systems; one of them, here, takes its share of the batch
+
+
+def load(
+    benchmark: str,
+    name: str,
+    *,
+    size: str,
+    batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+) -> configs.RunConfig:
+    """Return the configuration of a full name, NAME+KEY=VALUE..., with the batch of one device."""
+    configuration, *settings = name.split("+")
+    if batch_size is None:
+        config = configs.load(benchmark, configuration, size=size, settings=settings).config
+        batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)
+    if min(batch_size, micro_batch_size or 1) < 1:
+        raise UserError("--batch-size and --micro-batch-size must be positive")
+    sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}"]
+    return configs.load(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
+
+
+def build(
+    config: configs.RunConfig, directory: Path, place: Place = ALONE, *, warms_up: bool = True
+) -> "TrainingRun":
+    """Return an initialized run whose log goes to a folder that nobody keeps."""
+    from common.mllog import RunLog
+    from common.timed_run import Spec, TrainingRun
+
+    number = sum(1 for _ in directory.iterdir())
+    log = RunLog(directory / f"result_{number}.txt", state="run")
+    spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
+    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0, place=place)
+    run = TrainingRun(spec, config, benchmark, log)
+    try:
+        run.initialize(from_scratch=True, warms_up=warms_up)
+    except BaseException:
+        log.close()
+        raise
+    return run

@@ -1,0 +1,39 @@
+"""Files of measured figures, as JSON: results/<kind>/<hardware>/<name>_N.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common import atomic
+from common.config import ROOT
+from common.errors import UserError
+from common.launch import create_next
+
+
+def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:
+    """Write a new file NAME_N.json; an existing one is never overwritten."""
+    path = new_file(directory, name)
+    write(path, figures)
+    return relative_path(path)
+
+
+def new_file(directory: Path, name: str) -> Path:
+    """Return a new file NAME_N.json, empty so far."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return create_next(directory, f"{name}_{{}}.json")
+    except OSError as error:
+        raise UserError(f"cannot write figures here ({error.strerror})", where=str(directory)) from error
+
+
+def write(path: Path, figures: dict[str, Any]) -> None:
+    """Put the figures in the place of what the file held."""
+    try:
+        atomic.write_text(path, json.dumps(figures, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write figures here ({error.strerror})", where=str(path)) from error
+
+
+def relative_path(path: Path) -> Path:
+    """Return a path as people read it, relative to the repository where it lies inside."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
