@@ -22,15 +22,16 @@ from common.timed_run import TrainingRun
 
 NUM_STEPS = 60
 TOLERANCE = 0.02  # of a loss and of the evaluation: bfloat16, whose sums a compiler takes in another order
+GRADIENT_TOLERANCE = 0.1  # of the norm of all gradients
 
 
 def compare_with_eager(config: RunConfig, directory: Path, shapes: Sequence[str] = ()) -> dict[str, Any]:
     """Return losses, counters and times of `NUM_STEPS` steps that take turns between the shapes.
 
     Every compiled step starts from the eager one's weights: free runs of ResNet drift apart by several per
-    cent in ten steps, whatever computes them. `is_ok`: the model was compiled and captured as configured, no
-    graph was skipped or broken, nothing was compiled after the warm-up, losses agree within `TOLERANCE` and
-    so do evaluations. `directory` holds logs that nobody keeps.
+    cent in ten steps, whatever computes them. `is_ok`: the model was compiled, no graph was skipped or
+    broken, nothing was compiled after the warm-up, losses and evaluations agree within `TOLERANCE`, and the
+    gradients of each step within `GRADIENT_TOLERANCE`. `directory` holds logs that nobody keeps.
     """
     from torch._dynamo.utils import counters
 
@@ -43,7 +44,7 @@ def compare_with_eager(config: RunConfig, directory: Path, shapes: Sequence[str]
     counters.clear()
     warm_up(compiled, batches)
     num_graphs = counters["stats"]["unique_graphs"]
-    pairs = list(take_steps(eager, compiled, batches))
+    steps = list(take_steps(eager, compiled, batches))
     figures: dict[str, Any] = {
         "compiled_by": compiled_by,
         "num_steps": NUM_STEPS,
@@ -51,8 +52,9 @@ def compare_with_eager(config: RunConfig, directory: Path, shapes: Sequence[str]
         "compiled_late": counters["stats"]["unique_graphs"] - num_graphs,
         "skipped_graphs": counters["inductor"]["cudagraph_skips"],
         "graph_breaks": sum(counters["graph_break"].values()),
-        "losses": [pair[0] for pair in pairs],
-        "loss_difference": largest(abs(other - loss) / abs(loss) for loss, other in pairs),
+        "losses": [loss for loss, _, _ in steps],
+        "loss_difference": largest(abs(other - loss) / abs(loss) for loss, other, _ in steps),
+        "gradient_difference": largest(difference for _, _, difference in steps),
         "evaluation_difference": compare_evaluations(eager, compiled),
         "eager": time_steps(eager, batches),
         "compiled": time_steps(compiled, batches),
@@ -61,6 +63,7 @@ def compare_with_eager(config: RunConfig, directory: Path, shapes: Sequence[str]
         run.log.close()
     is_used = num_graphs > 0 and not (figures["compiled_late"] or figures["skipped_graphs"])
     is_equal = max(figures["loss_difference"], figures["evaluation_difference"]) <= TOLERANCE
+    is_equal = is_equal and figures["gradient_difference"] <= GRADIENT_TOLERANCE
     return figures | {"is_ok": is_used and is_equal and not figures["graph_breaks"]}
 
 
@@ -78,11 +81,22 @@ def warm_up(run: TrainingRun, batches: list[Batch]) -> None:
 
 def take_steps(
     eager: TrainingRun, compiled: TrainingRun, batches: list[Batch]
-) -> Iterator[tuple[float, float]]:
-    """Yield the losses of each step, eager and compiled, from the same weights."""
+) -> Iterator[tuple[float, float, float]]:
+    """Yield the losses of each step, eager and compiled, from the same weights, and how gradients differ."""
     for step, batch in enumerate(islice(cycle(batches), NUM_STEPS)):
         compiled.model.load_state_dict(eager.model.state_dict())
-        yield float(eager.train_step(batch, step)), float(compiled.train_step(batch, step))
+        losses = float(eager.train_step(batch, step)), float(compiled.train_step(batch, step))
+        yield *losses, compare_gradients(eager, compiled)
+
+
+def compare_gradients(eager: TrainingRun, compiled: TrainingRun) -> float:
+    """Return the norm of the difference of all gradients, relative to that of the eager ones."""
+    pairs = zip(eager.model.parameters(), compiled.model.parameters(), strict=True)
+    graded = [
+        (one.grad, other.grad) for one, other in pairs if one.grad is not None and other.grad is not None
+    ]
+    difference = torch.stack([(other - one).square().sum() for one, other in graded]).sum()
+    return float((difference / torch.stack([one.square().sum() for one, _ in graded]).sum()).sqrt())
 
 
 @torch.no_grad()

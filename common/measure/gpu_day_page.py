@@ -31,6 +31,7 @@ def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[st
         compiled, eager = figures["compiled"], figures["eager"]
         return [
             f"{figures['num_steps']} steps: losses differ by {figures['loss_difference']:.2g} at most, "
+            f"gradients by {figures['gradient_difference']:.2g}, "
             f"evaluations by {figures['evaluation_difference']:.2g}",
             f"{figures['skipped_graphs']} graphs skipped, {figures['graph_breaks']} breaks, "
             f"{figures['compiled_late']} of {figures['num_graphs']} compiled after the warm-up",

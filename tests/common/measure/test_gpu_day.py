@@ -10,6 +10,7 @@ from common import cli
 from common.config import ROOT
 from common.measure import captured, gpu_day, gpu_day_page
 from common.measure.captured import NUM_STEPS
+from common.training import Training
 from tests.command import ttt_here
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
@@ -132,6 +133,22 @@ def test_captured_steps_of_bert_are_the_eager_ones():
     assert code == 0 and figures["is_ok"] and figures["compiled_by"] == ["compile_layers"]
     assert len(figures["losses"]) == NUM_STEPS and figures["num_graphs"] >= 3
     assert figures["losses"][0] > figures["losses"][-1] and figures["evaluation_difference"] < 0.01
+    assert figures["gradient_difference"] < 0.01
+
+
+def test_gradients_that_differ_are_findings(monkeypatch):
+    add_gradients = Training.add_gradients
+
+    def add_twice(run, *args, **named):
+        loss = add_gradients(run, *args, **named)
+        for parameter in run.model.parameters() if run.model.compiled else ():
+            parameter.grad.mul_(1.5)
+        return loss
+
+    monkeypatch.setattr(Training, "add_gradients", add_twice)
+    code, figures = inspect_graphs("optimized+methods.compile_layers.backend=aot_eager")
+    assert code == 1 and figures["gradient_difference"] == pytest.approx(0.5, abs=0.01)
+    assert figures["loss_difference"] < 0.01
 
 
 def test_a_model_that_is_not_compiled_is_a_finding():
