@@ -21,6 +21,7 @@ from common import config as configs
 from common.config import ROOT
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
+from common.measure.figures import relative_path
 
 ARCHITECTURES = ("sm_80", "sm_90")
 
@@ -81,8 +82,7 @@ def main(args: argparse.Namespace) -> int:
         path = report.keep(figures, args.results)
         results.append(figures)
         if not args.json:
-            place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-            print(*report.format_figures(figures), f"-> {place}", sep="\n")
+            print(*report.format_figures(figures), f"-> {relative_path(path)}", sep="\n")
             print(*report.format_predictions(figures), sep="\n")
     if args.json:
         print(json.dumps(results))

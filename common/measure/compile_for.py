@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 from unittest import mock
 
@@ -346,10 +345,6 @@ def count_graph_breaks() -> dict[str, int]:
 
 def evaluate(run: Training, batch: Batch) -> None:
     """Do what the loop does with a batch of the evaluation set."""
-    model = reduce(lambda used, method: method.evaluation_model(used), run.methods, run.model)
-    model.eval()
-    batch = run.prepared(batch, None)
-    with torch.no_grad(), run.autocast(run.config.evaluation_precision):
-        outputs = model(**batch.inputs)
-    run.benchmark.count_correct(outputs, batch.targets)
+    with torch.no_grad():
+        run.count_correct(run.evaluation_model(), batch)
     run.model.train()

@@ -1,6 +1,7 @@
 """Files of measured figures, as JSON: results/<kind>/<hardware>/<name>_N.json."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def new_file(directory: Path, name: str) -> Path:
         raise UserError(f"cannot write figures here ({error.strerror})", where=str(directory)) from error
 
 
-def write(path: Path, figures: dict[str, Any]) -> None:
+def write(path: Path, figures: Mapping[str, Any]) -> None:
     """Put the figures in the place of what the file held."""
     try:
         atomic.write_text(path, json.dumps(figures, indent=1) + "\n")

@@ -1,6 +1,5 @@
 """Figures of `ttt compile`, as they are kept and printed."""
 
-import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +7,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common import atomic, system
+from common import system
 from common.config import RunConfig
-from common.errors import UserError
 from common.launch import commit
 from common.measure import gpu_model
 from common.measure.compile_for import Compiled, Compiler, count_graph_breaks
+from common.measure.figures import write
 from common.measure.kernels import GIGA, LIBRARY, NAMES, OWN, TERA, Kernel
 
 COUNTED = (
@@ -89,10 +88,7 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
     Raises UserError where nothing can be written.
     """
     path = name_result(directory, figures["architecture"], figures["benchmark"], figures["configuration"])
-    try:
-        atomic.write_text(path, json.dumps(figures, indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write figures here ({error.strerror})", where=str(directory)) from error
+    write(path, figures)
     return path
 
 
