@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
 from common import config as configs
-from common import launch, ranks
+from common import launch, ranks, yaml_file
 from common.commands import whole_number
 from common.config import ROOT
 from common.doctor.preflight import preflight
@@ -106,12 +105,9 @@ def came_to_its_end(log: Log) -> bool:
 
 def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
     """Raise UserError that names the first difference between a result and what is to be run."""
-    try:
-        there = yaml.safe_load("\n".join(log.settings))
-    except yaml.YAMLError:
-        there = None
-    now = yaml.safe_load(configs.to_yaml(run_set.loaded.config).replace(f"{ROOT}/", ""))
-    if isinstance(there, dict):
+    there = yaml_file.stated(log.settings)
+    now = yaml_file.stated([configs.to_yaml(run_set.loaded.config).replace(f"{ROOT}/", "")]) or {}
+    if there:
         before, after = flat(with_defaults(type(run_set.loaded.config), there)), flat(now)
         before["ranks"] = log.value("num_ranks")
         after["ranks"] = max(run_set.num_ranks, ranks.place().world_size) if before["ranks"] else None

@@ -5,6 +5,7 @@ silently.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ SCALARS = (
     (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
 )
 MAX_DEPTH = 12
+MAX_CHARACTERS = 1 << 18  # PyYAML reads 0.1 to 1 MB/s; the largest configuration has 5 KB
 
 
 class NoAliases(yaml.SafeLoader):
@@ -41,10 +43,14 @@ class Document:
 
 def parse(text: str, source: str) -> Document:
     """Parse one YAML mapping; `source` names it in messages. Raises UserError with source:line."""
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(f"{len(text):,} characters are more than {MAX_CHARACTERS:,}", where=source)
     try:
         root = yaml.compose(text, Loader=NoAliases)
     except RecursionError:
         raise UserError("nested too deeply", where=source) from None
+    except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF"
+        raise UserError(f"not YAML: {error}", where=source) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -55,6 +61,14 @@ def parse(text: str, source: str) -> Document:
         raise UserError("expected `key: value` lines", where=f"{source}:1")
     origins: dict[tuple[str, ...], str] = {}
     return Document(_value(root, (), source, origins), origins)
+
+
+def stated(lines: Iterable[str]) -> dict[str, Any] | None:
+    """Return the mapping that lines of a log's head state; None where anything else stands there."""
+    try:
+        return parse("\n".join(lines), "").values
+    except UserError:
+        return None
 
 
 def scalar(text: str) -> Any:

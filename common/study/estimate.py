@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from scipy import stats
 
+from common import yaml_file
 from common.evidence.intervals import CONFIDENCE
 from common.evidence.log import Log
 
@@ -154,11 +154,8 @@ def flat(values: Any, path: str = "") -> dict[str, Any]:
 
 def settings_of(log: Log) -> dict[str, Any]:
     """Return the configuration that a log states; nothing where it cannot be read."""
-    try:
-        found = yaml.safe_load("\n".join(log.settings))
-    except yaml.YAMLError:
-        return {}
-    return {"budget": 1.0} | found if isinstance(found, dict) else {}  # older ones trained all of it
+    found = yaml_file.stated(log.settings)
+    return {"budget": 1.0} | found if found else {}  # older ones trained all of it
 
 
 def agree(there: dict[str, Any], here: dict[str, Any]) -> bool:

@@ -24,6 +24,8 @@ def test_numbers_are_numbers_and_names_are_names():
         ("- 1\n", "x.yaml:1: expected"),
         ("a: [1\n", "x.yaml:2: not YAML"),
         ("{a: " * 14 + "1" + "}" * 14, "nested too deeply"),
+        ('a: "\\UFFFFFFFF"\n', "x.yaml: not YAML"),
+        ("a: 1\n" * 10**6, "x.yaml: 5,000,000 characters"),
     ],
 )
 def test_bad_yaml_is_refused_with_file_and_line(text, message):

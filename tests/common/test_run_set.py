@@ -107,3 +107,26 @@ def test_a_set_made_before_a_key_existed_is_continued(benchmark, name, key, tmp_
     )
     with pytest.raises(UserError, match=r"budget is 1.0 there, 0.5 now"):
         run_sets.continued(replace(planned, loaded=halved))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["l0: &l0 {x: 1}", *(f"l{n}: &l{n} {{x: *l{n - 1}, y: *l{n - 1}}}" for n in range(1, 40))],
+        ["when: 2024-13-45"],
+        ["model: " + "[" * 250, *["[" * 250] * 5],
+        ['model: "\\UFFFFFFFF"'],
+        [""],
+    ],
+    ids=["aliases", "date", "brackets", "escape", "empty"],
+)
+def test_a_hostile_head_of_a_result_is_refused_in_one_line(lines, tmp_path):
+    loaded = load("language_bert", "baseline", size="mini", settings=["submission.hardware=reference-2cpu"])
+    planned = launch.plan_run_set(loaded, results=tmp_path, runs="2", seed=None)
+    source = ROOT / "results" / planned.system / "bert" / "result_0.txt"
+    records = "".join(line for line in source.read_text().splitlines(True) if not line.startswith("#"))
+    head = "".join(f"#   {line}\n" for line in lines)
+    planned.directory.mkdir(parents=True)
+    (planned.directory / "result_0.txt").write_text(f"# --- configuration\n{head}{records}")
+    with pytest.raises(UserError, match=r"result_0.txt: "):
+        run_sets.continued(planned)
