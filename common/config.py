@@ -25,10 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_EXTENDS = 2
+MAX_EVALUATIONS = 10**6  # a plan lists them all
 NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Duration = Annotated[str, Field(pattern=r"^[0-9]+(ep|ba|sp)$")]  # epochs, batches or samples
+Duration = Annotated[str, Field(pattern=r"^[0-9]{1,12}(ep|ba|sp)$")]  # epochs, batches or samples
 
 
 class Strict(BaseModel):
@@ -309,17 +310,14 @@ def read(benchmark: str, name: str) -> yaml_file.Document:
         raise UserError(
             f"no such file '{name}.yaml'", where=benchmark, hint=nearest(str(name), configurations(benchmark))
         )
-    return yaml_file.parse(path.read_text(), f"{benchmark}/{name}.yaml")
+    return yaml_file.read(path, f"{benchmark}/{name}.yaml")
 
 
 def read_path(path: Path) -> tuple[yaml_file.Document, str]:
     """Return a file outside the benchmarks' folders, and which configuration it extends."""
     if not NAME.fullmatch(path.stem):
         raise UserError(f"a configuration is named after its file: {NAME.pattern}", where=str(path))
-    try:
-        document = yaml_file.parse(path.read_text(), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError("no such file" if not path.exists() else str(error), where=str(path)) from error
+    document = yaml_file.read(path, str(path))
     base = document.values.pop("extends", None)
     if not isinstance(base, str):
         raise UserError("must name a configuration: `extends: NAME`", where=str(path))
@@ -364,6 +362,8 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
         fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
     if config.steps(config.evaluate_every) == 0:
         fail("evaluate_every", "must be at least one step")
+    if config.steps(config.max_duration) > MAX_EVALUATIONS * config.steps(config.evaluate_every):
+        fail("max_duration", f"{config.max_duration} holds more than {MAX_EVALUATIONS:,} evaluations")
     plan = config.plan()
     if plan.num_steps == 0:
         fail("max_duration", "a run needs at least one step")

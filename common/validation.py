@@ -30,7 +30,7 @@ def validated(
             raise UserError(
                 "unknown key", where=where, hint=nearest(inner[-1], known_keys(model, inner[:-1]))
             ) from None
-        found = f" (found {fault['input']!r})" if fault["type"] not in ("missing", "value_error") else ""
+        found = f" (found {fault['input']!r:.100})" if fault["type"] not in ("missing", "value_error") else ""
         hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
         what = fault["msg"].removeprefix("Value error, ")
         raise UserError(what[0].lower() + what[1:] + found, where=where, hint=hint) from None

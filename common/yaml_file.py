@@ -5,8 +5,10 @@ silently.
 """
 
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -41,10 +43,27 @@ class Document:
     origins: dict[tuple[str, ...], str]
 
 
+def read(path: Path, source: str) -> Document:
+    """Read a file as `parse` does. Raises UserError, too, for a pipe or device, which may never end."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError("is no regular file", where=source)
+        with path.open("rb") as file:
+            content = file.read(4 * MAX_CHARACTERS + 1)  # of UTF-8, at most 4 bytes each
+        return parse(content.decode("utf-8"), source)
+    except FileNotFoundError as error:
+        raise UserError("no such file", where=source) from error
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=source) from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError("is not UTF-8 text", where=f"{source}:{line}") from error
+
+
 def parse(text: str, source: str) -> Document:
     """Parse one YAML mapping; `source` names it in messages. Raises UserError with source:line."""
     if len(text) > MAX_CHARACTERS:
-        raise UserError(f"{len(text):,} characters are more than {MAX_CHARACTERS:,}", where=source)
+        raise UserError(f"has more than {MAX_CHARACTERS:,} characters", where=source)
     try:
         root = yaml.compose(text, Loader=NoAliases)
     except RecursionError:

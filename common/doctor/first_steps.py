@@ -49,7 +49,7 @@ class Taken:
 def stored(benchmark: str) -> dict[str, Band]:
     """Return the bands of a benchmark by configuration. Raises UserError for a file that is not right."""
     path = ROOT / benchmark / f"{FILE}.yaml"
-    document = yaml_file.parse(path.read_text(), path.relative_to(ROOT).as_posix())
+    document = yaml_file.read(path, path.relative_to(ROOT).as_posix())
     return {
         name: validated(Band, values, document.origins, (name,)) for name, values in document.values.items()
     }

@@ -1,5 +1,10 @@
 """Configurations: what is refused, and what a merged one means."""
 
+import os
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from common import config, yaml_file
@@ -25,7 +30,7 @@ def test_numbers_are_numbers_and_names_are_names():
         ("a: [1\n", "x.yaml:2: not YAML"),
         ("{a: " * 14 + "1" + "}" * 14, "nested too deeply"),
         ('a: "\\UFFFFFFFF"\n', "x.yaml: not YAML"),
-        ("a: 1\n" * 10**6, "x.yaml: 5,000,000 characters"),
+        ("a: 1\n" * 10**6, "x.yaml: has more than"),
     ],
 )
 def test_bad_yaml_is_refused_with_file_and_line(text, message):
@@ -45,6 +50,8 @@ def test_bad_yaml_is_refused_with_file_and_line(text, message):
         ("global_batch_size=-1", "greater than 0"),
         ("global_batch_size=40000", "more than the training set"),
         ("max_duration=90 epochs", "max_duration"),
+        (f"max_duration={'9' * 5000}ep", "max_duration: .{1,300}$"),
+        ("max_duration=9999999999ba", "--set: max_duration: .*more than 1,000,000 evaluations"),
         ("schedule.warmup=99ep", "must be shorter"),
         ("methods.unpadd={}", "no such method; did you mean unpad"),
         ("methods.unpad.round=3", "unknown key; did you mean round_to"),
@@ -139,6 +146,32 @@ def test_a_fault_in_a_file_is_named_with_file_and_line(folder):
     (folder / "derived.yaml").write_text("extends: derived\n")
     with pytest.raises(UserError, match="goes too deep"):
         bert(configuration="derived")
+
+
+def test_a_file_that_is_no_text_is_named_with_its_line(folder):
+    (folder / "derived.yaml").write_bytes("extends: baseline\n# für\n".encode("latin-1"))
+    with pytest.raises(UserError, match="language_bert/derived.yaml:2: .*UTF-8"):
+        bert(configuration="derived")
+    append(folder / "baseline.yaml", "# für\n")
+    code = "from common import config; print(config.read('language_bert', 'baseline').values['target'])"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    shutil.copytree(ROOT / "common", folder.parent / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | plain,
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "") and float(done.stdout) > 0
+
+
+def test_a_pipe_or_folder_is_no_configuration(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("pipe.yaml", "folder.yaml"):
+        with pytest.raises(UserError, match=f"{name}: .*regular"):
+            bert(configuration=str(tmp_path / name))
 
 
 @pytest.mark.parametrize("setting", ["methods=3", "methods=all", f"global_batch_size={'9' * 5000}"])
