@@ -1,0 +1,57 @@
+"""`ttt` in a terminal of a given width; `.venv/bin/python -m tests.terminal` writes tests/golden anew."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+from common.config import ROOT
+
+GOLDEN = ROOT / "tests/golden"
+SETS = [f"results/reference-2cpu-mini-{name}" for name in ("baseline", "optimized")]
+SEEN_AT_80 = {  # file in tests/golden -> command
+    "score.txt": ["score", *SETS],
+    "methods.txt": ["methods"],
+}
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def seen(columns, *arguments):
+    """Return the exit code and what a terminal with so many columns is sent by `ttt`."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    command = [sys.executable, "-m", "common.cli", *map(str, arguments)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    sent = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        sent += part
+    os.close(ours)
+    return process.wait(600), sent.decode()
+
+
+def text_of(sent):
+    """Return what stands in the lines, without escapes and blanks at their ends."""
+    lines = ESCAPE.sub("", sent).replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+if __name__ == "__main__":
+    for name, arguments in SEEN_AT_80.items():
+        code, sent = seen(80, *arguments)
+        assert code == 0, sent
+        (GOLDEN / name).write_text(text_of(sent))

@@ -1,0 +1,80 @@
+"""What a person sees in a terminal: nothing is cut, no number is wrapped.
+
+tests/golden has it at 80 columns; `.venv/bin/python -m tests.terminal` writes it anew.
+"""
+
+import re
+import shutil
+
+import pytest
+
+from common.stepclock import progress_line, time_left
+from tests.runs import BERT, Place
+from tests.terminal import ESCAPE, GOLDEN, SEEN_AT_80, SETS, seen, text_of
+
+FIGURES = ("0.787", "0.665 to 0.922", "0.259", "0.215 to 0.297", "3.04x", "2.50 to 3.84", "23.366 to 24.420")
+
+
+@pytest.mark.parametrize("name", SEEN_AT_80)
+def test_80_columns_show_what_they_showed(name):
+    code, sent = seen(80, *SEEN_AT_80[name])
+    text = text_of(sent)
+    assert code == 0 and max(map(len, text.splitlines())) <= 80
+    assert text == (GOLDEN / name).read_text()
+
+
+@pytest.mark.parametrize(("columns", "options"), [(80, []), (120, []), (200, []), (80, ["--wide"])])
+def test_score_shows_minutes_interval_and_speed_up_whole_at_every_width(columns, options):
+    code, sent = seen(columns, "score", *options, *SETS)
+    text = text_of(sent)
+    assert code == 0 and all(figure in text for figure in FIGURES)
+    shows_rest = columns == 200 or bool(options)
+    assert ("107,618,028" in text) == ("17,889" in text) == shows_rest
+    assert ("ttt score --wide" in text) != shows_rest
+    if not options:
+        assert max(map(len, text.splitlines())) <= columns
+
+
+def line(width, *, quality="quality 0.1234 of 0.2", step=112, loss=6.123):
+    return progress_line(
+        elapsed_s=45.2,
+        step=step,
+        num_steps=17500,
+        rate="24674 sequences/s",
+        loss=loss,
+        quality=quality,
+        left="357 s left at most",
+        width=width,
+    )
+
+
+def test_the_status_line_leaves_out_whole_parts_the_least_important_first():
+    whole = line(None)
+    parts = whole.strip().split("  ")
+    assert parts[-1] == "357 s left at most" and "24674 sequences/s" in parts and "loss 6.123" in parts
+    for width in range(len(whole) + 1):
+        left = line(width)
+        assert len(left) <= width and set(left.strip().split("  ")) <= {*parts, ""}
+    at_80 = line(79)
+    assert "quality 0.1234 of 0.2" in at_80 and "357 s left at most" in at_80 and "step 112/17500" in at_80
+    assert line(30).strip() == "quality 0.1234 of 0.2"
+
+
+def test_what_is_not_known_yet_is_no_number():
+    assert "nan" not in line(None, loss=float("nan"))
+    assert time_left(100, 10.0, 0.2) == "about 1 s left"
+    assert time_left(100, 10.0, -3.0) == "10 s left at most"
+    assert time_left(17500, 0.1, 0) == "49 h left at most"
+
+
+@pytest.mark.slow
+def test_the_status_line_of_a_run_fits_80_columns_and_says_what_was_not_evaluated(tmp_path):
+    place = Place(tmp_path)
+    long = ("max_duration=400ba", "evaluate_every=200ba", "evaluate_from=200ba", "global_batch_size=16")
+    code, sent = seen(80, *place.arguments((*BERT, *long)))
+    shutil.rmtree(place.temporary)
+    drawn = [part for part in re.split(r"[\r\n]+", ESCAPE.sub("", sent)) if "  step " in part]
+    assert code == 1 and drawn and all(len(part) < 80 for part in drawn)
+    assert all(re.search(r"\d (s|min|h) left( at most)?$", part.rstrip()) for part in drawn), drawn
+    assert "not evaluated yet" in drawn[0] and "quality" not in drawn[0]
+    assert "quality 0." in drawn[-1]
