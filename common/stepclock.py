@@ -1,5 +1,6 @@
 """Times training steps and shows progress without making the device wait."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,52 @@ def bottleneck(
     )
 
 
+def progress_line(
+    *,
+    elapsed_s: float,
+    step: int,
+    num_steps: int,
+    rate: str,
+    loss: float,
+    quality: str,
+    left: str,
+    width: int | None,
+) -> str:
+    """Return where a run stands, in at most `width` columns; None: all of it.
+
+    What does not fit is left out whole, from the least important part on: no number is cut.
+    """
+    parts = {  # in the order of the line
+        "elapsed": f"{elapsed_s:6.1f} s",
+        "step": f"step {step}/{num_steps}",
+        "rate": rate,
+        "loss": "" if math.isnan(loss) else f"loss {loss:.3f}",  # not fetched yet
+        "quality": quality,
+        "left": left,
+    }
+    for name in ("", "rate", "loss", "elapsed", "step", "left", "quality"):
+        parts.pop(name, None)
+        line = "".join(f"  {text}" for text in parts.values() if text)
+        if width is None or len(line) <= width:
+            break
+    return line
+
+
+def time_left(num_steps: int, steps_per_s: float, until_expected_s: float) -> str:
+    """Return the time left: that of the steps left is a limit; earlier runs give an expectation."""
+    if until_expected_s > 0:
+        return f"about {duration(until_expected_s)} left"
+    return f"{duration(num_steps / max(steps_per_s, 1e-9))} left at most"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds, or minutes and hours where those are easier to read; never 0."""
+    seconds = max(seconds, 1.0)
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36000 else f"{seconds / 3600:.0f} h"
+
+
 class StepClock:
     """Counts steps; now and then starts an asynchronous copy of the loss and shows what has arrived.
 
@@ -50,6 +97,14 @@ class StepClock:
         self.copied: Any = None  # a CUDA event
         self.block_start = self.fetched_at = self.printed_at = time.monotonic()
         self.steps_before_block = 0
+
+    @property
+    def width(self) -> int | None:
+        """How many columns the progress line may have; None where it is no line of a terminal.
+
+        The last column stays free: some terminals begin a new line there.
+        """
+        return self.console.width - 1 if self.live else None
 
     def start(self) -> None:
         """Begin a block of training steps."""

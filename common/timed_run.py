@@ -30,7 +30,7 @@ from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_O
 from common.method import Batch
 from common.mllog import RunLog
 from common.ranks import Place
-from common.stepclock import StepClock, bottleneck
+from common.stepclock import StepClock, bottleneck, progress_line, time_left
 from common.supervision import DUMP, end_with_parent, heed_no_more, raise_interrupt
 from common.training import Training
 
@@ -203,15 +203,18 @@ class TrainingRun(Training):
     def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:
         """Return the text that stands at the bottom of the screen while training."""
         elapsed = time.monotonic() - self.started
-        left = (self.plan.num_steps - num_steps) / max(steps_per_s, 1e-9)
-        expected = f"{left:.0f} s left at most"
-        if self.spec.expected_s is not None and elapsed < self.spec.expected_s:
-            expected = f"about {self.spec.expected_s - elapsed:.0f} s left"
-        rate = steps_per_s * self.config.global_batch_size
-        return (
-            f"  {elapsed:6.1f} s  step {num_steps}/{self.plan.num_steps}"
-            f"  {rate:.0f} {self.benchmark.samples_name}/s"
-            f"  loss {loss:.3f}  quality {self.quality:.4f} of {self.config.target:g}  {expected}"
+        is_evaluated = self.plan.evaluation_steps[0] < num_steps
+        quality = f"quality {self.quality:.4f} of {self.config.target:g}"
+        steps_left, expected_s = self.plan.num_steps - num_steps, self.spec.expected_s or 0.0
+        return progress_line(
+            elapsed_s=elapsed,
+            step=num_steps,
+            num_steps=self.plan.num_steps,
+            rate=f"{steps_per_s * self.config.global_batch_size:.0f} {self.benchmark.samples_name}/s",
+            loss=loss,
+            quality=quality if is_evaluated else "not evaluated yet",
+            left=time_left(steps_left, steps_per_s, expected_s - elapsed),
+            width=self.clock.width,
         )
 
 
