@@ -84,12 +84,12 @@ def write(path: Path) -> None:
 
 
 def overview() -> str:
-    """Return one line for each method, by the benchmark that it is for."""
+    """Return the title of each method, a line each, by the benchmark that it is for."""
     lines: list[str] = []
     for group, found in grouped().items():
         lines += [*[""] * bool(lines), f"{group}:"]
         for card in found:
-            lines.append(f"  {card.name:26}{textwrap.shorten(card.summary, WIDTH - 28, placeholder=' ...')}")
+            lines.append(f"  {card.name:25}{card.title}")
     return "\n".join([*lines, "", "'ttt methods NAME' prints a card"])
 
 

@@ -1,4 +1,4 @@
-"""ALiBi: attention with linear biases in the place of position embeddings.
+"""ALiBi: linear biases in place of position embeddings.
 
 What. Each attention score loses slope times distance, with a slope of its own for each head; position
 embeddings start at zero and stay there. In an encoder the distance counts in both directions.

@@ -1,4 +1,4 @@
-"""Compile embeddings, encoder layer and head, each once for all its uses.
+"""Compile embeddings, encoder layer and head.
 
 What. `torch.compile` of the pieces of the packed encoder instead of the whole: the 24 layers share one graph
 for each number of tokens, so compilation takes the time of one layer. All shapes are compiled in

@@ -1,8 +1,8 @@
-"""Multiply in 8 bits: the matrix products of the encoder's linear layers, forward and backward.
+"""Multiply in 8 bits.
 
-What. Inputs and weights become E4M3, gradients E5M2, each tensor scaled by its own largest value at that
-moment; sums stay in 32 bits. Embeddings, normalisation, attention, the last layer and the heads are left as
-they are, and so is evaluation.
+What. The matrix products of the encoder's linear layers, forward and backward: inputs and weights become
+E4M3, gradients E5M2, each tensor scaled by its own largest value at that moment; sums stay in 32 bits.
+Embeddings, normalisation, attention, the last layer and the heads are left as they are, and so is evaluation.
 Effect on quality. Rounding to 3 or 2 bits of mantissa. NVIDIA's submissions with FP8 took as many samples to
 0.72 (2.4 to 2.55 M) as those in fp16 (2.4 to 2.7 M), with scales of earlier steps.
 Effect on time. Twice the rate of 16-bit products on Hopper, less what finding the largest values and rounding

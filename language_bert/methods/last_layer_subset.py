@@ -1,4 +1,4 @@
-"""Compute the last layer only for the tokens that a head reads.
+"""Compute the last layer only for tokens that are read.
 
 What. In the last layer only masked (and first) tokens ask: their queries attend to all keys, and output
 projection and MLP run on them alone.

@@ -1,4 +1,4 @@
-"""Start the untrained position embeddings as copies of the trained ones.
+"""Copy trained position embeddings to untrained ones.
 
 What. Rows 128 to 511 of the position embeddings, which the published checkpoint never trained (its sequences
 have 128 tokens), become copies of row `position mod trained_rows`.

@@ -1,4 +1,4 @@
-"""Compute the masked-LM head and its loss for masked tokens only.
+"""Compute the masked-LM head for masked tokens only.
 
 What. The transform and the product with the vocabulary run on M masked tokens (15 %) instead of all.
 Effect on quality. None: other positions have no label.

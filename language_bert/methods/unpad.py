@@ -1,6 +1,7 @@
-"""Compute real tokens only: the sequences of a batch lie one behind the other, without padding.
+"""Compute real tokens only.
 
-What. The encoder runs on T tokens instead of B x S; attention stays within each sequence.
+What. The sequences of a batch lie one behind the other, without padding: the encoder runs on T tokens instead
+of B x S; attention stays within each sequence.
 Effect on quality. None: loss and gradients equal the padded model's up to rounding.
 Effect on time. Padding is about half of the tokens (0.50 in the Wikipedia set and in size mini).
 Relieves. Forward pass, backward pass, evaluation: compute and memory traffic.
