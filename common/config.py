@@ -154,6 +154,10 @@ class RunConfig(Strict):
         names = ("num_train_samples", "num_evaluation_samples")
         return {f"data.{name}": getattr(self.data, name) for name in names}  # type: ignore[attr-defined]
 
+    def prepared_files(self) -> set[str]:
+        """Return names of files that the prepared data cannot do without."""
+        return set()
+
     @property
     def prepared_hint(self) -> str:
         """What a person types to prepare the data."""
@@ -356,7 +360,8 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
     """Refuse a configuration that could not take a step or would never be evaluated."""
 
     def fail(key: str, what: str) -> None:
-        raise UserError(what, where=f"{origins.get((key,), configured(config))}: {key}")
+        file = f"{config.benchmark}/{config.configuration}.yaml"
+        raise UserError(what, where=f"{origins.get((key,), file)}: {key}")
 
     if config.steps_per_epoch == 0:
         fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
@@ -374,11 +379,6 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
             "schedule",
             f"warm-up ({config.schedule.warmup}) must be shorter than max_duration ({config.max_duration})",
         )
-
-
-def configured(config: RunConfig) -> str:
-    """Return the file that a configuration is named after."""
-    return f"{config.benchmark}/{config.configuration}.yaml"
 
 
 def differences(before: RunConfig, after: RunConfig) -> list[str]:

@@ -8,14 +8,39 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import UserError
 
 MANIFEST = "manifest.json"
 CHUNK_BYTES = 1 << 20
+
+
+class File(BaseModel):
+    """What a manifest says of a file."""
+
+    model_config = ConfigDict(strict=True)
+    bytes: int
+    sha256: str
+
+
+class Facts(BaseModel):
+    """What a run reads of the facts; each data set has others besides."""
+
+    settings: dict[str, Any] = {}
+
+
+class Manifest(BaseModel):
+    """The types in a manifest."""
+
+    model_config = ConfigDict(strict=True)
+    fingerprint: str
+    facts: Facts
+    files: dict[str, File]
 
 
 def hash_file(path: Path) -> str:
@@ -61,13 +86,17 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError("no prepared data here", where=str(directory), hint=hint)
     try:
-        manifest = json.loads(path.read_text())
-        consistent = manifest["fingerprint"] == fingerprint(manifest["files"], manifest["facts"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"not a data manifest ({error})", where=str(path), hint=hint) from error
-    if not consistent:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+        content = json.loads(path.read_bytes())  # the fingerprint is over all that stands there
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(path), hint=hint) from error
+    except ValidationError as error:
+        fault = error.errors()[0]
+        what = ": ".join(filter(None, [".".join(map(str, fault["loc"])), fault["msg"]]))
+        raise UserError(f"not a data manifest ({what})", where=str(path), hint=hint) from error
+    if manifest.fingerprint != fingerprint(content["files"], content["facts"]):
         raise UserError("its fingerprint does not belong to its content", where=str(path), hint=hint)
-    return dict(manifest)
+    return dict(content)
 
 
 def verify(
@@ -75,14 +104,15 @@ def verify(
     settings: dict[str, Any],
     *,
     hint: str,
+    needed: Collection[str] = (),
     has_content: bool = True,
     explain: Callable[[Path], str] = lambda path: "",
 ) -> list[str]:
     """Return one line for each file that is missing, extra or changed; an empty list means intact.
 
-    A line, too, for each of the settings (`prepared_with` of a configuration) that the data do not follow.
-    Without `has_content` the files are not read, only their sizes compared. `explain` says more of a file
-    whose content has changed.
+    A line, too, for each of the settings (`prepared_with` of a configuration) that the data do not follow,
+    and for a `needed` file, although the manifest was written without it. Without `has_content` the files
+    are not read, only their sizes compared. `explain` says more of a file whose content has changed.
     """
     manifest = read_manifest(directory, hint=hint)
     expected, found = manifest["files"], data_files(directory)
@@ -92,15 +122,20 @@ def verify(
         for key, value in settings.items()
         if made_with.get(key) != value
     ]
-    problems += [f"{directory / name}: missing" for name in expected if name not in found]
+    problems += [
+        f"{directory / name}: missing" for name in {**expected, **dict.fromkeys(needed)} if name not in found
+    ]
     problems += [f"{directory / name}: not in the manifest" for name in found if name not in expected]
     for name in sorted(expected.keys() & found.keys()):
-        num_bytes = found[name].stat().st_size
-        if num_bytes != expected[name]["bytes"]:
-            problems.append(f"{directory / name}: {num_bytes} bytes, expected {expected[name]['bytes']}")
-        elif has_content and hash_file(found[name]) != expected[name]["sha256"]:
-            more = explain(found[name])
-            problems.append(f"{directory / name}: content changed (SHA-256 differs){more}")
+        try:
+            num_bytes = found[name].stat().st_size
+            if num_bytes != expected[name]["bytes"]:
+                problems.append(f"{directory / name}: {num_bytes} bytes, expected {expected[name]['bytes']}")
+            elif has_content and hash_file(found[name]) != expected[name]["sha256"]:
+                more = explain(found[name])
+                problems.append(f"{directory / name}: content changed (SHA-256 differs){more}")
+        except OSError as error:
+            problems.append(f"{directory / name}: cannot be read ({error.strerror})")
     return problems
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from common import config as configs
-from common import fingerprint, hardware, mllog, ranks, resume, system
+from common import hardware, mllog, preparation, ranks, resume, system
 from common.board import Board
 from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
@@ -145,8 +145,8 @@ def check_data(loaded: Loaded) -> None:
     """
     config = loaded.config
     directory = config.data.directory  # type: ignore[attr-defined]
-    problems = fingerprint.verify(
-        ROOT / directory, config.prepared_with(), hint=config.prepared_hint, has_content=config.size == "mini"
+    problems = preparation.verify(
+        ROOT / directory, config, hint=config.prepared_hint, has_content=config.size == "mini"
     )
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

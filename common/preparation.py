@@ -10,6 +10,7 @@ from typing import Any
 
 from common import fingerprint
 from common.errors import UserError
+from common.lock import locked
 
 PRINT_EVERY_S = 10.0
 GIB = 2**30
@@ -25,14 +26,17 @@ def prepare(
     name: str,
     needs: str,
 ) -> str:
-    """Prepare data in `directory`, by way of a folder beside it; returns the fingerprint.
+    """Prepare data in `directory`, unless they are there and intact; returns the fingerprint.
 
-    Size mini by `embedded(directory, work, config)`, size full by `full(directory, work, config, source)`.
-    `name` is what the full data are called, `needs` what a source has. Raises UserError for a folder that
-    holds something else, a source where none is taken, and none where one is needed.
+    Size mini by `embedded(directory, work, config)`, size full by `full(directory, work, config, source)`,
+    in a folder beside it, which one process at a time may hold: another one waits. `name` is what the full
+    data are called, `needs` what a source has. Raises UserError for a folder that holds something else, a
+    source where none is taken, and none where one is needed.
     """
     directory = directory.resolve()  # a link to another disk stays one
     if config.size == "full" and source is None:
+        if is_intact(directory, config):
+            return fingerprint_of(directory)
         raise UserError(
             f"no intact data here, and {name} cannot be downloaded",
             where=str(directory),
@@ -41,18 +45,41 @@ def prepare(
         )
     if config.size == "mini" and source is not None:
         raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
-    fingerprint.refuse_to_replace(directory)
     work = directory.with_name(f".{directory.name}.part")
     try:
-        if source is None:
-            return embedded(directory, work, config)
-        return full(directory, work, config, source.resolve())
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with locked(directory.with_name(f".{directory.name}.lock"), f"prepares {directory}"):
+            if is_intact(directory, config):
+                return fingerprint_of(directory)
+            fingerprint.refuse_to_replace(directory)
+            try:
+                if source is None:
+                    return embedded(directory, work, config)
+                return full(directory, work, config, source.resolve())
+            finally:
+                if source is None:  # what is made in seconds is not gone on with
+                    shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         where = str(error.filename or work)
         raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
-    finally:
-        if source is None:  # what is made in seconds is not gone on with
-            shutil.rmtree(work, ignore_errors=True)
+
+
+def fingerprint_of(directory: Path) -> str:
+    """Return the fingerprint in a manifest."""
+    return str(fingerprint.read_manifest(directory, hint="")["fingerprint"])
+
+
+def is_intact(directory: Path, config: Any) -> bool:
+    """Return whether a folder holds the data of a configuration, without a changed, missing or extra file."""
+    try:
+        return not verify(directory, config, hint="")
+    except UserError:
+        return False
+
+
+def verify(directory: Path, config: Any, **options: Any) -> list[str]:
+    """Return what is wrong with the data of a configuration, as `fingerprint.verify` does."""
+    return fingerprint.verify(directory, config.prepared_with(), needed=config.prepared_files(), **options)
 
 
 def finish(directory: Path, work: Path, facts: dict[str, Any]) -> str:

@@ -85,15 +85,16 @@ class Config(RunConfig):
 
     def prepared_with(self) -> dict[str, Any]:
         """Return also lengths, masking and the size of the vocabulary."""
-        names = (
-            "corpus",
-            "max_seq_length",
-            "num_duplicates",
-            "masked_fraction",
-            "evaluation_masked_fraction",
-        )
+        masked = ("masked_fraction", "evaluation_masked_fraction")
+        names = ("corpus", "max_seq_length", "num_duplicates", *masked)
         settings = {f"data.{name}": getattr(self.data, name) for name in names}
         return super().prepared_with() | settings | {"model.vocab_size": self.model.vocab_size}
+
+    def prepared_files(self) -> set[str]:
+        """Return the indexes, the vocabulary that size mini makes, and the weights to start from."""
+        names = {f"{part}.index.npy" for part in ("train", "evaluation")}
+        names |= {"vocab.txt"} if self.size == "mini" else set()
+        return names | ({WEIGHTS} if self.model.start == "checkpoint" else set())
 
 
 class Benchmark(benchmark.Benchmark):

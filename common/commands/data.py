@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from common import config as configs
-from common import fingerprint, shards
+from common import fingerprint, preparation, shards
 from common.config import ROOT, SIZES
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
@@ -51,9 +51,9 @@ def main(args: argparse.Namespace) -> int:
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    problems = fingerprint.verify(
+    problems = preparation.verify(
         directory,
-        config.prepared_with(),
+        config,
         hint=config.prepared_hint,
         explain=partial(changed_records, args.benchmark),
     )
@@ -81,8 +81,7 @@ def prepare(config: configs.RunConfig, source: str | None = None) -> int:
     """Prepare the data unless they are there and whole. Raises UserError where no source is taken."""
     name: str = config.data.directory  # type: ignore[attr-defined]
     directory = ROOT / name
-    is_there = (directory / fingerprint.MANIFEST).is_file()
-    if is_there and not fingerprint.verify(directory, config.prepared_with(), hint=""):
+    if preparation.is_intact(directory, config):
         print(f"{config.benchmark}: {name} is prepared and intact")
         return EXIT_OK
     module = importlib.import_module(f"{config.benchmark}.data.prepare")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common import fingerprint, launch, system
+from common import fingerprint, launch, preparation, system
 from common.config import ROOT, RunConfig
 from common.doctor.line import Line, fault, ok, warning
 from common.errors import UserError
@@ -25,7 +25,7 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
         return warning(check, f"not prepared at size {config.size}", config.prepared_hint), None
     has_content = config.size == "mini"
     try:
-        problems = fingerprint.verify(directory, config.prepared_with(), hint="", has_content=has_content)
+        problems = preparation.verify(directory, config, hint="", has_content=has_content)
         manifest = fingerprint.read_manifest(directory, hint="")
     except UserError as error:
         return fault(check, str(error).replace(f"{ROOT}/", ""), config.prepared_hint), None

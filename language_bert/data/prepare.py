@@ -27,10 +27,10 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
-    """Prepare the data in `directory`; returns the fingerprint. Size `full` needs a `source`, see sources.py.
+    """Prepare the data in `directory`, unless they are there and whole; returns the fingerprint.
 
-    Raises UserError for a folder that holds something else, and a source that is incomplete, damaged or
-    another text than Wikipedia's of 2020-01-01.
+    Size `full` needs a `source`, see sources.py. Raises UserError for a folder that holds something else, and
+    a source that is incomplete, damaged or another text than Wikipedia's of 2020-01-01.
     """
     return preparation.prepare(
         directory,

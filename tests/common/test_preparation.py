@@ -1,0 +1,160 @@
+"""Preparations of one data set at the same time, by real processes; manifests that are none."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common import fingerprint, lock
+from common.commands.data import prepare
+from common.config import ROOT, load
+from common.errors import UserError
+from tests.command import ttt_here
+from tests.runs import until
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+SLOW_WRITER = """
+import shutil, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from common import fingerprint, preparation
+
+def embedded(directory, work, config):
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for number in range(10):
+        (work / f"{number}.bin").write_bytes(bytes(1000))
+        time.sleep(0.03)
+    while Path(sys.argv[1], "hold").exists():
+        time.sleep(0.01)
+    print("written", flush=True)
+    digest = fingerprint.write_manifest(work, {"settings": {}})
+    fingerprint.put_in_place(work, directory)
+    return digest
+
+config = SimpleNamespace(size="mini", prepared_with=dict, prepared_files=set)
+directory = Path(sys.argv[1], "mini")
+print("digest", preparation.prepare(directory, config, None, embedded=embedded, full=None, name="", needs=""))
+"""
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(processes):
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs
+    return [output for output, _ in outputs]
+
+
+def test_of_several_preparations_one_writes_and_the_others_wait_for_it(tmp_path):
+    outputs = ended([start("-c", SLOW_WRITER, tmp_path) for _ in range(5)])
+    assert sum("written" in output for output in outputs) == 1
+    digests = {output.splitlines()[-1] for output in outputs}
+    assert digests == {f"digest {fingerprint.read_manifest(tmp_path / 'mini', hint='')['fingerprint']}"}
+    assert fingerprint.verify(tmp_path / "mini", {}, hint="") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["mini"]
+
+
+def test_a_killed_preparation_holds_up_nobody(tmp_path):
+    (tmp_path / "hold").touch()
+    first = start("-c", SLOW_WRITER, tmp_path)
+    until(lambda: list(tmp_path.glob(".mini.part/*")))
+    second = start("-c", SLOW_WRITER, tmp_path)
+    assert f"waiting for process {first.pid}," in second.stdout.readline()
+    third = start("-c", SLOW_WRITER, tmp_path)
+    third.stdout.readline()
+    third.send_signal(signal.SIGINT)  # its end must not take the lock away from the others
+    third.communicate(timeout=60)
+    first.kill()
+    first.communicate()
+    (tmp_path / "hold").unlink()
+    assert "written" in ended([second])[0]
+    assert fingerprint.verify(tmp_path / "mini", {}, hint="") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["mini"]
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
+    def refuse(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with lock.locked(tmp_path / ".mini.lock", "prepares mini"):
+        assert "no locks on this file system" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_several_commands_prepare_the_same_text_at_the_same_time(tmp_path):
+    config = load("language_bert", "baseline", size="mini", settings=[]).config
+    prepare(config)
+    expected = fingerprint.read_manifest(ROOT / config.data.directory, hint="")["fingerprint"]
+    where = ("language_bert", "--size", "mini", "--set", f"data.directory={tmp_path}/mini")
+    commands = []
+    for _ in range(4):
+        commands.append(start("-m", "common.cli", "data", "prepare", *where))
+        time.sleep(0.3)  # as a person starts them: they are at different places
+    assert all(expected in output for output in ended(commands))
+    assert expected in ended([start("-m", "common.cli", "data", "verify", *where)])[0]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A manifest of prose, and the options that name it."""
+    directory = tmp_path / "mini"
+    directory.mkdir()
+    config = load("language_bert", "baseline", size="mini", settings=[]).config
+    for name in ("train.index.npy", "evaluation.index.npy"):
+        (directory / name).write_bytes(b"x")
+    fingerprint.write_manifest(directory, {"settings": config.prepared_with()})
+    return directory, ("language_bert", "--size", "mini", "--set", f"data.directory={directory}")
+
+
+def test_a_file_that_the_manifest_never_knew_is_missed(text):
+    directory, options = text
+    done = ttt_here("data", "verify", *options)
+    assert done.returncode == 1 and done.stdout.splitlines()[0].endswith("vocab.txt: missing")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("files", []),
+        ("files", {"a": 3}),
+        ("files", {"a": {"bytes": "5", "sha256": ""}}),
+        ("files", {"a": {"sha256": ""}}),
+        ("facts", 3),
+        ("facts", {"settings": []}),
+        ("facts", None),
+    ],
+)
+def test_a_manifest_of_wrong_types_is_refused_in_one_line(text, key, value):
+    directory, options = text
+    content = {"files": {}, "facts": {}} | {key: value}
+    content["fingerprint"] = fingerprint.fingerprint(content["files"], content["facts"])
+    (directory / fingerprint.MANIFEST).write_text(json.dumps(content))
+    for verb in ("verify", "prepare"):
+        done = ttt_here("data", verb, *options)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert f"manifest.json: not a data manifest ({key}" in done.stderr
+
+
+def test_a_manifest_that_is_nested_without_end_is_refused(text):
+    directory, _ = text
+    (directory / fingerprint.MANIFEST).write_text('{"files": ' + "[" * 100_000)
+    with pytest.raises(UserError, match="not a data manifest"):
+        fingerprint.read_manifest(directory, hint="")
