@@ -41,6 +41,7 @@ MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
 STUDY = "study"  # the folder of studies in results/
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop")
+ABORTED = ("aborted", "abort")  # the words of run_stop for a run that missed its target; logs have both
 
 
 class Point(NamedTuple):
@@ -181,6 +182,13 @@ class Log:
         stop = self.last("run_stop")
         succeeded = stop is not None and stop.metadata.get("status") == "success"
         return succeeded and bool(self.curve) and self.curve[-1].accuracy >= self.target
+
+    @property
+    def is_honest_miss(self) -> bool:
+        """Whether the run never reached its target and claims no success: aborted, or without run_stop."""
+        stop = self.last("run_stop")
+        claims_none = stop is None or stop.metadata.get("status") in ABORTED
+        return claims_none and len(self.events("run_start")) == 1 and self.reached is None
 
     def samples(self, event: Event) -> float | None:
         """Return the samples consumed: as logged, else from epoch_num (resnet: epochs, bert: samples)."""

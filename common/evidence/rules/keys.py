@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from common.evidence.log import IMAGENET_SAMPLES, TARGETS, Log
-from common.evidence.records import finite, printable
-from common.evidence.rules.rule import Found, Mutation, edited, replaced, rule, without
+from common.evidence.log import ABORTED, IMAGENET_SAMPLES, TARGETS, Log
+from common.evidence.records import Event, finite, printable
+from common.evidence.rules.rule import Found, Mutation, edited, in_turn, replaced, rewritten, rule, without
 
 TRAIN_SAMPLES = {"resnet": IMAGENET_SAMPLES}
 EVAL_SAMPLES = {"resnet": 50000, "bert": 10000}
@@ -16,6 +16,8 @@ SUBMISSION = {  # the values that a key may have; None: any but nothing
     "submission_platform": None,
 }
 SETTINGS = ("global_batch_size", "train_samples", "eval_samples")
+SMALLEST_EVALUATION = 0.1  # of the set; published logs: from 0.128
+LARGEST_TRAINING = 1.01  # times the set; a sampler that rounds up adds up to 8 images
 ONCE = (*SUBMISSION, *SETTINGS, "seed", "cache_clear")
 INTERVALS = {"block": "first_epoch_num", "epoch": "epoch_num", "eval": "epoch_num"}
 
@@ -58,8 +60,25 @@ def run_has_one_span(log: Log) -> Iterator[Found]:
     """run_start, run_stop and init_stop stand exactly once."""
     for key in ("run_start", "run_stop", "init_stop"):
         events = log.events(key)
-        if len(events) != 1:
+        if len(events) != 1 and not (key == "run_stop" and breaks_off(log)):  # K121
             yield Found(events[-1].line if events else 0, f"{key} stands {len(events)} times")
+
+
+def breaks_off(log: Log) -> bool:
+    """Return whether a run was evaluated, missed its target and ends without run_stop."""
+    return log.is_honest_miss and not log.events("run_stop") and bool(log.curve)
+
+
+@rule(
+    "K121",
+    "warning",
+    "rules: Benchmark Results",
+    breaks=in_turn(without("run_stop"), edited("eval_accuracy", at=-1, value=0.7, correct=35000)),
+)
+def the_run_ends(log: Log) -> Iterator[Found]:
+    """A run that breaks off below its target counts as one that missed it."""
+    if breaks_off(log):
+        yield Found(0, "no run_stop")
 
 
 @rule("K102", "error", "logging: submission_*", breaks=edited("submission_division", value="Open"))
@@ -75,25 +94,41 @@ def submission_is_stated(log: Log) -> Iterator[Found]:
 def submitter_is_stated(log: Log) -> Iterator[Found]:
     """submission_org, _platform and _status are stated; some later rounds did not ask for them."""
     for key in ("submission_org", "submission_platform", "submission_status"):
-        if not log.text(key):
+        event = log.first(key)
+        if event is None or event.value == "":
             yield Found(0, f"{key} is missing")
+
+
+@rule("K117", "error", "logging: submission_*", breaks=edited("submission_org", value=7))
+def submitter_is_text(log: Log) -> Iterator[Found]:
+    """submission_org and _platform are text."""
+    for event in log.events("submission_org", "submission_platform"):
+        if not isinstance(event.value, str):
+            yield Found(event.line, f"{event.key} is {printable(event.value, 40)}")
 
 
 @rule("K103", "error", "logging: EXACTLY_ONE", breaks=without("global_batch_size"))
 def settings_are_stated(log: Log) -> Iterator[Found]:
-    """global_batch_size, train_samples and eval_samples are stated as numbers."""
+    """global_batch_size, train_samples and eval_samples are stated as numbers above 0."""
     for key in SETTINGS:
-        if finite(log.value(key)) is None:
+        if (finite(log.value(key)) or 0) <= 0:
             event = log.first(key)
             yield Found(event.line if event else 0, f"{key} is {printable(log.value(key), 40)}")
 
 
 @rule("K116", "strict", "rules: Random numbers", breaks=without("seed"))
 def seed_is_stated(log: Log) -> Iterator[Found]:
-    """The seed is stated as a number; the open division does not ask for it."""
-    if finite(log.value("seed")) is None:
-        event = log.first("seed")
-        yield Found(event.line if event else 0, f"seed is {printable(log.value('seed'), 40)}")
+    """The seed is stated; the open division does not ask for it."""
+    if not log.first("seed"):
+        yield Found(0, "no seed")
+
+
+@rule("K120", "error", "rules: Random numbers", breaks=edited("seed", value="1000"))
+def seed_is_a_number(log: Log) -> Iterator[Found]:
+    """A seed is a whole number."""
+    for event in log.events("seed"):
+        if (seed := finite(event.value)) is None or not seed.is_integer():
+            yield Found(event.line, printable(event.value, 40))
 
 
 @rule(
@@ -123,26 +158,80 @@ def platform_is_the_folders(log: Log) -> Iterator[Found]:
 def cache_clear_comes_first(log: Log) -> Iterator[Found]:
     """The caches are cleared before initialization."""
     clear, start = log.first("cache_clear"), log.first("init_start")
-    if clear is None or (start and clear.line > start.line):
-        yield Found(clear.line if clear else 0, "cache_clear comes later" if clear else "no cache_clear")
+    if clear is None:
+        yield Found(0, "no cache_clear")
+    elif start and clear.line > start.line and not is_after(clear, log.first("run_start")):
+        yield Found(clear.line, "cache_clear comes later")
 
 
-@rule("K107", "warning", "rules: Data State at Start of Run", breaks=edited("cache_clear", value=False))
-def caches_were_cleared(log: Log) -> Iterator[Found]:
-    """The caches were really cleared."""
+def is_after(event: Event, other: Event | None) -> bool:
+    return other is not None and event.line > other.line
+
+
+@rule(
+    "K118",
+    "error",
+    "rules: Data State at Start of Run",
+    breaks=in_turn(
+        without("cache_clear"),
+        replaced("dataset_fingerprint", lambda s: [rewritten(s, key="cache_clear", value=True), s]),
+    ),
+)
+def caches_are_cleared_before_the_run(log: Log) -> Iterator[Found]:
+    """The caches are cleared before the run starts."""
+    clear = log.first("cache_clear")
+    if clear and is_after(clear, log.first("run_start")):
+        yield Found(clear.line, "cache_clear follows run_start")
+
+
+def caches_left(log: Log) -> Iterator[Found]:
     for event in log.events("cache_clear"):
         if event.value is False:
             yield Found(event.line, printable(event.metadata.get("how", "no reason given"), 80))
 
 
+@rule("K107", "error", "rules: Data State at Start of Run", breaks=edited("cache_clear", value=False))
+def caches_were_cleared(log: Log) -> Iterator[Found]:
+    """A full run starts with caches that were really cleared."""
+    return iter(()) if log.is_proxy else caches_left(log)
+
+
+@rule(
+    "K122",
+    "warning",
+    "rules: Data State at Start of Run",
+    breaks=edited("cache_clear", value=False),
+    size="mini",
+)
+def caches_of_a_proxy_were_cleared(log: Log) -> Iterator[Found]:
+    """The caches were really cleared; a run of size mini may do without."""
+    return caches_left(log) if log.is_proxy else iter(())
+
+
 @rule("K108", "strict", "rules: Training and Test Sets", breaks=edited("eval_samples", value=6400))
 def dataset_is_whole(log: Log) -> Iterator[Found]:
     """A full run trains on and evaluates the whole data set."""
+    return (found for found, share in other_sizes(log) if not is_impossible(found, share))
+
+
+@rule("K119", "error", "rules: Training and Test Sets", breaks=edited("eval_samples", value=10))
+def dataset_is_the_official_one(log: Log) -> Iterator[Found]:
+    """A full run evaluates a tenth of the data set at least, and trains on no more than there is."""
+    return (found for found, share in other_sizes(log) if is_impossible(found, share))
+
+
+def other_sizes(log: Log) -> Iterator[tuple[Found, float]]:
+    """Yield what a full run states in place of the official sizes, and as which share of them."""
     for key, sizes in (("train_samples", TRAIN_SAMPLES), ("eval_samples", EVAL_SAMPLES)):
         event, size = log.first(key), sizes.get(log.benchmark)
         number = finite(event.value) if event else None
         if event and size and number is not None and not log.is_proxy and number != size:
-            yield Found(event.line, f"{key} {number:.0f} instead of {size}")
+            yield Found(event.line, f"{key} {number:.0f} instead of {size}"), number / size
+
+
+def is_impossible(found: Found, share: float) -> bool:
+    is_training = found.text.startswith("train_samples")
+    return share > LARGEST_TRAINING if is_training else share < SMALLEST_EVALUATION
 
 
 @rule("K109", "error", "house: mini is a proxy", breaks=edited("benchmark_size", value="mini"))
@@ -159,7 +248,7 @@ def size_is_labelled(log: Log) -> Iterator[Found]:
 def intervals_are_closed(log: Log) -> Iterator[Found]:
     """Each block, epoch and evaluation that starts also stops, before the next of its kind starts."""
     stop = log.last("run_stop")
-    was_aborted = stop is not None and stop.metadata.get("status") == "aborted"
+    was_aborted = stop is None or stop.metadata.get("status") in ABORTED
     for kind in INTERVALS:
         events = log.events(f"{kind}_start", f"{kind}_stop")
         if events and was_aborted and events[-1].key == f"{kind}_start":

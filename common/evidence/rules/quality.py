@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from common.evidence.log import TARGETS, Log
+from common.evidence.log import ABORTED, TARGETS, Log
 from common.evidence.masked_accuracy import OFFICIAL
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, each, edited, in_turn, rule, without
@@ -38,12 +38,20 @@ def success_means_the_target(log: Log) -> Iterator[Found]:
         yield Found(stop.line, f"reached {reached} of {log.target:g}")
 
 
-@rule("Q312", "strict", "rules: Run Results", breaks=edited("run_stop", status="done"))
+@rule("Q312", "error", "rules: Run Results", breaks=edited("run_stop", status="done"))
 def status_is_known(log: Log) -> Iterator[Found]:
-    """status is success or aborted; any other word counts as aborted."""
+    """status is success or aborted."""
     stop = log.last("run_stop")
-    if stop and stop.metadata.get("status") not in ("success", "aborted"):
+    if stop and stop.metadata.get("status") not in ("success", *ABORTED):
         yield Found(stop.line, printable(stop.metadata.get("status"), 40))
+
+
+@rule("Q313", "error", "rules: Run Results", breaks=edited("run_stop", status="aborted"))
+def the_target_is_a_success(log: Log) -> Iterator[Found]:
+    """A run that reaches its target is not aborted."""
+    stop, reached = log.last("run_stop"), log.reached
+    if stop and reached and not log.is_study and stop.metadata.get("status") in ABORTED:
+        yield Found(stop.line, f"{reached.accuracy:.5f} of {log.target:g}")
 
 
 @rule("Q303", "strict", "rules: Run Results", breaks=edited("eval_accuracy", value=0.8, correct=40000))
@@ -60,12 +68,24 @@ def first_success_ends_the_run(log: Log) -> Iterator[Found]:
 @rule("Q304", "strict", "rules: Epoch numbering", breaks=edited("eval_accuracy", at=1, epoch_num=4))
 def evaluations_advance(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num above the one before."""
+    return (found for found, epoch, before in repeats(log) if epoch == before)
+
+
+@rule("Q314", "error", "rules: Epoch numbering", breaks=edited("eval_accuracy", at=1, epoch_num=3))
+def evaluations_never_go_back(log: Log) -> Iterator[Found]:
+    """Each eval_accuracy has an epoch_num, a number not below the one before."""
+    return (found for found, epoch, before in repeats(log) if epoch != before)
+
+
+def repeats(log: Log) -> Iterator[tuple[Found, float | None, float]]:
+    """Yield the evaluations whose epoch_num is not above the highest before; that number, and the highest."""
     before = -1.0  # the first may be of the untrained model, at 0
     for event in log.events("eval_accuracy"):
         epoch = finite(event.metadata.get("epoch_num"))
         if epoch is None or epoch <= before:
-            yield Found(event.line, f"{printable(event.metadata.get('epoch_num'), 40)} after {before:g}")
-        before = before if epoch is None else epoch
+            text = f"{printable(event.metadata.get('epoch_num'), 40)} after {before:g}"
+            yield Found(event.line, text), epoch, before
+        before = before if epoch is None else max(epoch, before)
 
 
 @rule("Q305", "error", "house: exact evaluation", breaks=edited("eval_accuracy", correct=1))

@@ -24,13 +24,17 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a log, of the logs of a set, of several sets or of a description; a change that it finds."""
+    """A check of a log, of the logs of a set, of several sets or of a description; a change that it finds.
+
+    `size` is that of the good log that `breaks` changes.
+    """
 
     id: str
     severity: str
     section: str
     check: Callable[[Any], Iterator[Found]]
     breaks: Callable[[Any], Any]
+    size: str = "full"
 
     @property
     def message(self) -> str:
@@ -41,11 +45,13 @@ RULES: list[Rule] = []
 Check = TypeVar("Check", bound=Callable[[Any], Iterator[Found]])
 
 
-def rule(id: str, severity: str, section: str, *, breaks: Callable[[Any], Any]) -> Callable[[Check], Check]:
+def rule(
+    id: str, severity: str, section: str, *, breaks: Callable[[Any], Any], size: str = "full"
+) -> Callable[[Check], Check]:
     """Register a rule; its docstring is the message."""
 
     def register(check: Check) -> Check:
-        RULES.append(Rule(id, severity, section, check, breaks))
+        RULES.append(Rule(id, severity, section, check, breaks, size))
         return check
 
     return register

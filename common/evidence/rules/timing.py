@@ -19,6 +19,7 @@ from common.evidence.rules.rule import (
 
 INIT_LIMIT_MS = {"open": 240 * 60000, "closed": 30 * 60000}
 ON_DATA = ("dataset_fingerprint", "block_start", "block_stop", "epoch_start", "epoch_stop", "eval_start")
+MAX_GAP_MS = 10 * 60000  # between init_stop and run_start; published logs: up to 57 s
 UNEVEN = 3.0  # times the median pace; published runs that change the image size stay below 2
 
 
@@ -35,9 +36,9 @@ def phases_are_in_order(log: Log) -> Iterator[Found]:
 
 
 def span(log: Log) -> tuple[int, int]:
-    """Return the lines of run_start and run_stop; the ends of the file where one is missing."""
+    """Return the lines of run_start and run_stop; those around the records where one is missing."""
     start, stop = log.first("run_start"), log.last("run_stop")
-    return (start.line if start else 0), (stop.line if stop else log.records[-1].line)
+    return (start.line if start else 0), (stop.line if stop else log.records[-1].line + 1)
 
 
 def goes_back(events: Sequence[Event]) -> Iterator[Found]:
@@ -102,8 +103,16 @@ def init_is_short(log: Log) -> Iterator[Found]:
 def run_follows_init(log: Log) -> Iterator[Found]:
     """run_start follows init_stop within a second; the time between them belongs to neither."""
     stop, start = log.first("init_stop"), log.first("run_start")
-    if stop and start and start.time_ms - stop.time_ms > 1000:
+    if stop and start and 1000 < start.time_ms - stop.time_ms <= MAX_GAP_MS:
         yield Found(start.line, f"{(start.time_ms - stop.time_ms) / 1000:.1f} s")
+
+
+@rule("T217", "error", "rules: Run Results", breaks=shifted("run_start", 0, MAX_GAP_MS + 1000))
+def the_run_follows_init_soon(log: Log) -> Iterator[Found]:
+    """run_start follows init_stop within ten minutes."""
+    stop, start = log.first("init_stop"), log.first("run_start")
+    if stop and start and start.time_ms - stop.time_ms > MAX_GAP_MS:
+        yield Found(start.line, f"{(start.time_ms - stop.time_ms) / 60000:.0f} minutes")
 
 
 @rule("T206", "error", "rules: Run Results", breaks=moved("eval_accuracy", before="run_start"))
@@ -132,7 +141,7 @@ def clocks_agree(log: Log) -> Iterator[Found]:
         yield Found(stop.line, f"{log.minutes * 60:.1f} s and {duration / 1000:.1f} s")
 
 
-@rule("T209", "strict", "rules: Run Results", breaks=moved("dataset_fingerprint", before="run_start"))
+@rule("T209", "error", "rules: Run Results", breaks=moved("dataset_fingerprint", before="run_start"))
 def data_is_touched_in_the_run(log: Log) -> Iterator[Found]:
     """The data set is touched only between run_start and run_stop."""
     start, stop = span(log)

@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 from common.evidence.audit import audit, audit_log, audit_sets, broken
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules import RULES
+from common.evidence.rules.rule import edited, in_turn, moved, replaced, rewritten, shifted, without
 from common.evidence.rules.systems import Described
 
 
@@ -33,7 +36,8 @@ def test_no_rule_fires_on_good_logs(golden, tmp_path, benchmark, size):
 
 @pytest.mark.parametrize("about", rules_of(*"PKTQ"))
 def test_a_rule_finds_its_change_of_a_log_alone(golden, about):
-    (log,) = run_set([about.breaks(golden.log())]).logs
+    folders = (f"8xA100{'-mini' if about.size == 'mini' else ''}-optimized", "resnet")
+    (log,) = run_set([about.breaks(golden.log(size=about.size))], folders).logs
     assert ids(audit_log(log)) == {about.id}
 
 
@@ -65,6 +69,89 @@ def test_a_rule_finds_its_change_of_a_description_alone(golden, about):
     description, why = broken_by if isinstance(broken_by := about.breaks(good), tuple) else (broken_by, "")
     changed = subject._replace(description=description, why=why)
     assert ids(broken("Y", changed, changed.run_set.lead)) == {about.id}
+
+
+below = edited("eval_accuracy", at=-1, value=0.7, correct=35000)
+without_status = replaced("run_stop", lambda s: [s.replace('"status": "success", ', "")])
+CLEARED_LAST = replaced("run_stop", lambda s: [s, rewritten(s, key="cache_clear", value=True)])
+NOT_HONEST = {  # no published log is like these
+    "aborted at the target": (edited("run_stop", status="aborted"), "Q313"),
+    "no status": (without_status, "Q312"),
+    "no status below the target": (in_turn(below, without_status), "Q312"),
+    "a null status": (in_turn(below, edited("run_stop", status=None)), "Q312"),
+    "an unknown status": (in_turn(below, edited("run_stop", status="banana")), "Q312"),
+    "an epoch that falls": (edited("eval_accuracy", at=2, epoch_num=1), "Q314"),
+    "an epoch as text": (edited("eval_accuracy", at=2, epoch_num="12"), "Q314"),
+    "an epoch of null": (edited("eval_accuracy", at=2, epoch_num=None), "Q314"),
+    "a null submitter": (edited("submission_org", value=None), "K117"),
+    "a number for a submitter": (edited("submission_org", value=1), "K117"),
+    "caches left": (edited("cache_clear", value=False), "K107"),
+    "caches cleared after the run": (in_turn(without("cache_clear"), CLEARED_LAST), "K118"),
+    "ten hours before the run": (shifted("run_start", 0, 36_000_000), "T217"),
+    "an epoch before the run": (moved("epoch_start", before="run_start"), "T209"),
+    "ten samples evaluated": (edited("eval_samples", value=10), "K119"),
+    "the evaluation set trained on": (edited("train_samples", value=1281167 + 50000), "K119"),
+    "a seed as text": (edited("seed", value="abc"), "K120"),
+    "a batch of nothing": (edited("global_batch_size", value=0), "K103"),
+}
+HONEST = {  # published logs are like these
+    "another word for aborted": in_turn(below, edited("run_stop", status="abort")),
+    "a miss without run_stop": in_turn(below, without("run_stop")),
+    "no seed": without("seed"),
+    "an epoch twice": edited("eval_accuracy", at=2, epoch_num=8),
+    "a minute before the run": shifted("run_start", 0, 56_615),
+    "an eighth of the set evaluated": edited("eval_samples", value=6400),
+    "an epoch rounded up": edited("train_samples", value=1281168),
+}
+
+
+def of_another_suite(logs):
+    """Return logs without the records that only this suite writes."""
+    keys = [f'"key": "{key}"' for key in ("configuration_name", "benchmark_size", "quality_target")]
+    return [[line for line in lines if not any(key in line for key in keys)] for lines in logs]
+
+
+def errors(findings):
+    return {finding.rule for finding in findings if finding.severity == "error"}
+
+
+@pytest.mark.parametrize(("mutation", "rule"), NOT_HONEST.values(), ids=NOT_HONEST)
+def test_what_no_published_log_does_is_an_error_on_any_log(golden, mutation, rule):
+    good = of_another_suite(golden.set())
+    (log,) = run_set([mutation(good[0])]).logs
+    assert not log.is_ours and errors(audit_log(log)) == {rule}
+
+
+@pytest.mark.parametrize("mutation", HONEST.values(), ids=HONEST)
+def test_what_published_logs_do_is_no_error(golden, mutation):
+    good = of_another_suite(golden.set())
+    changed = run_set([mutation(good[0]), *good[1:]])
+    assert errors(audit(changed)) <= {"S405"}  # where it changes what a set shares
+    assert errors(audit_log(changed.lead)) == set()
+
+
+def test_one_run_of_a_set_may_miss_and_not_its_only_one(golden):
+    missed = in_turn(below, edited("run_stop", status="aborted"))(golden.log())
+    assert errors(audit(run_set([missed, *golden.set()[1:]]))) == set()
+    assert "S408" in errors(audit(run_set([missed])))
+
+
+def test_one_seed_on_two_systems_may_give_equal_runs(golden):
+    def sets(seed):
+        first, second = golden.set(num_logs=2), golden.set(num_logs=2, configuration="baseline", block_s=80)
+        trace = [s for s in first[1] if '"key": "train_loss"' in s or '"key": "eval_accuracy"' in s]
+        values = iter(json.loads(s[9:])["value"] for s in trace)
+        keys = ("train_loss", "eval_accuracy")
+        second[1] = [
+            rewritten(s, value=next(values)) if any(f'"key": "{key}"' in s for key in keys) else s
+            for s in edited("seed", value=seed)(second[1])
+        ]
+        names = ("optimized", "baseline")
+        pairs = zip(names, (first, second), strict=True)
+        return [run_set(logs, (f"8xA100-{name}", "resnet"), name) for name, logs in pairs]
+
+    assert ids(audit_sets(sets(seed=1001))) == set()
+    assert ids(audit_sets(sets(seed=77))) == {"X501"}
 
 
 def test_rules_have_distinct_ids_a_message_and_a_section():
