@@ -17,6 +17,10 @@ from common.evidence.score import Score, number
 PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white
 PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
 INK = "#010203"  # becomes currentColor, so that a plot follows the page's theme
+OWN_THEME = (  # of a file of its own, where currentColor is black on whatever the viewer has
+    "<style>svg { color: #1f2328; background: #ffffff } "
+    "@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117 } }</style>"
+)
 STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "svg.fonttype": "none",
     "svg.hashsalt": "ttt",  # equal input gives an equal page
@@ -131,6 +135,12 @@ def as_svg(figure: Figure, description: str) -> Markup:
     figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     svg = stream.getvalue().replace(INK, "currentColor")
     return Markup(f'<svg role="img" aria-label="{description}" ' + svg[svg.index("<svg") + 5 :])
+
+
+def stand_alone(svg: Markup) -> Markup:
+    """Return an SVG for a file of its own: with ink and paper, dark where the viewer is. Not for a page."""
+    start = svg.index(">") + 1
+    return Markup(svg[:start] + OWN_THEME + svg[start:])
 
 
 def colours(entries: Sequence[object]) -> list[str]:

@@ -7,12 +7,12 @@ import matplotlib
 from markupsafe import Markup
 
 from common.evidence.intervals import Estimate
-from common.evidence.plots import INK, STYLE, as_svg, ascii_name, colours, new_figure, unit_of
+from common.evidence.plots import INK, STYLE, as_svg, ascii_name, colours, new_figure, stand_alone, unit_of
 from common.study.curves import Answers
 
 
 def draw(found: Answers, quality_name: str) -> Markup:
-    """Return the curves with the intervals of their points; up and left is better."""
+    """Return a file of the curves with the intervals of their points; up and left is better."""
     with matplotlib.rc_context():
         matplotlib.rcParams.update(STYLE)
         figure, axes = new_figure(3.6)
@@ -45,7 +45,8 @@ def draw(found: Answers, quality_name: str) -> Markup:
             cost_axis = axes.secondary_xaxis("top", functions=there_and_back)
             cost_axis.set_xlabel(f"dollars, at {price:g} an hour")
         axes.legend(frameon=False, loc="lower right")
-        return as_svg(figure, "quality against training time, one curve a configuration, one point a budget")
+        about = "quality against training time, one curve a configuration, one point a budget"
+        return stand_alone(as_svg(figure, about))
 
 
 def errors(estimates: Sequence[Estimate], scale: float = 1.0) -> list[list[float]]:
