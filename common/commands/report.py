@@ -21,7 +21,7 @@ from common.evidence.audit import Audited, audit_paths
 from common.evidence.ledger import Ledger, find_ledgers
 from common.evidence.official import Verdict
 from common.evidence.records import printable
-from common.evidence.report import Checked, write_report
+from common.evidence.report import Checked, check_folder, write_report
 from common.evidence.reported import load_reported
 
 
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    check_folder(args.out)
     audited = audit_paths(args.paths)
     verdicts = [[] for _ in audited] if args.no_official else judged(audited)
     write(args.out, audited, verdicts, find_ledgers(args.paths))

@@ -6,6 +6,7 @@ Text from logs reaches the page through jinja2's escaping, or as text of an SVG 
 import contextlib
 import difflib
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,19 @@ from common.evidence.reported import Reported
 from common.evidence.reproduce import Reproduction, reproduce
 from common.evidence.rules.systems import described as with_description
 from common.evidence.rules.systems import fields_of
-from common.evidence.score import BASELINE, Score, Speedup, described, notes, number, score, speedups
+from common.evidence.score import (
+    BASELINE,
+    Score,
+    Speedup,
+    described,
+    duration,
+    notes,
+    number,
+    score,
+    speedups,
+)
+
+EXPLORER = "explore.html"  # the page of `ttt explore`, linked where it lies beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +78,11 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What is shown of one benchmark on one hardware: table rows, plots, configuration differences."""
+    """What is shown of one benchmark on one hardware: answers, table rows, plots, differences of settings."""
 
     title: str
     is_proxy: bool
+    answers: Sequence[str]
     rows: Sequence[dict[str, str]]
     plots: Sequence[Markup]
     diffs: Sequence[tuple[str, str]]
@@ -82,6 +96,16 @@ def write_report(
 ) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if the folder cannot be written."""
     write_whole(path, render(checked, published, path.parent, ledgers), "report")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError unless a page can be written into a folder, which need not be there yet."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        where, hint = printable(str(folder)), "choose another --out"
+        raise UserError(f"cannot write here: {error.strerror}", where=where, hint=hint) from error
 
 
 def write_whole(path: Path, page: str, name: str) -> None:
@@ -121,14 +145,16 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "span": span}
+    environment.filters |= {"number": number, "span": span, "lines": lines}
     environment.globals["link"] = lambda path: link(path, folder)
+    explorers = [path for path in (folder / EXPLORER, folder.parent / EXPLORER) if path.is_file()]
     return environment.get_template("report.html").render(
         sections=[_section([c for c in checked if c.score.group == group], faster) for group in groups],
         reported=[row | {"source": s.source} for s in theirs for row in [described(s, faster.get(s.source))]],
         compared=[found for entry in checked if (found := _compared(entry, published))],
         claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
+        explorer=str(explorers[0]) if explorers else "",
         ledgers=[(path, found) for path, found in ledgers if isinstance(found, Ledger)],
         unread=[(path, found) for path, found in ledgers if isinstance(found, str)],
         notes=notes([*scores, *theirs]),
@@ -145,12 +171,49 @@ def span(interval: Interval | None) -> str:
     return f"{interval.low:.2f} to {interval.high:.2f}" if interval else "-"
 
 
+def lines(text: str) -> Markup:
+    """Return text as HTML, escaped, with its line breaks."""
+    return Markup("<br>").join(text.split("\n"))
+
+
 def _compared(entry: Checked, published: Mapping[str, Reported]) -> Reproduction | None:
     """Return a full-size run set against the published one of its configuration, if there is one."""
     facts = published.get(entry.score.benchmark)
     theirs = facts.of_configuration(entry.score.configuration) if facts else None
     found = reproduce(entry.run_set, theirs) if theirs else None
     return found if found and found.factors else None
+
+
+def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]:
+    """Return a sentence for each score but the baseline's: how much faster than that, and how sure."""
+    baseline = next((s for s in scores if s.configuration == BASELINE), None)
+    others = [s for s in scores if s is not baseline] or list(scores)
+    return [_answer(entry, baseline, faster.get(entry.source)) for entry in others]
+
+
+def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> str:
+    name = entry.configuration
+    if not entry.minutes:
+        return f"{name} has no score: {entry.num_converged} of {len(entry.runs)} runs reached the target."
+    if baseline is None or baseline is entry or speedup is None:
+        missing = "" if baseline is entry else f" There is no score of {BASELINE} to compare it with."
+        return f"{name} reaches the target in {duration(entry.minutes)} minutes.{missing}"
+    num_runs = [len(each.converged) for each in (entry, baseline)]
+    runs = f"{num_runs[0]} and {num_runs[1]} runs"
+    if num_runs[0] == num_runs[1]:
+        runs = f"{num_runs[0]} run{'s' * (num_runs[0] > 1)} each"
+    if speedup.interval is None:
+        return f"{name} was {speedup.ratio:.2f}x as fast as {BASELINE} in {runs}: too few for an interval."
+    low, high = speedup.interval.low, speedup.interval.high
+    if low <= 1 <= high:
+        return (
+            f"No difference between {name} and {BASELINE} was shown: {speedup.ratio:.2f}x, but the "
+            f"95 % interval, {low:.2f} to {high:.2f}, includes 1 ({runs})."
+        )
+    ratio, word = speedup.ratio, "faster"
+    if high < 1:
+        ratio, low, high, word = 1 / ratio, 1 / high, 1 / low, "slower"
+    return f"{name} is {ratio:.2f}x {word} than {BASELINE} (95 % interval {low:.2f} to {high:.2f}, {runs})."
 
 
 def _section(checked: Sequence[Checked], faster: dict[str, Speedup]) -> Section:
@@ -160,6 +223,7 @@ def _section(checked: Sequence[Checked], faster: dict[str, Speedup]) -> Section:
     return Section(
         title=f"{first.benchmark or 'unknown benchmark'} on {first.hardware}",
         is_proxy=first.is_proxy,
+        answers=answers(scores, faster),
         rows=[described(entry, faster.get(entry.source)) for entry in scores],
         plots=draw([entry.run_set for entry in checked], scores),
         diffs=[

@@ -6,7 +6,7 @@ import pytest
 
 from common.evidence import official
 from common.evidence.log import load
-from tests.command import ttt
+from tests.command import ttt, ttt_here
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,11 @@ def test_report_into_a_file_is_one_line_and_exit_2(results, tmp_path):
     done = ttt("report", "--no-official", "--out", tmp_path / "file" / "page", cwd=results)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_report_looks_where_it_will_write_before_it_reads_anything():
+    done = ttt_here("report", "nowhere", "--out", "/proc/x")
+    assert done.returncode == 2 and done.stderr.startswith("error: /proc/x: cannot write here")
 
 
 @pytest.mark.parametrize("benchmark", ["resnet", "bert"])

@@ -6,11 +6,14 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from markupsafe import Markup
 
 from common.evidence.audit import audit
 from common.evidence.log import RunSet, load, parse_log
+from common.evidence.plots import stand_alone
 from common.evidence.report import Checked, render
 from common.evidence.reported import load_reported
+from tests.browser import Browser
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\x1b[2J\u202e"
 
@@ -31,6 +34,8 @@ def two_sets(golden, tmp_path_factory):
 def test_the_page_has_scores_plots_findings_differences_and_reported_numbers(two_sets):
     text = page(two_sets, load_reported())
     assert text.count("<svg ") == 3
+    first = text.index("<strong>optimized is 1.9")
+    assert first < text.index("<svg ") < text.index("<table")  # the answer, the picture beside it
     for part in (
         "8xA100-mini-optimized",
         "unverified, proxy",
@@ -46,6 +51,63 @@ def test_the_page_loads_and_runs_nothing(two_sets):
     text = page(two_sets)
     assert "default-src 'none'" in text
     assert not re.search(r"<script|<link|<img|@import|src=|javascript:", text)
+
+
+RUNS = (80.0, 84.0, 77.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "part"),
+    [
+        ([40.0, 42.0, 38.0], "optimized is 1.9"),
+        ([160.0, 168.0, 154.0], "optimized is 1.9"),
+        ([81.0, 70.0, 90.0], "No difference between optimized and baseline was shown"),
+        ([40.0], "too few for an interval"),
+        ([], "optimized has no score: 0 of 2 runs"),
+    ],
+    ids=["faster", "slower", "the same", "one run", "missed"],
+)
+def test_the_answer_says_how_much_faster_and_how_sure(golden, tmp_path, seconds, part):
+    def write(configuration, times):
+        logs = [golden.log(configuration=configuration, block_s=s, index=n) for n, s in enumerate(times)]
+        golden.write(tmp_path, logs)
+
+    write("baseline", RUNS if len(seconds) != 1 else RUNS[:1])
+    write("optimized", seconds or RUNS[:2])
+    if not seconds:
+        for path in (tmp_path / "8xA100-optimized").rglob("result_*.txt"):
+            path.write_text(path.read_text().replace('"success"', '"aborted"'))
+    (answer,) = re.findall("<strong>(.*?)</strong>", page(load([tmp_path])))
+    assert answer.startswith(part) or part in answer
+    if len(seconds) > 1:
+        low, high = map(float, re.search(r"interval,? ([0-9.]+) to ([0-9.]+)", answer).groups())
+        assert ("includes 1" in answer) == (low <= 1 <= high) and "3 runs" in answer
+        assert ("slower" in answer) == (min(seconds) > 100)
+
+
+def test_the_page_links_the_explorer_that_lies_beside(two_sets, tmp_path):
+    checked = [Checked(run_set=found, findings=[], official="not run") for found in two_sets]
+    assert "explore.html" not in render(checked, {}, tmp_path / "report")
+    (tmp_path / "explore.html").write_text("")
+    assert '<a href="../explore.html">' in render(checked, {}, tmp_path / "report")
+
+
+def luminance(colour):
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(two_sets):
+    (svg,) = re.findall(r"<svg .*?</svg>", page(two_sets), re.DOTALL)[:1]
+    assert "prefers-color-scheme" not in svg  # on a page its style would be the page's
+    alone = stand_alone(Markup(svg))
+    ElementTree.fromstring(alone)
+    pairs = re.findall(r"svg { color: (#[0-9a-f]{6}); background: (#[0-9a-f]{6}) }", alone)
+    assert len(pairs) == 2 and "(prefers-color-scheme: dark)" in alone
+    for ink, paper in pairs:
+        darker, lighter = sorted(map(luminance, (ink, paper)))
+        assert (lighter + 0.05) / (darker + 0.05) > 7  # WCAG's enhanced contrast
 
 
 def test_plots_are_well_formed_and_follow_the_theme(two_sets):
@@ -121,3 +183,42 @@ def test_a_browser_shows_the_page_without_a_complaint(golden, tmp_path):
     )
     assert "<title>Time to train</title>" in done.stdout and done.stdout.count("<svg ") == 3
     assert "CONSOLE" not in done.stderr
+
+
+FITS = """[...document.querySelectorAll('.scores')].every(table =>
+    table.scrollWidth <= table.parentElement.clientWidth) &&
+    document.documentElement.scrollWidth <= innerWidth"""
+SHOWN = """[...document.querySelectorAll('.scores tr:nth-child(2) td')].slice(1, 10).map(cell => {
+    const place = cell.querySelector('span').getBoundingClientRect();
+    return [cell.dataset.name, place.left >= 0 && place.right <= innerWidth, place.top]})"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_shows_every_figure_at_1280_and_400_pixels_and_pictures_on_dark(two_sets, tmp_path):
+    text = page(two_sets, load_reported())
+    (tmp_path / "index.html").write_text(text)
+    (tmp_path / "picture.svg").write_text(stand_alone(Markup(re.search(r"<svg .*?</svg>", text, re.S)[0])))
+    with Browser(tmp_path / "profile") as browser:
+        for width in (1280, 400):
+            size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+            browser("Emulation.setDeviceMetricsOverride", **size)
+            browser.open(tmp_path / "index.html")
+            assert browser.evaluate(FITS), width
+            cells = browser.evaluate(SHOWN)
+            assert [name for name, _, _ in cells[:2]] == ["minutes", "speed-up"]
+            assert all(is_inside for _, is_inside, _ in cells)
+            if width == 400:  # one below the other
+                assert [top for *_, top in cells] == sorted({top for *_, top in cells})
+            top = browser.evaluate("document.querySelector('.answer strong').getBoundingClientRect().top")
+            assert 0 <= top < 800
+        browser.open(tmp_path / "picture.svg")
+        for scheme in ("light", "dark"):
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            browser("Emulation.setEmulatedMedia", features=[feature])
+            style = "getComputedStyle(document.documentElement)"
+            ink, paper = browser.evaluate(f"[{style}.color, {style}.backgroundColor]")
+            lightness = [sum(map(int, re.findall(r"[0-9]+", colour)[:3])) for colour in (ink, paper)]
+            assert (lightness[0] > lightness[1] + 300) == (scheme == "dark")
+            assert abs(lightness[0] - lightness[1]) > 300
+        assert browser.complaints == []
