@@ -36,9 +36,17 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file of UTF-8 text, and the folders above it where they are missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with written_whole(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing; the disk has their names when this returns."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        synchronize(folder.parent)
 
 
 def remove_draft(path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from mlperf_logging.mllog.mllog import MLLogger
 
+from common.atomic import synchronize
 from common.config import ROOT
 from common.errors import UserError
 
@@ -62,7 +63,8 @@ class LogOrderError(RuntimeError):
 class RunLog:
     """The log of one run, appended to a result file that `launch` has reserved with its head.
 
-    Every record is flushed before the call returns. Source: MLPerf Training rules 2.0.0 and 2.1.0.
+    Every record is flushed before the call returns, and with run_stop the disk has all of them. Source:
+    MLPerf Training rules 2.0.0 and 2.1.0.
     """
 
     def __init__(self, path: Path, *, state: str = "new") -> None:
@@ -103,6 +105,19 @@ class RunLog:
         self.seen.add(key)
         self.state = following or self.state
         write(key, value, metadata=metadata)
+        if key == "run_stop":
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        """Wait until the disk has a run that has ended: a power cut must not take it."""
+        path = Path(self.handler.baseFilename)
+        if not path.is_file():  # of another rank than 0
+            return
+        try:
+            synchronize(path)
+            synchronize(path.parent)
+        except OSError as error:
+            raise UserError(f"the disk may not hold the log ({error.strerror})", where=path.name) from error
 
 
 def is_plain(value: Any) -> bool:

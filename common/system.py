@@ -1,7 +1,6 @@
 """The name and the description of the system that a run is timed on."""
 
 import json
-import os
 import platform
 import re
 from importlib import metadata
@@ -10,10 +9,11 @@ from typing import Any
 
 import psutil
 
-from common import hardware
+from common import atomic, hardware
 from common.config import NAME, ROOT, RunConfig
 from common.errors import UserError
 from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
+from common.lock import locked
 
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
 NONE = "none"
@@ -101,15 +101,14 @@ def write_description(config: RunConfig, directory: Path, name: str = "") -> Pat
     """Write `<system id>.json`, or `<name>.json`, once; an existing one is a person's and stays as it is."""
     path = directory / f"{name or system_id(config)}.json"
     if not path.exists():
-        description = as_json(describe(config, name))
-        temporary = path.with_suffix(".json.part")
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(description)
+            atomic.make_folder(directory)
+            with locked(path.with_name(f".{path.name}.lock"), f"writes {path.name}"):
+                if not path.exists():
+                    atomic.write_text(path, as_json(describe(config, name)))
         except OSError as error:
             what = f"cannot write system descriptions here ({error.strerror})"
             raise UserError(what, where=str(directory)) from error
-        os.replace(temporary, path)
     return path
 
 

@@ -1,13 +1,17 @@
 """The log writer refuses what the rules forbid, and what would be lost."""
 
+import errno
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 import torch
 
-from common import mllog
+from common import launch, mllog
+from common.errors import UserError
+from common.evidence.log import parse_log, read_log
 from common.mllog import LogOrderError, RunLog
 
 
@@ -157,4 +161,74 @@ def test_every_record_of_a_log_that_was_cut_is_json_once_it_is_closed(run, path)
     run.close()
     path.write_text(path.read_text() + ':::MLLOG {"namespace": "", "time_')
     assert mllog.abort(path)
+    assert records(path)[-1]["key"] == "run_stop"
+
+
+class Disk:
+    """What a folder would hold after a power cut: names and content as they were at the last fsync."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.contents, self.names, self.fsync = folder, {}, set(), os.fsync
+        monkeypatch.setattr(os, "fsync", self.synchronize)
+
+    def synchronize(self, descriptor):
+        self.fsync(descriptor)
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path == str(self.folder):
+            self.names = set(os.listdir(path))
+        elif os.path.isfile(path):
+            with open(path, "rb") as file:
+                self.contents[os.path.basename(path)] = file.read()
+
+    def after_a_cut(self):
+        return {name: self.contents.get(name, b"") for name in self.names}
+
+
+def write_run(log, num_blocks=3):
+    for number in range(num_blocks):
+        log.start("block_start", first_epoch_num=number)
+        log.event("train_loss", 5.0 - number)
+        log.stop("block_stop", first_epoch_num=number)
+        log.start("eval_start", epoch_num=number)
+        log.stop("eval_stop", epoch_num=number)
+        log.event("eval_accuracy", 0.1 * number, epoch_num=number)
+
+
+def test_a_power_cut_after_its_end_loses_no_byte_of_a_run(tmp_path, monkeypatch):
+    folder = tmp_path / "results" / "machine" / "bert"
+    disk = Disk(folder, monkeypatch)
+    path = launch.reserve(folder, None, "# benchmark: language_bert\n")
+    log = start_run(RunLog(path))
+    write_run(log)
+    log.stop("run_stop", status="success")
+    assert disk.after_a_cut() == {path.name: path.read_bytes()}
+    log.close()
+
+
+def test_a_power_cut_at_any_byte_leaves_a_log_that_is_read_and_closed(tmp_path, path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # hundreds of them
+    log = start_run(RunLog(path))
+    write_run(log)
+    log.stop("run_stop", status="success")
+    log.close()
+    content = path.read_bytes()
+    assert parse_log(content, path.name).last("run_stop").metadata["status"] == "success"
+    cut = tmp_path / "result_1.txt"
+    for length in range(0, len(content), 11):
+        cut.write_bytes(content[:length])
+        before = parse_log(content[: content.rfind(b"\n", 0, length) + 1], cut.name)  # its whole lines
+        is_closed = mllog.abort(cut, reason="a power cut")
+        after = read_log(cut)
+        assert is_closed == (before.first("run_start") is not None)
+        assert not is_closed or after.last("run_stop").metadata["status"] == "aborted"
+        assert after.records[: len(before.records)] == before.records
+
+
+def test_a_disk_that_fails_at_the_end_of_a_run_is_told(run, path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match="result_0.txt: the disk may not hold the log"):
+        run.stop("run_stop", status="success")
     assert records(path)[-1]["key"] == "run_stop"

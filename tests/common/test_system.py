@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -250,3 +252,26 @@ def test_the_description_of_a_run_states_who_and_what_status():
     assert problems(found) == []
     assert (found["submitter"], found["system_name"]) == ("Example", "mine-mini-fast")
     assert (found["status"], found["hw_notes"][:9]) == ("Available on-premise", "size mini")
+
+
+WRITER = """
+import os, sys, time
+from pathlib import Path
+from common import system
+
+os.fsync = lambda descriptor: None
+system.describe = lambda config, name: {"system_name": name, "notes": "x" * 100_000}
+for number in range(100):
+    while time.time() < float(sys.argv[2]) + number / 100:  # all at once
+        pass
+    system.write_description(None, Path(sys.argv[1], str(number)), "machine")
+"""
+
+
+def test_several_first_runs_at_once_write_one_description(tmp_path):
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(time.time() + 2)]
+    writers = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [(writer.communicate()[1], writer.returncode) for writer in writers] == [("", 0)] * 3
+    for folder in tmp_path.iterdir():
+        assert [path.name for path in folder.iterdir()] == ["machine.json"]
+        assert json.loads((folder / "machine.json").read_text())["system_name"] == "machine"
