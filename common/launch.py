@@ -18,6 +18,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from common import config as configs
 from common import hardware, mllog, preparation, ranks, resume, system
+from common.atomic import make_folder
 from common.board import Board
 from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
@@ -172,7 +173,7 @@ def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 
     """
     path = directory / f"result_{index}.txt"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         if index is None:
             path = create_next(directory, "result_{}.txt", first)
         else:
@@ -235,8 +236,8 @@ def commit() -> str:
 def expected_seconds(directory: Path) -> float | None:
     """Return the median time of the successful runs in a results folder."""
     logs = [read_log(path) for path in sorted(directory.glob("result_*.txt"))]
-    minutes = [log.minutes for log in logs if log.is_converged and log.minutes is not None]
-    return 60 * statistics.median(minutes) if minutes else None
+    durations = [log.duration_s for log in logs if log.is_converged]
+    return statistics.median(durations) if durations else None
 
 
 def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> Ended:
@@ -311,8 +312,10 @@ def take_part(hung_after_s: float) -> int:
     return code
 
 
-def warn_of_drift(log: Log) -> None:
-    """Say so when the wall clock, which MLPerf's times are taken from, was set during a run."""
+def warn(log: Log, failure: str) -> None:
+    """Say what failed after the end of a run, and that the clock of MLPerf's times was set meanwhile."""
+    if failure:
+        print(f"  warning: after its end: {failure}", file=sys.stderr)
     stop = log.last("run_stop")
     drift_ms = stop.metadata.get("clock_drift_ms") if stop else None
     if isinstance(drift_ms, int) and abs(drift_ms) > MAX_DRIFT_MS:
@@ -335,12 +338,12 @@ def close(path: Path, code: int, failure: str, shown: str) -> Ended:
         return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed")
     if log.is_study and code == EXIT_OK and not was_open:
         quality = log.curve[-1].accuracy if log.curve else math.nan
-        print(f"  done: {60 * (log.minutes or 0):.1f} s to the end, quality {quality:.4f}; {shown}")
-        warn_of_drift(log)
+        print(f"  done: {log.duration_s:.1f} s to the end, quality {quality:.4f}; {shown}")
+        warn(log, failure)
         return Ended(code, "ended")
     if log.is_converged:
-        print(f"  success: {60 * (log.minutes or 0):.1f} s to the target; {shown}")
-        warn_of_drift(log)
+        print(f"  success: {log.duration_s:.1f} s to the target; {shown}")
+        warn(log, failure)
         return Ended(code, "converged")
     has_failed = was_open or bool(failure)
     why = failure or (f"it ended with code {code}" if has_failed else "the target was not reached")

@@ -158,6 +158,13 @@ class Log:
             return None
         return (stops[0].time_ms - starts[0].time_ms) / 60000
 
+    @property
+    def duration_s(self) -> float:
+        """How long the run took by the clock that nobody sets, where that is logged; 0 without an end."""
+        stop = self.last("run_stop")
+        logged = finite(stop.metadata.get("duration_ms")) if stop else None
+        return 60 * (self.minutes or 0) if logged is None else logged / 1000
+
     @cached_property
     def curve(self) -> tuple[Point, ...]:
         """Every evaluation with a usable accuracy, in file order."""

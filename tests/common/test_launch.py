@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from common import launch
+from common import launch, mllog
 from common.config import ROOT
 from common.errors import EXIT_INTERRUPTED, UserError
 
@@ -91,3 +91,26 @@ def test_a_file_in_the_place_of_the_folder_or_above_it_is_refused(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "system" / "bert"):
         with pytest.raises(UserError, match="file"):
             launch.reserve(folder, None)
+
+
+def test_the_length_of_a_run_is_that_of_the_clock_which_nobody_sets(tmp_path, monkeypatch, capsys):
+    now = iter([1.7e9, *[1.7e9 + 10] * 5, *[1.7e9 - 3590] * 20])
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    path = launch.reserve(tmp_path, None)
+    log = mllog.RunLog(path)
+    log.event("cache_clear", True)
+    log.start("init_start")
+    log.event("quality_target", 0.5)
+    log.event("benchmark_size", "mini")
+    log.stop("init_stop")
+    log.start("run_start")
+    log.start("eval_start")
+    log.stop("eval_stop")
+    log.event("eval_accuracy", 0.6, samples=10)
+    log.stop("run_stop", status="success", duration_ms=20_000, clock_drift_ms=-3_600_000)
+    log.close()
+    ended = launch.close(path, 0, "", path.name)
+    out, err = capsys.readouterr()
+    assert ended.outcome == "converged" and "success: 20.0 s to the target" in out
+    assert "the clock was set by -3600 s" in err
+    assert launch.expected_seconds(tmp_path) == 20
