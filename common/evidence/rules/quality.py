@@ -164,7 +164,7 @@ def everything_is_evaluated(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{total:.0f} instead of {printable(expected, 40)}")
 
 
-@rule("Q310", "error", "house: throughput is logged", breaks=edited("throughput", at=1, value=1e6))
+@rule("Q310", "error", "house: throughput is logged", breaks=edited("throughput", at=1, value=2e5))
 def throughput_is_what_was_trained(log: Log) -> Iterator[Found]:
     """A block's throughput is its samples over its time."""
     if not log.is_ours:

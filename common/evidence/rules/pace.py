@@ -1,0 +1,74 @@
+"""T: the pace of a run, and who shared its machine."""
+
+import json
+from collections.abc import Iterator
+
+from common.evidence.disturbance import disturbed_blocks
+from common.evidence.log import Log
+from common.evidence.records import TOKEN, finite, printable
+from common.evidence.rules.rule import Found, delayed, in_turn, replaced, rewritten, rule
+
+STEADY = 2.0  # times the slowest block; committed sets without the methods below stay at 1.24
+CHANGED = 4.5  # where a method changes the work: from half the width on, images have four times the pixels
+CHANGE_THE_WORK = (
+    "layer_freezing",
+    "progressive_crops",
+    "progressive_resizing",
+    "selective_backprop",
+    "seq_length_warmup",
+)
+
+
+def slower(line: str) -> list[str]:
+    """Return a record of throughput as if its block had taken 90 seconds in place of 40."""
+    rate = json.loads(line.partition(TOKEN)[2])["value"]
+    return [rewritten(line, value=rate * 40 / 90)]
+
+
+@rule(
+    "T231",
+    "warning",
+    "house: a machine of its own",
+    breaks=in_turn(delayed("epoch_stop", 1, 50_000), replaced("throughput", slower, at=1)),
+)
+def the_pace_stays(log: Log) -> Iterator[Found]:
+    """No block trains twice as fast as another; 4.5 times where a method changes the work of a step."""
+    rates = [(event, finite(event.value)) for event in log.events("throughput")]
+    known = [(rate, event) for event, rate in rates if rate is not None and rate > 0]
+    if not known:
+        return
+    methods = {event.value for event in log.events("method") if isinstance(event.value, str)}
+    limit = STEADY if methods.isdisjoint(CHANGE_THE_WORK) else CHANGED
+    (slow, event), (fast, other) = (choose(known, key=lambda pair: pair[0]) for choose in (min, max))
+    if fast > limit * slow:
+        text = f"{slow:.4g} samples/s here, {fast:.4g} in line {other.line}: {fast / slow:.1f} times as fast"
+        yield Found(event.line, text)
+
+
+@rule(
+    "T232",
+    "warning",
+    "house: a machine of its own",
+    breaks=replaced(
+        "train_loss",
+        lambda line: [line, rewritten(line, key="machine_load", value=1.0, cores=2, steal=0, threads=2)],
+        at=1,
+    ),
+)
+def the_machine_is_ours(log: Log) -> Iterator[Found]:
+    """Nobody else computes on the processors and GPUs of a run, and nothing slows them down."""
+    return (Found(event.line, text) for event, text in disturbed_blocks(log))
+
+
+@rule(
+    "T233",
+    "strict",
+    "house: a set is one recipe",
+    breaks=replaced(
+        "train_loss", lambda line: [line, rewritten(line, key="threads_lowered", value=1, before=2)], at=1
+    ),
+)
+def the_number_of_threads_stays(log: Log) -> Iterator[Found]:
+    """The number of threads stays the same; a run that gave way to other programs is another recipe."""
+    for event in log.events("threads_lowered"):
+        yield Found(event.line, f"{printable(event.value, 40)} from here on")

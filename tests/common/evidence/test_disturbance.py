@@ -1,0 +1,75 @@
+"""A run says what disturbed it, and the audit finds a pace that jumps."""
+
+import json
+
+import pytest
+
+from common.evidence.audit import audit_log
+from common.evidence.disturbance import disturbed_blocks, summarize_disturbance
+from common.evidence.log import parse_log
+from common.evidence.records import TOKEN
+
+
+def log_of(*records):
+    lines = [
+        TOKEN + json.dumps({"time_ms": 1_700_000_000_000 + at, "key": key, "value": value, "metadata": more})
+        for at, (key, value, more) in enumerate(records)
+    ]
+    return parse_log("\n".join(lines).encode(), "result_0.txt")
+
+
+def pace(*rates, method="blurpool"):
+    found = audit_log(log_of(("method", method, {}), *(("throughput", rate, {}) for rate in rates)))
+    return [finding.line for finding in found if finding.rule == "T231"]
+
+
+def test_a_pace_that_jumps_inside_a_run_is_found_at_its_slow_block():
+    assert pace(140, 2498, 2440) == [2]
+    assert pace(2498, 140) == [3]
+    assert pace(412, 337, 404) == pace(100) == pace() == []
+
+
+def test_growing_images_change_the_pace_and_a_busy_machine_more():
+    for method in ("progressive_crops", "progressive_resizing"):
+        assert pace(400, 150, 100, method=method) == []
+        assert pace(400, 150, 80, method=method) == [4]
+    assert pace(400, 150, 100) == [4]
+
+
+def load(others=0.0, **facts):
+    return ("machine_load", others, {"cores": 2, "steal": 0.0, "threads": 2} | facts)
+
+
+@pytest.mark.parametrize(
+    ("record", "word"),
+    [
+        (load(1.0), "other programs"),
+        (load(steal=0.9), "host"),
+        (load(cores=64, gpus=[{"reasons": 1}, {"reasons": 0x40}]), "GPU of rank 1 too hot"),
+        (load(cores=64, gpus=[{"other_processes": 2}]), "2 other processes"),
+    ],
+)
+def test_a_disturbed_block_is_named_in_one_line(record, word):
+    log = log_of(load(), record)
+    assert [word in text for _, text in disturbed_blocks(log)] == [True]
+    line = summarize_disturbance(log)
+    assert "1 of 2 blocks" in line and word in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "record",
+    [load(0.2), load(1.0, threads=1), load(3.0, cores=64), load(gpus=[{"reasons": 4}]), ("seed", 1, {})],
+)
+def test_a_quiet_block_is_not_named(record):
+    assert summarize_disturbance(log_of(record)) == ""
+
+
+def test_nonsense_in_a_record_disturbs_nobody():
+    assert summarize_disturbance(log_of(load("x"), load(gpus=[3]), load(gpus=1), load(steal=[]))) == ""
+
+
+def test_threads_that_gave_way_are_an_error_and_said():
+    lowered = ("threads_lowered", 1, {"before": 2, "step": 40})
+    log = log_of(("configuration_name", "any", {}), lowered)
+    assert [(f.line, f.severity) for f in audit_log(log) if f.rule == "T233"] == [(2, "error")]
+    assert "step 40" in summarize_disturbance(log)
