@@ -12,16 +12,17 @@ import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from common import config as configs
-from common import hardware, mllog, preparation, ranks, resume, system
+from common import hardware, machine_load, mllog, preparation, ranks, resume, system
 from common.atomic import make_folder
 from common.board import Board
 from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
 from common.supervision import Watchdog, supervise
 
@@ -244,6 +245,10 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
     """Run number `number` (from 0) as a process and say how it ended; its log is closed in any case."""
     config = run_set.loaded.config
     expected = expected_seconds(run_set.directory)
+    most_threads, crowd = choose_threads(run_set)
+    if crowd:
+        run_set = replace(run_set, preflight=(*run_set.preflight, f"warning: {crowd}"))
+        print(f"  warning: {crowd}", file=sys.stderr)
     path = reserve(run_set.directory, index, head(run_set, command), first=run_set.first_index)
     label = f"run {number + 1}/{run_set.num_runs}"
     shown = os.path.relpath(path)
@@ -259,6 +264,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         "drops_caches": run_set.drops_caches,
         "needs_gpu": count_gpus() > 0,
         "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
+        "most_threads": most_threads,
     }
     ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
     ballast = keep_free(path)
@@ -269,6 +275,16 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         outcome = close(path, ended, failure, shown)
         resume.tidy(path, is_done=outcome.code == EXIT_OK)
     return outcome
+
+
+def choose_threads(run_set: RunSet) -> tuple[int | None, str]:
+    """Return the most threads of a rank, and why not all: those on whose cores nobody else computes now.
+
+    On GPUs, and where others start ranks beside this one, all is left to torch.
+    """
+    if count_gpus() or ranks.place().world_size > 1:
+        return None, ""
+    return machine_load.most_threads(run_set.num_ranks)
 
 
 def keep_free(path: Path) -> IO[bytes]:
@@ -323,6 +339,12 @@ def warn(log: Log, failure: str) -> None:
         print(f"  warning: {what}: the log's times are off, its duration_ms is right", file=sys.stderr)
 
 
+def warn_of_disturbance(log: Log) -> None:
+    """Say so when others shared the machine, or slowed it, during a run."""
+    if text := summarize_disturbance(log):
+        print(f"  warning: {text}", file=sys.stderr)
+
+
 def close(path: Path, code: int, failure: str, shown: str) -> Ended:
     """See that the log of an ended run is whole, and say in one line how it ended."""
     was_open = True
@@ -331,6 +353,7 @@ def close(path: Path, code: int, failure: str, shown: str) -> Ended:
     except (OSError, UserError) as error:
         print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
     log = read_log(path)
+    warn_of_disturbance(log)
     if log.first("run_start") is None:
         path.unlink()
         why = failure or f"it ended with code {code}"

@@ -27,6 +27,7 @@ from common.benchmark import Benchmark
 from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, PID, Board, Slot
 from common.config import ROOT, RunConfig, benchmark_module
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.machine_watch import MachineWatch
 from common.method import Batch
 from common.mllog import RunLog
 from common.ranks import Place
@@ -52,6 +53,7 @@ class Spec:
     drops_caches: bool = False  # the whole machine's, not only the pages of the data
     needs_gpu: bool = False  # a CPU must not stand in for it unsaid
     checkpoint: str | None = None  # to go on from
+    most_threads: int | None = None  # beside the programs that were there when the run started
 
 
 class TrainingRun(Training):
@@ -68,6 +70,7 @@ class TrainingRun(Training):
         self.spec, self.log, self.slot = spec, log, slot or Slot()
         is_quiet = self.place.rank > 0
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
+        self.watch = MachineWatch(spec.most_threads, self.place, self.device)
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
         self.waited_s, self.rates_from = 0.0, (0.0, 0.0, 0.0)
         self.first_step = 0  # of this process
@@ -100,6 +103,7 @@ class TrainingRun(Training):
         if self.log.state == "run":  # else a checkpoint was taken inside this block
             self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
             self.clock.start()
+            self.watch.start_block()
         for step in range(max(first, self.first_step), last):
             if step > self.first_step and step % self.steps_per_checkpoint == 0:
                 checkpoint.save(self, step)
@@ -113,6 +117,7 @@ class TrainingRun(Training):
             loss = self.train_step(batch, step)
             self.num_samples += self.config.global_batch_size
             self.clock.step(loss)
+            self.watch.step(self.log, step + 1)
             if first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between
                 self.report_rates(step + 1)
         self.slot.enter(last, BETWEEN)
@@ -120,6 +125,7 @@ class TrainingRun(Training):
         self.change_epoch(None)
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.rate, **where)
+        self.watch.log_block(self.log, **where)
         value = distributed.mean(self.clock.finish_loss(loss))
         if not math.isfinite(value):
             raise UserError(

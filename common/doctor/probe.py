@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common import distributed, hardware, ranks
-from common.hardware import asked
+from common import distributed, ranks
+from common.machine_load import own_gpu
 from common.supervision import end_with_parent
 from common.throughput import COPY_BYTES, GEMM_SIZE, synchronize
 
@@ -72,27 +72,10 @@ def rate(call: Callable[[], object], device: torch.device) -> tuple[float, dict[
         for _ in range(CALLS[device.type]):
             call()
         num_calls += CALLS[device.type]
-        state = gpu_state(device) if device.type == "cuda" else {}
+        state = own_gpu()
         synchronize(device)
     elapsed = time.perf_counter() - started
     return num_calls / elapsed, state
-
-
-def gpu_state(device: torch.device) -> dict[str, int]:
-    """Return the clock of this rank's GPU in MHz, its highest, and NVML's reasons for a difference."""
-    import pynvml
-
-    properties: Any = torch.cuda.get_device_properties(device)
-    bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    handle = asked(pynvml.nvmlDeviceGetHandleByPciBusId, bus) if hardware.gpus() else None
-    if handle is None:
-        return {}
-    found = {
-        "clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "max_clock_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "reasons": asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def exchange(device: torch.device, num_ranks: int) -> dict[str, Any]:
