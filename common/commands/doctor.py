@@ -109,6 +109,7 @@ def lines(args: argparse.Namespace, loaded: dict[str, dict[str, RunConfig]]) -> 
 def benchmark_lines(named: dict[str, RunConfig], results: Path, num_devices: int) -> Iterator[Line]:
     """Yield what the checks of one benchmark find; `named` are its configurations."""
     from common.doctor import first_steps, host, recipe
+    from common.machine_load import Meter, read_alone
 
     config = next(iter(named.values()))
     what = config.benchmark
@@ -121,13 +122,13 @@ def benchmark_lines(named: dict[str, RunConfig], results: Path, num_devices: int
         advice = f"ttt doctor --benchmarks {what} compares at size mini"
         yield warning(f"first steps of {what}", f"no band is known at size {config.size}", advice)
     for config in named.values():
-        rate = None
+        rate, meter = None, Meter()
         if config.size == "mini" and manifest is not None:
             check = f"first steps of {what} {config.configuration}"
             for line in answered(check, partial(first_steps.check, check, config)):
                 rate = line.values.get("samples_per_s")
                 yield line
-        yield recipe.check_minutes(config, results, rate, num_devices)
+        yield recipe.check_minutes(config, results, rate, num_devices, read_alone(meter))
 
 
 def answered(check: str, function: Callable[[], Iterable[Line]]) -> Iterable[Line]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from common.config import ROOT
 from common.doctor import gpus
-from common.doctor.line import Line, fault, ok, warning
+from common.doctor.line import OK, Line, fault, ok, warning
+from common.doctor.record import judged
 
 TIMEOUT_S, GRACE_S = 90, 10
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU
@@ -33,8 +34,8 @@ def check_devices(num_ranks: int) -> list[Line]:
         measured = json.loads(output.read_text())
     found: Sequence[dict[str, Any]] = measured["ranks"]
     lines = [
-        compared("matrix product", found, "flops_per_s", 1e12, "TFLOP/s"),
-        compared("device copy", found, "bytes_per_s", 1e9, "GB/s"),
+        since_best(compared("matrix product", found, "flops_per_s", 1e12, "TFLOP/s"), "flops_per_s", found),
+        since_best(compared("device copy", found, "bytes_per_s", 1e9, "GB/s"), "bytes_per_s", found),
         *clocks(found),
     ]
     if (wrong := differing(found)) is not None:
@@ -105,6 +106,14 @@ def compared(check: str, found: Sequence[dict[str, Any]], key: str, unit: float,
         "every step waits for it: leave it out with CUDA_VISIBLE_DEVICES, and check its cooling and power"
     )
     return judge(check, f"straggler: {named} ({shown} {name})", advice, stragglers=sorted(slow), **values)
+
+
+def since_best(line: Line, key: str, found: Sequence[dict[str, Any]]) -> Line:
+    """Compare what all devices do together with the best of this machine, unless a device is slow."""
+    if line.state != OK:
+        return line
+    what = f"{line.check} of {len(found)} x {found[0]['device']}"
+    return judged(line, what, sum(each[key] for each in found))
 
 
 def clocks(found: Sequence[dict[str, Any]]) -> list[Line]:

@@ -11,8 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common import hardware
+from common import hardware, machine_load
 from common.doctor.line import Line, fault, ok, warning
+from common.doctor.record import judged
+from common.machine_load import Meter
 
 MIB, GIB = 2**20, 2**30
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
@@ -22,6 +24,7 @@ SHARED_MEMORY = Path("/dev/shm")
 DOCKER_SHM, USUAL_SHM = 64 * MIB, 8 * GIB  # loader processes and NCCL pass their data through it
 OPEN_FILES, USUAL_OPEN_FILES = 128, 1024  # of a run beside its data; of a usual system
 SLOW_DISK = 200e6  # bytes/s: 2,000 images/s of ImageNet, less than one GPU trains
+PRODUCT_SIZE, PRODUCTS_S = 512, 0.1  # of a product on one core: 5 ms
 READ_BYTES, CHUNK_BYTES, MOST_FILES = 256 * MIB, 4 * MIB, 1000
 
 
@@ -43,6 +46,41 @@ def versions() -> Line:
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
         return fault(check, ", ".join(found), "pip install --upgrade 'torch>=2.11'")
     return ok(check, ", ".join(found))
+
+
+def processors(meter: Meter) -> Line:
+    """Check that nobody else computes on our processors, since the meter's start and for a moment more."""
+    check, load = "processors", machine_load.look(meter)
+    if load is None:
+        return ok(check, "this system does not tell who uses them")
+    values = {"cores": load.cores, "others": load.others, "steal": load.steal, "factor": load.factor}
+    found = f"other programs use {load.others:.1f} of {load.cores:g} cores"
+    found += f", the host took {load.steal:.1f}" * (load.steal > machine_load.SPARE)
+    if load.taken <= machine_load.SPARE:
+        return ok(check, found, **values)
+    if names := machine_load.busy_programs():
+        found += f" ({', '.join(names)})"
+    advice = f"a run takes {load.factor:.1f} times as long or more: end them, or wait"
+    return warning(check, found, advice, **values)
+
+
+def core_speed() -> Line:
+    """Compare the speed of one core with the best of this machine: a slow clock, heat, stolen time."""
+    import torch
+
+    num_threads, matrix = torch.get_num_threads(), torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
+    torch.set_num_threads(1)  # starts no thread
+    try:
+        product = matrix @ matrix
+        num_products, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < PRODUCTS_S:
+            torch.mm(matrix, matrix, out=product)
+            num_products += 1
+    finally:
+        torch.set_num_threads(num_threads)
+    rate = 2 * PRODUCT_SIZE**3 * num_products / elapsed
+    check = "speed of a core"
+    return judged(ok(check, f"{rate / 1e9:.3g} GFLOP/s", flops_per_s=rate), check, rate)
 
 
 def existing(directory: Path) -> Path:

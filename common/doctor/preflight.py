@@ -8,10 +8,12 @@ from common.config import ROOT, RunConfig
 from common.doctor import gpus, host
 from common.doctor.line import FAULT, OK, Line
 from common.errors import UserError
+from common.machine_load import Meter
 
 
 def cheap_checks(size: str, results: Path, num_shards: int) -> Iterator[Line]:
     """Yield what can be known without processes, training, or reading data."""
+    meter = Meter()
     yield host.versions()
     yield gpus.presence(size)
     yield from gpus.health()
@@ -19,6 +21,9 @@ def cheap_checks(size: str, results: Path, num_shards: int) -> Iterator[Line]:
     yield host.space("temporary files", Path(tempfile.gettempdir()))
     yield host.shared_memory(size)
     yield host.open_files(num_shards)
+    yield host.processors(meter)
+    if not gpus.visible():
+        yield host.core_speed()
 
 
 def num_shards(config: RunConfig) -> int:

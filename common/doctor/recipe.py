@@ -7,10 +7,12 @@ from typing import Any
 from common import config as configs
 from common import fingerprint, launch, preparation, system
 from common.config import ROOT, RunConfig
-from common.doctor.line import Line, fault, ok, warning
+from common.doctor.line import OK, Line, fault, ok, warning
+from common.doctor.record import judged
 from common.errors import UserError
 from common.evidence.log import Log, read_log
 from common.evidence.reported import load_reported
+from common.machine_load import SPARE, Load
 
 PROJECTED_DEVICES = 8  # of `ttt bench`
 
@@ -66,12 +68,22 @@ def check_kernels(config: RunConfig) -> list[Line]:
     return lines
 
 
-def check_minutes(config: RunConfig, results: Path, samples_per_s: float | None, num_devices: int) -> Line:
-    """Predict the time to the target: from runs of this system, else from speed and usual samples."""
+def check_minutes(
+    config: RunConfig,
+    results: Path,
+    samples_per_s: float | None,
+    num_devices: int,
+    load: Load | None = None,
+) -> Line:
+    """Predict the time to the target: from runs of this system, else from speed and usual samples.
+
+    `load` is that of the machine while the speed was measured.
+    """
     check = f"time of {config.benchmark} {config.configuration}"
     name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
     if (seconds := launch.expected_seconds(results / system.system_id(config) / name)) is not None:
-        return ok(check, f"{seconds / 60:.2f} min, the median of this system's runs", minutes=seconds / 60)
+        line = ok(check, f"{seconds / 60:.2f} min, the median of this system's runs", minutes=seconds / 60)
+        return line if samples_per_s is None else judged_now(line, samples_per_s, load)
     if config.size == "full":
         return benched(check, config, results, num_devices)
     if samples_per_s is None:
@@ -84,7 +96,19 @@ def check_minutes(config: RunConfig, results: Path, samples_per_s: float | None,
         needed[number] / samples_per_s / 60 for number in (0, len(needed) // 2, len(needed) - 1)
     )
     found = f"{middle:.2f} min ({low:.2f} to {high:.2f}) without evaluation, {samples_per_s:.0f} samples/s"
-    return ok(check, f"{found} and the samples of {len(needed)} runs", minutes=middle)
+    line = ok(check, f"{found} and the samples of {len(needed)} runs", minutes=middle)
+    return judged_now(line, samples_per_s, load)
+
+
+def judged_now(line: Line, samples_per_s: float, load: Load | None) -> Line:
+    """Return the line, or a warning when the speed is not what this machine can do alone."""
+    line = judged(line, line.check, samples_per_s)
+    if line.state == OK and load is not None and load.taken > SPARE:
+        meanwhile = (
+            f"other programs used {load.taken:.1f} of {load.cores:g} cores meanwhile: end them, or wait"
+        )
+        return warning(line.check, line.found, meanwhile, **line.values)
+    return line
 
 
 def benched(check: str, config: RunConfig, results: Path, num_devices: int) -> Line:

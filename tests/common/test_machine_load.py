@@ -1,0 +1,300 @@
+"""Other programs on this machine are seen, said and given way to; its own record shows a slow one."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common import launch, machine_load
+from common.commands.data import prepare
+from common.config import ROOT, load
+from common.doctor import devices, host, recipe, record
+from common.doctor.line import OK, WARNING, ok
+from common.machine_load import Load, Meter, busy_programs, gpu_state, look, most_threads, read_alone
+from common.machine_watch import MachineWatch
+from common.ranks import ALONE
+
+NUM_CORES = len(machine_load.affinity())
+
+
+@contextlib.contextmanager
+def neighbours(number=NUM_CORES):
+    """Keep so many cores busy."""
+    spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    processes = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(number)]
+    try:
+        for process in processes:
+            process.stdout.readline()
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+@pytest.fixture
+def free_choice(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(record, "FOLDER", tmp_path / "machine")
+    return tmp_path / "machine"
+
+
+def test_other_programs_are_measured_and_named_without_their_arguments(free_choice):
+    with neighbours():
+        assert look().taken > 0.7
+        names = busy_programs()
+        number, why = most_threads(1)
+    assert number == 1 or number < NUM_CORES
+    assert "other programs" in why and "recipe" in why
+    assert any(name.startswith("python") for name in names)
+    assert not any("while" in name or "-c" in name for name in names)
+
+
+def test_own_work_is_nobody_elses(free_choice):
+    meter, until = Meter(), time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    reading = meter.read()
+    assert reading.own >= 0.3
+    assert machine_load.load_of([reading], [reading]).others <= (reading.busy - 0.25) / reading.seconds
+
+
+def test_a_person_who_chose_the_number_of_threads_keeps_it(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with neighbours():
+        assert most_threads(1) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("load", "num_ranks", "threads"),
+    [
+        (Load(2, 0.0, 0.0), 1, 2),
+        (Load(2, 0.2, 0.0), 1, 2),
+        (Load(2, 0.7, 0.0), 1, 1),
+        (Load(2, 2.0, 0.0), 1, 1),
+        (Load(2, 0.0, 0.9), 1, 1),
+        (Load(64, 1.0, 0.0), 1, 63),
+        (Load(64, 1.0, 0.0), 8, 7),
+        (Load(1.5, 0.0, 0.0), 1, 1),
+    ],
+)
+def test_each_thread_gets_a_core_for_itself(load, num_ranks, threads):
+    assert load.threads(num_ranks) == threads
+
+
+def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
+    stat, quota = tmp_path / "stat", tmp_path / "cpu.max"
+    monkeypatch.setattr(machine_load, "STAT", stat)
+    monkeypatch.setattr(machine_load, "QUOTA", quota)
+    monkeypatch.setattr(machine_load, "affinity", lambda: {0, 1, 2, 3})
+
+    def write(steal):
+        stat.write_text("cpu 9 0 0\n" + "".join(f"cpu{n} 0 0 0 0 0 0 0 {steal} 0 0\n" for n in range(8)))
+
+    write(0)
+    meter = Meter()
+    time.sleep(0.1)
+    write(10)
+    load = read_alone(meter)
+    assert 0.4 / 0.3 < load.steal < 0.4 / 0.09 and load.cores == 4
+    quota.write_text("150000 100000\n")
+    assert machine_load.usable_cores() == 1.5
+    quota.write_text("max 100000\n")
+    assert machine_load.usable_cores() == 4
+    stat.unlink()
+    assert Meter().read() is None and look() is None
+    assert host.processors(Meter()).state == OK
+
+
+# The number of threads falls when others come.
+
+
+@pytest.fixture
+def two_threads(free_choice):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Events(list):
+    """A log that keeps what it is told."""
+
+    def event(self, key, value, **metadata):
+        self.append((key, value, metadata))
+
+
+def test_threads_give_way_to_programs_that_stay(two_threads, monkeypatch):
+    monkeypatch.setattr("common.machine_watch.BETWEEN_LOOKS_S", 0.2)
+    watch, log = MachineWatch(None, ALONE, torch.device("cpu")), Events()
+    with neighbours():
+        deadline = time.monotonic() + 10
+        while not log and time.monotonic() < deadline:
+            watch.step(log, 7)
+            time.sleep(0.01)
+    ((key, value, facts),) = log
+    assert (key, value, facts["before"], facts["step"]) == ("threads_lowered", 1, 2, 7)
+    assert torch.get_num_threads() == 1
+
+
+def test_threads_stay_on_gpus_beside_other_ranks_and_where_a_person_chose(two_threads, monkeypatch):
+    rank = SimpleNamespace(world_size=2, local_rank=0)
+    assert not MachineWatch(None, ALONE, torch.device("cuda")).can_lower
+    assert not MachineWatch(None, rank, torch.device("cpu")).can_lower
+    assert MachineWatch(3, ALONE, torch.device("cpu")).can_lower
+    assert torch.get_num_threads() == 2  # 3 are no reason to raise it
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert not MachineWatch(1, ALONE, torch.device("cpu")).can_lower
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.slow
+def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path):
+    prepare(load("language_bert", "optimized", size="mini", settings=[]).config)
+    tiny = (
+        "target=0.01",
+        "max_duration=60ba",
+        "evaluate_every=60ba",
+        "evaluate_from=60ba",
+        "schedule.warmup=5ba",
+    )
+    sets = [part for setting in tiny for part in ("--set", setting)]
+    where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
+    command = [sys.executable, "-m", "common.cli", "run", "language_bert", "optimized", "--size", "mini"]
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    with neighbours():
+        done = subprocess.run(
+            [*map(str, [*command, *where, *sets])],
+            cwd=ROOT,
+            env=environment | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "warning: other programs use" in done.stderr
+    (path,) = tmp_path.rglob("result_0.txt")
+    text = path.read_text()
+    assert re.search(r"\n# preflight: warning: processors: other programs use .*python", text)
+    assert re.search(r'"num_threads", "value": 1,', text) or NUM_CORES > 2
+    (line,) = [line for line in text.splitlines() if '"machine_load"' in line]
+    event = json.loads(line.partition(":::MLLOG ")[2])
+    assert event["value"] > 0.5 and len(event["metadata"]["involuntary_switches"]) == 1
+    check = [sys.executable, "-m", "common.cli", "check", str(path)]
+    audit = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert audit.returncode == 0 and "SUCCESS" in audit.stdout, audit.stdout
+
+
+def test_a_run_whose_blocks_were_disturbed_ends_with_a_warning(tmp_path, capsys):
+    events = (("run_start", None, {}), ("machine_load", 1.0, {"cores": 2, "threads": 2}))
+    records = [{"time_ms": 1_700_000_000_000, "key": k, "value": v, "metadata": m} for k, v, m in events]
+    path = tmp_path / "result_0.txt"
+    path.write_text("".join(f":::MLLOG {json.dumps(record)}\n" for record in records))
+    launch.close(path, 1, "", "here")
+    assert "  warning: 1 of 1 blocks were disturbed" in capsys.readouterr().err
+
+
+# The machine's own record.
+
+
+def test_half_the_record_is_a_warning_and_a_better_speed_is_kept(folder):
+    line = ok("speed", "so fast")
+    assert record.judged(line, "product", 100.0).state == OK
+    slow = record.judged(line, "product", 50.0)
+    assert slow.state == WARNING and slow.values["factor"] == 2.0 and "2.0 times as fast" in slow.found
+    assert record.judged(line, "product", 200.0).state == OK
+    assert record.judged(line, "product", 100.0).state == WARNING
+    assert record.judged(line, "copy", 1.0).state == OK
+    (path,) = folder.iterdir()
+    path.write_text("[" * 9999)
+    assert record.judged(line, "product", 1.0).state == OK
+
+
+def test_each_machine_has_a_record_of_its_own(folder, monkeypatch, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.write_text("one\n")
+    there.write_text("another\n")
+    paths = set()
+    for place in (here, there, tmp_path / "none"):
+        monkeypatch.setattr(record, "MACHINE_ID", place)
+        paths.add(record.record_path())
+    assert len(paths) == 3 and not any("one" in path.name for path in paths)
+
+
+def test_a_record_that_cannot_be_kept_is_no_fault(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(record, "FOLDER", tmp_path / "file")
+    line = record.judged(ok("speed", "so fast"), "product", 1.0)
+    assert line.state == OK and "cannot be kept" in line.found
+
+
+def test_a_product_at_half_the_record_of_its_devices_is_a_warning(folder):
+    def line(rate):
+        found = [{"flops_per_s": rate, "device": "cpu"}] * 2
+        compared = devices.compared("matrix product", found, "flops_per_s", 1e12, "TFLOP/s")
+        return devices.since_best(compared, "flops_per_s", found)
+
+    assert [line(rate).state for rate in (0.59e12, 0.28e12)] == [OK, WARNING]
+
+
+def test_a_core_is_compared_with_its_best(folder):
+    first = host.core_speed()
+    assert first.state == OK and first.values["flops_per_s"] > 1e8
+    record.compare_with_record("speed of a core", 10 * first.values["flops_per_s"])
+    assert host.core_speed().state == WARNING
+
+
+def test_minutes_measured_beside_other_programs_are_a_warning(folder, tmp_path):
+    config = load("language_bert", "baseline", size="mini", settings=[]).config
+    results = ROOT / "results"
+
+    def line(rate, others=0.0):
+        return recipe.check_minutes(config, results, rate, 1, Load(2, others, 0.0))
+
+    assert line(300.0).state == OK
+    busy = line(290.0, others=1.3)
+    assert busy.state == WARNING and "1.3 of 2 cores" in busy.advice
+    slow = line(14.0)
+    assert slow.state == WARNING and "21.4 times as fast" in slow.found
+
+
+# GPUs.
+
+
+def test_a_gpu_says_its_clock_its_brakes_and_who_else_is_there(monkeypatch):
+    class NVMLError(Exception):
+        pass
+
+    def refuse(*_):
+        raise NVMLError
+
+    fake = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByPciBusId=lambda bus: 0,
+        nvmlDeviceGetClockInfo=lambda gpu, kind: 900,
+        nvmlDeviceGetMaxClockInfo=lambda gpu, kind: 1980,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: 0x40,
+        nvmlDeviceGetComputeRunningProcesses=lambda gpu: [1, 2, 3],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    state = gpu_state("00000000:3b:00.0")
+    assert state == {"clock_mhz": 900, "max_clock_mhz": 1980, "reasons": 0x40, "other_processes": 2}
+    monkeypatch.setattr(fake, "nvmlDeviceGetComputeRunningProcesses", refuse)
+    assert "other_processes" not in gpu_state("00000000:3b:00.0")
