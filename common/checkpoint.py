@@ -2,11 +2,14 @@
 
 safetensors: parameters, buffers, optimizer state, what methods keep, torch's random state; as JSON in its
 header the rest, see `resume.Facts`. Nothing is pickled. Ranks share parameters and optimizer state, which
-stand once; buffers and random states are each rank's own. The position of the loader is the step.
+stand once; buffers and random states are each rank's own. The position of the loader is the step. Tensors and
+facts stand beside their CRCs, which take a processor 0.26 s for each GiB (SHA-256 0.6 s, BLAKE2 1.2 s).
 """
 
+import json
 import random
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,15 +80,34 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
     targets = shared | {f"rank{training.place.rank}.{name}": value for name, value in own.items()}
     try:
         with safe_open(checkpoint, framework="pt") as file:
+            crcs = json.loads((file.metadata() or {}).get("tensors_crc32", "{}"))
+
+            if set(crcs) != set(file.keys()):
+                raise UserError("its tensors are not those that were written", where=str(checkpoint))
+
+            def read(name: str) -> Tensor:
+                value: Tensor = file.get_tensor(name)
+                if crcs.get(name) != crc_of(name, value):
+                    raise UserError(f"{name} has changed (CRC differs)", where=str(checkpoint))
+                return value
+
             for name, target in targets.items():
-                value = file.get_tensor(name)
+                value = read(name)
                 if value.shape != target.shape or value.dtype != target.dtype:
                     raise UserError(f"{name} has another shape or type", where=str(checkpoint))
                 target.copy_(value)
-            state = {name: file.get_tensor(name) for name in file.keys() if name.startswith("optimizer.")}  # noqa: SIM118
+            state = {name: read(name) for name in crcs if name.startswith("optimizer.")}
+        restore_optimizer(training, state)
+        restore_states(training, own, facts)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot be read ({error})", where=str(checkpoint)) from error
-    restore_optimizer(training, state)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        what = f"does not fit this run ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        raise UserError(what, where=str(checkpoint)) from error
+
+
+def restore_states(training: Training, own: Tensors, facts: Facts) -> None:
+    """Put back the scale of the loss, and the random states of this rank."""
     training.scaler.load_state_dict(facts.scaler)
     torch.set_rng_state(own["random.cpu"])
     if "random.cuda" in own:
@@ -148,8 +170,17 @@ def save(run: "TrainingRun", step: int) -> None:
 
 def write(checkpoint: Path, tensors: Tensors, facts: Facts) -> None:
     """Replace a checkpoint. Raises OSError or SafetensorError, and leaves the one that was there."""
+    tensors = {name: value.cpu() for name, value in tensors.items()}
+    crcs, text = {name: crc_of(name, value) for name, value in tensors.items()}, facts.model_dump_json()
+    metadata = {"facts": text, "facts_crc32": resume.crc_of(text), "tensors_crc32": json.dumps(crcs)}
     with written_whole(checkpoint) as draft:
-        save_file(tensors, draft, metadata={"facts": facts.model_dump_json()})
+        save_file(tensors, draft, metadata=metadata)
+
+
+def crc_of(name: str, value: Tensor) -> int:
+    """Return the CRC of a tensor on the CPU: its name, type, shape and bytes."""
+    described = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    return zlib.crc32(value.contiguous().reshape(-1).view(torch.uint8).numpy().data, described)
 
 
 def resume_run(run: "TrainingRun", checkpoint: Path, result: Path) -> float:

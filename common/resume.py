@@ -4,22 +4,29 @@ The checkpoint of `result_N.txt` is `result_N.safetensors` beside it. A resumed 
 is a new result that says `resumed`, the audit names it and no score counts it unless told to.
 """
 
+import shlex
+import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field
 
 from common import fingerprint, ranks
 from common.atomic import remove_draft
-from common.config import ROOT, Loaded, RunConfig, Strict
+from common.config import ROOT, Fraction, Loaded, RunConfig, Strict
 from common.errors import UserError
+from common.evidence.log import parse_log
 
 if TYPE_CHECKING:
     from common.launch import RunSet
 
 SUFFIX = ".safetensors"
+MAX_RESUMED = 100  # times that a run went on
 FREE_KEYS = ("checkpoint_every",)  # of the configuration: nothing that is trained depends on them
+
+
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
 
 
 class RandomState(Strict):
@@ -35,9 +42,9 @@ class Facts(Strict):
     `step` is the next to be taken, `log` the log up to here, `random` the state of every rank.
     """
 
-    step: int
+    step: int = Field(ge=0)
     seed: int
-    world_size: int
+    world_size: int = Field(ge=1)
     system: str
     dataset_fingerprint: str
     config: dict[str, Any]
@@ -47,10 +54,10 @@ class Facts(Strict):
     log: str
     log_state: Literal["block", "epoch"]
     epoch: int | None  # that is open in the log
-    quality: float
-    started: float
-    block_started: float
-    saved: float
+    quality: Fraction
+    started: Seconds
+    block_started: Seconds
+    saved: Seconds
 
 
 def checkpoint_of(result: Path) -> Path:
@@ -64,10 +71,59 @@ def read_facts(checkpoint: Path) -> Facts:
 
     try:
         with safe_open(checkpoint, framework="np") as file:
-            return Facts.model_validate_json((file.metadata() or {}).get("facts", ""))
-    except (OSError, SafetensorError, ValidationError) as error:
+            metadata = file.metadata() or {}
+            text = metadata.get("facts", "")
+            if metadata.get("facts_crc32") != crc_of(text):
+                raise ValueError("its facts have another CRC")
+            return Facts.model_validate_json(text)
+    except (OSError, SafetensorError, ValueError) as error:
         what = f"is not a checkpoint of ttt run ({str(error).splitlines()[0]})"
         raise UserError(what, where=str(checkpoint)) from error
+
+
+def crc_of(text: str) -> str:
+    """Return the CRC of facts as it stands beside them."""
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def last_checkpoint(result: Path) -> Path:
+    """Return the checkpoint of a result; where it died before its first, of the one that it went on from."""
+    for _ in range(MAX_RESUMED):
+        before = None if checkpoint_of(result).is_file() else resumed_from(result)
+        if before is None:
+            break
+        result = before
+    return checkpoint_of(result)
+
+
+def resumed_from(result: Path) -> Path | None:
+    """Return the result that a run went on from, which lies beside its own, as its command says."""
+    lines = result.read_text("ascii", errors="replace").splitlines() if result.is_file() else []
+    commands = [line for line in lines if line.startswith("# command: ")]
+    try:
+        words = shlex.split(commands[-1])
+    except (IndexError, ValueError):  # no head, or an open quote
+        return None
+    named = [value for option, value in zip(words, words[1:], strict=False) if option == "--resume"]
+    named += [word.removeprefix("--resume=") for word in words if word.startswith("--resume=")]
+    return result.with_name(Path(named[-1]).name).with_suffix(".txt") if named else None
+
+
+def check_facts(facts: Facts, num_steps: int, where: Path) -> None:
+    """Raise UserError for facts that no run of so many steps can have written."""
+    log = parse_log(facts.log.encode(), "log")
+    is_open = len(log.events("run_start")) == 1 and not log.events("run_stop") and not log.problems
+    faults = {
+        f"its step {facts.step:,} is not one of {num_steps:,}": not 0 < facts.step < num_steps,
+        "the random states are not those of its ranks": len(facts.random) != facts.world_size,
+        "its log is not that of a run under way": not is_open or not facts.log.isascii(),
+        "its log is of another seed": log.value("seed") != facts.seed,
+        "its epoch and the log do not agree": (facts.log_state == "epoch") != (facts.epoch is not None),
+        "its times are not in order": not facts.started <= facts.block_started <= facts.saved,
+    }
+    for what, is_fault in faults.items():
+        if is_fault:
+            raise UserError(what, where=str(where))
 
 
 def resumed(run_set: "RunSet", result: Path, *, seed: int | None) -> "RunSet":
@@ -75,13 +131,14 @@ def resumed(run_set: "RunSet", result: Path, *, seed: int | None) -> "RunSet":
 
     Raises UserError when there is none, or it belongs to another run: the first difference.
     """
-    checkpoint = checkpoint_of(result.resolve())
+    checkpoint = last_checkpoint(result.resolve())
     if not checkpoint.is_file():
         hint = "an interrupted run has one if it was started with --set checkpoint_every=100ba"
         raise UserError("no such checkpoint", where=str(checkpoint), hint=hint)
     if run_set.num_runs > 1:
         raise UserError("--resume names one run; use it with --runs 1")
     facts = read_facts(checkpoint)
+    check_facts(facts, run_set.loaded.config.plan().num_steps, checkpoint)
     asked = {
         "seed": facts.seed if seed is None else seed,
         "ranks": max(run_set.num_ranks, ranks.place().world_size),
@@ -94,6 +151,8 @@ def resumed(run_set: "RunSet", result: Path, *, seed: int | None) -> "RunSet":
     )
     if difference:
         raise UserError(f"is of another run: {difference}", where=str(checkpoint))
+    if checkpoint.stem != result.stem:
+        print(f"{result.name} has no checkpoint of its own, and goes on from {checkpoint.name}")
     remove_draft(checkpoint)  # of a killed writer
     return replace(run_set, seeds=(facts.seed,), checkpoint=checkpoint)
 

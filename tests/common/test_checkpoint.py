@@ -2,17 +2,19 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from common import checkpoint, launch, resume
 from common.cli import dispatch
@@ -23,6 +25,7 @@ from common.evidence.audit import audit_paths
 from common.evidence.log import load as read_sets
 from common.evidence.log import read_log
 from common.evidence.score import score
+from common.ranks import ALONE
 from tests.common import checkpointed
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -104,6 +107,14 @@ def test_a_kill_at_any_moment_of_a_writing_leaves_a_whole_checkpoint(tmp_path):
     assert num_hit >= 10 and num_written >= 10
 
 
+RANDOM_STATE = {"python": random.getstate(), "numpy": ("MT19937", (0,) * 624, 624, 0, 0.0)}
+LOG = "".join(
+    f':::MLLOG {{"namespace": "", "time_ms": 1, "event_type": "{kind}", "key": "{key}", "value": {value}, '
+    '"metadata": {"file": "a.py", "lineno": 1}}\n'
+    for kind, key, value in (("POINT_IN_TIME", "seed", 3), ("INTERVAL_START", "run_start", "null"))
+)
+
+
 def facts(**changes):
     """What stands in a checkpoint of the run set that `planned` returns."""
     planned = run_set()
@@ -116,8 +127,8 @@ def facts(**changes):
         "config": resume.as_json(planned.loaded.config),
         "modules": (),
         "scaler": {},
-        "random": (),
-        "log": "",
+        "random": (RANDOM_STATE,),
+        "log": LOG,
         "log_state": "block",
         "epoch": None,
         "quality": 0.0,
@@ -193,6 +204,83 @@ def test_what_is_no_checkpoint_is_refused(result, tmp_path):
         resume.checkpoint_of(result).write_bytes(content)
         with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
             resume.resumed(run_set(), result, seed=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": 0}, "its step 0 is not one of"),
+        ({"step": 10**9}, "its step 1,000,000,000 is not one of"),
+        ({"random": ()}, "random states"),
+        ({"log": ""}, "its log is not"),
+        ({"log": LOG + "caf\u00e9\n"}, "its log is not"),
+        ({"log": LOG + LOG.splitlines()[-1].replace("start", "stop")}, "its log is not"),
+        ({"log": LOG.replace("3", "4")}, "another seed"),
+        ({"epoch": 1}, "its epoch"),
+        ({"started": 5.0}, "its times"),
+    ],
+)
+def test_facts_that_no_run_can_have_written_are_refused(result, change, message):
+    checkpoint.write(resume.checkpoint_of(result), {}, facts(**change))
+    with pytest.raises(UserError, match=f"result_0.safetensors: .*{message}"):
+        resume.resumed(run_set(), result, seed=None)
+
+
+@pytest.mark.parametrize("change", [{"step": -5}, {"quality": 1.5}, {"saved": -1.0}, {"world_size": 0}])
+def test_facts_out_of_range_are_refused(result, change):
+    path = resume.checkpoint_of(result)
+    text = json.dumps(json.loads(facts().model_dump_json()) | change)
+    save_file({}, path, metadata={"facts": text, "facts_crc32": resume.crc_of(text)})
+    with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
+        resume.resumed(run_set(), result, seed=None)
+
+
+def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(result):
+    def training():
+        model = torch.nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.ones(5)).sum().backward()
+        optimizer.step()
+        return SimpleNamespace(
+            model=model,
+            methods=[],
+            optimizer=optimizer,
+            device=torch.device("cpu"),
+            place=ALONE,
+            scaler=torch.amp.GradScaler("cpu", enabled=False),
+        )
+
+    def resume_from(path):
+        found = resume.resumed(run_set(), path, seed=None)
+        checkpoint.restore(training(), path, resume.read_facts(found.checkpoint))
+
+    path = resume.checkpoint_of(result)
+    tensors, states = checkpoint.captured(training())
+    checkpoint.write(path, tensors, facts(random=tuple(states)))
+    resume_from(path)
+    whole = path.read_bytes()
+    places = [*range(0, len(whole), 211), *range(len(whole) - 400, len(whole), 7)]
+    assert len(places) > 60
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(UserError, match="result_0.safetensors: "):
+            resume_from(path)
+
+
+def test_a_resumed_run_that_died_before_its_own_checkpoint_goes_on_from_the_one_before(result, capsys):
+    again, last = (result.with_name(f"result_{number}.txt") for number in (1, 2))
+    again.write_text(
+        f"# command: ttt run a b\n{LOG}# --- resumed by\n# command: ttt run a b --resume {result}\n"
+    )
+    last.write_text(f"# command: ttt run a b --resume={resume.checkpoint_of(again).name}\n")
+    for path in (again, last):
+        found = resume.resumed(run_set(), path, seed=None)
+        assert found.checkpoint == resume.checkpoint_of(result)
+        assert f"{path.name} has no checkpoint of its own" in capsys.readouterr().out
+    resume.checkpoint_of(result).unlink()
+    result.write_text(f"# command: ttt run a b --resume {last}\n")  # a circle
+    with pytest.raises(UserError, match="no such checkpoint"):
+        resume.resumed(run_set(), last, seed=None)
 
 
 @pytest.fixture
