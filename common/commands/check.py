@@ -14,12 +14,13 @@ examples:
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from common.commands import add_paths
-from common.errors import EXIT_FINDINGS, EXIT_OK
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence import official
 from common.evidence.archive import is_archive, unpacked
 from common.evidence.audit import Audited, Finding, audit_paths, named_once, num_errors
@@ -56,7 +57,11 @@ def main(args: argparse.Namespace) -> int:
                 refused += [archive_finding(path, problem.text) for problem in problems]
                 path = folder
             paths.append(path)
-        audited, others = audit_paths(paths), find_others(paths)
+        try:
+            audited, others = audit_paths(paths), find_others(paths)
+        except UserError:
+            print(*refused, sep="\n", file=sys.stderr, end="\n" if refused else "")
+            raise
         verdicts = [[] for _ in audited] if args.no_official else judged(audited, args.ruleset)
     if args.json:
         print(json.dumps(as_json(refused, others, audited, verdicts), indent=2))

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.evidence.log import Log, RunSet, find_sets, label, read_log
+from common.evidence.log import MAX_BYTES, Log, RunSet, find_sets, label, read_log
 from common.evidence.records import printable
 from common.evidence.rules import RULES, Found, Rule, systems
 
@@ -51,7 +51,7 @@ def audit_paths(
     files = [file for group in folders.values() for file in group]
     logs: dict[Path, tuple[Log, list[Finding]]] = {}
     with ExitStack() as stack:
-        if sum(os.lstat(file).st_size for file in files) < FEW_BYTES:
+        if sum(min(os.lstat(file).st_size, MAX_BYTES) for file in files) < FEW_BYTES:
             read: Iterable[tuple[Log, list[Finding]]] = map(_read, files)
         else:
             pool = stack.enter_context(ProcessPoolExecutor())

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from common import yaml_file
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.score import UNVERIFIED, score
 from common.evidence.snapshot import Item
@@ -64,12 +63,7 @@ class Entry:
     @property
     def settings(self) -> dict[str, Any]:
         """The merged configuration in the logs; empty where there is none."""
-        lines = self.run_set.lead.settings[:MAX_SETTINGS]
-        try:
-            found = yaml.safe_load("\n".join(lines))
-        except (yaml.YAMLError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return yaml_file.stated(self.run_set.lead.settings[:MAX_SETTINGS]) or {}
 
     @property
     def methods(self) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "eval_samples"}
 CONSTANT |= {"quality_target", "dataset_fingerprint", "num_ranks"}
 MAX_TOTAL = 1_000_000
 ROUNDED = 100_000  # accuracies with five decimals cannot tell
+MAX_SIEVES, MAX_TRIED = 40, 100  # values that sieve a million totals; totals that all values are held to
 MIN_ACCURACIES = 10  # fewer would fit some total by chance
 FLOAT32_ROUNDING = 7.5e-8  # relative; accuracies are logged from float32
 OUTLIER = {False: 1.3, True: 2.0}  # times the set's median pace; a proxy runs on anybody's busy machine
@@ -201,18 +203,24 @@ def accuracies_are_of_the_whole_set(logs: Sequence[Log]) -> Iterator[Found]:
     values = [point.accuracy for log in logs for point in log.curve]
     if official is None or any(log.is_proxy for log in logs) or len(values) < MIN_ACCURACIES:
         return
-    known = (official, ROUNDED)
-    if not any(fitting(values, np.array([total])) for total in known):
-        total = fitting(values, np.arange(100, MAX_TOTAL)) or f"no total up to {MAX_TOTAL}"
+    distinct = np.unique(values)
+    if not any(fits(distinct, total).all() for total in (official, ROUNDED)):
+        total = smallest_total(distinct) or f"no total up to {MAX_TOTAL}"
         yield Found(0, f"they are fractions of {total}, not {official}", logs[0])
 
 
-def fitting(values: Sequence[float], totals: np.ndarray) -> int | None:
-    """Return the first total of which every value is a whole part, within the rounding of float32."""
-    for value in values:
-        parts = totals * value
-        totals = totals[abs(parts - np.rint(parts)) < 0.005 + parts * FLOAT32_ROUNDING]
-    return int(totals[0]) if len(totals) else None
+def fits(values: Any, totals: Any) -> Any:
+    """Return where values are whole parts of totals, within the rounding of float32; one may be an array."""
+    parts = totals * values
+    return abs(parts - np.rint(parts)) < 0.005 + parts * FLOAT32_ROUNDING
+
+
+def smallest_total(values: np.ndarray) -> int | None:
+    """Return the smallest total of which all values are whole parts. Few of them leave few totals to try."""
+    totals = np.arange(100, MAX_TOTAL)
+    for value in np.random.default_rng(0).permutation(values)[:MAX_SIEVES]:
+        totals = totals[fits(value, totals)]
+    return next((int(total) for total in totals[:MAX_TRIED] if fits(values, total).all()), None)
 
 
 def hurried(lines: Lines) -> Lines:

@@ -1,0 +1,226 @@
+"""Crafted files and archives: `ttt check` refuses each in one line, at once and in little memory."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path
+
+import pytest
+
+from common.config import ROOT
+from common.evidence import official
+from common.evidence.log import MAX_BYTES, MAX_LINES, parse_log, read_log
+from common.evidence.rules.sets import smallest_total
+from tests.command import ttt_here as ttt
+
+MEMORY = 2**20 * 400  # of addresses, with numpy's and Python's own 250 MiB
+
+
+def limited(*arguments, cwd, seconds=6):
+    """Run `ttt` under limits of processor time (its start takes two or three seconds) and of memory."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+    command = [sys.executable, "-m", "common.cli", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, preexec_fn=limit, capture_output=True, text=True, timeout=300
+    )
+
+
+def refused(done, *words):
+    """Assert one line and exit code 2."""
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (line,) = done.stderr.splitlines()
+    assert all(word in line for word in words), line
+
+
+def header(name, size=0, type=tarfile.REGTYPE, format=tarfile.GNU_FORMAT):
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, type
+    return member.tobuf(format)
+
+
+def zeros(size):
+    """Return gzip of zeros, made once for all of its blocks."""
+    block = 2**24
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join([*(packer.compress(bytes(block)) for _ in range(size // block)), packer.flush()])
+
+
+def long_name(type):
+    return gzip.compress(header("././@LongLink", 3 * 2**30, type)) + zeros(2**25)
+
+
+def chained(type):
+    one = header("././@LongLink", 2, type) + b"a\0".ljust(512, b"\0")
+    return gzip.compress(one * 20_000 + header("a"))
+
+
+def large_member():
+    return gzip.compress(header("weights.bin", 8 * 2**30)) + zeros(2**25)
+
+
+def flipped_xz():
+    data = bytearray(lzma.compress(header("result_0.txt") + os.urandom(100_000)))
+    data[50_000] ^= 1
+    return bytes(data)
+
+
+ARCHIVES = {
+    "a long name of 3 GiB": (lambda: long_name(tarfile.GNUTYPE_LONGNAME), "header of more than"),
+    "a PAX header of 3 GiB": (lambda: long_name(tarfile.XHDTYPE), "header of more than"),
+    "chained long names": (lambda: chained(tarfile.GNUTYPE_LONGNAME), "headers without end"),
+    "xz inside": (flipped_xz, "not a readable archive"),
+    "bzip2 inside": (lambda: bz2.compress(header("result_0.txt")), "not a readable archive"),
+    "gigabytes behind the last member": (
+        lambda: gzip.compress(header("a") + bytes(2**20)) + zeros(2**28),
+        "bytes follow",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "word"), ARCHIVES.values(), ids=ARCHIVES)
+def test_a_crafted_archive_is_refused_in_one_line(tmp_path, make, word):
+    (tmp_path / "package.tar.gz").write_bytes(make())
+    refused(limited("check", "package.tar.gz", cwd=tmp_path), "package.tar.gz", word)
+
+
+def packed(folder, name="package.tar.gz"):
+    with tarfile.open(folder.parent / name, "w:gz") as archive:
+        archive.add(folder, "results")
+    return folder.parent / name
+
+
+def test_a_large_member_ends_the_reading_at_its_header(tmp_path):
+    (tmp_path / "package.tar.gz").write_bytes(large_member())
+    done = limited("check", "package.tar.gz", cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "A001 error" in done.stderr and "more than 2 GiB" in done.stderr
+
+
+def test_a_changed_byte_that_only_the_checksum_knows_is_found(golden, tmp_path):
+    golden.write(tmp_path / "results", golden.set())
+    path = packed(tmp_path / "results")
+    plain = bytearray(gzip.decompress(path.read_bytes()))
+    at = plain.index(b'"key": "seed", "value": 1000') + 24
+    plain[at : at + 4] = b"2000"
+    data = gzip.compress(bytes(plain))
+    path.write_bytes(data[:-8] + bytes(b ^ 1 for b in data[-8:-4]) + data[-4:])
+    refused(ttt("check", "--no-official", path), "package.tar.gz", "CRC")
+
+
+def test_an_archive_without_a_log_is_named_with_its_refused_members(tmp_path):
+    with tarfile.open(tmp_path / "package.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("../result_0.txt"), io.BytesIO())
+    done = ttt("check", tmp_path / "package.tar.gz")
+    first, last = done.stderr.splitlines()
+    assert done.returncode == 2 and "A001 error" in first and "../result_0.txt" in first
+    assert "no result_" in last and "package.tar.gz" in last and tempfile.gettempdir() + "/tmp" not in last
+
+
+def test_a_sparse_file_of_200_gigabytes_reaches_no_checker(golden, tmp_path):
+    folder = golden.write(tmp_path / "results", golden.set(num_logs=1))
+    path = folder / "result_5.txt"
+    path.touch()
+    os.truncate(path, 200 * 2**30)
+    done = limited("check", "results", cwd=tmp_path, seconds=10)
+    assert done.returncode == 1 and done.stderr == ""
+    lines = [line for line in done.stdout.splitlines() if "result_5" in line]
+    assert len(lines) == 1 and "P001 error" in lines[0] and "larger than" in lines[0]
+
+
+@pytest.mark.parametrize("line", [b"\n", b"#ab\n", b":::MLLOG \n"])
+def test_a_flood_of_lines_is_one_problem(tmp_path, line):
+    (tmp_path / "result_0.txt").write_bytes(line * (MAX_BYTES // len(line)))
+    log = read_log(tmp_path / "result_0.txt")
+    assert not log.is_readable
+    assert [problem.text for problem in log.problems] == [f"more than {MAX_LINES:,} lines"]
+
+
+def test_lines_end_as_the_parser_ends_them():
+    assert parse_log(b"#\r\n" * MAX_LINES, "here").problems[0].text.startswith("no record")
+    assert "lines" in parse_log(b"#\r" * (MAX_LINES + 1), "here").problems[0].text
+
+
+def test_the_total_of_many_accuracies_is_found_by_few(golden):
+    import numpy as np
+
+    assert smallest_total(np.arange(120_000) / 435_181) == 435_181
+    assert smallest_total(np.linspace(0, 1e-9, 120_000)) == 100
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(golden):
+    folder = Path(tempfile.mkdtemp())
+    try:
+        golden.write(folder, golden.set(num_logs=1))
+        folder.chmod(0o755)
+        (folder / "secret").mkdir(mode=0)
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        try:
+            done = ttt("check", "--no-official", folder)
+        finally:
+            if os.getuid() == 0:
+                os.seteuid(0)
+        refused(done, "secret", "cannot be read")
+    finally:
+        (folder / "secret").chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def test_a_folder_deeper_than_a_path_may_be_is_refused(tmp_path):
+    start = os.open(tmp_path, os.O_RDONLY)
+    here = os.dup(start)
+    name = "d" * 250
+    for _ in range(20):
+        os.mkdir(name, dir_fd=here)
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    os.close(start)
+    refused(ttt("check", "--no-official", tmp_path), "too long")
+
+
+def merge_bomb():
+    lines = ["a0: &a0 {x: 1}"]
+    for level in range(1, 26):
+        lines.append(
+            f"a{level}: &a{level} {{<<: [*a{level - 1}, *a{level - 1}, *a{level - 1}, *a{level - 1}]}}"
+        )
+    return [f"#   {line}" for line in lines]
+
+
+def test_a_bomb_of_merge_keys_in_a_head_is_not_read(golden):
+    from common.evidence.log import RunSet
+    from common.evidence.material import Entry
+
+    lines = golden.log()
+    at = lines.index("# --- configuration")
+    log = parse_log("\n".join([*lines[: at + 1], *merge_bomb(), *lines[at + 1 :]]).encode(), "here")
+    run_set = RunSet(folder="here", logs=(log,))
+    names = dict.fromkeys(("system", "benchmark", "folder", "configuration", "implementation"), "x")
+    assert Entry(run_set=run_set, **names).settings == {}
+    assert json.dumps(log.settings[-1])
+
+
+@pytest.mark.parametrize(
+    ("code", "word"), [("bytearray(2**40)", "GiB of memory"), ("while True: pass", "processor time")]
+)
+def test_a_checker_that_takes_too_much_is_stopped_in_one_line(code, word):
+    names = ("compliance", "here", "2.0.0", "SUCCESS", "FAILED")
+    verdict = official._ask([], *names, timeout_s=1, code=code)
+    assert verdict.verdict == "crashed" and verdict.refuses and word in verdict.detail
