@@ -4,11 +4,14 @@ graphs: 60 steps compiled and captured beside the same steps eagerly, with optim
 evaluation; exit code 1 where losses differ, a graph was skipped or broken, or something was compiled late.
 kernels: a profiler's trace, summed by class of kernel; --trace keeps it.
 startup: the seconds of initialisation, with every form compiled, and of an evaluation.
+neighbour: the seconds of short real runs alone, beside a busy process, and beside one that comes under way,
+with several settings of OpenMP in turn; kept in results/throughput/. On prepared data, and a quiet machine.
 
 examples:
   ttt inspect image_classification optimized graphs --shapes 96 176
   ttt inspect language_bert optimized kernels --batch-size 56 --trace trace.json.gz
   ttt inspect language_bert optimized startup --size mini
+  ttt inspect language_bert optimized neighbour --size mini
 """
 
 import argparse
@@ -18,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
+from common.commands import whole_number
+from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
 
@@ -26,17 +31,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
     parser.add_argument("configuration", help="NAME or NAME+KEY=VALUE...")
-    parser.add_argument("part", choices=("graphs", "kernels", "startup"), help="see above")
+    parser.add_argument("part", choices=("graphs", "kernels", "startup", "neighbour"), help="see above")
     parser.add_argument("--size", choices=configs.SIZES, default="full")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a step; default: full / 8")
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="samples at a time")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes; default: all")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="kernels: keep the last Chrome trace")
+    parser.add_argument("--steps", type=whole_number(2, 10**6), default=900, help="neighbour: of each run")
+    parser.add_argument("--rounds", type=whole_number(1, 100), default=3, help="neighbour: runs of each kind")
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure and print."""
+    if args.part == "neighbour":
+        return time_neighbour(args)
     config = load(
         args.benchmark,
         args.configuration,
@@ -63,6 +73,22 @@ def inspect(args: argparse.Namespace, config: configs.RunConfig, directory: Path
     from common.measure.startup import measure_startup
 
     return measure_startup(config, directory)
+
+
+def time_neighbour(args: argparse.Namespace) -> int:
+    """Time runs beside a busy process, keep the figures, and print their table."""
+    from common import system
+    from common.measure import figures as files
+    from common.measure.neighbour import measure_neighbour
+
+    figures = measure_neighbour(
+        args.benchmark, args.configuration, size=args.size, num_steps=args.steps, rounds=args.rounds
+    )
+    path = files.keep(
+        figures, args.results / "throughput" / system.hardware_name() / "neighbour", "neighbour"
+    )
+    print(json.dumps(figures) if args.json else f"{figures['table']}\n\n-> {path}")
+    return EXIT_OK
 
 
 def describe(figures: dict[str, Any], indent: str = "") -> str:

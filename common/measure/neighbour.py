@@ -1,0 +1,167 @@
+"""What another busy process costs: short real runs beside one, and alone, under several settings of OpenMP.
+
+The settings take turns, so that a machine that changes meanwhile changes all of them. Every run takes the
+same number of steps: another number of threads rounds otherwise, and may need other steps to a target.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common.config import ROOT
+from common.errors import UserError
+from common.evidence.log import read_log
+from common.machine_load import affinity, look
+
+SPIN = "while True: pass"
+LIMIT_S = 100.0  # of a run with its start; 54 times as long as usual was seen
+COMES_S = 2.0  # after its first step, where the neighbour comes under way
+SETTINGS = ("OMP_", "GOMP_", "KMP_", "MKL_")  # how variables begin that are not taken over
+MOMENTS = ("quiet", "busy", "comes")
+
+
+def list_policies() -> dict[str, dict[str, str]]:
+    """Return the environments by what they set; a number of threads that is set is left alone."""
+    cores = len(affinity())
+    return {
+        "before: a thread on every core": {"OMP_NUM_THREADS": str(cores)},
+        "the same, waiting passively": {"OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE"},
+        "one thread fewer": {"OMP_NUM_THREADS": str(max(1, cores - 1))},
+        "now: as many as are free": {},
+    }
+
+
+@contextmanager
+def busy_process(moment: str, results: Path) -> Iterator[None]:
+    """Keep a core busy: all the time, or from some seconds after the first step of the run in `results`."""
+    is_over, started = threading.Event(), []
+
+    def start() -> None:
+        started.append(subprocess.Popen([sys.executable, "-c", SPIN]))
+
+    def follow() -> None:
+        while not any("block_start" in path.read_text() for path in results.rglob("result_*.txt")):
+            if is_over.wait(0.05):
+                return
+        if not is_over.wait(COMES_S):
+            start()
+
+    follower = threading.Thread(target=follow)
+    try:
+        if moment == "busy":
+            start()
+        if moment == "comes":
+            follower.start()
+        yield
+    finally:
+        is_over.set()
+        if follower.ident:
+            follower.join()
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: float) -> dict[str, Any]:
+    """Return the seconds of a run's clock, its threads, and how it was disturbed.
+
+    A run that reaches the limit is ended, and says how long it had taken.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results")
+        arguments = [*command, "--results", str(results), "--systems", str(Path(folder, "systems"))]
+        with busy_process(moment, results):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "common.cli", *arguments],
+                cwd=ROOT,
+                env=kept | policy,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                _, errors = process.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # closes the log
+                process.communicate()
+                minutes = [read_log(path).minutes for path in results.rglob("result_*.txt")]
+                return {"seconds": None, "more_than_s": 60 * (minutes[0] or 0.0) if minutes else 0.0}
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+        logs = [read_log(path) for path in results.rglob("result_*.txt")]
+        stop = logs[0].last("run_stop") if logs else None
+        if stop is None or "reason" in stop.metadata:
+            raise UserError(
+                "a run did not come to its end", where="neighbour", hint=(errors.strip() or "?")[-200:]
+            )
+        lowered = logs[0].last("threads_lowered")
+        return {
+            "seconds": float(str(stop.metadata["duration_ms"])) / 1e3,
+            "threads": logs[0].value("num_threads"),
+            "threads_at_the_end": lowered.value if lowered else logs[0].value("num_threads"),
+            "others": [event.value for event in logs[0].events("machine_load")],
+        }
+
+
+def measure_neighbour(
+    benchmark: str, name: str, *, size: str, num_steps: int, rounds: int, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
+    """Return the figures of every setting, alone and beside a busy process, each `rounds` times in turn."""
+    configuration, *settings = name.split("+")
+    last = f"{num_steps}ba"
+    settings += ["target=0.99", f"max_duration={last}", f"evaluate_every={last}", f"evaluate_from={last}"]
+    settings += [f"schedule.warmup={max(1, num_steps // 10)}ba"]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    command = ["run", benchmark, configuration, "--size", size, "--seed", "3", *sets]
+    load = look()
+    figures: dict[str, Any] = {
+        "benchmark": benchmark,
+        "configuration": name,
+        "size": size,
+        "steps": num_steps,
+        "cores": len(affinity()),
+        "others_at_the_start": load.taken if load else None,
+        "runs": {policy: {moment: [] for moment in MOMENTS} for policy in list_policies()},
+    }
+    for _ in range(rounds):
+        for moment in MOMENTS:
+            for policy, environment in list_policies().items():
+                timed = time_run(command, environment, moment, limit_s)
+                figures["runs"][policy][moment].append(timed)
+                print(f"{moment:6} {policy:32} {json.dumps(timed)}", file=sys.stderr, flush=True)
+    figures["table"] = write_table(figures)
+    return figures
+
+
+def write_table(figures: dict[str, Any]) -> str:
+    """Return the figures as a table for a page: medians, and the longest where they differ."""
+    lines = [
+        f"Seconds of {figures['steps']:,} steps and an evaluation of {figures['benchmark']} "
+        f"{figures['configuration']}, size {figures['size']}, {figures['cores']} cores: median and range.",
+        "",
+        "| setting | quiet | beside one busy process | one that comes after 2 s |",
+        "|---|---|---|---|",
+    ]
+    for policy, moments in figures["runs"].items():
+        cells = [describe_times(moments[moment]) for moment in MOMENTS]
+        lines.append(f"| {policy} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def describe_times(runs: list[dict[str, Any]]) -> str:
+    """Return the median and the range of some runs; one that was ended counts as long as it took."""
+    times = sorted(run["seconds"] or run["more_than_s"] for run in runs)
+    over = "over " if any(run["seconds"] is None for run in runs) else ""
+    middle = f"{over}{statistics.median(times):.1f}"
+    return f"{middle} ({times[0]:.1f} to {times[-1]:.1f})" if len(times) > 1 else middle

@@ -1,0 +1,68 @@
+"""A busy process beside real runs: it comes when it is to come, is gone afterwards, and its cost is told."""
+
+import time
+
+import psutil
+import pytest
+
+from common.commands.data import prepare
+from common.config import load
+from common.measure import neighbour
+
+
+def spinning():
+    """Return the processes below this one that keep a core busy."""
+    children = psutil.Process().children()
+    return [each for each in children if each.status() != "zombie" and neighbour.SPIN in each.cmdline()]
+
+
+def is_there(seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while not spinning() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(spinning())
+
+
+def test_the_neighbour_comes_when_it_is_to_and_is_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setattr(neighbour, "COMES_S", 0.1)
+    with neighbour.busy_process("quiet", tmp_path):
+        assert not spinning()
+    with neighbour.busy_process("busy", tmp_path):
+        assert is_there()
+    assert not spinning()
+    with neighbour.busy_process("comes", tmp_path):
+        assert not is_there(0.3)
+        (tmp_path / "result_0.txt").write_text("block_start")
+        assert is_there()
+    assert not spinning()
+
+
+def test_the_table_tells_medians_ranges_and_runs_that_were_ended():
+    def runs(*seconds):
+        return [{"seconds": each, "more_than_s": 96.0} for each in seconds]
+
+    moments = {"quiet": runs(5.5, 5.4, 5.9), "busy": runs(None), "comes": runs(6.7)}
+    figures = {"benchmark": "b", "configuration": "c", "size": "mini", "steps": 900, "cores": 2}
+    table = neighbour.write_table(figures | {"runs": {"now": moments}})
+    assert table.splitlines()[-1] == "| now | 5.5 (5.4 to 5.9) | over 96.0 | 6.7 |"
+
+
+@pytest.mark.slow
+def test_a_run_is_timed_beside_a_busy_process_with_the_threads_that_were_set(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # is not taken over
+    prepare(load("language_bert", "optimized", size="mini", settings=[]).config)
+    steps = (
+        "max_duration=4ba",
+        "evaluate_every=4ba",
+        "evaluate_from=4ba",
+        "schedule.warmup=1ba",
+        "target=0.99",
+    )
+    sets = [part for each in steps for part in ("--set", each)]
+    command = ["run", "language_bert", "optimized", "--size", "mini", *sets]
+    timed = neighbour.time_run(command, {"OMP_NUM_THREADS": "1"}, "busy", 100.0)
+    assert timed["seconds"] > 0 and timed["threads"] == timed["threads_at_the_end"] == 1
+    assert len(timed["others"]) == 1
+    ended = neighbour.time_run(command, {"OMP_NUM_THREADS": "1"}, "quiet", 0.5)
+    assert ended["seconds"] is None
+    assert not spinning()
