@@ -1,13 +1,15 @@
 """Where the images of a data set lie, and how one is read."""
 
+import hashlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from common import fingerprint
 from common.errors import UserError
 from image_classification.data.shards import Shards, index_path
 
@@ -34,21 +36,33 @@ class Images(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolder:
-    """One folder per class; a class's number is its place among the sorted names."""
+    """One folder per class; a class's number is its place among the sorted names.
+
+    With `digests`, the SHA-256 of each file, one that has changed is refused.
+    """
 
     paths: list[Path]
     labels: np.ndarray
+    digests: list[str] = field(default_factory=list)
 
     @classmethod
     def open(cls, directory: Path, *, hint: str) -> "ImageFolder":
-        """List `directory`."""
+        """List `directory`, a part of a data set whose manifest, where there is one, knows the digests."""
         if not directory.is_dir():
             raise UserError("no such folder", where=str(directory), hint=hint)
         classes = sorted(path for path in directory.iterdir() if path.is_dir())
         files = [sorted(path.iterdir()) for path in classes]
         counts = np.array([len(inner) for inner in files], dtype=np.int64)
         labels = np.repeat(np.arange(len(classes)), counts)
-        return cls(paths=[path for inner in files for path in inner], labels=labels)
+        paths = [path for inner in files for path in inner]
+        root = directory.parent
+        if not (root / fingerprint.MANIFEST).is_file():
+            return cls(paths=paths, labels=labels)
+        known = fingerprint.read_manifest(root, hint=hint)["files"]
+        names = [path.relative_to(root).as_posix() for path in paths]
+        return cls(
+            paths=paths, labels=labels, digests=[known.get(name, {}).get("sha256", "") for name in names]
+        )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -58,11 +72,14 @@ class ImageFolder:
         return str(self.paths[sample])
 
     def jpeg(self, sample: int) -> bytes:
-        """Return the content of the file."""
+        """Return the content of the file. Raises UserError, too, when it is not what was prepared."""
         try:
-            return self.paths[sample].read_bytes()
+            content = self.paths[sample].read_bytes()
         except OSError as error:
             raise UserError(f"cannot be read ({error.strerror})", where=self.where(sample)) from error
+        if self.digests and hashlib.sha256(content).hexdigest() != self.digests[sample]:
+            raise UserError("its content has changed (SHA-256 differs)", where=self.where(sample))
+        return content
 
     def size(self, sample: int) -> tuple[int, int]:
         """Return what the file's header says."""
