@@ -21,6 +21,7 @@ OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
 LOG_BYTES = MIB  # of a log; the largest published ones have half of it
 LEAST_FREE, USUAL_FREE = 16 * MIB, GIB
 SHARED_MEMORY = Path("/dev/shm")
+WORKERS_SHM = 16 * MIB  # a few batches of size mini
 DOCKER_SHM, USUAL_SHM = 64 * MIB, 8 * GIB  # loader processes and NCCL pass their data through it
 OPEN_FILES, USUAL_OPEN_FILES = 128, 1024  # of a run beside its data; of a usual system
 SLOW_DISK = 200e6  # bytes/s: 2,000 images/s of ImageNet, less than one GPU trains
@@ -108,11 +109,17 @@ def space(what: str, directory: Path) -> Line:
     return ok(check, found, **values)
 
 
-def shared_memory(size: str, directory: Path = SHARED_MEMORY) -> Line:
-    """Check the room in /dev/shm; full-size loaders and NCCL die of Docker's 64 MiB, size mini does not."""
+def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool = False) -> Line:
+    """Check the room in /dev/shm; full-size loaders and NCCL die of Docker's 64 MiB, size mini does not.
+
+    Of less than `WORKERS_SHM` it dies, too, where it `is_needed`: worker processes hand over their batches.
+    """
     check = "shared memory"
     if not directory.is_dir():
         return ok(check, f"this system has no {directory}")
+    if is_needed and (why := lack_of_room(directory, WORKERS_SHM)):
+        what = f"{directory} cannot hold the batches of worker processes ({why})"
+        return fault(check, what, f"mount -o remount,rw,size=16G {directory}, or --set data.loader=resident")
     free = shutil.disk_usage(directory).free
     found, values = f"{free / GIB:.2f} GiB free in {directory}", {"free_bytes": free}
     advice = f"enlarge it: docker run --shm-size 16g, or mount -o remount,size=16G {directory}"
@@ -121,6 +128,16 @@ def shared_memory(size: str, directory: Path = SHARED_MEMORY) -> Line:
     if size == "full" and free < USUAL_SHM:
         return warning(check, found, advice, **values)
     return ok(check, found, **values)
+
+
+def lack_of_room(directory: Path, num_bytes: int) -> str:
+    """Return why a folder cannot take so many bytes; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 def open_files(num_shards: int) -> Line:

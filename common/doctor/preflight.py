@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.machine_load import Meter
 
 
-def cheap_checks(size: str, results: Path, num_shards: int) -> Iterator[Line]:
+def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool = False) -> Iterator[Line]:
     """Yield what can be known without processes, training, or reading data."""
     meter = Meter()
     yield host.versions()
@@ -19,7 +19,7 @@ def cheap_checks(size: str, results: Path, num_shards: int) -> Iterator[Line]:
     yield from gpus.health()
     yield host.space("results", results)
     yield host.space("temporary files", Path(tempfile.gettempdir()))
-    yield host.shared_memory(size)
+    yield host.shared_memory(size, is_needed=has_workers)
     yield host.open_files(num_shards)
     yield host.processors(meter)
     if not gpus.visible():
@@ -37,7 +37,9 @@ def preflight(config: RunConfig, results: Path, *, is_forced: bool) -> tuple[str
 
     Raises UserError for a fault, unless `is_forced`.
     """
-    lines = [line for line in cheap_checks(config.size, results, num_shards(config)) if line.state != OK]
+    has_workers = getattr(config.data, "loader", "") == "workers"  # type: ignore[attr-defined]
+    checks = cheap_checks(config.size, results, num_shards(config), has_workers=has_workers)
+    lines = [line for line in checks if line.state != OK]
     faults = [line for line in lines if line.state == FAULT]
     if faults and not is_forced:
         more = f" (and {len(faults) - 1} more: ttt doctor --quick)" if len(faults) > 1 else ""

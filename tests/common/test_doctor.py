@@ -115,6 +115,16 @@ print([host.shared_memory(size, pathlib.Path({str(tmp_path)!r})).state for size 
     assert host.shared_memory("full", tmp_path / "none").state == OK
 
 
+def test_shared_memory_that_holds_no_batch_is_a_fault_for_workers_of_size_mini(tmp_path):
+    code = f"""
+import pathlib
+from common.doctor import host
+place = pathlib.Path({str(tmp_path)!r})
+print([host.shared_memory("mini", place, is_needed=needed).state for needed in (True, False)])
+"""
+    assert "['fault', 'warning']" in on_a_small_disk(tmp_path, '"$@"', sys.executable, "-c", code).stdout
+
+
 # Data, kernels, first steps, time.
 
 
