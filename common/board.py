@@ -25,7 +25,7 @@ BETWEEN, EVALUATING, EVALUATED, LOADING, COMPUTING = range(len(PHASES))
 
 SLOT_BYTES = 1024  # of a rank: words of 8 bytes, then a text
 TEXT_AT = 64
-POSITION, COUNT, PID, FAILED_AT = range(4)  # words; a time is monotonic and in nanoseconds
+POSITION, COUNT, FAILED_AT, ATTENDED = range(4)  # words; a time is monotonic and in nanoseconds
 FIRST = 1  # a time before any other
 OFTEN: dict[int, str] = {  # what a signal often means
     signal.SIGKILL: " (kill -9, or out of memory)",
@@ -117,6 +117,16 @@ class Board:
     def orders(self) -> dict[str, Any]:
         """What the launcher wants done."""
         return dict(json.loads(bytes(self.memory[len(self.slots) * SLOT_BYTES :])))
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether the launcher is ending the ranks and will close the log."""
+        return any(slot.words[ATTENDED] for slot in self.slots)
+
+    def attend(self) -> None:
+        """Note that the launcher is ending the ranks and will close the log."""
+        for slot in self.slots:
+            slot.words[ATTENDED] = 1
 
     def killed(self, rank: int, number: int) -> None:
         """Note from outside that a signal ended a rank."""

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
+from common.processes import STORE
 from common.ranks import Place, meeting_point
 
 TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than another
@@ -40,13 +41,15 @@ def joined(place: Place) -> Iterator[None]:
     if place.world_size == 1:
         yield
         return
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
+    file = os.environ.get(STORE)
+    if file is None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
     take_device(place)
     on_gpu = torch.cuda.is_available()
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            init_method="env://",
+            init_method=f"file://{file}" if file else "env://",
             rank=place.rank,
             world_size=place.world_size,
             timeout=TIMEOUT,

@@ -24,6 +24,7 @@ from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
+from common.processes import TEMPORARY, rank_environments
 from common.supervision import Watchdog, supervise
 
 HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
@@ -309,15 +310,31 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     """Run the ranks that this process is to start; returns the exit code and, if one failed, who and why."""
     place = ranks.place()
     own = range(place.rank, place.rank + num_ranks)
-    python = [sys.executable, "-m"]
-    program = ["common.torchrun", str(num_ranks)] if num_ranks > 1 else ["common.timed_run"]
-    with closing(Board.create(max(num_ranks, place.world_size), spec)) as board:
-        code = supervise([*python, *program, board.path], Watchdog(board, own, hung_after_s))
+    with (
+        tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
+        closing(Board.create(max(num_ranks, place.world_size), spec)) as board,
+    ):
+        environments = [
+            {**each, **temporary_environment(folder)} for each in rank_environments(num_ranks, folder)
+        ]
+        watchdog = Watchdog(board, own, hung_after_s)
+        number, code = supervise(["-m", "common.timed_run", board.path], environments, watchdog)
     if code == EXIT_INTERRUPTED:
         return code, board.interruption()
     if code < 0:
-        board.killed(own[0], -code)
+        board.killed(own[number], -code)
     return (EXIT_FINDINGS if code < 0 else code), board.failure()
+
+
+def temporary_environment(folder: str) -> dict[str, str]:
+    """Return what makes a rank and its workers keep their temporary files in `folder`.
+
+    A process that is killed leaves its own there. What torch has compiled is for the next run, too, and stays
+    where it would be.
+    """
+    kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    kernels = kernels or os.path.join(tempfile.gettempdir(), f"torchinductor_uid_{os.getuid()}")
+    return {"TMPDIR": folder, TEMPORARY: folder, "TORCHINDUCTOR_CACHE_DIR": kernels}
 
 
 def take_part(hung_after_s: float) -> int:

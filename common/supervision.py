@@ -1,65 +1,63 @@
-"""A run's processes seen from outside: started, passed a person's signals, ended when no rank gets on."""
+"""A run's ranks seen from outside: started, passed a person's signals, ended when none gets on."""
 
-import ctypes
-import os
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
 
-from common.board import PID, POSITION, Board
+from common.board import COUNT, POSITION, Board
 from common.config import ROOT
 from common.errors import EXIT_INTERRUPTED
+from common.processes import Exit, Processes, state
 
 GRACE_S = 15  # how long a run may take to close its log when it is told to end
+PEERS_GRACE_S = 5  # how long the other ranks may take after one has failed
 POLL_S = 1.0
 START_S = 1800.0  # before every rank has taken a step: MLPerf's limit for initialization, closed division
 DUMP_S = 0.5  # for a rank to write its stack
 DUMP = signal.SIGUSR1  # on which a rank writes its stack
 STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def supervise(arguments: list[str], watchdog: "Watchdog | None" = None) -> int:
-    """Run a process to its end; an interruption is passed on, and the process gets time to close its log.
+def supervise(
+    arguments: Sequence[str],
+    environments: Sequence[Mapping[str, str]] = ({},),
+    watchdog: "Watchdog | None" = None,
+) -> Exit:
+    """Run `python ARGUMENTS` in each environment to the end; returns the first that failed, else code 0.
 
-    When this process dies, that one is told by SIGTERM.
+    An interruption is passed on, the processes get time to close their log, and the code is EXIT_INTERRUPTED.
+    When this process dies, they are told by SIGTERM.
     """
     endings = [each for each in ENDINGS if signal.getsignal(each) != signal.SIG_IGN]  # as under nohup
-    came: list[int] = []  # while the process was being started, which nothing may tear
+    came: list[int] = []  # while the processes were being started, which nothing may tear
     previous = [(number, signal.signal(number, lambda number, _: came.append(number))) for number in endings]
+    processes, grace_s = None, float(PEERS_GRACE_S)
     try:
-        process = subprocess.Popen(
-            arguments,
-            cwd=ROOT,
-            start_new_session=True,  # only we signal it
-            preexec_fn=end_with_parent,
-        )
+        processes = Processes(arguments, environments, cwd=ROOT)
         for number in endings:
             signal.signal(number, raise_interrupt)
         if came:
             raise_interrupt(came[0], None)
         if watchdog:
-            watchdog.start()
-        return process.wait()
+            watchdog.start(processes)
+        ended = processes.wait()
+        assert ended is not None  # no time was set
+        return ended
     except KeyboardInterrupt:  # the first and last signal that is heeded
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        return EXIT_INTERRUPTED
+        grace_s = GRACE_S
+        return Exit(0, EXIT_INTERRUPTED)
     finally:
         try:
+            heed_no_more()
             if watchdog:
                 watchdog.stop()
+            if processes:
+                processes.end(grace_s)
         finally:
             for number, handler in previous:
                 signal.signal(number, handler)
@@ -77,12 +75,6 @@ def heed_no_more() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Have this process signalled when the one that started it is gone; where Linux can."""
-    if LIBC:
-        LIBC.prctl(PR_SET_PDEATHSIG, number)
-
-
 class Watchdog:
     """Ends the ranks `own` of a board when none of them has got on for `limit_s`.
 
@@ -94,12 +86,14 @@ class Watchdog:
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
 
-    def start(self) -> None:
-        """Begin to look."""
+    def start(self, processes: Processes) -> None:
+        """Begin to look; `processes` are the ranks."""
+        self.processes = processes
         self.thread.start()
 
     def stop(self) -> None:
-        """Cease to look."""
+        """Cease to look: the ranks have ended, or are told to."""
+        self.board.attend()
         self.is_over.set()
         if self.thread.is_alive():
             self.thread.join()
@@ -117,7 +111,7 @@ class Watchdog:
 
     def look(self) -> list[list[int]]:
         """Return where the ranks stand."""
-        return [self.board.slots[rank].words[: PID + 1].tolist() for rank in self.own]
+        return [self.board.slots[rank].words[: COUNT + 1].tolist() for rank in self.own]
 
     def allowed_s(self) -> float:
         """Return how long nothing may happen: longer until every rank has started, compiled, taken a step."""
@@ -126,18 +120,22 @@ class Watchdog:
 
     def end(self, quiet_s: float) -> None:
         """Dump the stacks of the ranks, note who was late, and kill all: a hung rank heeds nothing else."""
-        slots, pids = self.board.slots, {rank: self.board.slots[rank].words[PID] for rank in self.own}
-        states = {rank: state(pid) for rank, pid in pids.items()}
+        slots = self.board.slots
+        running = dict(zip(self.own, self.processes.processes, strict=True))
+        states = {rank: state(process.pid) for rank, process in running.items()}
         late = self.late(states)
         for rank in sorted(self.own, key=lambda each: states[each] in STUCK):  # the stuck last: they wake up
-            dump(pids[rank], f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}", states[rank])
+            who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
+            print(f"--- stack of {who}", file=sys.stderr, flush=True)
+            for number in (DUMP, signal.SIGCONT):
+                running[rank].send_signal(number)
+            threading.Event().wait(DUMP_S)
         is_stuck = f"{states[late[0]]}, " if states[late[0]] in STUCK else ""
         cause = f"no progress for {quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
         if len(late) > 1:
             cause += f"; {len(late)} ranks stand there, their stacks are above"
         self.board.died(late[0], cause)
-        for pid in pids.values():
-            kill(pid, signal.SIGKILL)
+        self.processes.signal(signal.SIGKILL)
 
     def late(self, states: dict[int, str]) -> list[int]:
         """Return the ranks that the others wait for: the first in the order of steps that are stuck, or all.
@@ -147,28 +145,3 @@ class Watchdog:
         last = min(self.board.slots[rank].words[POSITION] for rank in self.own)
         behind = [rank for rank in self.own if self.board.slots[rank].words[POSITION] == last]
         return [rank for rank in behind if states[rank] in STUCK] or behind
-
-
-def state(pid: int) -> str:
-    """Return what the system says of a process."""
-    try:
-        return str(psutil.Process(pid).status()) if pid else "not started"
-    except psutil.NoSuchProcess:
-        return "gone"
-
-
-def dump(pid: int, who: str, state: str) -> None:
-    """Have a rank write its stack to stderr, under a line that says whose it is."""
-    print(f"--- stack of {who}, {state}", file=sys.stderr, flush=True)
-    kill(pid, DUMP)
-    kill(pid, signal.SIGCONT)
-    threading.Event().wait(DUMP_S)
-
-
-def kill(pid: int, number: int) -> None:
-    """Send a signal to a rank that may be gone; 0 is one that never came."""
-    if pid:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return

@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import platform
+import shutil
 import signal
 import sys
 import threading
@@ -24,20 +25,22 @@ from rich.console import Console
 
 from common import checkpoint, distributed, mllog, page_cache, ranks
 from common.benchmark import Benchmark
-from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, PID, Board, Slot
+from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Board, Slot
 from common.config import ROOT, RunConfig, benchmark_module
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.machine_watch import MachineWatch
 from common.method import Batch
 from common.mllog import RunLog
+from common.processes import TEMPORARY
 from common.ranks import Place
 from common.stepclock import StepClock, bottleneck, progress_line, time_left
-from common.supervision import DUMP, end_with_parent, heed_no_more, raise_interrupt
+from common.supervision import DUMP, heed_no_more, raise_interrupt
 from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
 WORKERS_END_S = 2.0  # for a loader's workers to end
-PEERS_END_S = 2.0  # in which torchrun notices that a rank has died, and ends the others
+PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and ends the others
+INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,31 +313,66 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
     return EXIT_OK if status == "success" or not config.stop_at_target else EXIT_FINDINGS
 
 
-def run_rank(place: Place, board: Board, slot: Slot) -> NoReturn:
-    """Run as one rank of many; the specification is that of rank 0.
+def run_rank(place: Place, board: Board, slot: Slot) -> int:
+    """Run as one of the ranks, or alone; the specification is that of rank 0. Returns the exit code.
 
-    Whoever fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits:
-    it is ended before it would speak by who started it.
+    Who fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits: the
+    launcher ends it before it would speak.
     """
-    end_with_parent(signal.SIGKILL)
     try:
-        with distributed.joined(place):
-            own = board.orders if place.rank == 0 else {}
-            code = timed_run(Spec(**distributed.broadcast(own)), place, slot)
-            leave(code)  # the group's own end may abort a rank whose result is whole
-    except Exception as error:
-        slot.fail(named(error))
-        code = code_of(error)
-        time.sleep(0 if place.rank == 0 and code == EXIT_USAGE else PEERS_END_S)
-        if code == EXIT_INTERNAL:
-            traceback.print_exc()
-    leave(code)  # ending the group would wait for messages that never come
+        try:
+            with distributed.joined(place):
+                own = board.orders if place.rank == 0 else {}
+                code = timed_run(Spec(**distributed.broadcast(own)), place, slot)
+                leave(code)  # the group's own end may abort a rank whose result is whole
+        except Exception as error:
+            slot.fail(named(error))
+            code = code_of(error)
+            if place.world_size > 1 and (place.rank or code != EXIT_USAGE):
+                time.sleep(PEERS_END_S)
+            if code == EXIT_INTERNAL:
+                traceback.print_exc()
+            return code  # ending the group would wait for messages that never come
+    except KeyboardInterrupt:
+        tidy_up(place, board)
+        return EXIT_INTERRUPTED
+
+
+def tidy_up(place: Place, board: Board) -> None:
+    """Do for an interrupted run what the launcher would have done if it were not gone."""
+    if not board.is_attended:
+        if place.rank == 0:
+            mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
+        if TEMPORARY in os.environ:
+            shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
+
+
+def end_in_time(place: Place, board: Board) -> None:
+    """Heed SIGTERM, and end this process even where its main thread waits for a device or a dead peer.
+
+    Python tells its main thread of a signal between two of its instructions only; the system tells the file
+    that a thread here reads at once.
+    """
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, raise_interrupt)
+
+    def watch() -> None:
+        while os.read(told, 1) != bytes([signal.SIGTERM]):
+            pass
+        time.sleep(INTERRUPTED_S)
+        tidy_up(place, board)
+        leave(EXIT_INTERRUPTED)
+
+    threading.Thread(target=watch, name="end in time", daemon=True).start()
 
 
 def leave(code: int) -> NoReturn:
     """End this process now, its loader's workers first, and with nothing that could still fail after them."""
-    heed_no_more()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
+    if threading.current_thread() is threading.main_thread():
+        heed_no_more()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
     threading.excepthook = lambda _: None  # of a thread that reads what a worker sends
     workers, deadline = multiprocessing.active_children(), time.monotonic() + WORKERS_END_S
     for worker in workers:
@@ -346,22 +384,6 @@ def leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def run_alone(board: Board, slot: Slot) -> int:
-    """Run as the only rank; the log is closed here, too, for a launcher that is gone."""
-    spec = Spec(**board.orders)
-    signal.signal(signal.SIGTERM, raise_interrupt)
-    try:
-        return timed_run(spec, ranks.ALONE, slot)
-    except KeyboardInterrupt:
-        mllog.abort(ROOT / spec.result, reason=board.interruption())
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        slot.fail(named(error))
-        if code_of(error) == EXIT_INTERNAL:
-            traceback.print_exc()
-        return code_of(error)
 
 
 def code_of(error: Exception) -> int:
@@ -383,13 +405,10 @@ def main() -> NoReturn:
     """Entry point of the process: `python -m common.timed_run BOARD`, started by `launch`."""
     place = ranks.place()
     board = Board.open(sys.argv[1], place.world_size)
-    slot = board.slots[place.rank]
     faulthandler.enable()
     faulthandler.register(DUMP, all_threads=True)
-    slot.words[PID] = os.getpid()
-    if place.world_size > 1:
-        run_rank(place, board, slot)
-    leave(run_alone(board, slot))
+    end_in_time(place, board)
+    leave(run_rank(place, board, board.slots[place.rank]))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ examples:
 import argparse
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -37,7 +35,9 @@ from common.config import ROOT, Loaded
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import NUM_DEVICES, build
 from common.measure.figures import keep
+from common.processes import rank_environments
 from common.study.verdict import Phase, Profile, at_most, verdict
+from common.supervision import supervise
 
 if TYPE_CHECKING:
     from common.benchmark import Benchmark
@@ -130,27 +130,9 @@ def load(args: argparse.Namespace, settings: list[str], num_ranks: int) -> Loade
 
 
 def start_ranks(num_ranks: int) -> int:
-    """Run this command again in so many processes."""
-    options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={num_ranks}"]
-    threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *options, "-m", "common.cli", *without_nproc()],
-        env={"OMP_NUM_THREADS": threads} | os.environ,
-        cwd=ROOT,
-        check=False,
-    ).returncode
-
-
-def without_nproc() -> list[str]:
-    """Return this command's arguments without --nproc, which torchrun would take for its own."""
-    arguments = iter(sys.argv[1:])
-    found = []
-    for each in arguments:
-        if each == "--nproc":
-            next(arguments)
-        elif not each.startswith("--nproc="):
-            found.append(each)
-    return found
+    """Run this command again as so many ranks; returns its exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        return supervise(["-m", "common.cli", *sys.argv[1:]], rank_environments(num_ranks, folder)).code
 
 
 def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") -> dict[str, Any]:

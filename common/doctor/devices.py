@@ -1,11 +1,9 @@
 """Checks that need real processes: the devices against each other, and the messages between their ranks."""
 
 import json
-import os
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +13,11 @@ from common.config import ROOT
 from common.doctor import gpus
 from common.doctor.line import OK, Line, fault, ok, warning
 from common.doctor.record import judged
+from common.processes import Exit, Processes, rank_environments
 
-TIMEOUT_S, GRACE_S = 90, 10
+TIMEOUT_S = 90
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU
 SLOW, TOO_SLOW = 0.95, 0.85  # of the middle device, below which one is named, and below which it is a fault
-TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
@@ -45,46 +43,35 @@ def check_devices(num_ranks: int) -> list[Line]:
 
 def start(num_ranks: int, output: Path) -> str | None:
     """Run the ranks to their end; returns what went wrong, None if nothing did."""
-    program = ["common.doctor.probe", str(output)]
-    launcher = [*TORCHRUN, f"--nproc-per-node={num_ranks}", "--module"] if num_ranks > 1 else []
-    threads = max(1, (os.cpu_count() or 1) // num_ranks)
-    environment = os.environ | ({} if num_ranks > 1 else ALONE)
-    with subprocess.Popen(
-        [sys.executable, "-m", *launcher, *program],
-        cwd=ROOT,
-        env={"OMP_NUM_THREADS": str(threads)} | environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            _, errors = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+    environments = rank_environments(num_ranks, str(output.parent))
+    if num_ranks == 1:
+        environments = [ALONE]
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        Processes(
+            ["-m", "common.doctor.probe", str(output)],
+            environments,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        ) as processes,
+    ):
+        ended = processes.wait(TIMEOUT_S)
+        if ended is None:
             return f"no answer within {TIMEOUT_S} s: a rank hangs"
-        finally:
-            end(process)
-    return f"ended with code {process.returncode}: {last_words(errors)}" if process.returncode else None
+        if ended.code == 0:
+            return None
+        errors.seek(0)
+        return f"rank {ended.number} ended {last_words(ended, errors.read())}"
 
 
-def end(process: "subprocess.Popen[str]") -> None:
-    """End ranks that still run: torchrun ends its own when it is told to, and they end without it."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def last_words(errors: str) -> str:
-    """Return what names the error: the signal that ended a rank, else the first error of one."""
-    lines = [line.rpartition("]:")[2].strip() for line in errors.splitlines()]
-    root = next((n for n, line in enumerate(lines) if line.startswith("Root Cause")), len(lines))
-    telling = [line.removeprefix("traceback : ") for line in lines[root:] if "Signal " in line]
-    telling += [line for line in lines if "Error: " in line]
-    return telling[0] if telling else ([line for line in lines if line] or ["without a word"])[-1]
+def last_words(ended: Exit, errors: str) -> str:
+    """Return what ended a rank: a signal, else the first error that one wrote."""
+    if ended.code < 0:
+        return f"by {signal.Signals(-ended.code).name}"
+    lines = [line for line in errors.splitlines() if line]
+    error = next((line for line in lines if "Error: " in line), (lines or ["without a word"])[-1])
+    return f"with code {ended.code}: {error}"
 
 
 def compared(check: str, found: Sequence[dict[str, Any]], key: str, unit: float, name: str) -> Line:

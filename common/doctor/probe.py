@@ -1,10 +1,9 @@
 """One rank of a measurement by `ttt doctor`: product and copy on its device, then messages between all.
 
-`python -m common.doctor.probe OUTPUT.json`, alone or below torchrun; rank 0 writes what every rank measured.
+`ttt doctor` starts `python -m common.doctor.probe OUTPUT.json` as each rank; rank 0 writes what all measured.
 """
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import torch.distributed as dist
 
 from common import distributed, ranks
 from common.machine_load import own_gpu
-from common.supervision import end_with_parent
 from common.throughput import COPY_BYTES, GEMM_SIZE, synchronize
 
 SECONDS = {"cuda": 2.0, "cpu": 0.5}  # of each: long enough for a GPU to become warm
@@ -28,7 +26,6 @@ NUM_MESSAGES = 10
 def main() -> None:
     """Measure, and let rank 0 write."""
     place = ranks.place()
-    end_with_parent(signal.SIGKILL)
     with distributed.joined(place):
         is_gpu = torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")

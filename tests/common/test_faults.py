@@ -74,12 +74,6 @@ def fill(folder):
 
 @pytest.mark.slow
 def test_a_hung_rank_and_a_killed_one_end_their_runs_and_not_the_set(place, ttt):
-    taken = [socket.socket() for _ in range(2)]  # torchrun takes another port when its usual ones are taken
-    for each, port in zip(taken, (29400, 29500), strict=True):
-        with contextlib.suppress(OSError):  # by somebody else
-            each.bind(("127.0.0.1", port))
-            each.listen()
-
     def faults():
         place.until_logged('"block_start"', times=2)
         place.rank(1).suspend()
@@ -92,8 +86,6 @@ def test_a_hung_rank_and_a_killed_one_end_their_runs_and_not_the_set(place, ttt)
 
     options = ("--nproc", 2, "--runs", 2, "--hung-after", 3)
     done = ttt(place.arguments(BERT, *options), faults)
-    for each in taken:
-        each.close()
     assert done.returncode == 1 and "Traceback" not in done.stderr
     hung, killed = map(stop_of, place.results())
     said = "rank 1 of 2, after step [0-9]+: "
@@ -171,12 +163,27 @@ def test_the_death_of_the_launcher_ends_its_ranks_which_close_the_log(place):
 
 
 @pytest.mark.slow
+def test_a_rank_that_waits_for_another_ends_after_its_launcher(place):
+    launcher = start(place, *place.arguments(BERT, "--nproc", 2))
+    path = place.until_logged('"block_start"')
+    stopped = place.rank(1)
+    stopped.suspend()
+    time.sleep(1)  # rank 0 waits for it by now, outside of Python
+    launcher.kill()
+    until(lambda: [each.pid for each in place.processes("common.timed_run")] == [stopped.pid], END_S)
+    assert stop_of(path).endswith("interrupted")
+    stopped.resume()
+    place.check_nothing_left()
+    launcher.communicate(timeout=END_S)
+
+
+@pytest.mark.slow
 def test_an_allocation_that_is_taken_away_ends_every_process_and_closes_the_log(place):
     launcher = start(place, *place.arguments(BERT, "--nproc", 2))
     path = place.until_logged('"block_start"')
     for each in place.processes():  # as Slurm does
         each.terminate()
-    until(lambda: told_again(place.processes("common.torchrun")), END_S)
+    until(lambda: told_again(place.processes("common.timed_run")), END_S)
     _, errors = launcher.communicate(timeout=END_S)
     assert launcher.returncode == 130 and "Traceback" not in errors
     assert stop_of(path).endswith("interrupted") and f"aborted: {stop_of(path)}" in errors
@@ -306,16 +313,24 @@ def test_half_of_the_evaluation_set_is_noticed_before_the_clock_or_at_the_evalua
 
 
 @pytest.mark.slow
-def test_the_death_of_a_loaders_worker_ends_the_run(place, ttt):
+def test_a_loaders_worker_that_is_killed_ends_the_run_and_a_stopped_one_does_not_outlive_it(place, ttt):
     def faults():
-        place.until_logged('"block_start"')
+        place.until_logged('"block_start"', index=1)
         rank = place.rank()
         (worker,) = until(rank.children)
         worker.kill()
         return time.monotonic()
 
-    done = ttt(place.arguments(RESNET), faults)
-    why = failure_in(done, place.results()[0])
+    def stop():
+        place.until_logged('"block_start"')
+        rank = place.rank()
+        (worker,) = until(rank.children)
+        worker.suspend()  # and would stay for ever
+        rank.kill()
+
+    assert ttt(place.arguments(RESNET), stop).returncode == 1
+    done = ttt(place.arguments(RESNET, "--index", 1), faults)
+    why = failure_in(done, place.results()[1])
     assert "Traceback" not in done.stderr
     assert why.startswith("rank 0 of 1, ") and re.search(
         r"RuntimeError: DataLoader worker .*(Killed|exited unexpectedly)", why
@@ -365,6 +380,23 @@ def test_a_port_that_is_taken_is_named(place):
     (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert f"rank 0 of 2, before the first step: 127.0.0.1:{port}: the ranks cannot meet here" in line
     assert "EADDRINUSE" in line and "Traceback" not in errors and place.results() == []
+    place.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_ranks_of_one_machine_listen_on_its_loopback_only(place):
+    launcher = start(place, *place.arguments(BERT, "--nproc", 2))
+    place.until_logged('"block_start"')
+    ranks = place.processes("common.timed_run")
+    listening = [
+        each.laddr
+        for process in [psutil.Process(launcher.pid), *ranks]
+        for each in process.net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    ]
+    assert len(ranks) == 2 and {address.ip for address in listening} <= {"127.0.0.1"}
+    launcher.terminate()
+    launcher.communicate(timeout=END_S)
     place.check_nothing_left()
 
 

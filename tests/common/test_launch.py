@@ -25,7 +25,7 @@ PARENT = """
 import sys
 from common import supervision
 supervision.GRACE_S = 3
-sys.exit(supervision.supervise([sys.executable, *sys.argv[1:]]))
+sys.exit(supervision.supervise(sys.argv[1:]).code)
 """
 
 
