@@ -318,7 +318,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
             {**each, **temporary_environment(folder)} for each in rank_environments(num_ranks, folder)
         ]
         watchdog = Watchdog(board, own, hung_after_s)
-        number, code = supervise(["-m", "common.timed_run", board.path], environments, watchdog)
+        number, code = supervise(["-m", "common.rank_process", board.path], environments, watchdog)
     if code == EXIT_INTERRUPTED:
         return code, board.interruption()
     if code < 0:

@@ -1,46 +1,33 @@
 """THE loop: one timed training, from cache_clear to run_stop, as MLPerf wants it.
 
-Started as a process by `launch`: `python -m common.timed_run BOARD`.
+`rank_process` runs it in a process of its own.
 """
 
-import contextlib
-import faulthandler
 import math
-import multiprocessing
 import os
 import platform
-import shutil
-import signal
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from common import checkpoint, distributed, mllog, page_cache, ranks
+from common import checkpoint, distributed, page_cache
 from common.benchmark import Benchmark
-from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Board, Slot
+from common.board import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.config import ROOT, RunConfig, benchmark_module
-from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine_watch import MachineWatch
 from common.method import Batch
 from common.mllog import RunLog
-from common.processes import TEMPORARY
 from common.ranks import Place
 from common.stepclock import StepClock, bottleneck, progress_line, time_left
-from common.supervision import DUMP, heed_no_more, raise_interrupt
 from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
-WORKERS_END_S = 2.0  # for a loader's workers to end
-PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and ends the others
-INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,105 +298,3 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
         run.clock.close()
     distributed.barrier()  # the log is whole before any rank is seen to end
     return EXIT_OK if status == "success" or not config.stop_at_target else EXIT_FINDINGS
-
-
-def run_rank(place: Place, board: Board, slot: Slot) -> int:
-    """Run as one of the ranks, or alone; the specification is that of rank 0. Returns the exit code.
-
-    Who fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits: the
-    launcher ends it before it would speak.
-    """
-    try:
-        try:
-            with distributed.joined(place):
-                own = board.orders if place.rank == 0 else {}
-                code = timed_run(Spec(**distributed.broadcast(own)), place, slot)
-                leave(code)  # the group's own end may abort a rank whose result is whole
-        except Exception as error:
-            slot.fail(named(error))
-            code = code_of(error)
-            if place.world_size > 1 and (place.rank or code != EXIT_USAGE):
-                time.sleep(PEERS_END_S)
-            if code == EXIT_INTERNAL:
-                traceback.print_exc()
-            return code  # ending the group would wait for messages that never come
-    except KeyboardInterrupt:
-        tidy_up(place, board)
-        return EXIT_INTERRUPTED
-
-
-def tidy_up(place: Place, board: Board) -> None:
-    """Do for an interrupted run what the launcher would have done if it were not gone."""
-    if not board.is_attended:
-        if place.rank == 0:
-            mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
-        if TEMPORARY in os.environ:
-            shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
-
-
-def end_in_time(place: Place, board: Board) -> None:
-    """Heed SIGTERM, and end this process even where its main thread waits for a device or a dead peer.
-
-    Python tells its main thread of a signal between two of its instructions only; the system tells the file
-    that a thread here reads at once.
-    """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, raise_interrupt)
-
-    def watch() -> None:
-        while os.read(told, 1) != bytes([signal.SIGTERM]):
-            pass
-        time.sleep(INTERRUPTED_S)
-        tidy_up(place, board)
-        leave(EXIT_INTERRUPTED)
-
-    threading.Thread(target=watch, name="end in time", daemon=True).start()
-
-
-def leave(code: int) -> NoReturn:
-    """End this process now, its loader's workers first, and with nothing that could still fail after them."""
-    if threading.current_thread() is threading.main_thread():
-        heed_no_more()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
-    threading.excepthook = lambda _: None  # of a thread that reads what a worker sends
-    workers, deadline = multiprocessing.active_children(), time.monotonic() + WORKERS_END_S
-    for worker in workers:
-        worker.terminate()
-    for worker in workers:
-        worker.join(max(0.0, deadline - time.monotonic()))
-        worker.kill()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
-
-
-def code_of(error: Exception) -> int:
-    """Return the exit code of a rank that met this error."""
-    if isinstance(error, UserError):
-        return EXIT_USAGE
-    is_killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
-    return EXIT_FINDINGS if is_killed else EXIT_INTERNAL  # as for a rank that was killed
-
-
-def named(error: Exception) -> str:
-    """Return what a person's mistake says, else the kind of an error and the first line of what it says."""
-    if isinstance(error, UserError):
-        return str(error)
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def main() -> NoReturn:
-    """Entry point of the process: `python -m common.timed_run BOARD`, started by `launch`."""
-    place = ranks.place()
-    board = Board.open(sys.argv[1], place.world_size)
-    faulthandler.enable()
-    faulthandler.register(DUMP, all_threads=True)
-    end_in_time(place, board)
-    leave(run_rank(place, board, board.slots[place.rank]))
-
-
-if __name__ == "__main__":
-    main()

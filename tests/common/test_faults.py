@@ -170,7 +170,7 @@ def test_a_rank_that_waits_for_another_ends_after_its_launcher(place):
     stopped.suspend()
     time.sleep(1)  # rank 0 waits for it by now, outside of Python
     launcher.kill()
-    until(lambda: [each.pid for each in place.processes("common.timed_run")] == [stopped.pid], END_S)
+    until(lambda: [each.pid for each in place.processes("common.rank_process")] == [stopped.pid], END_S)
     assert stop_of(path).endswith("interrupted")
     stopped.resume()
     place.check_nothing_left()
@@ -183,7 +183,7 @@ def test_an_allocation_that_is_taken_away_ends_every_process_and_closes_the_log(
     path = place.until_logged('"block_start"')
     for each in place.processes():  # as Slurm does
         each.terminate()
-    until(lambda: told_again(place.processes("common.timed_run")), END_S)
+    until(lambda: told_again(place.processes("common.rank_process")), END_S)
     _, errors = launcher.communicate(timeout=END_S)
     assert launcher.returncode == 130 and "Traceback" not in errors
     assert stop_of(path).endswith("interrupted") and f"aborted: {stop_of(path)}" in errors
@@ -340,7 +340,7 @@ def test_a_loaders_worker_that_is_killed_ends_the_run_and_a_stopped_one_does_not
 STEPPED = """
 import os, sys, time
 real, start = time.time, time.monotonic()
-if "common.timed_run" in sys.orig_argv:
+if "common.rank_process" in sys.orig_argv:
     time.time = lambda: real() + 3600 * os.path.exists(os.environ["CLOCK_STEPPED"])
 """
 
@@ -387,7 +387,7 @@ def test_a_port_that_is_taken_is_named(place):
 def test_ranks_of_one_machine_listen_on_its_loopback_only(place):
     launcher = start(place, *place.arguments(BERT, "--nproc", 2))
     place.until_logged('"block_start"')
-    ranks = place.processes("common.timed_run")
+    ranks = place.processes("common.rank_process")
     listening = [
         each.laddr
         for process in [psutil.Process(launcher.pid), *ranks]
