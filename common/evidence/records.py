@@ -77,8 +77,8 @@ def _may_repeat_a_key(payload: str, record: object) -> bool:
     """Return False where the number of `":` proves that no key stands twice."""
     if not isinstance(record, dict) or SPACED_COLON.search(payload):
         return True
-    metadata = record.get("metadata")
-    return payload.count('":') != len(record) + (len(metadata) if isinstance(metadata, dict) else 0)
+    inner = sum(len(value) for value in record.values() if isinstance(value, dict))
+    return payload.count('":') != len(record) + inner
 
 
 def _unique(line: int, problems: list[Problem], pairs: list[tuple[str, object]]) -> dict[str, object]:
