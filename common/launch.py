@@ -357,9 +357,9 @@ def warn(log: Log, failure: str) -> None:
 
 
 def warn_of_disturbance(log: Log) -> None:
-    """Say so when others shared the machine, or slowed it, during a run."""
+    """Say beside its time when others shared the machine, or slowed it, during a run."""
     if text := summarize_disturbance(log):
-        print(f"  warning: {text}", file=sys.stderr)
+        print(f"  warning: {text}")
 
 
 def close(path: Path, code: int, failure: str, shown: str) -> Ended:

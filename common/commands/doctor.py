@@ -1,9 +1,10 @@
 """Check this machine before hours of training are spent on it: in under three minutes, on a laptop too.
 
-Versions, GPUs (memory errors, slow-downs, Xid), disks, shared memory, open files, other programs; then, with real processes,
-the devices against each other and the messages between their ranks; then, for each benchmark, its prepared
-data, its kernels against their plain form, the loss of the first steps against a stored band, and the time to
-the target. Each line says ok, warning or fault, and what to do. `ttt run` makes the quick checks itself.
+Versions, GPUs (memory errors, slow-downs, Xid), disks, shared memory, open files, other programs; then, with
+real processes, the devices against each other and the messages between their ranks; then, for each benchmark,
+its prepared data, its kernels against their plain form, the loss of the first steps against a stored band,
+and the time to the target. Each line says ok, warning or fault, and what to do. `ttt run` makes the quick
+checks itself.
 
 examples:
   ttt doctor
