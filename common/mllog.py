@@ -41,19 +41,28 @@ ONCE = ("seed", "train_samples", "eval_samples")
 
 
 class Lines(logging.FileHandler):
-    """A file whose faults are raised: `logging` would print them and go on without the line."""
+    """A file whose first fault ends it: `logging` would print it and go on without the line.
+
+    MLPerf's logger catches what a handler raises, and writes a line of its own in its place: that fails, too.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="ascii")
+        self.fault: UserError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line. Raises UserError, also for the fault of an earlier one."""
+        if self.fault:
+            raise self.fault
+        super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Raise UserError for a disk that is full or gone."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             raise
-        raise UserError(
-            f"cannot write the log ({error.strerror})", where=Path(self.baseFilename).name
-        ) from error
+        self.fault = UserError(f"cannot write the log ({error.strerror})", where=Path(self.baseFilename).name)
+        raise self.fault from error
 
 
 class LogOrderError(RuntimeError):

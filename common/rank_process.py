@@ -15,7 +15,7 @@ import time
 import traceback
 from typing import NoReturn
 
-from common import distributed, mllog, ranks
+from common import distributed, memory, mllog, ranks
 from common.board import Board, Slot
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError
@@ -104,7 +104,7 @@ def leave(code: int) -> NoReturn:
 
 def code_of(error: Exception) -> int:
     """Return the exit code of a rank that met this error."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or memory.is_out_of_memory(error):
         return EXIT_USAGE
     is_killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
     return EXIT_FINDINGS if is_killed else EXIT_INTERNAL  # as for a rank that was killed

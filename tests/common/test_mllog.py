@@ -232,3 +232,23 @@ def test_a_disk_that_fails_at_the_end_of_a_run_is_told(run, path, monkeypatch):
     with pytest.raises(UserError, match="result_0.txt: the disk may not hold the log"):
         run.stop("run_stop", status="success")
     assert records(path)[-1]["key"] == "run_stop"
+
+
+def test_a_line_that_could_not_be_written_once_is_an_error_and_nothing_takes_its_place(
+    run, path, monkeypatch
+):
+    """MLPerf's logger catches what writing a line raises, and writes another one."""
+    flush, calls = run.handler.stream.flush, []
+
+    def fail_once():
+        calls.append(None)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush()
+
+    monkeypatch.setattr(run.handler, "flush", fail_once)
+    for _ in range(2):
+        with pytest.raises(UserError, match="result_0.txt: cannot write the log"):
+            run.event("dataset_fingerprint", "00ff")
+    run.close()
+    assert all(line.startswith(":::MLLOG {") for line in path.read_text().splitlines())
