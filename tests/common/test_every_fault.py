@@ -1,0 +1,152 @@
+"""The n-th write, fsync, rename or allocation of a run fails: one line says so, and nothing is lost or torn.
+
+`EVERY_FAULT=1 tests/run.sh -m slow -s tests/common/test_every_fault.py` tries all of some 1,200 n, in hours;
+else a few are tried. Where torch's libraries die of a failed allocation, the line names the signal.
+"""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from common import resume
+from common.commands.data import prepare
+from common.config import ROOT, load
+from common.evidence.log import read_log
+from tests.runs import HANG_S
+
+SOURCE = ROOT / "tests/common/faulty_system.c"
+SETTINGS = (
+    "target=0.001",
+    "max_duration=4ba",
+    "evaluate_every=2ba",
+    "evaluate_from=2ba",
+    "schedule.warmup=1ba",
+    "checkpoint_every=1ba",
+    "global_batch_size=4",
+    "evaluation_batch_size=96",
+)
+NUM_SAMPLED = 2  # of each kind
+FAULTS = {  # kind, in the order of faulty_system.c -> errors, and whether all later calls fail, too
+    "write": ((errno.ENOSPC, True), (errno.EIO, False)),
+    "fsync": ((errno.EIO, False),),
+    "rename": ((errno.EIO, False),),
+    "allocate": ((errno.ENOMEM, False),),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The library that lets calls fail."""
+    compiler = shutil.which("cc")
+    if sys.platform != "linux" or compiler is None:
+        pytest.skip("needs Linux and a C compiler")
+    path = tmp_path_factory.mktemp("library") / "faulty_system.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", path, SOURCE, "-ldl"], check=True)
+    return path
+
+
+class Machine:
+    """A folder with an earlier result, in which runs meet a fault."""
+
+    def __init__(self, folder, library):
+        prepare(load("language_bert", "optimized", size="mini", settings=[]).config)
+        self.folder, self.library, self.disk = folder, library, folder / "disk"
+        (folder / "temporary").mkdir(parents=True)
+        self.disk.mkdir()
+        assert self.run("none", 0).returncode == 0
+        assert self.run("none", 0).returncode == 0
+        counted = np.fromfile(folder / "count", np.int64)
+        self.counts = dict(zip(FAULTS, counted.tolist(), strict=True))
+        self.before = {path: path.read_bytes() for path in self.disk.rglob("*") if path.is_file()}
+
+    def run(self, kind, number, error=0, lasts=False):
+        """Run `ttt` with a fault of the call of that number; `told` says whether it came so far."""
+        (self.folder / "count").write_bytes(bytes(8 * len(FAULTS)))
+        self.told = self.folder / "told"
+        self.told.unlink(missing_ok=True)
+        environment = os.environ | {
+            "LD_PRELOAD": str(self.library),
+            "FAULT_KIND": kind,
+            "FAULT_AT": str(number),
+            "FAULT_ERRNO": str(error),
+            "FAULT_LASTS": str(int(lasts)),
+            "FAULT_COUNT": str(self.folder / "count"),
+            "FAULT_BELOW": str(self.disk),
+            "FAULT_TOLD": str(self.told),
+            "TMPDIR": str(self.folder / "temporary"),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        settings = [part for each in SETTINGS for part in ("--set", each)]
+        where = ["--results", self.disk / "results", "--systems", self.disk / "systems"]
+        command = ["run", "language_bert", "optimized", "--size", "mini", "--seed", "5", *where, *settings]
+        return subprocess.run(
+            [sys.executable, "-m", "common.cli", *map(str, command)],
+            env=environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+        )
+
+    def clear(self):
+        """Remove what is not of the earlier run."""
+        for path in sorted(self.disk.rglob("*"), reverse=True):
+            if path not in self.before and not path.is_dir():
+                path.unlink()
+
+    def check(self, done, lasts=False):
+        """Assert that a fault left one line and nothing torn, and that nothing earlier has changed.
+
+        One that `lasts` lets no log be closed, as a line says.
+        """
+        told = f"{done.stdout}{done.stderr}"
+        assert self.told.exists(), told
+        assert done.returncode in (0, 1, 2), told
+        assert "Traceback" not in told, told
+        for path, content in self.before.items():
+            assert path.read_bytes() == content, path
+        new = [path for path in self.disk.rglob("*") if path.is_file() and path not in self.before]
+        (*_, converged) = [read_log(path).is_converged for path in new if path.suffix == ".txt"] or [False]
+        lines = re.findall(r"^(?:error|  aborted|  warning): .*", done.stderr, re.MULTILINE)
+        lines = [line for line in lines if "were disturbed" not in line]  # by other programs
+        if converged:
+            assert len(lines) == 1 or "no checkpoint before step" in done.stdout, told
+        else:
+            assert done.returncode and len(lines) == 1 + ("could not be closed" in told) * lasts, told
+        for path in new:
+            assert re.fullmatch(r"result_\d+\.(txt|safetensors)", path.name), path
+            if path.suffix == ".txt":
+                log = read_log(path)
+                assert not log.problems and path.read_bytes().endswith(b"\n")
+                assert log.first("run_start") and (log.last("run_stop") or lasts), path.read_text()[-500:]
+            else:
+                assert resume.read_facts(path).step >= 1
+                with safe_open(path, framework="pt") as file:
+                    assert all(file.get_tensor(name) is not None for name in file.keys())  # noqa: SIM118
+        assert not list((self.folder / "temporary").glob("tmp*"))
+        self.clear()
+
+
+@pytest.fixture(scope="module")
+def machine(library, tmp_path_factory):
+    return Machine(tmp_path_factory.mktemp("machine"), library)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAULTS)
+def test_the_nth_call_of_a_kind_fails_and_nothing_is_lost(machine, kind):
+    total = machine.counts[kind]
+    num_tried = total if "EVERY_FAULT" in os.environ else min(NUM_SAMPLED, total)
+    numbers = [1 + (2 * place + 1) * total // (2 * num_tried) for place in range(num_tried)]
+    for turn, number in enumerate(numbers):
+        error, lasts = FAULTS[kind][turn % len(FAULTS[kind])]
+        print(f"{kind} {number} of {total}: {os.strerror(error)}{', from then on' if lasts else ''}")
+        machine.check(machine.run(kind, number, error, lasts), lasts)
