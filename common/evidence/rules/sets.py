@@ -30,6 +30,7 @@ ROUNDED = 100_000  # accuracies with five decimals cannot tell
 MAX_SIEVES, MAX_TRIED = 40, 100  # values that sieve a million totals; totals that all values are held to
 MIN_ACCURACIES = 10  # fewer would fit some total by chance
 FLOAT32_ROUNDING = 7.5e-8  # relative; accuracies are logged from float32
+MIN_TIMES = 4  # fewer may agree by chance
 OUTLIER = {False: 1.3, True: 2.0}  # times the set's median pace; a proxy runs on anybody's busy machine
 
 # Changes to the logs of a good set.
@@ -123,6 +124,33 @@ def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No run stands in a set twice: equal losses and accuracies."""
 
     return repeated(logs, trace)
+
+
+def same_times(logs: list[Lines]) -> list[Lines]:
+    """Give the last run the times of the first, a day later."""
+    times = [time_of(s) + 86_400_000 for s in logs[0] if TOKEN in s]
+    stop = next(s for s in logs[0] if '"key": "run_stop"' in s)
+    lasted = json.loads(stop.partition(TOKEN)[2])["metadata"]["duration_ms"]
+
+    def retimed(lines: Lines) -> Lines:
+        left = iter(times)
+        return [rewritten(s, time_ms=next(left)) if TOKEN in s else s for s in lines]
+
+    return in_last(in_turn(retimed, edited("run_stop", duration_ms=lasted)))(logs)
+
+
+def intervals_ms(log: Log) -> object:
+    """Return when the evaluations stood, in ms from run_start: no two runs share them. None of few."""
+    start, events = log.first("run_start"), log.events("eval_accuracy", "run_stop")
+    if start is None or log.is_resumed or len(events) < MIN_TIMES:
+        return None
+    return [event.time_ms - start.time_ms for event in events]
+
+
+@rule("S412", "error", "rules: Benchmark Results", breaks=same_times)
+def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """No two runs of a set take the same times, to the millisecond, up to each evaluation."""
+    return repeated(logs, intervals_ms)
 
 
 @rule("S403", "error", "rules: Random numbers", breaks=same_seed)
