@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from common.commands import add_paths
 from common.commands.score import score_json
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence import recipes
 from common.evidence.claims import VERDICTS, Judged, judge
 from common.evidence.intervals import Interval
 from common.evidence.log import load
@@ -82,7 +83,7 @@ def compared(args: argparse.Namespace, published: dict[str, Reported]) -> list[R
         facts = published.get(run_set.lead.benchmark)
         entry = None
         if facts:
-            name = run_set.lead.configuration
+            name = recipes.named(run_set.lead)
             entry = facts.named(args.against) if args.against else facts.of_configuration(name)
         found.append(reproduce(run_set, entry, args.margin))
     return found

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.evidence.other_files import require_log
 from common.evidence.records import LOOKALIKE, TOKEN, Event, Problem, finite, parse_record, printable
 
 TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
@@ -235,8 +234,9 @@ class RunSet:
 
     @property
     def hardware(self) -> str:
-        """The system id without its configuration."""
-        return self.lead.system.removesuffix(f"-{self.lead.configuration}")
+        """The system id without its configuration, and what the runs change of that."""
+        system = self.lead.system.partition("+")[0] if self.lead.is_ours else self.lead.system
+        return system.removesuffix(f"-{self.lead.configuration}")
 
     @property
     def systems_folder(self) -> Path | None:
@@ -286,7 +286,7 @@ def find_logs(path: Path) -> Iterator[Path]:
     if not path.exists() and not path.is_symlink():
         raise UserError("no such file or folder", where=printable(str(path)))
     if not path.is_dir():
-        yield require_log(path)
+        yield path
         return
     for folder, folders, files in os.walk(path, onerror=_refuse_folder):
         if STUDY in folders:

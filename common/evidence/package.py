@@ -31,7 +31,8 @@ from common.evidence.rules.systems import described_by
 from common.evidence.snapshot import Item, code, logged_commit, resolve, tracked
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system, implementation, configuration
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}")  # what its runs change stands in it, too
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}")
 RESULT = re.compile(r"result_[0-9]{1,4}\.txt")
 MAX_BYTES = 50 * 2**20  # of a file; the official repository checker refuses more
 TAR_ENDINGS = (".tar.gz", ".tgz")
@@ -130,7 +131,7 @@ def shape_findings(run_set: RunSet) -> list[str]:
     """Return what is wrong with a run set's folder: its names, its number of runs, what else lies there."""
     where, lead = run_set.folder, run_set.lead
     system, benchmark = lead.folders
-    if not benchmark or not NAME.fullmatch(system) or lead.file is None:
+    if not benchmark or not SYSTEM.fullmatch(system) or lead.file is None:
         return [f"{where}: not a folder results/<system>/<resnet|bert> of results"]
     findings = []
     folder = lead.file.parent

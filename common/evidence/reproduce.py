@@ -89,6 +89,8 @@ def reproduce(run_set: RunSet, published: Published | None, margin: float = MARG
     elif published is None:
         name = f"{found.benchmark or 'unknown benchmark'} {found.configuration}"
         why_not = f"no published result belongs to '{name}'; --against NAME"
+    if found.mixture:
+        why_not = f"a set is one recipe; {found.mixture}"
     if why_not or published is None:
         return Reproduction(score=found, published=published, margin=margin, why_not=why_not)
     ordered = by_launch(run_set.logs)

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from common.evidence import intervals
+from common.evidence import intervals, recipes
 from common.evidence.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
@@ -32,6 +32,8 @@ NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons
     "counted (--include-resumed) the interrupted log is, as a run that missed its target.",
     "study": "study: trained to the end of its budget, not timed to the target: no score.",
     "scaling.json": "scaling.json: lies beside the logs and is not applied; it is for closed submissions.",
+    "more than one recipe": "more than one recipe: a set is one configuration, made in one way by one code. "
+    "Each recipe has a folder of its own; `ttt check` names the results that differ.",
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
 }
 SPEEDUP = (
@@ -69,6 +71,7 @@ class Score:
     counted: tuple[int, ...]  # the indexes in `runs` behind every figure below
     target: float
     source: str
+    mixture: str = ""  # where the runs stop to be of one recipe; such a set has no score
 
     @property
     def group(self) -> tuple[str, bool, str]:
@@ -94,7 +97,7 @@ class Score:
 
     @property
     def minutes(self) -> float | None:
-        return olympic_mean([run.minutes for run in self.counting])
+        return None if self.mixture else olympic_mean([run.minutes for run in self.counting])
 
     @property
     def interval(self) -> Interval | None:
@@ -176,17 +179,20 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
         labels.append(f"{num_resumed} resumed{'' if include_resumed else ' not counted'}")
     if any(log.file and os.path.lexists(log.file.with_name("scaling.json")) for log in run_set.logs):
         labels.append("scaling.json not applied")
+    if mixture := recipes.mixture(logs):
+        labels.append(f"more than one recipe: {mixture}")
     return Score(
         benchmark=lead.benchmark,
         system=lead.system,
         hardware=run_set.hardware,
-        configuration=lead.configuration,
+        configuration=recipes.named(lead),
         is_proxy=run_set.is_proxy,
         label=", ".join(labels),
         runs=runs,
         counted=tuple(window),
         target=lead.target,
         source=run_set.folder,
+        mixture=mixture,
     )
 
 

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from scipy import stats
 
 from common import config as configs
+from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.factors import evaluation_minutes
 from common.evidence.log import MAX_BYTES, Log, label
@@ -99,10 +100,10 @@ def page_data(
             by_log.setdefault(finding.path, []).append(finding)
         numbers: dict[object, int] = {}
         for log in entry.run_set.logs:
-            kind = (log.configuration, log.settings, log.is_proxy)
+            kind = (log.configuration, log.is_proxy, recipes.identity(log))
             if kind not in numbers:
                 numbers[kind] = len(cells)
-                same = f" ({len(numbers)})" if len(numbers) > 1 else ""  # a folder with two configurations
+                same = f" ({len(numbers)}{differing(entry.run_set.logs, log)})" if len(numbers) > 1 else ""
                 cells.append(cell(log, entry.run_set.folder, same, methods, lines))
             found = by_log.pop(log.path, [])
             row = {"cell": numbers[kind], "href": link(log.path, folder)} | run_row(log)
@@ -138,7 +139,7 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
         "size": size,
         "proxy": log.is_proxy,
         "hardware": hardware,
-        "configuration": log.configuration,
+        "configuration": recipes.named(log),
         "methods": sorted({methods(printable(event.value, 64)) for event in log.events("method")}),
         "duration": setting(log, "max_duration"),
         "budget": budget(log, size),
@@ -147,6 +148,12 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
         "trains_on": log.is_study,
         "settings": [lines(line) for line in log.settings],
     }
+
+
+def differing(logs: Sequence[Log], log: Log) -> str:
+    """Return what a result differs in from the first of its folder, which then holds two recipes."""
+    found = (difference for _, other, difference in recipes.others(logs) if other is log)
+    return "".join(f": {key} {after}" for key, _, after in found)
 
 
 def place(log: Log) -> tuple[str, str, str]:
@@ -160,8 +167,8 @@ def place(log: Log) -> tuple[str, str, str]:
     if stated and log.system.startswith(f"{stated[1]}-"):
         return study, stated[1], log.system.removeprefix(f"{stated[1]}-").removeprefix("mini-")
     if not study:
-        hardware = log.system.removesuffix(f"-{log.configuration}").removesuffix("-mini")
-        return "", hardware, log.configuration
+        name = recipes.named(log)
+        return "", log.system.removesuffix(f"-{name}").removesuffix("-mini"), name
     for mark, found in (("-mini-", ""), (f"-{log.configuration}", log.configuration)):
         hardware, there, name = log.system.partition(mark)
         if there:

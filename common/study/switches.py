@@ -13,7 +13,7 @@ from typing import Any
 
 from common import config as configs
 from common.errors import UserError, nearest
-from common.run_sets import flat
+from common.evidence.recipes import flat
 from common.validation import validated
 
 State = frozenset[str]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.recipes import Difference, others
 from common.evidence.records import TOKEN, printable
 from common.evidence.rules.quality import TOTALS
 from common.evidence.rules.rule import (
@@ -55,6 +56,12 @@ def at_once(logs: list[Lines]) -> list[Lines]:
     )(logs)
 
 
+def budgeted(logs: list[Lines]) -> list[Lines]:
+    """Let every log state a configuration, and the last one another budget."""
+    heads = [["# --- configuration", "#   benchmark: x", f"#   budget: {log is logs[-1]}"] for log in logs]
+    return [[*head, "# ---", *log] for head, log in zip(heads, logs, strict=True)]
+
+
 def borrowed(sets: list[list[Lines]]) -> list[list[Lines]]:
     """Give the last log of the last set the losses and accuracies of a log of the first."""
     keys = ('"key": "train_loss"', '"key": "eval_accuracy"')
@@ -71,14 +78,26 @@ def borrowed(sets: list[list[Lines]]) -> list[list[Lines]]:
 # Run sets.
 
 
-def differing(logs: Sequence[Log], describe: Callable[[Log], str]) -> Iterator[Found]:
-    """Yield the logs that differ from the first; `describe` says in what."""
+def differing(logs: Sequence[Log], describe: Callable[[Log], dict[str, list[str]]]) -> Iterator[Found]:
+    """Yield the logs that differ from the first, with what differs and nothing else."""
     first = describe(logs[0])
-    return (
-        Found(0, f"{describe(log)}; {logs[0].path} has {first}", log)
-        for log in logs
-        if describe(log) != first
-    )
+    for log in logs[1:]:
+        own = describe(log)
+        keys = [key for key in {**first, **own} if own.get(key) != first.get(key)]
+        if keys:
+            told = "; ".join(f"{key} {only(own, first, key)}, not {only(first, own, key)}" for key in keys)
+            yield Found(0, f"{told} as in {logs[0].path}", log)
+
+
+def only(values: dict[str, list[str]], others: dict[str, list[str]], key: str) -> str:
+    """Return the values of a key that the others do not have."""
+    return ", ".join(value for value in values.get(key, []) if value not in others.get(key, [])) or "none"
+
+
+def of_another_recipe(logs: Sequence[Log], counts: Callable[[Difference], bool]) -> Iterator[Found]:
+    """Yield the logs whose recipe is not that of the first, with the first key that counts."""
+    for first, log, (key, before, after) in others(logs, counts):
+        yield Found(0, f"{key} {after}, not {before} as in {first.path}", log)
 
 
 def trace(log: Log) -> object:
@@ -112,9 +131,14 @@ def repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator
 def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share benchmark, system, platform, configuration and size."""
 
-    def identity(log: Log) -> str:
-        names = (log.benchmark, log.system, log.text("submission_platform"), log.configuration)
-        return " ".join((*names, "mini" if log.is_proxy else "full"))
+    def identity(log: Log) -> dict[str, list[str]]:
+        return {
+            "benchmark": [log.benchmark],
+            "system": [log.system],
+            "platform": [log.text("submission_platform")],
+            "configuration": [log.configuration],
+            "size": ["mini" if log.is_proxy else "full"],
+        }
 
     return differing(logs, identity)
 
@@ -182,8 +206,23 @@ def hyperparameters_are_constant(logs: Sequence[Log]) -> Iterator[Found]:
     )
 
 
-def settings(log: Log, keys: Iterable[str]) -> str:
-    return ", ".join(sorted(f"{event.key} {printable(event.value, 60)}" for event in log.events(*keys)))
+def settings(log: Log, keys: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of each of the keys, in their order."""
+    found: dict[str, list[str]] = {}
+    for event in log.events(*keys):
+        found.setdefault(event.key, []).append(printable(event.value, 60))
+    return {key: sorted(values) for key, values in found.items()}
+
+
+@rule(
+    "S414",
+    "strict",
+    "rules: Hyperparameters",
+    breaks=budgeted,
+)
+def recipe_is_one(logs: Sequence[Log]) -> Iterator[Found]:
+    """The runs of a set share configuration, ranks, device and threads."""
+    return of_another_recipe(logs, lambda difference: not difference.is_software)
 
 
 @rule("S406", "warning", "rules: Benchmark Results", breaks=lambda logs: logs[:-1])
@@ -196,13 +235,14 @@ def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
 
 @rule(
     "S407",
-    "warning",
+    "strict",
     "rules: System and framework must be consistent",
     breaks=in_last(lambda s: ["# commit: another", *s]),
 )
 def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set share commit and versions."""
-    return differing(logs, lambda log: f"{log.header('commit')} {log.header('versions')}")
+    """The runs of a set share code and versions; a study may go on with other code, and says so."""
+    timed = [log for log in logs if not log.is_study]
+    return of_another_recipe(timed, lambda difference: difference.is_software)
 
 
 missed = in_turn(

@@ -1,0 +1,154 @@
+"""The recipe of a run: what the runs of one set share. Here is the only comparison of two.
+
+It is the merged configuration, the ranks, the device, the threads where the CPU computes, the versions and
+the code: MLPerf wants one system, one framework and one code for a set. The code is compared by a digest of
+what a run can load, from the head of the log: after a commit to a page, a test or a report a set goes on,
+after one to the loop, a method or a YAML file it does not. Logs without that digest are compared by commit.
+
+Free are the keys that name the submission, the place of the data (their fingerprint is compared elsewhere)
+and how often a checkpoint is kept.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common import yaml_file
+from common.evidence.log import Log
+from common.evidence.records import printable
+
+Recipe = dict[str, Any]  # key path -> value
+FREE = ("submission.", "checkpoint_every", "data.directory")  # keys, or what they begin with
+SOFTWARE = ("code", "commit", "version ")  # the same
+NO_EFFECT = ("mlperf-logging",)  # a package that only writes what was computed
+MISSING = object()
+
+
+class Difference(NamedTuple):
+    """The first key in which two recipes differ, with both values as text."""
+
+    key: str
+    before: str
+    after: str
+
+    @property
+    def is_software(self) -> bool:
+        return self.key.startswith(SOFTWARE)
+
+
+def named(log: Log) -> str:
+    """Return the configuration, and what its folder says is changed: `optimized+target=0.1`."""
+    _, plus, changes = log.system.partition("+")
+    return log.configuration + (plus + changes if log.is_ours else "")
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested values by their key paths."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        deeper = isinstance(value, dict) and value
+        found |= flat(value, f"{path}{key}.") if deeper else {f"{path}{key}": value}
+    return found
+
+
+def of_configuration(values: Mapping[str, Any]) -> Recipe:
+    """Return a merged configuration by its keys, without those that are free."""
+    return {key: value for key, value in flat(values).items() if not key.startswith(FREE)}
+
+
+def recipe_of(log: Log, complete: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Recipe:
+    """Return the recipe that a log states; nothing of what it does not state.
+
+    `complete` gives the configuration those keys that are younger than the log. A resumed run, which no score
+    counts unasked, may go on with other code.
+    """
+    stated = configuration_of(log.settings)
+    num_accelerators = log.value("num_accelerators")
+    facts: Recipe = {"ranks": log.value("num_ranks")}
+    if num_accelerators is not None:
+        facts["device"] = "GPU" if num_accelerators else "CPU"
+        asked = log.header("threads")  # beside other programs fewer may compute
+        threads = int(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else log.value("num_threads")
+        facts["threads"] = None if num_accelerators else threads
+    if not log.is_resumed:
+        facts |= software(log.header("versions"), log.header("code"), log.header("commit"))
+    facts = {key: value for key, value in facts.items() if value not in (None, "")}
+    return facts if stated is None else of_configuration(complete(stated)) | facts
+
+
+@cache
+def configuration_of(settings: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return the configuration at the head of a log; None where none is stated."""
+    return yaml_file.stated(settings) or None
+
+
+def software(versions: str, code: str, commit: str) -> Recipe:
+    """Return what a head says of versions and code as parts of a recipe."""
+    named = (each.partition(" ") for each in versions.split(", ") if " " in each)
+    found: Recipe = {f"version {name}": version for name, _, version in named if name not in NO_EFFECT}
+    return found | {"code": code, "commit": commit}
+
+
+def differences(before: Recipe, after: Recipe) -> list[str]:
+    """Return the keys in which two recipes differ, in their order: configuration, machine, versions, code.
+
+    What only one of them states is a difference in a configuration alone: a log may not say the rest. The
+    commit counts where one states no digest of the code.
+    """
+    has_code = before.get("code") and after.get("code")
+    both_configured = "benchmark" in before and "benchmark" in after
+    found = []
+    for key in {**after, **before}:
+        is_fact = key in ("ranks", "device", "threads") or key.startswith(SOFTWARE)
+        if is_fact and (key not in before or key not in after or (key == "commit" and has_code)):
+            continue
+        if not is_fact and not both_configured:
+            continue
+        if before.get(key, MISSING) != after.get(key, MISSING):
+            found.append(key)
+    return sorted(found, key=lambda key: key.startswith(SOFTWARE))
+
+
+def first_difference(before: Recipe, after: Recipe) -> Difference | None:
+    """Return the first key in which two recipes differ; None where they are one."""
+    return next(all_differences(before, after), None)
+
+
+def all_differences(before: Recipe, after: Recipe) -> Iterator[Difference]:
+    """Yield the keys in which two recipes differ, with both values."""
+    for key in differences(before, after):
+        yield Difference(key, shown(before, key), shown(after, key))
+
+
+def shown(recipe: Recipe, key: str) -> str:
+    """Return a value as text."""
+    return printable(recipe[key], 60) if key in recipe else "missing"
+
+
+def identity(log: Log) -> tuple[tuple[str, str], ...]:
+    """Return a recipe in a form that is equal for equal ones; the commit counts where no code is stated."""
+    recipe = recipe_of(log)
+    left_out = "commit" if "code" in recipe else ""
+    return tuple(sorted((key, repr(value)) for key, value in recipe.items() if key != left_out))
+
+
+def others(
+    logs: Sequence[Log], counts: Callable[[Difference], bool] = lambda difference: True
+) -> Iterator[tuple[Log, Log, Difference]]:
+    """Yield the first log of this suite, each whose recipe differs from its own, and the first difference."""
+    own = [log for log in logs if log.is_ours]
+    recipes = [recipe_of(log) for log in own]
+    for log, recipe in zip(own[1:], recipes[1:], strict=True):
+        found = filter(counts, all_differences(recipes[0], recipe))
+        for difference in islice(found, 1):
+            yield own[0], log, difference
+
+
+def mixture(logs: Sequence[Log]) -> str:
+    """Return in words where a set stops to be of one recipe; empty where it is."""
+    for first, log, (key, before, after) in others(logs):
+        return f"{key} is {before} in {Path(first.path).name}, {after} in {Path(log.path).name}"
+    return ""
