@@ -7,7 +7,6 @@ import os
 import secrets
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 from common import config as configs
-from common import hardware, machine_load, mllog, preparation, ranks, resume, system
+from common import hardware, machine_load, mllog, preparation, ranks, repository, resume, set_folder, system
 from common.atomic import make_folder
 from common.board import Board
 from common.config import ROOT, Loaded, RunConfig
@@ -25,6 +24,7 @@ from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, 
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
 from common.processes import TEMPORARY, rank_environments
+from common.set_folder import SetFolder, Way, num_threads
 from common.supervision import Watchdog, supervise
 
 HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
@@ -45,6 +45,7 @@ class RunSet:
     loaded: Loaded
     system: str
     directory: Path
+    why_apart: str = ""
     num_runs: int
     seeds: tuple[int, ...]
     num_ranks: int = 1
@@ -89,6 +90,19 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
     return chosen
 
 
+def ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
+    """Return how a run is made that starts now, and how this machine makes one unasked.
+
+    What torchrun or srun has started is as it was asked for there.
+    """
+    num_started, has_gpu = ranks.place().world_size, bool(hardware.gpu_names())
+    way = Way(max(num_ranks, num_started), "GPU" if count_gpus() else "CPU", num_threads(num_ranks))
+    if num_started > 1:
+        return way, way
+    usual = choose_ranks(config, None)
+    return way, Way(usual, "GPU" if has_gpu else "CPU", num_threads(usual, is_asked=False))
+
+
 def asks_for_gpu() -> bool:
     """Return whether the environment names a GPU to be used; -1 is none."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip() not in ("", "-1")
@@ -120,11 +134,14 @@ def plan_run_set(
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
     if num_runs > 1 and ranks.place().world_size > 1:
         raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
-    identifier = system.system_id(loaded.config, cell)
+    folder = SetFolder(system.system_id(loaded.config, cell), "")
+    if not cell:
+        folder = set_folder.choose(loaded, results, name, *ways(loaded.config, num_ranks))
     return RunSet(
         loaded=loaded,
-        system=identifier,
-        directory=results / identifier / name,
+        system=folder.system,
+        why_apart=folder.why,
+        directory=results / folder.system / name,
         num_runs=num_runs,
         seeds=draw_seeds(num_runs, seed),
         num_ranks=num_ranks,
@@ -207,32 +224,15 @@ def head(run_set: RunSet, command: Sequence[str]) -> str:
         "configuration": config.configuration,
         "size": f"{config.size} (a proxy: not a submission)" if config.size == "mini" else config.size,
         "command": shlex.join(["ttt", *command]),
-        "commit": commit(),
-        "versions": ", ".join(f"{name} {version}" for name, version in system.versions().items()),
     }
     lines = [f"{key}: {value}" for key, value in facts.items()]
+    lines += [*repository.head_lines(), f"versions: {system.versions_line()}"]
+    lines += [f"threads: {num_threads(run_set.num_ranks)}"]
     lines += [f"preflight: {found}" for found in run_set.preflight]
     lines += [f"changed by {change}" for change in run_set.loaded.changes]
     lines += ["--- configuration", *(f"  {line}" for line in configs.to_yaml(config).splitlines())]
     text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")
     return text.encode("ascii", "backslashreplace").decode()
-
-
-def commit() -> str:
-    """Return the commit of the code, and whether files differ from it."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        code = [":!results", ":!systems"]
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *code)
-        return f"{git('rev-parse', 'HEAD')} ({'modified' if changed else 'clean'})"
-    except (OSError, subprocess.CalledProcessError):  # not a checkout, or no git
-        return "unknown"
 
 
 def expected_seconds(directory: Path) -> float | None:

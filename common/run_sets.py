@@ -1,23 +1,21 @@
 """Run sets to their end: a run of each in turn, faults counted, an interrupted set continued."""
 
 import argparse
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel
-
-from common import config as configs
-from common import launch, ranks, yaml_file
+from common import launch, ranks
 from common.commands import whole_number
-from common.config import ROOT
 from common.doctor.preflight import preflight
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
+from common.evidence.recipes import first_difference, of_configuration
 from common.launch import RunSet
+from common.set_folder import recipe_there, values_of
 
 MAX_HUNG_AFTER_S = 86400
 RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
@@ -62,6 +60,8 @@ def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = N
         drops_caches=args.drop_caches,
         preflight=preflight(run_set.loaded.config, run_set.directory, is_forced=args.force),
     )
+    if run_set.why_apart:
+        print(f"{run_set.why_apart}; these runs go to {os.path.relpath(run_set.directory)}")
     if args.continues:
         run_set = continued(run_set, seed)
         print(f"{run_set.title}: {there(run_set)}")
@@ -104,17 +104,17 @@ def came_to_its_end(log: Log) -> bool:
 
 
 def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
-    """Raise UserError that names the first difference between a result and what is to be run."""
-    there = yaml_file.stated(log.settings)
-    now = yaml_file.stated([configs.to_yaml(run_set.loaded.config).replace(f"{ROOT}/", "")]) or {}
-    if there:
-        before, after = flat(with_defaults(type(run_set.loaded.config), there)), flat(now)
-        before["ranks"] = log.value("num_ranks")
-        after["ranks"] = max(run_set.num_ranks, ranks.place().world_size) if before["ranks"] else None
-        keys = [key for key in {**after, **before} if before.get(key) != after.get(key)]
-        if not keys:
+    """Raise UserError that names the first difference between a result and what is to be run.
+
+    The code is left aside: a set's folder holds none of other code, and a study says which codes it has.
+    """
+    config = run_set.loaded.config
+    there = recipe_there(log, config)
+    now = of_configuration(values_of(config)) | {"ranks": max(run_set.num_ranks, ranks.place().world_size)}
+    if "benchmark" in there:
+        if (difference := first_difference(there, now)) is None:
             return
-        what = f"{keys[0]} is {before.get(keys[0])} there, {after.get(keys[0])} now"
+        what = f"{difference.key} is {difference.before} there, {difference.after} now"
     elif log.first("run_start") is None:
         return  # the head of a run that never started
     else:
@@ -123,27 +123,6 @@ def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
     if run_set.cell:
         hint = "--study NAME begins another study"
     raise UserError(what, where=path.name, hint=hint)
-
-
-def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a result with the defaults of keys that are younger than it."""
-    fields = model.model_fields
-    found = {key: field.default for key, field in fields.items() if not field.is_required()} | values
-    for key in found.keys() & fields.keys():
-        inner = fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(found[key], dict):
-            found[key] = with_defaults(inner, found[key])
-    return found
-
-
-def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Return nested values by their key paths."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= (
-            flat(value, f"{path}{key}.") if isinstance(value, dict) and value else {f"{path}{key}": value}
-        )
-    return found
 
 
 def run_all(

@@ -63,6 +63,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def versions_line() -> str:
+    """Return the versions as the head of a log states them."""
+    return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
 def operating_system() -> str:
     """Return distribution and kernel."""
     try:

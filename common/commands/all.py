@@ -19,16 +19,17 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, recipe, run_sets, system
-from common.commands import add_benchmarks, check, data, report, score
+from common.commands import check, data, report, score
 from common.commands.run import add_nproc
 from common.config import ROOT
-from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError, nearest
 from common.evidence.audit import audit_paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_benchmarks(parser)
+    known = configs.benchmarks()
+    parser.add_argument("--benchmarks", nargs="+", default=known, metavar="NAME", help="which benchmarks")
     parser.add_argument("--configurations", nargs="+", default=["baseline", "optimized"], metavar="NAME")
     parser.add_argument(
         "--size", choices=configs.SIZES, default="mini", help="full needs prepared data and GPUs"
@@ -47,6 +48,9 @@ def main(args: argparse.Namespace) -> int:
     """Do everything; the exit code is the first that was not 0."""
     if ranks.place().world_size > 1:
         raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
+    for benchmark in args.benchmarks:
+        if benchmark not in configs.benchmarks():
+            raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, configs.benchmarks()))
     started = time.monotonic()
     sets = {}
     for benchmark in args.benchmarks:
@@ -63,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
                 num_ranks=num_ranks,
             )
             sets[benchmark, name] = run_sets.with_options(planned, args)
-            system.write_description(loaded.config, ROOT / "systems")
+            system.write_description(loaded.config, ROOT / "systems", planned.system)
         data.prepare(loaded.config)
         launch.check_data(loaded)
     codes = [run_sets.run_all(list(sets.values()), sys.argv[1:], fail_fast=args.fail_fast)]

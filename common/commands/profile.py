@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from common import config as configs
-from common import launch, ranks, system
-from common.commands import add_benchmark
+from common import launch, ranks, repository, system
 from common.commands.run import add_nproc
 from common.config import ROOT, Loaded
 from common.errors import EXIT_OK, UserError
@@ -49,7 +48,7 @@ MIN_TURNS, MAX_TURNS = 2, 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_benchmark(parser)
+    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
     parser.add_argument("configuration", help="a YAML file of the benchmark")
     parser.add_argument("--size", choices=configs.SIZES, default="full")
     parser.add_argument(
@@ -202,7 +201,7 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         "batch_size": config.global_batch_size,
         "num_ranks": run.place.world_size,
         "versions": system.versions(),
-        "commit": launch.commit(),
+        "commit": repository.commit(),
         "peaks": dataclasses.asdict(peaks),
         "phases": [dataclasses.asdict(phase) for phase in measured],
         "shares": profile.shares(),

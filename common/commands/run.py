@@ -29,7 +29,7 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, recipe, resume, run_sets, system
-from common.commands import add_benchmark, whole_number
+from common.commands import whole_number
 from common.config import ROOT, SIZES
 from common.errors import EXIT_OK, UserError
 from common.study import tune_command
@@ -40,9 +40,10 @@ seed = whole_number(0, 2**31 - 1)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_benchmark(parser)
-    named = "; ".join(f"{name}: {', '.join(configs.configurations(name))}" for name in configs.benchmarks())
-    parser.add_argument("configuration", help=f"one of {named}; or the path of a YAML file")
+    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    parser.add_argument(
+        "configuration", help="baseline, optimized, another YAML file of the benchmark or its path"
+    )
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
     parser.add_argument(
         "--runs", default="1", metavar="N", help="a number, or official: 5 (resnet), 10 (bert)"
@@ -119,5 +120,5 @@ def main(args: argparse.Namespace) -> int:
     run_set = run_sets.with_options(run_set, args, args.seed)
     if args.resume is not None:
         run_set = resume.resumed(run_set, args.resume, seed=args.seed)
-    system.write_description(loaded.config, args.systems.resolve())
+    system.write_description(loaded.config, args.systems.resolve(), run_set.system)
     return run_sets.run_all([run_set], sys.argv[1:], fail_fast=args.fail_fast, index=args.index)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import atomic, launch, system, yaml_file
+from common import atomic, repository, system, yaml_file
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UserError, nearest
 
@@ -98,7 +98,7 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
 
     output = output / system.hardware_name()
     output.mkdir(parents=True, exist_ok=True)
-    facts = {"hardware": system.hardware_name(), "versions": system.versions(), "commit": launch.commit()}
+    facts = {"hardware": system.hardware_name(), "versions": system.versions(), "commit": repository.commit()}
     print(f"{facts['hardware']}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}", flush=True)
     is_ok = True
     for stage, rows in stages.items():

@@ -9,11 +9,11 @@ from typing import Any
 
 from common import system
 from common.config import RunConfig
-from common.launch import commit
 from common.measure import gpu_model
 from common.measure.compile_for import Compiled, Compiler, count_graph_breaks
 from common.measure.figures import write
 from common.measure.kernels import GIGA, LIBRARY, NAMES, OWN, TERA, Kernel
+from common.repository import commit
 
 COUNTED = (
     "operators of the traced step, each reading its inputs and writing its outputs once",

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from common import config as configs
-from common import launch, system
+from common import launch, repository, system
 from common.atomic import write_text
 from common.card import find_card
 from common.config import ROOT, RunConfig, shown
@@ -57,7 +57,7 @@ def measured_steps(ablation: Ablation, study: Study, args: argparse.Namespace, c
     if kept is not None:
         return kept
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    figures = wanted(ablation, args) | {"date": date, "commit": launch.commit()}
+    figures = wanted(ablation, args) | {"date": date, "commit": repository.commit()}
     figures |= measure(ablation, args, console)
     save(steps_path(study), json.dumps(figures, indent=1))
     return figures

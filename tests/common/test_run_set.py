@@ -12,6 +12,12 @@ from common.config import ROOT, load
 from common.errors import UserError
 
 
+@pytest.fixture(autouse=True)
+def usual_threads(monkeypatch):
+    """The tests run with OMP_NUM_THREADS=1, which is no machine's usual way."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
 def test_an_epoch_is_a_permutation_that_seed_and_epoch_decide():
     order = sampler.epoch_order(101, seed=4, epoch=2)
     assert sorted(order) == list(range(101))
@@ -90,8 +96,8 @@ def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(tmp_path):
     ("benchmark", "name", "key"),
     [("image_classification", "resnet", "decoder"), ("language_bert", "bert", "budget")],
 )
-def test_a_set_made_before_a_key_existed_is_continued(benchmark, name, key, tmp_path):
-    """The committed set, its logs without one key of the configuration, as they were before that key."""
+def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tmp_path):
+    """The logs of the committed set, without one key of the configuration, as they were before that key."""
     system = "reference-2cpu-mini-baseline"
     for path in (ROOT / "results" / system / name).glob("result_*.txt"):
         text = re.sub(rf"^# +{key}: .*\n", "", path.read_text(), flags=re.MULTILINE)
@@ -100,7 +106,7 @@ def test_a_set_made_before_a_key_existed_is_continued(benchmark, name, key, tmp_
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
     loaded = load(benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu"])
-    planned = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None)
+    planned = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None, cell="baseline")
     assert run_sets.continued(planned).num_done == planned.num_runs
     halved = load(
         benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu", "budget=0.5"]

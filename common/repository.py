@@ -1,0 +1,81 @@
+"""The state of the code: its commit, what no commit holds, and a digest of all that a run can load."""
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from common.config import ROOT, benchmarks
+
+PATTERNS = ("*.py", "*.yaml")
+NO_RUN_LOADS = ("commands", "doctor", "measure", "study")  # rooms of common/
+NAMED = 5  # untracked files in a log's head
+
+
+class CodeState(NamedTuple):
+    """`commit` as a log states it; `untracked` files that Python or a configuration could load.
+
+    `digest` is of the files that a run can load, whatever commit they are of: after a change to a page, a
+    test or a report it stays. `short` names the code in a folder: the last commit that changed those files,
+    else, with changes that no commit holds or without git, the digest.
+    """
+
+    commit: str
+    untracked: tuple[str, ...]
+    digest: str
+    short: str
+
+
+def code_state(root: Path = ROOT) -> CodeState:
+    """Return the state of the code as it is now: each run is a process of its own, which loads it anew."""
+    files = sorted(loadable(root))
+    digest = hashlib.sha256()
+    for file in files:
+        if not file.is_relative_to(root / "common") or file.relative_to(root).parts[1] not in NO_RUN_LOADS:
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{file.relative_to(root).as_posix()} {content}\n".encode())
+    code = digest.hexdigest()[:12]
+    try:
+        tracked = set(git(root, "ls-files", "-z").split("\0"))
+        untracked = tuple(
+            name for name in (str(file.relative_to(root)) for file in files) if name not in tracked
+        )
+        outside = [":!results", ":!systems"]
+        changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *outside)
+        is_clean = not changed and not untracked
+        commit = f"{git(root, 'rev-parse', 'HEAD')} ({'clean' if is_clean else 'modified'})"
+        folders = ["", "common/**/", *(f"{benchmark}/**/" for benchmark in benchmarks())]
+        paths = [f":(glob){folder}{pattern}" for folder in folders for pattern in PATTERNS]
+        paths += [f":!common/{room}" for room in NO_RUN_LOADS]
+        last = git(root, "log", "-1", "--format=%h", "--abbrev=7", "--", *paths)
+    except (OSError, subprocess.CalledProcessError):  # not a checkout, or no git
+        return CodeState("unknown", (), code, f"code={code[:7]}")
+    return CodeState(commit, untracked, code, f"commit={last}" if is_clean and last else f"code={code[:7]}")
+
+
+def loadable(root: Path) -> Iterator[Path]:
+    """Yield the files of the suite and its benchmarks that a command can load, tracked or not."""
+    for pattern in PATTERNS:
+        yield from root.glob(pattern)  # the working folder of a run comes first on Python's path
+        for folder in ("common", *benchmarks()):
+            yield from (root / folder).rglob(pattern)
+
+
+def git(root: Path, *arguments: str) -> str:
+    """Return what git prints about a checkout."""
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit() -> str:
+    """Return the commit of the code, and whether files differ from it."""
+    return code_state().commit
+
+
+def head_lines() -> list[str]:
+    """Return what the head of a log says of the code."""
+    state = code_state()
+    more = f" and {len(state.untracked) - NAMED} more" if len(state.untracked) > NAMED else ""
+    named = [f"untracked: {', '.join(state.untracked[:NAMED])}{more}"] if state.untracked else []
+    return [f"commit: {state.commit}", *named, f"code: {state.digest}"]
