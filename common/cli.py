@@ -1,12 +1,17 @@
 """`ttt` (time to train): finds the command, turns an error into one line and an exit code."""
 
 import argparse
+import difflib
 import importlib
+import importlib.metadata
 import os
 import sys
+import textwrap
 import traceback
+from typing import NoReturn
 
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError, nearest
+from common.evidence.command_line import spread_settings
 
 COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "all": "prepare the data, time every configuration, audit, score and report",
@@ -35,8 +40,43 @@ DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a targe
 EXIT_CODES = "exit codes: 0 ok, 1 findings or target not reached, 2 usage, 3 internal error, 130 interrupted"
 
 
-class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of a description and names every default."""
+OTHER_WORDS = {  # what people type for a verb -> what to type
+    "prepare": "did you mean data prepare?",
+    "verify": "did you mean data verify?",
+    "audit": "did you mean check?",
+    "train": "did you mean run?",
+    "list": "'ttt methods' lists methods, 'ttt run --help' benchmarks and configurations",
+}
+
+
+class Formatter(argparse.HelpFormatter):
+    """Fills the prose of a description to the terminal, keeps its examples, and names defaults."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = []
+        for part in text.split("\n\n"):
+            is_prose = not any(line.startswith(" ") for line in part.splitlines())
+            parts.append(textwrap.fill(part, width, break_on_hyphens=False) if is_prose else part)
+        return "\n\n".join(parts)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        if isinstance(default, list):
+            default = " ".join(map(str, default))
+        if default in (None, "", argparse.SUPPRESS) or isinstance(default, bool) or "default" in text:
+            return text
+        return f"{text} (default: {str(default).replace('%', '%%')})".lstrip()
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a mistake with one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UserError with the nearest option."""
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        close = difflib.get_close_matches(unknown, self._option_string_actions, n=1)
+        is_option = unknown.startswith("--") and bool(close)
+        raise UserError(message, hint=f"did you mean {close[0]}?" if is_option else f"see {self.prog} --help")
 
 
 def overview() -> str:
@@ -44,24 +84,30 @@ def overview() -> str:
     verbs = "\n".join(f"  {verb:11}{purpose}" for verb, purpose in COMMANDS.items())
     return (
         f"usage: ttt COMMAND [options]\n\n{DESCRIPTION}\n\ncommands:\n{verbs}\n\n"
-        f"'ttt COMMAND --help' explains a command.\n{EXIT_CODES}"
+        f"'ttt COMMAND --help' explains a command, 'ttt --version' names this version.\n{EXIT_CODES}"
     )
 
 
 def dispatch(arguments: list[str]) -> int:
     """Run one command and return its exit code; raises UserError for a person's mistake."""
+    if len(arguments) > 1 and arguments[0] == "help":
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
+    if arguments[0] == "--version":
+        print(f"ttt {importlib.metadata.version('time-to-train')}")
+        return 0
     verb, *rest = arguments
     if verb not in COMMANDS:
-        raise UserError(f"unknown command '{verb}'", hint=nearest(verb, COMMANDS))
+        hint = OTHER_WORDS.get(verb) or nearest(verb, COMMANDS)
+        raise UserError(f"unknown command '{verb}'", hint=hint)
     command = importlib.import_module(f"common.commands.{verb}")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"ttt {verb}", description=command.__doc__, formatter_class=Formatter, epilog=EXIT_CODES
     )
     command.add_arguments(parser)
-    return int(command.main(parser.parse_args(rest)))
+    return int(command.main(parser.parse_args(spread_settings(rest))))
 
 
 def one_line(error: UserError) -> str:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from common import yaml_file
 from common.errors import UserError, nearest
-from common.validation import validated
+from common.validation import DURATION, validated
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = ("full", "mini")
@@ -29,7 +29,7 @@ MAX_EVALUATIONS = 10**6  # a plan lists them all
 NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Duration = Annotated[str, Field(pattern=r"^[0-9]{1,12}(ep|ba|sp)$")]  # epochs, batches or samples
+Duration = Annotated[str, Field(pattern=DURATION)]
 
 
 class Strict(BaseModel):

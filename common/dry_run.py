@@ -30,7 +30,7 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     """Return the merged configuration, the origin of each key, and the whole set-up of a run."""
     config = loaded.config
     lines = ["# configuration", *configs.to_yaml(config).splitlines(), "# where each key was written"]
-    lines += [f"#   {'.'.join(path)}: {where}" for path, where in sorted(loaded.origins.items()) if path]
+    lines += [f"#   {key}: {where}" for key, where in origins(loaded)]
     lines += [f"# changed by {change}" for change in loaded.changes]
     kind = configs.benchmark_module(config.benchmark).Benchmark
     places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
@@ -41,6 +41,22 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
         *(f"#   {line}" for line in (*plan(loaded), *shares(benchmarks, largest), *set_up(largest))),
     ]
     return "\n".join(lines)
+
+
+def origins(loaded: Loaded) -> list[tuple[str, str]]:
+    """Return where each value of the configuration was written, by its key; a list is one value."""
+    found = []
+
+    def collect(values: dict[str, Any], path: tuple[str, ...]) -> None:
+        for name, value in values.items():
+            key = (*path, name)
+            if isinstance(value, dict) and value:
+                collect(value, key)
+            elif key in loaded.origins:
+                found.append((".".join(key), loaded.origins[key]))
+
+    collect(loaded.config.model_dump(), ())
+    return sorted(found)
 
 
 def plan(loaded: Loaded) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.card import available
-from common.config import RunConfig, Strict
+from common.config import RunConfig, Strict, benchmarks
 from common.errors import UserError, nearest
 from common.ranks import part
 from common.validation import validated
@@ -167,6 +167,9 @@ def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None 
         path = ("methods", name)
         if name not in modules:
             where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
+            homes = [other for other in benchmarks() if name in available(other)]
+            if homes:
+                raise UserError(f"belongs to {homes[0]}", where=where)
             raise UserError("no such method", where=where, hint=nearest(name, modules))
         kind = kind_of(name, modules[name])
         method = kind(name, validated(kind.Config, values, origins or {}, path))

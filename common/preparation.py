@@ -45,6 +45,8 @@ def prepare(
         )
     if config.size == "mini" and source is not None:
         raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
+    if source is not None and not source.is_dir():
+        raise UserError("no such folder", where=f"--source {source}")
     work = directory.with_name(f".{directory.name}.part")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)

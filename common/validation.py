@@ -1,11 +1,13 @@
 """Values checked against a pydantic model; what is wrong is told with file:line and the nearest valid key."""
 
+import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from common.errors import UserError, nearest
 
+DURATION = r"^[0-9]{1,12}(ep|ba|sp)$"  # epochs, batches or samples
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -27,13 +29,46 @@ def validated(
         key = ".".join(path)
         where = f"{origin}: {key}" if origin else key
         if fault["type"] == "extra_forbidden":
-            raise UserError(
-                "unknown key", where=where, hint=nearest(inner[-1], known_keys(model, inner[:-1]))
-            ) from None
+            raise UserError("unknown key", where=where, hint=nearest_key(model, inner)) from None
         found = f" (found {fault['input']!r:.100})" if fault["type"] not in ("missing", "value_error") else ""
         hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
+        hint = hint or duration_hint(model, inner, fault["input"])
         what = fault["msg"].removeprefix("Value error, ")
         raise UserError(what[0].lower() + what[1:] + found, where=where, hint=hint) from None
+
+
+def duration_hint(model: type[BaseModel], path: tuple[str, ...], value: object) -> str:
+    """Return how a duration is written, where the key takes one; '' elsewhere."""
+    for name in path:
+        if name not in model.model_fields:
+            return ""
+        field = model.model_fields[name]
+        if DURATION in repr(field):
+            number = re.match(r"[0-9]{1,6}(?![0-9])", str(value))
+            count = number[0] if number else "10"
+            return f"write {count}ep, {count}ba or {count}sp: epochs, batches or samples"
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return ""
+        model = field.annotation
+    return ""
+
+
+def nearest_key(model: type[BaseModel], path: tuple[str, ...]) -> str:
+    """Return a hint: the nearest key of the same mapping, or the same name in another one."""
+    known, name = known_keys(model, path[:-1]), path[-1]
+    if name not in known and (elsewhere := [key for key in dotted(model) if key.endswith(f".{name}")]):
+        return f"did you mean {elsewhere[0]}?"
+    return nearest(name, known)
+
+
+def dotted(model: type[BaseModel]) -> list[str]:
+    """Return the keys of a model and of the models in it, with dots."""
+    found = []
+    for name, field in model.model_fields.items():
+        found.append(name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += [f"{name}.{key}" for key in dotted(field.annotation)]
+    return found
 
 
 def known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:

@@ -1,8 +1,59 @@
 """The verbs of `ttt`: a module each, with `add_arguments` and `main`. Here is what several take."""
 
 import argparse
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from common.errors import UserError, nearest
+
+
+def add_benchmark(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the argument that names a benchmark; `options` are argparse's."""
+    parser.add_argument("benchmark", type=benchmark_folder, help=f"one of: {listed_benchmarks()}", **options)
+
+
+def add_benchmarks(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names some of the benchmarks."""
+    known = sorted(benchmark_names().values())
+    which = f"of {listed_benchmarks()}; default: all"
+    parser.add_argument(
+        "--benchmarks", nargs="+", type=benchmark_folder, default=known, metavar="NAME", help=which
+    )
+
+
+def benchmark_folder(name: str) -> str:
+    """Return the folder of a benchmark, the `type` of an argument; MLPerf's name is accepted, too.
+
+    Raises UserError with the nearest name.
+    """
+    known = benchmark_names()
+    if name in known or name in known.values():
+        return known.get(name, name)
+    hint = nearest(name, [*known, *known.values()])
+    if hint.startswith("known"):
+        hint = f"known: {listed_benchmarks()}"
+    raise UserError(f"unknown benchmark '{name}'", hint=hint)
+
+
+def listed_benchmarks() -> str:
+    """Return both names of every benchmark."""
+    return ", ".join(f"{name} ({folder})" for name, folder in benchmark_names().items())
+
+
+@cache
+def benchmark_names() -> dict[str, str]:
+    """Return MLPerf's name -> folder of every benchmark, as its source has it: nothing is imported."""
+    from common import config as configs
+
+    found = {}
+    for folder in configs.benchmarks():
+        text = (configs.ROOT / folder / "benchmark.py").read_text(encoding="utf-8")
+        name = re.search(r'^ +mlperf_name = "(\w+)"$', text, re.MULTILINE)
+        found[name[1] if name else folder] = folder
+    return dict(sorted(found.items()))
 
 
 def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:

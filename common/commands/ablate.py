@@ -29,7 +29,7 @@ from rich.text import Text
 
 from common import config as configs
 from common import launch
-from common.commands import whole_number
+from common.commands import add_benchmark, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import Ledger
 from common.study import ablate, ablation, cells
@@ -43,7 +43,7 @@ positive, count = whole_number(1, 1000), whole_number(0, 1000)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser)
     parser.add_argument("configuration", help="a YAML file of the benchmark that extends another")
     cells.add_options(parser, study=f"ablate-{IN_NAME}")
     parser.set_defaults(seeds=1)

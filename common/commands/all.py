@@ -19,17 +19,16 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, recipe, run_sets, system
-from common.commands import check, data, report, score
+from common.commands import add_benchmarks, check, data, report, score
 from common.commands.run import add_nproc
 from common.config import ROOT
-from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError, nearest
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.audit import audit_paths
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    known = configs.benchmarks()
-    parser.add_argument("--benchmarks", nargs="+", default=known, metavar="NAME", help="which benchmarks")
+    add_benchmarks(parser)
     parser.add_argument("--configurations", nargs="+", default=["baseline", "optimized"], metavar="NAME")
     parser.add_argument(
         "--size", choices=configs.SIZES, default="mini", help="full needs prepared data and GPUs"
@@ -48,9 +47,6 @@ def main(args: argparse.Namespace) -> int:
     """Do everything; the exit code is the first that was not 0."""
     if ranks.place().world_size > 1:
         raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
-    for benchmark in args.benchmarks:
-        if benchmark not in configs.benchmarks():
-            raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, configs.benchmarks()))
     started = time.monotonic()
     sets = {}
     for benchmark in args.benchmarks:

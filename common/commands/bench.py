@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from common import config as configs
+from common.commands import add_benchmark
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.measure import figures as files
@@ -45,7 +46,7 @@ LIMIT = 0.005  # of a step
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser)
     parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
     parser.add_argument("--size", choices=configs.SIZES, default="full")
     parser.add_argument(

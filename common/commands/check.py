@@ -29,6 +29,8 @@ from common.evidence.official import Verdict
 from common.evidence.records import printable
 from common.evidence.rules import RULES
 
+RULE_FACTS = ("id", "severity", "message", "section")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="result files, folders or archives")
@@ -45,8 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.rules:
-        for about in sorted(RULES, key=lambda about: about.id):
-            print(f"{about.id} {about.severity:8} {about.message} ({about.section})")
+        rules = sorted(RULES, key=lambda about: about.id)
+        if args.json:
+            facts = [{name: getattr(about, name) for name in RULE_FACTS} for about in rules]
+            print(json.dumps({"rules": facts}, indent=2))
+        else:
+            print(*(f"{a.id} {a.severity:8} {a.message} ({a.section})" for a in rules), sep="\n")
         return EXIT_OK
     with ExitStack() as stack:
         paths, refused = [], []

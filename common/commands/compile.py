@@ -18,6 +18,7 @@ import json
 from pathlib import Path
 
 from common import config as configs
+from common.commands import add_benchmark, listed_benchmarks
 from common.config import ROOT
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
@@ -28,7 +29,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", nargs="?", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser, nargs="?")
     parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
     parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=", ".join(ARCHITECTURES))
     parser.add_argument("--size", choices=configs.SIZES, default="full")
@@ -53,9 +54,7 @@ def main(args: argparse.Namespace) -> int:
         check_published(args.json)
         return EXIT_OK
     if args.benchmark is None:
-        raise UserError(
-            "which benchmark?", hint=f"ttt compile BENCHMARK, of {', '.join(configs.benchmarks())}"
-        )
+        raise UserError("which benchmark?", hint=f"ttt compile BENCHMARK, one of {listed_benchmarks()}")
     if args.architecture is None:
         raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
     if importlib.util.find_spec("torch") is None:

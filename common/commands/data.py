@@ -22,6 +22,7 @@ from pathlib import Path
 
 from common import config as configs
 from common import fingerprint, preparation, shards
+from common.commands import add_benchmark
 from common.config import ROOT, SIZES
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
@@ -29,7 +30,7 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("action", choices=("prepare", "verify"))
-    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser)
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: embedded data, no network")
     parser.add_argument("--source", metavar="DIR", help="what size full is prepared from")
     parser.add_argument(

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from common import config as configs
+from common.commands import add_benchmarks
 from common.commands.run import add_nproc
 from common.config import ROOT, RunConfig
 from common.doctor.line import FAULT, WARNING, Line, fault, warning
@@ -31,8 +32,7 @@ PROCESSES_ON_CPU = 2  # enough to see messages pass
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    known = configs.benchmarks()
-    parser.add_argument("--benchmarks", nargs="+", default=known, metavar="NAME", help="which benchmarks")
+    add_benchmarks(parser)
     parser.add_argument("--size", choices=configs.SIZES, default="mini", help="of the runs to come")
     parser.add_argument("--quick", action="store_true", help="only what takes no processes and no training")
     parser.add_argument("--json", action="store_true", help="for machines")
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print each line when it is known; the exit code is 1 after a fault."""
+    started = time.monotonic()
     from common.doctor import first_steps
 
     loaded = {benchmark: load(args, benchmark) for benchmark in args.benchmarks}
@@ -60,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         for benchmark, named in loaded.items():
             print(f"-> {first_steps.store(benchmark, named, args.store_bands)}")
         return EXIT_OK
-    started, found = time.monotonic(), []
+    found = []
     for line in lines(args, loaded):
         found.append(asdict(line) | {"after_s": round(time.monotonic() - started, 1)})
         if not args.json:
@@ -71,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"lines": found, "faults": counts[FAULT], "warnings": counts[WARNING]}, indent=1))
     else:
-        print(f"{counts[FAULT]} faults, {counts[WARNING]} warnings, {len(states)} lines in {seconds:.0f} s")
+        print(f"{counts[FAULT]} faults, {counts[WARNING]} warnings, {len(states)} lines in {seconds:.1f} s")
     return EXIT_FINDINGS if counts[FAULT] else EXIT_OK
 
 

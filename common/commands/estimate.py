@@ -27,6 +27,7 @@ from rich.console import Console
 
 from common import config as configs
 from common import plan, system
+from common.commands import add_benchmark, listed_benchmarks
 from common.commands import plan as planning
 from common.config import NAME, ROOT, RunConfig
 from common.errors import EXIT_OK, UserError
@@ -43,7 +44,7 @@ ESTIMATES = "estimates"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", nargs="?", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser, nargs="?")
     parser.add_argument("configuration", nargs="?", help="a YAML file of the benchmark")
     parser.add_argument("--size", choices=configs.SIZES, default="full")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
@@ -86,8 +87,8 @@ def main(args: argparse.Namespace) -> int:
             print(*price_lines(record, rows), sep="\n")
         return EXIT_OK
     if args.configuration is None:
-        hint = f"ttt estimate BENCHMARK CONFIGURATION, of {', '.join(configs.benchmarks())}"
-        raise UserError("which benchmark and configuration?", hint=hint)
+        hint = f"ttt estimate BENCHMARK CONFIGURATION, of {listed_benchmarks()}"
+        raise UserError("no benchmark and configuration were given", hint=hint)
     devices = args.nodes * args.gpus
     if args.nodes < 1 or args.gpus < 1 or devices > planning.MAX_DEVICES:
         raise UserError(

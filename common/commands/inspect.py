@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common.commands import whole_number
+from common.commands import add_benchmark, whole_number
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
@@ -29,7 +29,7 @@ from common.measure.device_run import load
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser)
     parser.add_argument("configuration", help="NAME or NAME+KEY=VALUE...")
     parser.add_argument("part", choices=("graphs", "kernels", "startup", "neighbour"), help="see above")
     parser.add_argument("--size", choices=configs.SIZES, default="full")

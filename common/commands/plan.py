@@ -20,6 +20,7 @@ from typing import Any
 
 from common import config as configs
 from common import plan
+from common.commands import add_benchmark, listed_benchmarks
 from common.config import ROOT, RunConfig
 from common.errors import EXIT_OK, UserError
 
@@ -29,7 +30,7 @@ STARTUP_S = 3.0  # published: 0.9 to 2.6 s
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", nargs="?", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser, nargs="?")
     parser.add_argument("configuration", nargs="?", help="a YAML file of the benchmark")
     parser.add_argument("--size", choices=configs.SIZES, default="full")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines")
@@ -89,8 +90,8 @@ def main(args: argparse.Namespace) -> int:
 def check_numbers(args: argparse.Namespace) -> None:
     """Raise UserError for what no prediction can be made from."""
     if args.configuration is None:
-        hint = f"ttt plan BENCHMARK CONFIGURATION, of {', '.join(configs.benchmarks())}"
-        raise UserError("which benchmark and configuration?", hint=hint)
+        hint = f"ttt plan BENCHMARK CONFIGURATION, of {listed_benchmarks()}"
+        raise UserError("no benchmark and configuration were given", hint=hint)
     if args.nodes < 1 or args.gpus < 1 or args.nodes * args.gpus > MAX_DEVICES:
         raise UserError(f"--nodes {args.nodes} --gpus {args.gpus}: expected 1 to {MAX_DEVICES} devices")
     if not (0 < args.link_share <= 1 and 0 <= args.overlap <= 1):

@@ -30,6 +30,7 @@ from rich.console import Console
 
 from common import config as configs
 from common import launch, ranks, repository, system
+from common.commands import add_benchmark
 from common.commands.run import add_nproc
 from common.config import ROOT, Loaded
 from common.errors import EXIT_OK, UserError
@@ -48,7 +49,7 @@ MIN_TURNS, MAX_TURNS = 2, 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser)
     parser.add_argument("configuration", help="a YAML file of the benchmark")
     parser.add_argument("--size", choices=configs.SIZES, default="full")
     parser.add_argument(

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, recipe, resume, run_sets, system
-from common.commands import whole_number
+from common.commands import add_benchmark, whole_number
 from common.config import ROOT, SIZES
 from common.errors import EXIT_OK, UserError
 from common.study import tune_command
@@ -40,10 +40,9 @@ seed = whole_number(0, 2**31 - 1)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
-    parser.add_argument(
-        "configuration", help="baseline, optimized, another YAML file of the benchmark or its path"
-    )
+    add_benchmark(parser)
+    named = "; ".join(f"{name}: {', '.join(configs.configurations(name))}" for name in configs.benchmarks())
+    parser.add_argument("configuration", help=f"one of {named}; or the path of a YAML file")
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
     parser.add_argument(
         "--runs", default="1", metavar="N", help="a number, or official: 5 (resnet), 10 (bert)"

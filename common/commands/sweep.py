@@ -19,13 +19,14 @@ import math
 import os
 
 from common import config as configs
+from common.commands import add_benchmark
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.study import cells, sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("benchmark", help=f"one of: {', '.join(configs.benchmarks())}")
+    add_benchmark(parser)
     parser.add_argument(
         "configurations", nargs="+", metavar="CONFIGURATION", help="the first is compared with"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import UserError
+from common.evidence.other_files import require_log
 from common.evidence.records import LOOKALIKE, TOKEN, Event, Problem, finite, parse_record, printable
 
 TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
@@ -286,7 +287,7 @@ def find_logs(path: Path) -> Iterator[Path]:
     if not path.exists() and not path.is_symlink():
         raise UserError("no such file or folder", where=printable(str(path)))
     if not path.is_dir():
-        yield path
+        yield require_log(path)
         return
     for folder, folders, files in os.walk(path, onerror=_refuse_folder):
         if STUDY in folders:

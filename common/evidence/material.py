@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import yaml_file
+from common.evidence.command_line import spread_settings
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.score import UNVERIFIED, score
 from common.evidence.snapshot import Item
@@ -54,7 +55,7 @@ class Entry:
     def changes(self) -> list[str]:
         """The `--set` values of the logged command."""
         try:
-            words = shlex.split(self.run_set.lead.header("command"))
+            words = spread_settings(shlex.split(self.run_set.lead.header("command")))
         except ValueError:  # an open quote
             return []
         pairs = zip(words, [*words[1:], ""], strict=True)

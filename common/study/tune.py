@@ -72,14 +72,20 @@ class Change(Generic[State]):
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What came of a change."""
+    """What came of a change; `is_finished`: it was compared and timed, or failed when it was."""
 
     name: str
     is_kept: bool
     why: str
+    is_finished: bool = True
     gain: Gain | None = None
     difference: str = ""
     keeps_mathematics: bool = True
+
+    @property
+    def outcome(self) -> str:
+        """One word or two."""
+        return "kept" if self.is_kept else "refused" if self.is_finished else "not tried"
 
 
 @dataclass(kw_only=True)
@@ -98,6 +104,10 @@ class Found(Generic[State]):
 
 class TimeUpError(Exception):
     """The seconds of a search are over."""
+
+
+class NotTriedError(Exception):
+    """Why a change is passed over."""
 
 
 class Refused(Exception):  # noqa: N818 - an outcome, not a mistake
@@ -146,17 +156,20 @@ class Search(Generic[State]):
         """Try one change; whatever it raises refuses it."""
         subjects: list[Subject] = []
         state, gain, difference = self.found.state, None, ""
-        is_kept = False
+        is_kept, is_finished = False, True
         try:
             with limited(seconds):
                 state, gain, difference, why = self.examined(change, subjects)
             is_kept = True
         except TimeUpError:
-            why = "the time for tuning is up"
+            is_finished = False
+            why = "the time for tuning was up" + (" before it was measured" if seconds > 0 else "")
+        except NotTriedError as error:
+            is_finished, why = False, str(error)
         except Refused as refused:
             why, gain, difference = str(refused), refused.gain, refused.difference
         except UserError as error:
-            why = f"not available: {error.what}"
+            is_finished, why = bool(subjects), f"not available: {error.what}"
         except Exception as error:  # noqa: BLE001 - whatever a compiler or a kernel raises
             why = f"not available: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}"
         finally:
@@ -172,17 +185,21 @@ class Search(Generic[State]):
             name=change.name,
             is_kept=is_kept,
             why=why,
+            is_finished=is_finished,
             gain=gain,
             difference=difference,
             keeps_mathematics=change.keeps_mathematics,
         )
 
     def examined(self, change: Change[State], subjects: list[Subject]) -> tuple[State, Gain | None, str, str]:
-        """Return the state with a change, its gain, its difference and why it is kept; raises Refused."""
+        """Return the state with a change, its gain, its difference and why it is kept.
+
+        Raises Refused, or NotTriedError.
+        """
         if change.missing:
-            raise Refused(change.missing)
+            raise NotTriedError(change.missing)
         if taken := [name for name in self.found.kept if name in change.apart_from]:
-            raise Refused(f"an alternative to {taken[0]}, which is kept")
+            raise NotTriedError(f"an alternative to {taken[0]}, which is kept")
         state = change.apply(self.found.state)
         difference = ""
         if change.keeps_mathematics:
@@ -324,13 +341,13 @@ def limited(seconds: float) -> Iterator[None]:
 
 def table(tried: Sequence[Tried], seconds: float) -> str:
     """Return what was tried as lines of text."""
-    rows = [("tried", "gain (99 %)", "largest difference", "kept", "why")]
+    rows = [("change", "gain (99 %)", "largest difference", "outcome", "why")]
     rows += [
         (
             each.name,
             str(each.gain) if each.gain else "-",
             each.difference or ("-" if each.keeps_mathematics else "CHANGES TRAINING"),
-            "kept" if each.is_kept else "refused",
+            each.outcome,
             each.why,
         )
         for each in tried

@@ -114,7 +114,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     print(f"{config.benchmark} {config.configuration} {config.size}, -O{args.level}:", flush=True)
 
     def report(tried: tune.Tried) -> None:
-        print(f"  {tried.name}: {'kept' if tried.is_kept else 'refused'}, {tried.why}", flush=True)
+        print(f"  {tried.name}: {tried.outcome}, {tried.why}", flush=True)
 
     found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
     seen = tune.table(found.tried, found.seconds)

@@ -183,7 +183,11 @@ def written_in(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]
 
 
 def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
-    """Return what is tried, in the order in which the benchmark's configurations apply it; compilers last."""
+    """Return what is tried, likely gains first: the time may not suffice for all.
+
+    That is methods that configurations of the benchmark use, loaders, other methods, compilers, other
+    settings, and what is on left out. Methods stay in the order in which they are applied, compilers last.
+    """
     config = tuner.loaded.config
     written = written_in(config.benchmark, config.size)
     chosen = {key for key, origin in tuner.loaded.origins.items() if origin == "--set"}
@@ -191,14 +195,17 @@ def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
     found = kinds(config.benchmark)
     order = dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(found)])
     names = [name for name in order if ("methods", name) not in chosen]
-    changes = [fused_already(config), *settings_tried(tuner, chosen)]
-    compiled: list[Change[State]] = []
+    settings = settings_tried(tuner, chosen)
+    used: list[Change[State]] = []
+    others: list[Change[State]] = []
+    compilers: list[Change[State]] = []
+    without: list[Change[State]] = []
     for name in names:
         kind, homes = found[name], [each for each in written.values() if name in each]
         keeps = kind.keeps_mathematics
         if name in config.methods:
             if keeps:
-                changes.append(off(name))
+                without.append(off(name))
         elif keeps or (level > 1 and homes):
             allies = set().union(*homes) if homes else set(order)
             change = on(
@@ -207,8 +214,10 @@ def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
                 next(iter(homes), {}).get(name, {}),
                 apart_from=() if keeps else tuple(other for other in order if other not in allies),
             )
-            (compiled if kind.compiles else changes).append(change)
-    return changes + compiled
+            (compilers if kind.compiles else used if homes else others).append(change)
+    loaders = [change for change in settings if change.is_of_loader]
+    forms = [change for change in settings if not change.is_of_loader]
+    return [fused_already(config), *used, *loaders, *others, *compilers, *forms, *without]
 
 
 def on(name: str, kind: type[Method], settings: Any, *, apart_from: tuple[str, ...]) -> Change[State]:

@@ -116,7 +116,7 @@ def test_the_command_predicts_from_what_bench_measured(ttt_plan):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which benchmark"),
+        ([], "no benchmark"),
         (["language_bert", "baseline"], "no throughput"),
         (["language_bert", "baseline", "--measured", "70"], "SAMPLES_PER_S@BATCH"),
         (["language_bert", "baseline", "--measured", "70@56", "--nodes", "500"], "1 to 1024"),

@@ -157,7 +157,7 @@ def test_published_rates_and_samples_come_to_the_published_minutes_and_cost(tmp_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "which benchmark"),
+        ([], "no benchmark"),
         (["--score"], "no estimates here"),
         (["language_bert", "optimized", "--size", "mini", "--samples", "0"], "--samples"),
         (["language_bert", "optimized", "--size", "mini"], "how many samples"),
