@@ -236,8 +236,7 @@ class RunSet:
     @property
     def hardware(self) -> str:
         """The system id without its configuration, and what the runs change of that."""
-        system = self.lead.system.partition("+")[0] if self.lead.is_ours else self.lead.system
-        return system.removesuffix(f"-{self.lead.configuration}")
+        return re.sub(rf"-{re.escape(self.lead.configuration)}(\+.*)?$", "", self.lead.system)
 
     @property
     def systems_folder(self) -> Path | None:
