@@ -4,14 +4,17 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
-import os
+import signal
 import sys
 import textwrap
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
-from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError, nearest
+from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.evidence.command_line import spread_settings
+from common.output import lasting_output
 
 COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "all": "prepare the data, time every configuration, audit, score and report",
@@ -37,7 +40,10 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
 }
 
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
-EXIT_CODES = "exit codes: 0 ok, 1 findings or target not reached, 2 usage, 3 internal error, 130 interrupted"
+EXIT_CODES = (
+    "exit codes: 0 ok, 1 findings or target not reached, 2 usage, 3 internal error, "
+    "130 interrupted, 141 output lost"
+)
 
 
 OTHER_WORDS = {  # what people type for a verb -> what to type
@@ -115,23 +121,46 @@ def one_line(error: UserError) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
 
 
-def main() -> int:
-    """Entry point of `ttt`."""
+def answer(arguments: list[str]) -> int:
+    """Run one command and return its exit code; what went wrong is told in one line."""
     try:
-        return dispatch(sys.argv[1:])
+        return dispatch(arguments)
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `ttt score | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception:
         traceback.print_exc()
         print("error: internal fault; the lines above belong in a bug report", file=sys.stderr)
         return EXIT_INTERNAL
+
+
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def main() -> int:
+    """Entry point of `ttt`."""
+    with ended_as_by_ctrl_c(), lasting_output() as output:
+        code = answer(sys.argv[1:])
+        output.flush()
+        if output.error is None:
+            return code
+        if not isinstance(output.error, BrokenPipeError):  # `ttt score | head` is no fault
+            what = f"the output cannot be written ({output.error.strerror}); what was to be done is done"
+            print(f"error: {what}", file=sys.stderr)
+        return code or EXIT_OUTPUT
 
 
 if __name__ == "__main__":

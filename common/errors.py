@@ -8,6 +8,7 @@ EXIT_FINDINGS = 1  # findings in a log, or a run that ended without its target
 EXIT_USAGE = 2
 EXIT_INTERNAL = 3
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells expect
+EXIT_OUTPUT = 141  # 128 + SIGPIPE: all was done, and not all of it could be printed
 
 
 class UserError(Exception):

@@ -25,7 +25,7 @@ from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
 from common.processes import TEMPORARY, rank_environments
 from common.set_folder import SetFolder, Way, num_threads
-from common.supervision import Watchdog, supervise
+from common.supervision import Watchdog, supervise, uninterrupted
 
 HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
 MAX_DRIFT_MS = 1000
@@ -250,31 +250,33 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
     if crowd:
         run_set = replace(run_set, preflight=(*run_set.preflight, f"warning: {crowd}"))
         print(f"  warning: {crowd}", file=sys.stderr)
-    path = reserve(run_set.directory, index, head(run_set, command), first=run_set.first_index)
-    label = f"run {number + 1}/{run_set.num_runs}"
-    shown = os.path.relpath(path)
-    print(f"{run_set.title}, {label} -> {shown}", flush=True)
-    result = os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path)
-    spec: dict[str, Any] = {
-        "config": config.model_dump(),
-        "seed": run_set.seeds[number],
-        "system": run_set.system,
-        "result": result,
-        "label": label,
-        "expected_s": expected,
-        "drops_caches": run_set.drops_caches,
-        "needs_gpu": count_gpus() > 0,
-        "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
-        "most_threads": most_threads,
-    }
+    label, text = f"run {number + 1}/{run_set.num_runs}", head(run_set, command)
+    path: Path | None = None
     ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
-    ballast = keep_free(path)
     try:
+        with uninterrupted():
+            path = reserve(run_set.directory, index, text, first=run_set.first_index)
+            ballast, shown = keep_free(path), os.path.relpath(path)
+        print(f"{run_set.title}, {label} -> {shown}", flush=True)
+        spec: dict[str, Any] = {
+            "config": config.model_dump(),
+            "seed": run_set.seeds[number],
+            "system": run_set.system,
+            "result": os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path),
+            "label": label,
+            "expected_s": expected,
+            "drops_caches": run_set.drops_caches,
+            "needs_gpu": count_gpus() > 0,
+            "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
+            "most_threads": most_threads,
+        }
         ended, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
     finally:
-        ballast.close()
-        outcome = close(path, ended, failure, shown)
-        resume.tidy(path, is_done=outcome.code == EXIT_OK)
+        if path is not None:
+            with uninterrupted():
+                ballast.close()
+                outcome = close(path, ended, failure, shown)
+                resume.tidy(path, is_done=outcome.code == EXIT_OK)
     return outcome
 
 
@@ -367,6 +369,10 @@ def close(path: Path, code: int, failure: str, shown: str) -> Ended:
     was_open = True
     try:
         was_open = mllog.abort(path, reason=failure or f"the process ended with code {code}")
+    except FileNotFoundError:
+        what = "its result was removed while it ran, and is lost"
+        print(f"  aborted: {failure}{'; ' if failure else ''}{what}: {shown}", file=sys.stderr)
+        return Ended(code or EXIT_FINDINGS, "failed")
     except (OSError, UserError) as error:
         print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
     log = read_log(path)

@@ -3,7 +3,6 @@
 `launch` starts it: `python -m common.rank_process BOARD`.
 """
 
-import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -19,6 +18,7 @@ from common import distributed, memory, mllog, ranks
 from common.board import Board, Slot
 from common.config import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from common.output import lasting_output
 from common.processes import TEMPORARY
 from common.ranks import Place
 from common.supervision import DUMP, heed_no_more, raise_interrupt
@@ -96,9 +96,8 @@ def leave(code: int) -> NoReturn:
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
         worker.kill()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code)
 
 
@@ -124,7 +123,8 @@ def main() -> NoReturn:
     faulthandler.enable()
     faulthandler.register(DUMP, all_threads=True)
     end_in_time(place, board)
-    leave(run_rank(place, board, board.slots[place.rank]))
+    with lasting_output():
+        leave(run_rank(place, board, board.slots[place.rank]))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -335,6 +336,63 @@ def test_a_loaders_worker_that_is_killed_ends_the_run_and_a_stopped_one_does_not
     assert why.startswith("rank 0 of 1, ") and re.search(
         r"RuntimeError: DataLoader worker .*(Killed|exited unexpectedly)", why
     )
+
+
+QUICK = (*BERT, "target=0.005", "evaluate_from=30ba")  # its first evaluation is its last
+
+
+@pytest.mark.slow
+def test_a_console_that_goes_away_ends_no_run(place):
+    launcher = start(place, *place.arguments(QUICK, "--runs", 2))
+    launcher.stdout.readline()
+    launcher.stdout.close()  # as head does
+    assert launcher.wait(HANG_S) == 141
+    assert "Traceback" not in launcher.stderr.read()
+    launcher.stderr.close()
+    assert [path.read_text().count('"success"') for path in place.results()] == [1, 1]
+    for redirection, code in ((">/dev/full", 141), (">&-", 0), ("2>&-", 0)):
+        command = [sys.executable, "-m", "common.cli", *place.arguments(QUICK)]
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {redirection}', "sh", *command],
+            cwd=ROOT,
+            env=os.environ | place.environment,
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+        )
+        assert done.returncode == code and "Traceback" not in done.stderr
+        assert ("cannot be written (No space left on device)" in done.stderr) == (code == 141)
+    assert [path.read_text().count('"success"') for path in place.results()] == [1] * 5
+    place.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_result_that_is_removed_under_way_costs_that_run_alone(place, ttt):
+    def faults():
+        place.until_logged('"block_start"').unlink()
+
+    settings = (*BERT, "target=0.005", "evaluate_from=300ba")
+    done = ttt(place.arguments(settings, "--runs", 2), faults)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("  aborted: ")]
+    assert "was removed while it ran" in line
+    assert "of 2 runs 1 converged, 1 failed; 1 missing" in done.stdout
+    assert len(place.results()) == 1
+
+
+def heeds(pid, number):
+    """Return whether a process has a handler of a signal."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search("SigCgt:\\s*([0-9a-f]+)", text)[1], 16) >> (number - 1) & 1
+
+
+def test_sigterm_before_anything_has_started_is_told_in_one_line(place):
+    launcher = start(place, *place.arguments(BERT))
+    until(lambda: heeds(launcher.pid, signal.SIGTERM))
+    launcher.terminate()
+    _, errors = launcher.communicate(timeout=END_S)
+    assert (launcher.returncode, errors) == (130, "error: interrupted\n")
+    assert place.results() == []
 
 
 STEPPED = """
