@@ -104,7 +104,7 @@ def test_a_result_that_exists_is_refused_and_stays(reached):
     folder, _ = reached
     (path,) = results(folder)
     before = path.read_bytes()
-    line = one_line(ttt(*run_arguments(folder, *TINY), "--index", 0), 2)
+    line = one_line(ttt(*run_arguments(folder, "target=0.01", *TINY), "--index", 0), 2)
     assert "never overwritten" in line
     assert path.read_bytes() == before
 
