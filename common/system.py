@@ -1,8 +1,11 @@
 """The name and the description of the system that a run is timed on."""
 
+import hashlib
 import json
+import os
 import platform
 import re
+import secrets
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,56 @@ from common.lock import locked
 
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
 NONE = "none"
+LOCAL = ROOT / ".machine"  # what only this machine knows; ignored by git
+MACHINE_ID = Path("/etc/machine-id")
+PROCESSOR_LENGTH, DIGEST_LENGTH = 25, 6  # characters in a name
 
 
 def hardware_name() -> str:
-    """Return a short name of the hardware, such as `2cpu-EPYC` or `1xH200`."""
+    """Return a short name of the hardware, such as `2cpu-EPYC-3fa09c` or `8xH100-80GB-HBM3`.
+
+    Processors of one model differ by host, memory and neighbours, so that a name without GPUs is of one
+    machine. GPUs are named by model alone: jobs of a cluster, each on another node, are one set.
+    """
     gpus = hardware.gpu_names()
     if gpus:
         return f"{len(gpus)}x{short_name(gpus[0])}"
-    return f"{psutil.cpu_count()}cpu-{short_name(hardware.processor_name())}"
+    model = short_name(hardware.processor_name())[:PROCESSOR_LENGTH].rstrip("-._")
+    return f"{psutil.cpu_count()}cpu-{model}-{machine_digest()}"
+
+
+def machine_digest() -> str:
+    """Return what tells this machine from all others, and reveals nothing of it.
+
+    A random number of this clone makes it unique where images of machines or containers share an id; the id
+    of the system and its size tell the nodes apart that share a clone.
+    """
+    try:
+        identifier = MACHINE_ID.read_text().strip()
+    except OSError:  # as in a container
+        identifier = ""
+    memory = round(psutil.virtual_memory().total / 2**30)
+    facts = [random_number(), identifier, hardware.processor_name(), str(psutil.cpu_count()), str(memory)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def random_number() -> str:
+    """Return the number that this clone drew when it was first asked; none where it cannot keep one."""
+    path = LOCAL / "random"
+    try:
+        if not path.exists():
+            LOCAL.mkdir(exist_ok=True)
+            draft = LOCAL / f".random.{secrets.token_hex(8)}"
+            draft.write_text(f"{secrets.token_hex(16)}\n")
+            try:
+                os.link(draft, path)
+            except FileExistsError:  # another process was sooner
+                pass
+            finally:
+                draft.unlink()
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def short_name(model: str) -> str:

@@ -1,28 +1,21 @@
 """The best speeds that this machine has shown, with which a later check compares it."""
 
-import hashlib
 import json
 from importlib import metadata
 from pathlib import Path
 
 from common import atomic, system
-from common.config import ROOT
 from common.doctor.line import Line, ok, warning
 
-FOLDER = ROOT / ".machine"
-MACHINE_ID = Path("/etc/machine-id")
+FOLDER = system.LOCAL
 SLOW = 0.7  # of the record; a processor's clock alone changes a speed by a fifth
 OTHERS = "end other programs (top names them), or wait; a laptop on battery is slower, too"
 
 
 def record_path(folder: Path | None = None) -> Path:
     """Return this machine's own file: machines with one folder, or one model, do not share it."""
-    try:
-        identifier = MACHINE_ID.read_text().strip()
-    except OSError:  # as in a container
-        identifier = ""
-    digest = hashlib.sha256(identifier.encode()).hexdigest()[:8]
-    return (folder or FOLDER) / f"{system.hardware_name()}-{digest}.json"
+    name, digest = system.hardware_name(), system.machine_digest()
+    return (folder or FOLDER) / f"{name.removesuffix(f'-{digest}')}-{digest}.json"
 
 
 def read_record(path: Path) -> dict[str, float]:

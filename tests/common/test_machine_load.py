@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import launch, machine_load
+from common import launch, machine_load, system
 from common.commands.data import prepare
 from common.config import ROOT, load
 from common.doctor import devices, host, recipe, record
@@ -229,7 +229,7 @@ def test_each_machine_has_a_record_of_its_own(folder, monkeypatch, tmp_path):
     there.write_text("another\n")
     paths = set()
     for place in (here, there, tmp_path / "none"):
-        monkeypatch.setattr(record, "MACHINE_ID", place)
+        monkeypatch.setattr(system, "MACHINE_ID", place)
         paths.add(record.record_path())
     assert len(paths) == 3 and not any("one" in path.name for path in paths)
 

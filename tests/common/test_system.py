@@ -11,7 +11,7 @@ import pytest
 
 from common import hardware, system
 from common.cli import COMMANDS
-from common.config import ROOT
+from common.config import NAME, ROOT
 from common.evidence import official
 from common.evidence.leaks import leaks
 from common.evidence.system import FIELDS, problems
@@ -275,3 +275,43 @@ def test_several_first_runs_at_once_write_one_description(tmp_path):
     for folder in tmp_path.iterdir():
         assert [path.name for path in folder.iterdir()] == ["machine.json"]
         assert json.loads((folder / "machine.json").read_text())["system_name"] == "machine"
+
+
+def test_machines_of_one_model_have_names_of_their_own(tmp_path, monkeypatch):
+    """Clones of one image differ by the random number, nodes that share a clone by the id of the system."""
+    monkeypatch.setattr(hardware, "gpu_names", list)
+    identifiers = [tmp_path / "one", tmp_path / "another", tmp_path / "none"]
+    for path in identifiers[:2]:
+        path.write_text(f"{path.name}\n")
+    found = set()
+    for clone in ("here", "there"):
+        monkeypatch.setattr(system, "LOCAL", tmp_path / clone)
+        for path in identifiers:
+            monkeypatch.setattr(system, "MACHINE_ID", path)
+            found.add(system.hardware_name())
+            assert system.hardware_name() in found  # asked again, it is the same
+    assert len(found) == 6 and len({name.rpartition("-")[0] for name in found}) == 1
+    assert all(len(name) <= 40 and NAME.fullmatch(name) for name in found)
+
+
+def test_gpus_are_named_by_their_model(monkeypatch):
+    monkeypatch.setattr(hardware, "gpu_names", lambda: ["NVIDIA H200"] * 8)
+    assert system.hardware_name() == "8xH200"
+
+
+def test_processes_that_first_ask_at_once_get_one_name(tmp_path):
+    code = (
+        "import pathlib, sys; from common import system;"
+        "system.LOCAL = pathlib.Path(sys.argv[1]); print(system.random_number())"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "new"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    numbers = {process.communicate()[0].strip() for process in started}
+    assert len(numbers) == 1 and len(numbers.pop()) == 32
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["random"]
+
+
+def test_a_clone_that_cannot_be_written_has_a_name(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(system, "LOCAL", tmp_path / "file")
+    assert NAME.fullmatch(system.machine_digest())

@@ -7,7 +7,10 @@ import shutil
 
 import pytest
 
+from common import system
+from common.commands import profile
 from common.config import ROOT
+from common.errors import UserError
 from common.evidence.log import read_log
 from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
@@ -152,6 +155,18 @@ def test_published_rates_and_samples_come_to_the_published_minutes_and_cost(tmp_
     found = json.loads(done.stdout)
     assert found["minutes"] == pytest.approx(23.79, rel=0.02)  # the published score
     assert "$13.0" in done.stderr  # of 32.77 an hour
+
+
+def test_figures_of_another_machine_of_this_model_are_not_taken(monkeypatch, tmp_path):
+    """This one is measured, though a committed profile may be of the same processor."""
+
+    def measure(_):
+        raise UserError("this machine is measured now")
+
+    monkeypatch.setattr(profile, "measured", measure)
+    monkeypatch.setattr(system, "LOCAL", tmp_path)
+    done = ttt_here("estimate", "language_bert", "optimized", "--size", "mini")
+    assert done.returncode == 2 and "measured now" in done.stderr
 
 
 @pytest.mark.parametrize(
