@@ -123,9 +123,11 @@ class Method:
         return batch
 
     def gradients(self, model: nn.Module, progress: Progress, again: Callable[[], Tensor]) -> None:
-        """Change the gradients of a step, which are those of all ranks, before the optimizer takes it.
+        """Change the gradients of a step before the optimizer takes it.
 
-        `again()` puts in their place those of the same batch at the weights that the model has by then.
+        They are those of all ranks and micro-batches, and true to scale also where fp16 scales the loss; an
+        overflow leaves some of them not finite and skips the step, whatever is made of them. `again()` puts
+        in their place those of the same batch at the weights that the model has by then.
         """
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import OptState
 from torch.optim import SGD, AdamW, Optimizer
 
 from common.config import OptimizerConfig, Plan, ScheduleConfig
@@ -68,6 +69,21 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     optimizer = SGD(parameters, **settings, fused=True)
     start_momentum(optimizer)
     return optimizer
+
+
+def unscale(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+    """Divide the gradients by the loss scale; a step may do so again after each further backward pass.
+
+    An overflow in any of the passes skips the step. Torch itself allows one call in a step.
+    """
+    if not scaler.is_enabled():
+        return
+    state = scaler._per_optimizer_states[id(optimizer)]
+    earlier = state["found_inf_per_device"]
+    state["stage"] = OptState.READY
+    scaler.unscale_(optimizer)
+    for device, overflow in earlier.items():
+        state["found_inf_per_device"][device] += overflow
 
 
 def schedule_factor(step: int, config: ScheduleConfig, plan: Plan) -> float:

@@ -15,7 +15,7 @@ from common import distributed, memory
 from common.benchmark import Benchmark
 from common.config import Plan, RunConfig
 from common.method import Batch, Loss, Method, Progress, build_methods
-from common.optim import build_optimizer, build_schedule
+from common.optim import build_optimizer, build_schedule, unscale
 
 WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
 
@@ -204,7 +204,9 @@ class Training:
 
         def compute() -> Tensor:
             self.clear_gradients()
-            return self.forward_backward(batch, step)
+            loss = self.forward_backward(batch, step)
+            unscale(self.scaler, self.optimizer)
+            return loss
 
         self.set_rate(step)
         with self.memory_explained():

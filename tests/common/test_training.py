@@ -1,0 +1,79 @@
+"""Loss scaling and the hook `gradients`."""
+
+import pytest
+import torch
+
+from common.config import load
+from common.measure.device_run import build
+from common.method import Method
+
+SCALE = 64.0
+SHORT = ("global_batch_size=8", "data.train_crop_px=32")
+TOLERANCE = 0.1  # of a norm: of half precision and 8 tiny images; seen: 0.033
+
+
+class Recorder(Method):
+    """Takes the gradients `num_more` times again and keeps their norms."""
+
+    def __init__(self, num_more):
+        super().__init__("recorder", self.Config())
+        self.num_more, self.norms = num_more, []
+
+    def gradients(self, model, progress, again):
+        for number in range(self.num_more + 1):
+            if number:
+                again()
+            parameters = list(model.parameters())
+            self.norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in parameters])))
+
+
+def start(folder, precision, recorder, *settings):
+    """Return a run that is ready for its first step, and a batch."""
+    torch.manual_seed(0)
+    sets = [*SHORT, f"precision={precision}", *settings]
+    config = load("image_classification", "baseline", size="mini", settings=sets).config
+    run = build(config, folder, warms_up=False)
+    run.methods.append(recorder)
+    run.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=precision == "fp16")
+    run.log.close()
+    return run, run.benchmark.noise(8, 32)
+
+
+def weights(run):
+    return torch.cat([each.detach().flatten() for each in run.model.parameters()])
+
+
+@pytest.mark.parametrize("settings", [[], ["micro_batch_size=4"]])
+def test_under_loss_scaling_methods_see_the_gradients_of_full_precision(tmp_path, settings):
+    norms = {}
+    for precision in ("fp32", "fp16"):
+        recorder = Recorder(1)
+        run, batch = start(tmp_path, precision, recorder, *settings)
+        before = weights(run)
+        run.train_step(batch, 100)
+        assert not torch.equal(weights(run), before)
+        norms[precision] = recorder.norms
+    assert len(norms["fp16"]) == 2
+    assert norms["fp16"] == pytest.approx(norms["fp32"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("overflowing", [0, 1])
+def test_an_overflow_in_any_pass_skips_the_step_whatever_a_method_makes_of_it(tmp_path, overflowing):
+    recorder = Recorder(1)
+    run, batch = start(tmp_path, "fp16", recorder)
+    forward_backward, calls = run.forward_backward, []
+
+    def overflow(*arguments):
+        loss = forward_backward(*arguments)
+        if len(calls) == overflowing:
+            next(run.model.parameters()).grad[0, 0, 0, 0] = torch.inf
+        calls.append(loss)
+        return loss
+
+    run.forward_backward = overflow
+    before = weights(run)
+    run.train_step(batch, 100)
+    assert len(calls) == 2 and torch.equal(weights(run), before)
+    assert run.scaler.get_scale() == SCALE / 2
+    run.train_step(batch, 101)
+    assert not torch.equal(weights(run), before)
