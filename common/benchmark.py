@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,13 @@ from torch import Tensor, nn
 from common.config import ROOT
 from common.method import Batch
 from common.ranks import ALONE, Place, part
+
+
+class Form(NamedTuple):
+    """What computes a part that has several forms, and the module that provides it."""
+
+    name: str
+    module: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +235,7 @@ class Benchmark(ABC):
         """Whether the loader keeps what it has read, so that later passes over the data cost less."""
         return False
 
-    def forms(self) -> dict[str, str]:
+    def forms(self) -> dict[str, Form]:
         """Return what this machine uses where a part has several forms, by the part ("attention")."""
         return {}
 

@@ -5,10 +5,12 @@ the file in CamelCase and its settings are the class's `Config`.
 """
 
 import importlib
+import inspect
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch.optim import Optimizer
 from common.card import available
 from common.config import RunConfig, Strict, benchmarks
 from common.errors import UserError, nearest
+from common.fingerprint import hash_file
 from common.ranks import part
 from common.validation import validated
 
@@ -102,6 +105,11 @@ class Method:
     def __init__(self, name: str, settings: Any) -> None:
         self.name, self.settings = name, settings
 
+    @property
+    def digest(self) -> str:
+        """The first 12 digits of the SHA-256 of its file."""
+        return hash_file(Path(inspect.getfile(type(self))))[:12]
+
     def configure(self, config: RunConfig) -> RunConfig:
         """Return the configuration this method wants; what it changed is printed and logged."""
         return config
@@ -115,7 +123,7 @@ class Method:
         return loss
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer to use."""
+        """Return the optimizer to use; the log names its class."""
         return optimizer
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:

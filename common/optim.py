@@ -1,6 +1,7 @@
 """Optimizers and step-wise schedules of the published recipes."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,11 @@ def unscale(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
     scaler.unscale_(optimizer)
     for device, overflow in earlier.items():
         state["found_inf_per_device"][device] += overflow
+
+
+def optimizer_name(optimizer: Optimizer) -> str:
+    """Return the name of an optimizer's class as logs have it: DecoupledSGD is decoupled_sgd, AdamW adamw."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z]\w)", "_", type(optimizer).__name__).lower()
 
 
 def schedule_factor(step: int, config: ScheduleConfig, plan: Plan) -> float:

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import secrets
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,14 @@ def versions() -> dict[str, str]:
 def versions_line() -> str:
     """Return the versions as the head of a log states them."""
     return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def version_of(module: str) -> dict[str, str]:
+    """Return the version that a loaded module, or a package around it, states; nothing where none does."""
+    names = module.split(".")
+    around = [sys.modules.get(".".join(names[:count])) for count in range(len(names), 0, -1)]
+    stated = next(filter(None, (getattr(each, "__version__", None) for each in around)), None)
+    return {"version": str(stated)} if stated else {}
 
 
 def operating_system() -> str:

@@ -23,8 +23,10 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine_watch import MachineWatch
 from common.method import Batch
 from common.mllog import RunLog
+from common.optim import optimizer_name
 from common.ranks import Place
 from common.stepclock import StepClock, bottleneck, progress_line, time_left
+from common.system import version_of
 from common.training import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
@@ -217,7 +219,7 @@ class TrainingRun(Training):
 def log_head(log: RunLog, run: TrainingRun) -> None:
     """Record who runs what: everything known before the clock starts."""
     config, spec = run.config, run.spec
-    optimizer = config.optimizer
+    group = run.optimizer.param_groups[0]
     for key, value in {
         "submission_benchmark": run.benchmark.mlperf_name,
         "submission_division": "open",
@@ -231,9 +233,9 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         "seed": spec.seed,
         "global_batch_size": config.global_batch_size,
         "gradient_accumulation_steps": run.benchmark.num_accumulation_steps,
-        "opt_name": optimizer.name,
-        "opt_base_learning_rate": optimizer.learning_rate,
-        "opt_weight_decay": optimizer.weight_decay,
+        "opt_name": optimizer_name(run.optimizer),
+        "opt_base_learning_rate": float(group["lr"]),
+        "opt_weight_decay": float(group.get("weight_decay", 0.0)),
         "opt_learning_rate_warmup_steps": run.plan.warmup_steps,
         "opt_learning_rate_training_steps": run.plan.num_steps,
         "train_samples": config.data.num_train_samples,  # type: ignore[attr-defined]
@@ -246,10 +248,17 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         "num_threads": torch.get_num_threads(),
     }.items():
         log.event(key, value)
+    log_loaded(log, run)
+
+
+def log_loaded(log: RunLog, run: TrainingRun) -> None:
+    """Record the code that computes: optimizer, methods and forms, with the versions of their packages."""
+    kind = type(run.optimizer)
+    log.event("optimizer_class", kind.__qualname__, module=kind.__module__, **version_of(kind.__module__))
     for method in run.methods:
-        log.event("method", method.name, settings=method.settings.model_dump())
+        log.event("method", method.name, settings=method.settings.model_dump(), sha256=method.digest)
     for part, form in run.benchmark.forms().items():
-        log.event("form_used", form, part=part)
+        log.event("form_used", form.name, part=part, **version_of(form.module))
 
 
 def timed_run(spec: Spec, place: Place, slot: Slot) -> int:

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from common import benchmark, fingerprint, sampler
-from common.benchmark import KernelPair, Part, Projection, Work
+from common.benchmark import Form, KernelPair, Part, Projection, Work
 from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.method import Batch, build_methods
 from image_classification.augmentation import augmentation, augmentations
@@ -32,7 +32,7 @@ from image_classification.data.loader import (
 from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
 from image_classification.data.resident import EvaluationCache, stored_bytes
 from image_classification.kernel_pairs import kernel_pairs
-from image_classification.kernels.crop_resize import crop_resize
+from image_classification.kernels.crop_resize import crop_resize, uses_triton
 from image_classification.methods.progressive_resizing import ProgressiveResizing
 from image_classification.model import build_resnet
 from image_classification.roofline import project, training_work
@@ -186,11 +186,16 @@ class Benchmark(benchmark.Benchmark):
         """Whether decoded images stay in memory."""
         return self.config.data.loader == "resident"
 
-    def forms(self) -> dict[str, str]:
-        """Return what decodes resident images."""
+    def forms(self) -> dict[str, Form]:
+        """Return what decodes and crops resident images."""
         if self.config.data.loader != "resident":
             return {}
-        return {"decoder": "dali" if uses_dali(self.config.data.decoder, self.device) else "threads"}
+        is_dali = uses_dali(self.config.data.decoder, self.device)
+        is_triton = uses_triton(self.device.type == "cuda")
+        return {
+            "decoder": Form("dali", "nvidia.dali") if is_dali else Form("threads", "PIL"),
+            "crops": Form("triton", "triton") if is_triton else Form("matrix products", "torch"),
+        }
 
     @property
     def num_readers(self) -> int:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.benchmark import Form
 from common.errors import UserError
 
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more waste less padding and cost more calls
@@ -134,11 +135,12 @@ def has_kernel(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def kernel_name(device: torch.device) -> str:
+def kernel_form(device: torch.device) -> Form:
     """Return what computes attention on packed tokens on this device."""
     if not has_kernel(device):
-        return "batched products"
-    return "flash_attn" if HAS_FLASH_ATTENTION else "torch.nn.attention.varlen"
+        return Form("batched products", "torch")
+    name = "flash_attn" if HAS_FLASH_ATTENTION else "torch.nn.attention.varlen"
+    return Form(name, name)
 
 
 def gpu_kernel() -> Kernel:

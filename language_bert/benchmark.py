@@ -16,7 +16,7 @@ from common.config import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.method import Batch, build_methods
 from common.methods.compile import MAX_SHAPES
-from language_bert.attention import kernel_name
+from language_bert.attention import kernel_form
 from language_bert.bench_parts import bench_parts
 from language_bert.data.batches import (
     IGNORED,
@@ -252,9 +252,9 @@ class Benchmark(benchmark.Benchmark):
         """Yield attention on packed tokens, the loss in chunks, and on a GPU that has them 8-bit products."""
         return kernel_pairs(self.device)
 
-    def forms(self) -> dict[str, str]:
+    def forms(self) -> dict[str, benchmark.Form]:
         """Return the kernel of attention on packed tokens."""
-        return {"attention": kernel_name(self.device)} if "unpad" in self.config.methods else {}
+        return {"attention": kernel_form(self.device)} if "unpad" in self.config.methods else {}
 
     def work(self, shape: str) -> benchmark.Work:
         """Return the matrix products on real tokens of such a sample, forward and twice backward."""

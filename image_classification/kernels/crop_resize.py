@@ -32,7 +32,7 @@ def crop_resize(
     with TRITON_INTERPRET=1, it is one Triton kernel that the host does not wait for and a graph can capture;
     elsewhere it is the reference.
     """
-    if not (pixels.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+    if not uses_triton(pixels.is_cuda):
         return crop_resize_reference(
             pixels, samples, boxes, flips, size_px=size_px, mean=mean, std=std, dtype=dtype
         )
@@ -42,6 +42,11 @@ def crop_resize(
     return crop_resize_triton(
         pixels, samples, boxes, flips, size_px=size_px, scale=scale, shift=shift, dtype=dtype
     )
+
+
+def uses_triton(on_gpu: bool) -> bool:
+    """Return whether crops are the Triton kernel's."""
+    return on_gpu or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def crop_resize_reference(
