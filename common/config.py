@@ -208,12 +208,6 @@ class Loaded:
     source: str
 
 
-def shown(path: Path) -> str:
-    """Return a path relative to the repository where it lies inside it."""
-    path = path.resolve()
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-
-
 def benchmarks() -> list[str]:
     """Return the benchmarks: the folders that hold a benchmark.py and a baseline.yaml."""
     return sorted(

@@ -1,6 +1,10 @@
-"""The state of the code: its commit, what no commit holds, and a digest of all that a run can load."""
+"""The state of the code: its commit, what no commit holds, and a digest of all that a run can load.
+
+And paths in it, as they are reached from the working folder.
+"""
 
 import hashlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,3 +83,13 @@ def head_lines() -> list[str]:
     more = f" and {len(state.untracked) - NAMED} more" if len(state.untracked) > NAMED else ""
     named = [f"untracked: {', '.join(state.untracked[:NAMED])}{more}"] if state.untracked else []
     return [f"commit: {state.commit}", *named, f"code: {state.digest}"]
+
+
+def shown(path: Path) -> str:
+    """Return a path as it is reached from the working folder; one outside the repository as it is."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(ROOT) else str(path)
+
+
+def shown_in(text: str) -> str:
+    """Return a message whose paths in the repository are as they are reached from the working folder."""
+    return text.replace(f"{ROOT}/", "" if Path.cwd() == ROOT else f"{shown(ROOT)}/")

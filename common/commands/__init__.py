@@ -1,6 +1,7 @@
 """The verbs of `ttt`: a module each, with `add_arguments` and `main`. Here is what several take."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -58,7 +59,28 @@ def benchmark_names() -> dict[str, str]:
 
 def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:
     """Add the argument of the verbs that read results."""
-    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, default=[Path("results")], help=help)
+    default = [repository_path("results")]
+    told = f"{help}; default: results/ of the repository"
+    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, default=default, help=told)
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the verbs that write results, or read what others wrote."""
+    told = "the folder of results; default: results/ of the repository"
+    parser.add_argument("--results", type=Path, default=repository_path("results"), metavar="DIR", help=told)
+
+
+def add_systems(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the verbs that describe the machine of their results."""
+    told = "the folder of system descriptions; default: systems/ of the repository"
+    parser.add_argument("--systems", type=Path, default=repository_path("systems"), metavar="DIR", help=told)
+
+
+def repository_path(name: str) -> Path:
+    """Return a path in the repository, as it is reached from the working folder."""
+    from common.config import ROOT
+
+    return Path(os.path.relpath(ROOT / name))
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:

@@ -27,8 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common import config as configs
-from common import launch
+from common import launch, repository
 from common.commands import add_benchmark, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import Ledger
@@ -112,7 +111,7 @@ def main(args: argparse.Namespace) -> int:
     path = ablate.ledger_path(study)
     ablate.save(path, ledger.model_dump_json(indent=1))
     show(ledger)
-    console.print(f"-> {configs.shown(path)}")
+    console.print(f"-> {repository.shown(path)}")
     return code
 
 

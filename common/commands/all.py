@@ -19,9 +19,17 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, recipe, run_sets, system
-from common.commands import add_benchmarks, check, data, report, score
+from common.commands import (
+    add_benchmarks,
+    add_results,
+    add_systems,
+    check,
+    data,
+    report,
+    repository_path,
+    score,
+)
 from common.commands.run import add_nproc
-from common.config import ROOT
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.audit import audit_paths
 
@@ -41,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_nproc(parser)
     run_sets.add_options(parser)
+    add_results(parser)
+    add_systems(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -57,13 +67,13 @@ def main(args: argparse.Namespace) -> int:
             recipe.check_decided(loaded, num_ranks)
             planned = launch.plan_run_set(
                 loaded,
-                results=ROOT / "results",
+                results=args.results.resolve(),
                 runs=args.runs,
                 seed=None,
                 num_ranks=num_ranks,
             )
             sets[benchmark, name] = run_sets.with_options(planned, args)
-            system.write_description(loaded.config, ROOT / "systems", planned.system)
+            system.write_description(loaded.config, args.systems, planned.system)
         data.prepare(loaded.config)
         launch.check_data(loaded)
     codes = [run_sets.run_all(list(sets.values()), sys.argv[1:], fail_fast=args.fail_fast)]
@@ -75,6 +85,6 @@ def main(args: argparse.Namespace) -> int:
     print(*check.lines([], [], audited, verdicts), sep="\n")
     codes.append(check.exit_code([], audited, verdicts))
     codes.append(score.show(folders))
-    report.write(ROOT / "report", audited, verdicts)
+    report.write(repository_path("report"), audited, verdicts)
     print(f"all done in {(time.monotonic() - started) / 60:.1f} minutes")
     return next((code for code in codes if code), EXIT_OK)

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from common import config as configs
-from common.commands import add_benchmark
-from common.config import ROOT
+from common.commands import add_benchmark, add_results
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.measure import figures as files
 from common.measure.device_run import NUM_DEVICES, build, load
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each configuration and shape")
     parser.add_argument("--logging", action="store_true", help="measure the cost of logging and timing")
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -156,7 +155,7 @@ def compare(
                 f"{name}: {projection.minutes:.1f} min on {NUM_DEVICES} of it, {projection.assuming}"
             )
     files.write(path(), figures)
-    console.print(f"-> {files.relative_path(path())}")
+    console.print(f"-> {path()}")
     if args.json:
         print(json.dumps(figures))
     return EXIT_FINDINGS if figures["failed"] else EXIT_OK

@@ -15,14 +15,11 @@ examples:
 import argparse
 import importlib.util
 import json
-from pathlib import Path
 
 from common import config as configs
-from common.commands import add_benchmark, listed_benchmarks
-from common.config import ROOT
+from common.commands import add_benchmark, add_results, listed_benchmarks
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
-from common.measure.figures import relative_path
 
 ARCHITECTURES = ("sm_80", "sm_90")
 
@@ -45,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--check-published", action="store_true", help="predicted against published")
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -81,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
         path = report.keep(figures, args.results)
         results.append(figures)
         if not args.json:
-            print(*report.format_figures(figures), f"-> {relative_path(path)}", sep="\n")
+            print(*report.format_figures(figures), f"-> {path}", sep="\n")
             print(*report.format_predictions(figures), sep="\n")
     if args.json:
         print(json.dumps(results))

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from common import config as configs
-from common import fingerprint, preparation, shards
+from common import fingerprint, preparation, repository, shards
 from common.commands import add_benchmark
 from common.config import ROOT, SIZES
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         explain=partial(changed_records, args.benchmark),
     )
     for problem in problems:
-        print(problem.replace(f"{ROOT}/", ""))
+        print(repository.shown_in(problem))
     manifest = fingerprint.read_manifest(directory, hint="")
     state = "damaged" if problems else "intact"
     print(f"{args.benchmark} {args.size}: {state}, fingerprint {manifest['fingerprint']}")
@@ -83,9 +83,9 @@ def prepare(config: configs.RunConfig, source: str | None = None) -> int:
     name: str = config.data.directory  # type: ignore[attr-defined]
     directory = ROOT / name
     if preparation.is_intact(directory, config):
-        print(f"{config.benchmark}: {name} is prepared and intact")
+        print(f"{config.benchmark}: {repository.shown(directory)} is prepared and intact")
         return EXIT_OK
     module = importlib.import_module(f"{config.benchmark}.data.prepare")
     digest = module.prepare(directory, config, None if source is None else Path(source))
-    print(f"{config.benchmark}: {name} prepared, fingerprint {digest}")
+    print(f"{config.benchmark}: {repository.shown(directory)} prepared, fingerprint {digest}")
     return EXIT_OK

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from common import config as configs
-from common.commands import add_benchmarks
+from common.commands import add_benchmarks, add_results
 from common.commands.run import add_nproc
 from common.config import ROOT, RunConfig
 from common.doctor.line import FAULT, WARNING, Line, fault, warning
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only measure the first steps with so many seeds, and keep the bands in first_steps.yaml",
     )
     add_nproc(parser)
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:

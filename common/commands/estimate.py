@@ -27,9 +27,9 @@ from rich.console import Console
 
 from common import config as configs
 from common import plan, system
-from common.commands import add_benchmark, listed_benchmarks
+from common.commands import add_benchmark, add_results, listed_benchmarks
 from common.commands import plan as planning
-from common.config import NAME, ROOT, RunConfig
+from common.config import NAME, RunConfig
 from common.errors import EXIT_OK, UserError
 from common.evidence.log import STUDY, find_logs, read_log
 from common.measure import figures
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--score", action="store_true", help="earlier estimates against later runs")
     parser.add_argument("--reprice", action="store_true", help="earlier estimates at these prices")
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -214,7 +214,8 @@ def choose_rates(
             return found
     if args.hardware:
         hint = "run `ttt profile` or `ttt bench` there, or --bench FILE, or --measured"
-        raise UserError(f"no figures of {name} {config.size}", where=f"results/*/{args.hardware}", hint=hint)
+        where = f"{args.results}/*/{args.hardware}"
+        raise UserError(f"no figures of {name} {config.size}", where=where, hint=hint)
     return measure(args, values)
 
 

@@ -12,13 +12,12 @@ examples:
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from common.commands import add_paths
+from common.commands import add_paths, repository_path
 from common.errors import EXIT_OK, UserError
 from common.evidence.audit import Audited, audit_paths
 from common.evidence.log import STUDY, find_logs
@@ -28,9 +27,9 @@ from common.evidence.records import printable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_paths(parser)
-    parser.add_argument(
-        "-o", "--out", default=Path("explore.html"), type=Path, metavar="FILE", help="the page"
-    )
+    page, told = repository_path("report/explore.html"), "the page; default: report/explore.html"
+    told += " of the repository"
+    parser.add_argument("-o", "--out", default=page, type=Path, metavar="FILE", help=told)
     parser.add_argument("--prices", type=Path, metavar="FILE", help="a price table of your own")
 
 
@@ -53,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     num_runs = sum(len(entry.run_set.logs) for entry in audited)
     size = args.out.stat().st_size / 1e6
     told = f"{num_runs:,} runs, {len(benches)} bench results, {size:.1f} MB"
-    print(f"wrote {printable(os.path.relpath(args.out))}: {told}")
+    print(f"wrote {printable(str(args.out))}: {told}")
     return EXIT_OK
 
 

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common.commands import add_benchmark, whole_number
-from common.config import ROOT
+from common.commands import add_benchmark, add_results, whole_number
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
 
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=whole_number(2, 10**6), default=900, help="neighbour: of each run")
     parser.add_argument("--rounds", type=whole_number(1, 100), default=3, help="neighbour: runs of each kind")
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:

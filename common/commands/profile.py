@@ -30,9 +30,9 @@ from rich.console import Console
 
 from common import config as configs
 from common import launch, ranks, repository, system
-from common.commands import add_benchmark
+from common.commands import add_benchmark, add_results
 from common.commands.run import add_nproc
-from common.config import ROOT, Loaded
+from common.config import Loaded
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import NUM_DEVICES, build
 from common.measure.figures import keep
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace of some steps")
     add_nproc(parser)
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -9,11 +9,10 @@ examples:
 """
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.commands import add_paths
+from common.commands import add_paths, repository_path
 from common.commands.check import judged
 from common.errors import EXIT_OK
 from common.evidence import official
@@ -27,9 +26,8 @@ from common.evidence.reported import load_reported
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument(
-        "--out", default=Path("report"), type=Path, metavar="FOLDER", help="where index.html is written"
-    )
+    told = "where index.html is written; default: report/ of the repository"
+    parser.add_argument("--out", default=repository_path("report"), type=Path, metavar="FOLDER", help=told)
     parser.add_argument(
         "--no-official", action="store_true", help="skip the official checkers (up to 1 s a log)"
     )
@@ -55,4 +53,4 @@ def write(
         for entry, said in zip(audited, verdicts, strict=True)
     ]
     write_report(folder / "index.html", checked, load_reported(), ledgers)
-    print(f"wrote {printable(os.path.relpath(folder / 'index.html'))}")
+    print(f"wrote {printable(str(folder / 'index.html'))}")

@@ -29,8 +29,8 @@ from pathlib import Path
 
 from common import config as configs
 from common import launch, ranks, recipe, resume, run_sets, system
-from common.commands import add_benchmark, whole_number
-from common.config import ROOT, SIZES
+from common.commands import add_benchmark, add_results, add_systems, whole_number
+from common.config import SIZES
 from common.errors import EXIT_OK, UserError
 from common.study import tune_command
 
@@ -69,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RESULT",
         help="go on from the last checkpoint of an interrupted run, whose settings and seed are kept",
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
-    parser.add_argument("--systems", type=Path, default=ROOT / "systems", help=argparse.SUPPRESS)
+    add_results(parser)
+    add_systems(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the merged configuration and the plan, then stop"
     )

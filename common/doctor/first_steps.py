@@ -9,12 +9,11 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from scipy import stats
 
 from common import config as configs
-from common import system, yaml_file
+from common import repository, system, yaml_file
 from common.atomic import write_text
 from common.config import ROOT, RunConfig, Strict
 from common.doctor.line import Line, fault, ok
@@ -107,7 +106,7 @@ def compared(check: str, taken: Taken, band: Band) -> Line:
     return fault(check, f"{text}: outside the band", advice, **measured)
 
 
-def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> Path:
+def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> str:
     """Measure the bands of a benchmark anew, each as long as its file says, and write them there."""
     lines = [
         "# Loss of the first steps at size mini, by seed: `first` of step 1, `last` the mean of the last",
@@ -126,4 +125,4 @@ def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> Path:
         lines += [f"  last: [{', '.join(f'{taken.last:.4f}' for taken in losses)}]"]
     path = ROOT / benchmark / f"{FILE}.yaml"
     write_text(path, "\n".join(lines) + "\n")
-    return path.relative_to(ROOT)
+    return repository.shown(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common import config as configs
-from common import fingerprint, launch, preparation, system
+from common import fingerprint, launch, preparation, repository, system
 from common.config import ROOT, RunConfig
 from common.doctor.line import OK, Line, fault, ok, warning
 from common.doctor.record import judged
@@ -30,9 +30,9 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
         problems = preparation.verify(directory, config, hint="", has_content=has_content)
         manifest = fingerprint.read_manifest(directory, hint="")
     except UserError as error:
-        return fault(check, str(error).replace(f"{ROOT}/", ""), config.prepared_hint), None
+        return fault(check, repository.shown_in(str(error)), config.prepared_hint), None
     if problems:
-        first = problems[0].replace(f"{ROOT}/", "") + (f" and {len(problems) - 1} more" * (len(problems) > 1))
+        first = repository.shown_in(problems[0]) + (f" and {len(problems) - 1} more" * (len(problems) > 1))
         return fault(check, first, config.prepared_hint, problems=len(problems)), None
     found = manifest["fingerprint"]
     earlier = {log.value("dataset_fingerprint") for log in logs(config, results, "*")} - {None}

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from common import atomic
-from common.config import ROOT
 from common.errors import UserError
 from common.launch import create_next
 
@@ -15,7 +14,7 @@ def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:
     """Write a new file NAME_N.json; an existing one is never overwritten."""
     path = new_file(directory, name)
     write(path, figures)
-    return relative_path(path)
+    return path
 
 
 def new_file(directory: Path, name: str) -> Path:
@@ -33,8 +32,3 @@ def write(path: Path, figures: Mapping[str, Any]) -> None:
         atomic.write_text(path, json.dumps(figures, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"cannot write figures here ({error.strerror})", where=str(path)) from error
-
-
-def relative_path(path: Path) -> Path:
-    """Return a path as people read it, relative to the repository where it lies inside."""
-    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path

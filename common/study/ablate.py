@@ -24,13 +24,14 @@ from common import config as configs
 from common import launch, repository, system
 from common.atomic import write_text
 from common.card import find_card
-from common.config import ROOT, RunConfig, shown
+from common.config import ROOT, RunConfig
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.factors import crossing
 from common.evidence.ledger import PATTERN, Ledger, Trained
 from common.evidence.ledger import State as Told
 from common.evidence.log import Log
 from common.measure.device_run import NUM_DEVICES, build
+from common.repository import shown
 from common.study import amdahl, cells
 from common.study import ledger as ledgers
 from common.study.ablation import Ablation

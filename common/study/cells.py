@@ -23,7 +23,7 @@ from rich.table import Table
 
 from common import config as configs
 from common import launch, ranks, recipe, run_sets, system
-from common.commands import whole_number
+from common.commands import add_results, whole_number
 from common.commands.run import add_nproc, seed
 from common.config import NAME, ROOT, SIZES, RunConfig
 from common.doctor.preflight import preflight
@@ -106,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
     add_nproc(parser)
     run_sets.add_options(parser)
     parser.set_defaults(continues=True)
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=argparse.SUPPRESS)
+    add_results(parser)
 
 
 def from_arguments(

@@ -10,8 +10,9 @@ from common import config as configs
 from common import launch, ranks, system
 from common.atomic import write_text
 from common.commands import whole_number
-from common.config import ROOT, Loaded, shown
+from common.config import ROOT, Loaded
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.repository import shown
 
 LEVELS = (0, 1, 2)
 MAX_SECONDS = 86400
@@ -128,7 +129,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     print(text, flush=True)
     if args.write_config is not None:
         write(args.write_config, text)
-        print(f"-> {shown(args.write_config)}")
+        print(f"-> {args.write_config}")
     return EXIT_OK
 
 
