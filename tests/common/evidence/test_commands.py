@@ -29,7 +29,7 @@ def broken(golden, tmp_path):
 
 
 def test_check_passes_good_logs_found_in_the_working_folder(results):
-    done = ttt("check", "--no-official", cwd=results)
+    done = ttt("check", "results", "--no-official", cwd=results)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].startswith("results/8xA100-optimized/resnet: 5 logs; rules: 0 errors")
 
@@ -43,7 +43,7 @@ def test_check_names_file_line_rule_and_section_and_exits_1(broken):
 
 
 def test_check_prints_json(broken):
-    found = json.loads(ttt("check", "--no-official", "--json", cwd=broken).stdout)
+    found = json.loads(ttt("check", "results", "--no-official", "--json", cwd=broken).stdout)
     assert found["ok"] is False
     assert {finding["rule"] for finding in found["sets"][0]["findings"]} == {"K108", "S405"}
 
@@ -63,7 +63,7 @@ def test_a_missing_path_is_one_line_and_exit_2(verb, tmp_path):
 
 
 def test_score_shows_speed_up_label_and_reported_rows(results):
-    done = ttt("score", cwd=results)
+    done = ttt("score", "results", cwd=results)
     assert (done.returncode, done.stderr) == (0, "")
     for part in (
         "8xA100-optimized",
@@ -75,7 +75,7 @@ def test_score_shows_speed_up_label_and_reported_rows(results):
 
 
 def test_score_prints_json_with_both_factors(results):
-    entries = json.loads(ttt("score", "--json", cwd=results).stdout)["scores"]
+    entries = json.loads(ttt("score", "results", "--json", cwd=results).stdout)["scores"]
     optimized = next(entry for entry in entries if entry["system"] == "8xA100-optimized")
     assert optimized["speedup"]["ratio"] == pytest.approx(1.91, abs=0.01)
     assert optimized["samples_to_target"] == 20 * 1281167
@@ -91,14 +91,14 @@ def test_score_without_a_score_exits_1(golden, tmp_path):
 
 
 def test_report_writes_one_file_and_nothing_else(results, tmp_path):
-    done = ttt("report", "--no-official", "--out", tmp_path / "page", cwd=results)
+    done = ttt("report", "results", "--no-official", "--out", tmp_path / "page", cwd=results)
     assert (done.returncode, done.stderr) == (0, "")
     assert [path.name for path in (tmp_path / "page").iterdir()] == ["index.html"]
 
 
 def test_report_into_a_file_is_one_line_and_exit_2(results, tmp_path):
     (tmp_path / "file").write_text("")
-    done = ttt("report", "--no-official", "--out", tmp_path / "file" / "page", cwd=results)
+    done = ttt("report", "results", "--no-official", "--out", tmp_path / "file" / "page", cwd=results)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
