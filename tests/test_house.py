@@ -13,6 +13,7 @@ from common import yaml_file
 from common.card import PLACES, RELIEVES, SECTIONS, cards, names_in
 from common.commands import methods
 from common.config import ROOT, benchmarks, configurations, load
+from tests.committed import tracked
 
 PACKAGES = ("common", *benchmarks())
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -21,13 +22,6 @@ NAMES_ALLOWED_IN = {"common/commands/all.py", "common/commands/data.py", "common
 
 def name(path):
     return path.relative_to(ROOT).as_posix()
-
-
-def tracked():
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True
-    ).stdout
-    return [ROOT / line for line in listed.splitlines() if (ROOT / line).is_file()]
 
 
 def imports(path):

@@ -18,6 +18,7 @@ from common.config import ROOT, benchmarks, configurations, load
 from common.doctor import devices, first_steps, gpus, host, recipe
 from common.doctor.line import FAULT, OK, WARNING
 from common.errors import UserError
+from tests.committed import committed_results
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 TTT = [sys.executable, "-m", "common.cli"]
@@ -138,16 +139,16 @@ def config(tmp_path):
 
 
 def test_a_corrupted_byte_of_the_data_is_a_fault_and_none_a_warning_with_the_command(config, tmp_path):
-    line, manifest = recipe.check_data(config, ROOT / "results")
+    line, manifest = recipe.check_data(config, committed_results())
     assert line.state in (OK, WARNING) and host.read_rate("bert", tmp_path / "data", manifest).state == OK
     shard = tmp_path / "data/train-00000.shard"
     content = bytearray(shard.read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
-    line, manifest = recipe.check_data(config, ROOT / "results")
+    line, manifest = recipe.check_data(config, committed_results())
     assert (line.state, manifest) == (FAULT, None) and "train-00000.shard: content changed" in line.found
     shutil.rmtree(tmp_path / "data")
-    line, _ = recipe.check_data(config, ROOT / "results")
+    line, _ = recipe.check_data(config, committed_results())
     command = "run: ttt data prepare language_bert --size mini --configuration optimized"
     assert line.state == WARNING and line.advice.startswith(f"{command} --set data.directory=")
 
@@ -205,14 +206,14 @@ def test_a_loss_that_is_no_number_lies_in_no_band():
 def test_the_time_is_that_of_earlier_runs_else_predicted_from_speed_and_samples():
     settings = ["submission.hardware=reference-2cpu"]
     config = load("language_bert", "optimized", size="mini", settings=settings).config
-    line = recipe.check_minutes(config, ROOT / "results", None, 1)
+    line = recipe.check_minutes(config, committed_results(), None, 1)
     assert line.state == OK and "the median of this system's runs" in line.found
     elsewhere = load("language_bert", "optimized", size="mini", settings=["submission.hardware=x"]).config
-    predicted = recipe.check_minutes(elsewhere, ROOT / "results", 1300.0, 1)
+    predicted = recipe.check_minutes(elsewhere, committed_results(), 1300.0, 1)
     assert predicted.values["minutes"] == pytest.approx(line.values["minutes"], rel=0.3)
-    assert recipe.check_minutes(elsewhere, ROOT / "results", None, 1).state == WARNING
+    assert recipe.check_minutes(elsewhere, committed_results(), None, 1).state == WARNING
     full = load("image_classification", "optimized", size="full", settings=["submission.hardware=x"]).config
-    line = recipe.check_minutes(full, ROOT / "results", None, 8)
+    line = recipe.check_minutes(full, committed_results(), None, 8)
     assert line.state == WARNING and "published: 23.8 min on 8x A100 80 GB" in line.found
 
 

@@ -20,6 +20,7 @@ from common.doctor.line import OK, WARNING, ok
 from common.machine_load import Load, Meter, busy_programs, gpu_state, look, most_threads, read_alone
 from common.machine_watch import MachineWatch
 from common.ranks import ALONE
+from tests.committed import committed_results
 
 NUM_CORES = len(machine_load.affinity())
 
@@ -259,7 +260,7 @@ def test_a_core_is_compared_with_its_best(folder):
 
 def test_minutes_measured_beside_other_programs_are_a_warning(folder, tmp_path):
     config = load("language_bert", "baseline", size="mini", settings=[]).config
-    results = ROOT / "results"
+    results = committed_results()
 
     def line(rate, others=0.0):
         return recipe.check_minutes(config, results, rate, 1, Load(2, others, 0.0))

@@ -11,6 +11,7 @@ from common import plan
 from common.cli import main
 from common.config import ROOT
 from common.errors import UserError
+from tests.committed import committed_results
 
 LINKS = plan.Links(inside=100.0, network=10.0, latency_us=0.0, share=0.5, overlap=0.9)
 WORK = plan.Work(gradient_bytes=1e9, sample_s=0.01, fixed_s=0.1)
@@ -97,7 +98,7 @@ def ttt_plan(monkeypatch, capsys):
 
 
 def test_the_command_predicts_from_what_bench_measured(ttt_plan):
-    figures = next((ROOT / "results/throughput").rglob("language_bert_0.json"))
+    figures = next((committed_results() / "throughput").rglob("language_bert_0.json"))
     (rate,) = [
         each["samples_per_s"]
         for each in json.loads(figures.read_text())["rates"]

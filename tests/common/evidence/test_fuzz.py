@@ -13,6 +13,7 @@ from common.evidence.log import RunSet, parse_log
 from common.evidence.records import TOKEN
 from common.evidence.rules.systems import Described
 from common.evidence.score import score
+from tests.committed import committed_results
 
 ROOT = Path(__file__).parents[3]
 NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
@@ -89,7 +90,7 @@ def judged(logs, description):
 
 def real_logs():
     """Return the lines of a log of each configuration that this repository holds, shortened."""
-    folders = sorted((ROOT / "results").glob("*/*/result_0.txt"))
+    folders = sorted(committed_results().glob("*/*/result_0.txt"))
     return [path.read_text().splitlines()[-60:] for path in folders]
 
 

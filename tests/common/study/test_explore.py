@@ -20,9 +20,11 @@ from common.study.explore import COLUMNS, page_data, read_benches, render, write
 from common.study.prices import load_prices
 from tests.browser import Browser
 from tests.command import ttt_here as ttt
+from tests.committed import committed_results
 from tests.common.evidence.test_fuzz import mutated
 
-RESULTS = ROOT / "results"
+RESULTS = committed_results()
+PLACE = RESULTS.parent
 HOSTILE = "</script><script>document.title='run'</script><img src=x onerror=\"document.title='run'\"><!--"
 NUM_RUNS = 5000
 LIMIT_MS = 600  # from a change of a filter to the picture, median, all 5,000 runs drawn, on a busy machine
@@ -32,7 +34,7 @@ BROWSER = [
 ]
 
 
-def data_of(*paths, folder=ROOT):
+def data_of(*paths, folder=PLACE):
     prices, complaints = load_prices(), []
     data = page_data(audit_paths(paths), read_benches(paths, complaints.append), prices, folder)
     assert complaints == []
@@ -77,7 +79,7 @@ def test_the_page_embeds_the_figures_of_the_committed_results(committed):
     for run_set in load([RESULTS]):
         scored = {run.name: run for run in score(run_set).runs}
         for log in run_set.logs:
-            row, run = found[str(log.file.relative_to(ROOT))], scored[printable(log.path)]
+            row, run = found[str(log.file.relative_to(PLACE))], scored[printable(log.path)]
             assert row["minutes"] == pytest.approx(run.minutes, abs=1e-5)
             assert row["quality"] == pytest.approx(run.quality, abs=1e-6)
             assert row["samples_per_s"] == pytest.approx(run.samples_per_s, rel=1e-4)
@@ -314,7 +316,7 @@ class TestInABrowser:
         assert browser.requests and all(url.startswith(("file://", "about:")) for url in browser.requests)
 
     def test_bench_results_alone_make_a_page(self, browser, tmp_path):
-        (tmp_path / "page.html").write_text(render(page_data([], read_benches([RESULTS], print), [], ROOT)))
+        (tmp_path / "page.html").write_text(render(page_data([], read_benches([RESULTS], print), [], PLACE)))
         browser.open(tmp_path / "page.html")
         assert browser.evaluate("document.querySelectorAll('#benches tbody tr').length") > 10
         assert browser.complaints == []
@@ -357,7 +359,7 @@ class TestInABrowser:
         assert f"after {fastest * 60:.1f} s" in tip
         browser.key("Enter")
         link = browser.evaluate("document.querySelector('#details[open] a').getAttribute('href')")
-        assert (ROOT / unquote(link)).is_file() and Path(link).name in tip
+        assert (PLACE / unquote(link)).is_file() and Path(link).name in tip
         label = browser.evaluate(
             "document.querySelector('#scatter canvas[tabindex]').getAttribute('aria-label')"
         )
