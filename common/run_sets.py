@@ -4,7 +4,8 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
 from common.evidence.recipes import first_difference, of_configuration
 from common.launch import RunSet
+from common.lock import locked
 from common.set_folder import recipe_there, values_of
 
 MAX_HUNG_AFTER_S = 86400
@@ -37,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1, MAX_HUNG_AFTER_S),
         default=launch.HUNG_AFTER_S,
         metavar="S",
-        help="end a run when none of its ranks has got on for so many seconds",
+        help="end a run when no rank has got on for so many seconds; before the first step, for half an hour",
     )
     parser.add_argument(
         "--drop-caches",
@@ -49,8 +51,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Make the missing runs of a folder while no other process does: it waits for that one, then looks."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / ".continued", "makes the missing runs of this folder"):
+        yield
+
+
+def with_options(
+    run_set: RunSet, args: argparse.Namespace, held: ExitStack, seed: int | None = None
+) -> RunSet:
     """Return the set as the options want it; `seed` is the first, if a person chose one.
+
+    A set that is continued is kept from others until `held` ends.
 
     Raises UserError for a fault of this machine, unless it is to be run in spite of it.
     """
@@ -63,6 +77,7 @@ def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = N
     if run_set.why_apart:
         print(f"{run_set.why_apart}; these runs go to {os.path.relpath(run_set.directory)}")
     if args.continues:
+        held.enter_context(alone(run_set.directory))
         run_set = continued(run_set, seed)
         print(f"{run_set.title}: {there(run_set)}")
     return run_set

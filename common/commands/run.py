@@ -25,6 +25,7 @@ examples:
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from common import config as configs
@@ -116,8 +117,9 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--index names one result; use it with --runs 1, without --continue")
     if args.resume is not None and args.continues:
         raise UserError("--resume goes on with one run, --continue with a set; choose one")
-    run_set = run_sets.with_options(run_set, args, args.seed)
-    if args.resume is not None:
-        run_set = resume.resumed(run_set, args.resume, seed=args.seed)
-    system.write_description(loaded.config, args.systems.resolve(), run_set.system)
-    return run_sets.run_all([run_set], sys.argv[1:], fail_fast=args.fail_fast, index=args.index)
+    with ExitStack() as held:
+        run_set = run_sets.with_options(run_set, args, held, args.seed)
+        if args.resume is not None:
+            run_set = resume.resumed(run_set, args.resume, seed=args.seed)
+        system.write_description(loaded.config, args.systems.resolve(), run_set.system)
+        return run_sets.run_all([run_set], sys.argv[1:], fail_fast=args.fail_fast, index=args.index)

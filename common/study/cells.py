@@ -126,14 +126,21 @@ def from_arguments(
 
 
 def run(study: Study, args: argparse.Namespace) -> int:
+    """Show what is there and what it will take, then make what is missing; returns the exit code."""
+    if args.dry_run:
+        show(study, prepared(study, args))
+        return EXIT_OK
+    with run_sets.alone(study.folder):
+        return make_missing(study, args)
+
+
+def make_missing(study: Study, args: argparse.Namespace) -> int:
     """Show what is there and what it will take, then make what is missing; returns the exit code.
 
     Where nothing tells how long a run takes, the first one is made before the table is shown again.
     """
     planned = prepared(study, args)
     expected = show(study, planned)
-    if args.dry_run:
-        return EXIT_OK
     config = planned[0].loaded.config
     system.write_description(config, study.folder, system.machine_id(config))
     code = EXIT_OK
