@@ -34,6 +34,7 @@ RECORDS = {  # key -> (states it may be written in, state afterwards); None: the
     "checkpoint": (("block", "epoch"), None),
     "checkpoint_failed": (("block", "epoch"), None),
     "resumed": (("block", "epoch"), None),
+    "threads_lowered": (("block", "epoch"), None),
     "run_stop": (("run", "block", "epoch", "eval", "evaluated"), "stopped"),
 }
 FACT_STATES = ("init", "run", "block")  # any other key is a fact, allowed while these last

@@ -17,8 +17,10 @@ from common.commands.data import prepare
 from common.config import ROOT, load
 from common.doctor import devices, host, recipe, record
 from common.doctor.line import OK, WARNING, ok
+from common.evidence.log import read_log
 from common.machine_load import Load, Meter, busy_programs, gpu_state, look, most_threads, read_alone
 from common.machine_watch import MachineWatch
+from common.mllog import RunLog
 from common.ranks import ALONE
 from tests.committed import committed_results
 
@@ -130,23 +132,18 @@ def two_threads(free_choice):
     torch.set_num_threads(before)
 
 
-class Events(list):
-    """A log that keeps what it is told."""
-
-    def event(self, key, value, **metadata):
-        self.append((key, value, metadata))
-
-
-def test_threads_give_way_to_programs_that_stay(two_threads, monkeypatch):
+def test_threads_give_way_to_programs_that_stay(two_threads, monkeypatch, tmp_path):
     monkeypatch.setattr("common.machine_watch.BETWEEN_LOOKS_S", 0.2)
-    watch, log = MachineWatch(None, ALONE, torch.device("cpu")), Events()
+    path = tmp_path / "result_0.txt"
+    watch, log = MachineWatch(None, ALONE, torch.device("cpu")), RunLog(path, state="epoch")
     with neighbours():
         deadline = time.monotonic() + 10
-        while not log and time.monotonic() < deadline:
+        while "threads_lowered" not in path.read_text() and time.monotonic() < deadline:
             watch.step(log, 7)
             time.sleep(0.01)
-    ((key, value, facts),) = log
-    assert (key, value, facts["before"], facts["step"]) == ("threads_lowered", 1, 2, 7)
+    log.close()
+    event = read_log(path).last("threads_lowered")
+    assert (event.value, event.metadata["before"], event.metadata["step"]) == (1, 2, 7)
     assert torch.get_num_threads() == 1
 
 
