@@ -212,7 +212,8 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
     architecture = devices[device]["architecture"]
     for path in sorted((ROOT / "results/compiled" / architecture).glob(f"{benchmark}-*.json")):
         figures = load_counts(f"{architecture}/{path.name}")
-        if figures["configuration"] == configuration and shape in figures["training"]:
+        is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
+        if is_asked and shape in figures["training"]:
             counts, row = figures["training"][shape], {"batch": batch}
             return predict(counts, figures["batch_size"], device, fit_shares(architecture), row).samples_per_s
     return None

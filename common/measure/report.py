@@ -87,7 +87,8 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
 
     Raises UserError where nothing can be written.
     """
-    path = name_result(directory, figures["architecture"], figures["benchmark"], figures["configuration"])
+    name = figures["configuration"] + ("-mini" if figures["size"] == "mini" else "")
+    path = name_result(directory, figures["architecture"], figures["benchmark"], name)
     write(path, figures)
     return path
 

@@ -31,9 +31,10 @@ def ema_smoothing(half_life_steps: float, every_steps: int) -> float:
 
 def copy_model(model: nn.Module) -> nn.Module:
     """Return a copy without gradients, for evaluation."""
-    average = copy.deepcopy(model).requires_grad_(False)
-    average.zero_grad(set_to_none=True)
-    return average
+    copies: dict[int, Tensor] = {id(each): each.detach().clone() for each in model.buffers()}
+    for each in model.parameters():
+        copies[id(each)] = nn.Parameter(each.detach().clone(), requires_grad=False)
+    return copy.deepcopy(model, copies)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from common.errors import UserError
 from common.measure.compile_for import build_training, compile_training, count_graph_breaks, open_compiler
 from common.measure.kernels import ATTENTION, BOOKKEEPING, CONVOLUTION, LIBRARY, MATRIX, NAMES, OPTIMIZER
 from common.measure.pretend import GPUS, find_gpu
+from common.measure.report import keep
 from common.method import Batch
 from tests.command import ttt_here
 
@@ -158,3 +159,9 @@ def test_the_command_keeps_its_figures_with_the_commit(tmp_path):
 def test_a_gpu_that_is_not_known_is_named():
     with pytest.raises(UserError, match="sm_90"):
         find_gpu("sm_91")
+
+
+def test_figures_of_size_mini_do_not_replace_those_of_size_full(tmp_path):
+    figures = {"architecture": "sm_90", "benchmark": "language_bert", "configuration": "optimized"}
+    paths = {keep(figures | {"size": size}, tmp_path) for size in ("mini", "full")}
+    assert len(paths) == 2 and all(path.is_file() for path in paths)
