@@ -1,0 +1,108 @@
+"""The commands of every page, in order, in one clone, where training is made short; then a clean audit."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.config import ROOT, benchmarks
+from tests.command import TTT
+
+STEPS = ("max_duration=40ba", "evaluate_every=20ba", "schedule.warmup=5ba")
+SHORT = {
+    "language_bert": ["--set", "target=0.01", "evaluate_from=20ba", *STEPS],
+    "image_classification": ["--set", "target=0.05", "methods.progressive_crops=false", *STEPS],
+}
+MORE = {  # what makes a command short, for a verb or the beginning of a line
+    "ttt doctor": ["--quick"],
+    "ttt bench": ["--seconds", "0.2", "--no-parts"],
+    "ttt compile language_bert optimized": ["--size", "mini"],
+    "ttt compile image_classification optimized": ["--size", "mini"],
+    "ttt inspect": ["--size", "mini"],
+    "ttt sweep": ["--dry-run"],
+    "ttt ablate": ["--dry-run"],
+    "ttt profile": ["--turns", "2"],
+    "ttt run language_bert baseline --size mini -O1": ["--dry-run", "--tune-seconds", "5"],
+}
+ELSEWHERE = {  # commands that other tests, or a person, run
+    "./run_all.sh": "sets up an environment of its own",
+    "tests/run.sh": "sets up an environment of its own",
+    "systems/gpu_day.sh": "tests/common/measure/test_gpu_day.py",
+    "systems/wheels.sh": "fetches wheels from the network",
+}
+REFUSED = 2  # where the data of size full are not at hand
+PAGES = subprocess.run(
+    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split()
+
+
+def blocks(language):
+    """Return the code blocks of all pages in a language."""
+    texts = [(ROOT / page).read_text() for page in PAGES if page != "METHODS.md"]  # see test_plain_loop.py
+    return [block for text in texts for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+def shortened(line):
+    """Return the words of a command that is made short, and the exit code that it has."""
+    words, code = shlex.split(line), 0
+    for beginning, more in MORE.items():
+        if line.startswith(beginning):
+            words += more
+    is_full = "full" in words and "--dry-run" not in words
+    if words[1] == "run" and "--dry-run" not in words and not is_full:
+        words += SHORT[words[2]]
+    if is_full:
+        code = REFUSED
+    if line == "ttt reproduce results":
+        code = 1  # size mini reproduces nothing
+    return words, code
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages") / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+    for name in benchmarks():
+        shutil.copytree(ROOT / "data" / name / "mini", folder / "data" / name / "mini")
+    return folder
+
+
+@pytest.mark.slow
+def test_every_command_of_the_pages_does_what_they_say_and_the_audit_is_clean(clone):
+    path = os.pathsep.join([str(TTT.parent), os.environ["PATH"]])
+    environment = os.environ | {"PYTHONPATH": str(clone), "PATH": path, "OMP_NUM_THREADS": "1"}
+    lines = [line.split(" #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    wrong = []
+    for line in filter(None, [*lines, "ttt check"]):
+        if line.split()[0] in ELSEWHERE:
+            continue
+        words, code = shortened(line)
+        started = time.monotonic()
+        done = subprocess.run(
+            words, cwd=clone, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        print(f"{time.monotonic() - started:6.1f} s  {shlex.join(words)}")
+        if done.returncode != code or "Traceback" in done.stderr:
+            wrong.append(f"{shlex.join(words)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", blocks("python"))
+def test_every_python_block_of_the_pages_runs(clone, block):
+    short = re.sub(r"seconds=\d+", "seconds=5", block)
+    done = subprocess.run(
+        [sys.executable, "-c", short], cwd=clone, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_page_is_read():
+    assert {"README.md", "language_bert/README.md", "image_classification/README.md"} <= set(PAGES)
+    assert all(Path(ROOT, page).is_file() for page in PAGES)
