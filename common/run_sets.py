@@ -4,12 +4,13 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from common import launch, ranks
+from common.atomic import make_folder
 from common.commands import whole_number
 from common.doctor.preflight import preflight
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -52,19 +53,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
-    """Make the missing runs of a folder while no other process does: it waits for that one, then looks."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked(directory / ".continued", "makes the missing runs of this folder"):
+def alone(directories: Iterable[Path]) -> Iterator[None]:
+    """Make the missing runs of some folders while no other process does: it waits for that one, then looks.
+
+    Raises UserError where nothing can be written.
+    """
+    with ExitStack() as held:
+        for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
+            try:
+                make_folder(directory)
+                held.enter_context(locked(directory / ".continued", "makes the missing runs of this folder"))
+            except OSError as error:
+                what = f"cannot write results here ({error.strerror})"
+                raise UserError(what, where=str(directory)) from error
         yield
 
 
-def with_options(
-    run_set: RunSet, args: argparse.Namespace, held: ExitStack, seed: int | None = None
-) -> RunSet:
+def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
     """Return the set as the options want it; `seed` is the first, if a person chose one.
-
-    A set that is continued is kept from others until `held` ends.
 
     Raises UserError for a fault of this machine, unless it is to be run in spite of it.
     """
@@ -77,7 +83,6 @@ def with_options(
     if run_set.why_apart:
         print(f"{run_set.why_apart}; these runs go to {os.path.relpath(run_set.directory)}")
     if args.continues:
-        held.enter_context(alone(run_set.directory))
         run_set = continued(run_set, seed)
         print(f"{run_set.title}: {there(run_set)}")
     return run_set

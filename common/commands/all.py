@@ -15,7 +15,6 @@ import argparse
 import os
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 from common import config as configs
@@ -60,22 +59,25 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
     started = time.monotonic()
     sets = {}
-    with ExitStack() as held:
+    for benchmark in args.benchmarks:
+        for name in args.configurations:
+            loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
+            num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+            loaded = recipe.compared(loaded, num_ranks)
+            recipe.check_decided(loaded, num_ranks)
+            sets[benchmark, name] = launch.plan_run_set(
+                loaded,
+                results=args.results.resolve(),
+                runs=args.runs,
+                seed=None,
+                num_ranks=num_ranks,
+            )
+    with run_sets.alone([each.directory for each in sets.values()] if args.continues else []):
+        for key, planned in sets.items():
+            sets[key] = run_sets.with_options(planned, args)
+            system.write_description(planned.loaded.config, args.systems, planned.system)
         for benchmark in args.benchmarks:
-            for name in args.configurations:
-                loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
-                num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-                loaded = recipe.compared(loaded, num_ranks)
-                recipe.check_decided(loaded, num_ranks)
-                planned = launch.plan_run_set(
-                    loaded,
-                    results=args.results.resolve(),
-                    runs=args.runs,
-                    seed=None,
-                    num_ranks=num_ranks,
-                )
-                sets[benchmark, name] = run_sets.with_options(planned, args, held)
-                system.write_description(loaded.config, args.systems, planned.system)
+            loaded = sets[benchmark, args.configurations[-1]].loaded
             data.prepare(loaded.config)
             launch.check_data(loaded)
         codes = [run_sets.run_all(list(sets.values()), sys.argv[1:], fail_fast=args.fail_fast)]

@@ -25,7 +25,6 @@ examples:
 
 import argparse
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 from common import config as configs
@@ -117,8 +116,8 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--index names one result; use it with --runs 1, without --continue")
     if args.resume is not None and args.continues:
         raise UserError("--resume goes on with one run, --continue with a set; choose one")
-    with ExitStack() as held:
-        run_set = run_sets.with_options(run_set, args, held, args.seed)
+    with run_sets.alone([run_set.directory] if args.continues else []):
+        run_set = run_sets.with_options(run_set, args, args.seed)
         if args.resume is not None:
             run_set = resume.resumed(run_set, args.resume, seed=args.seed)
         system.write_description(loaded.config, args.systems.resolve(), run_set.system)

@@ -127,10 +127,11 @@ def from_arguments(
 
 def run(study: Study, args: argparse.Namespace) -> int:
     """Show what is there and what it will take, then make what is missing; returns the exit code."""
+    planned = prepared(study, args)
     if args.dry_run:
-        show(study, prepared(study, args))
+        show(study, planned)
         return EXIT_OK
-    with run_sets.alone(study.folder):
+    with run_sets.alone([study.folder]):
         return make_missing(study, args)
 
 
