@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the nearest option."""
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        unknown, *_ = [*message.removeprefix("unrecognized arguments: ").split(), ""]
         close = difflib.get_close_matches(unknown, self._option_string_actions, n=1)
         is_option = unknown.startswith("--") and bool(close)
         raise UserError(message, hint=f"did you mean {close[0]}?" if is_option else f"see {self.prog} --help")

@@ -23,7 +23,7 @@ from common.config import ROOT, Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
-from common.processes import TEMPORARY, rank_environments
+from common.processes import rank_environments, temporary_environment
 from common.set_folder import SetFolder, Way, num_threads
 from common.supervision import Watchdog, supervise, uninterrupted
 
@@ -84,7 +84,7 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
     check_share(config, max(chosen, num_started))
     if asks_for_gpu() and not hardware.gpu_names():
         hint = "leave the variable empty to run on the CPU"
-        raise UserError("a GPU is asked for, and none is here", where="CUDA_VISIBLE_DEVICES", hint=hint)
+        raise UserError("is set but no GPU was found", where="CUDA_VISIBLE_DEVICES", hint=hint)
     if 0 < num_gpus < chosen:
         raise UserError(f"--nproc {chosen}: {num_gpus} GPU(s) are visible, and each rank needs its own")
     return chosen
@@ -99,7 +99,7 @@ def ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
     way = Way(max(num_ranks, num_started), "GPU" if count_gpus() else "CPU", num_threads(num_ranks))
     if num_started > 1:
         return way, way
-    usual = choose_ranks(config, None)
+    usual = min(len(hardware.gpu_names()) or 1, config.global_batch_size)
     return way, Way(usual, "GPU" if has_gpu else "CPU", num_threads(usual, is_asked=False))
 
 
@@ -326,17 +326,6 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     if code < 0:
         board.killed(own[number], -code)
     return (EXIT_FINDINGS if code < 0 else code), board.failure()
-
-
-def temporary_environment(folder: str) -> dict[str, str]:
-    """Return what makes a rank and its workers keep their temporary files in `folder`.
-
-    A process that is killed leaves its own there. What torch has compiled is for the next run, too, and stays
-    where it would be.
-    """
-    kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    kernels = kernels or os.path.join(tempfile.gettempdir(), f"torchinductor_uid_{os.getuid()}")
-    return {"TMPDIR": folder, TEMPORARY: folder, "TORCHINDUCTOR_CACHE_DIR": kernels}
 
 
 def take_part(hung_after_s: float) -> int:

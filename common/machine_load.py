@@ -11,12 +11,13 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from common import hardware
+from common.evidence.disturbance import SPARE
 from common.hardware import asked
 
 STAT = Path("/proc/stat")
@@ -24,7 +25,6 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_S = 0.3  # in which a hundred ticks a second still tell a busy core from an idle one
 NAMES_S = 0.15  # to find the busiest program
 NUM_LOOKS = 3  # before other programs are believed to stay
-SPARE = 0.3  # cores that other programs may use beside one thread on every core
 BUSY_SHARE = 0.1  # of a core, which a program needs to be named
 NAMED = 3
 
@@ -69,6 +69,11 @@ def affinity() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
+def threads_of_rank(num_ranks: int) -> int:
+    """Return how many threads each rank of this machine has where nobody else computes."""
+    return max(1, int(usable_cores()) // num_ranks)
+
+
 def processor_seconds() -> tuple[float, float] | None:
     """Return how long our processors have computed, and how long they were stolen; None if nobody tells."""
     try:
@@ -107,7 +112,8 @@ class Reading(NamedTuple):
     stolen: float
     own: float
     switches: int
-    cores: float
+    cores: float  # that we may use, of
+    processors: int
 
 
 class Meter:
@@ -127,7 +133,7 @@ class Meter:
         if before is None or self.before is None:
             return None
         seconds, busy, stolen, own, switches = (b - a for a, b in zip(before, self.before, strict=True))
-        return Reading(max(seconds, 1e-3), busy, stolen, own, int(switches), usable_cores())
+        return Reading(max(seconds, 1e-3), busy, stolen, own, int(switches), usable_cores(), len(affinity()))
 
 
 def count_seconds() -> tuple[float, float, float, float, int] | None:
@@ -142,10 +148,11 @@ def count_seconds() -> tuple[float, float, float, float, int] | None:
 def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
     """Return the load of some machines from one reading on each, and one of each rank that computes there."""
     seconds = machines[0].seconds
-    others = sum(each.busy for each in machines) - sum(each.own for each in ranks)
+    others = (sum(each.busy for each in machines) - sum(each.own for each in ranks)) / seconds
+    beside = sum(each.processors - each.cores for each in machines)  # what a quota leaves to them
     return Load(
         cores=sum(each.cores for each in machines),
-        others=max(0.0, others) / seconds,
+        others=max(0.0, others - beside),
         steal=sum(each.stolen for each in machines) / seconds,
     )
 
@@ -197,14 +204,16 @@ def may_choose_threads() -> bool:
 
 
 def most_threads(num_ranks: int) -> tuple[int | None, str]:
-    """Return how many threads a rank may have so that each has a core for itself, and why not all.
+    """Return the most threads of a rank, so that each has a core for itself, and why not all.
 
-    None leaves it to torch: nobody else computes here, or a person has chosen.
+    None leaves it to torch: a person has chosen.
     """
-    load = look() if may_choose_threads() else None
-    if load is None or load.taken <= SPARE:
+    if not may_choose_threads():
         return None, ""
-    number = load.threads(num_ranks)
+    load = look()
+    if load is None or load.taken <= SPARE:
+        return threads_of_rank(num_ranks), ""
+    number = min(load.threads(num_ranks), threads_of_rank(num_ranks))
     return number, (
         f"other programs use {load.taken:.1f} of {load.cores:g} cores: at most {number} thread(s) a rank, "
         "another recipe than on a quiet machine"
@@ -221,7 +230,7 @@ def gpu_state(bus: str) -> dict[str, int]:
     """
     import pynvml
 
-    handle = asked(pynvml.nvmlDeviceGetHandleByPciBusId, bus) if hardware.gpus() else None
+    handle = gpu_handle(bus)
     if handle is None:
         return {}
     processes = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
@@ -232,6 +241,18 @@ def gpu_state(bus: str) -> dict[str, int]:
         "other_processes": None if processes is None else max(0, len(processes) - 1),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+@cache
+def gpu_handle(bus: str) -> Any:
+    """Return NVML's handle of a GPU, asked for once; None where there is no driver, or no such GPU."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByPciBusId(bus)
+    except pynvml.NVMLError:
+        return None
 
 
 def own_gpu() -> dict[str, int]:

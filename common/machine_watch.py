@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from common import distributed
+from common.evidence.disturbance import SPARE
 from common.machine_load import Load, Meter, load_of, may_choose_threads, own_gpu, read_alone
 from common.mllog import RunLog
 from common.ranks import Place
@@ -25,18 +26,19 @@ class MachineWatch:
             torch.set_num_threads(most_threads)
         self.place = place
         self.can_lower = place.world_size == 1 and device.type == "cpu" and may_choose_threads()
-        self.block, self.looks, self.num_crowded = Meter(), Meter(), 0
+        own_gpu()  # NVML starts before the clock does
+        self.start_block()
 
     def start_block(self) -> None:
         """Begin to measure a block of steps."""
-        self.block = Meter()
+        self.block, self.looks, self.num_crowded = Meter(), Meter(), 0
 
     def step(self, log: RunLog, step: int) -> None:
         """Look around once a second, after a step; lower the number of threads when others have come."""
         if not self.can_lower or self.looks.seconds < BETWEEN_LOOKS_S:
             return
         load, num_threads = read_alone(self.looks), torch.get_num_threads()
-        if load is None or load.threads() >= num_threads:
+        if load is None or load.taken <= SPARE or load.threads() >= num_threads:
             self.num_crowded = 0
             return
         self.num_crowded += 1

@@ -1,16 +1,21 @@
 """Processes on this machine: started together, waited for, ended with all that they started."""
 
 import ctypes
+import getpass
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import psutil
+
+from common.machine_load import threads_of_rank
 
 POLL_S = 0.05
 REST_S = 2.0  # for what the processes started to end after them
@@ -70,8 +75,8 @@ class Processes:
             codes = [process.poll() for process in self.processes]
             if failed := [Exit(number, code) for number, code in enumerate(codes) if code]:
                 return min(
-                    failed, key=lambda exit: exit.code
-                )  # a signal before what others met because of it
+                    failed, key=lambda exit: (exit.code != -signal.SIGKILL, exit.code > 0, exit.number)
+                )
             if None not in codes:
                 return Exit(0, 0)
             if time.monotonic() > deadline:
@@ -91,7 +96,8 @@ class Processes:
         children = psutil.Process().children(recursive=True)
         _, rest = psutil.wait_procs([each for each in children if each.pid not in self.others], REST_S)
         for each in rest:  # stopped, or in no hurry
-            each.kill()
+            with suppress(psutil.Error):
+                each.kill()
         psutil.wait_procs(rest, REST_S)
 
     def signal(self, number: int) -> None:
@@ -124,12 +130,26 @@ def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
     """
     if num_ranks == 1:
         return [{}]
-    threads = max(1, (os.cpu_count() or 1) // num_ranks)
     shared = {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         STORE: str(Path(folder, "store")),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(num_ranks))),
     }
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+
+
+def temporary_environment(folder: str) -> dict[str, str]:
+    """Return what makes a rank and its workers keep their temporary files in `folder`.
+
+    A process that is killed leaves its own there. What torch has compiled is for the next run, too, and stays
+    where it would be.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in a container
+        user = f"uid_{os.getuid()}"
+    kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    kernels = kernels or os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    return {"TMPDIR": folder, TEMPORARY: folder, "TORCHINDUCTOR_CACHE_DIR": kernels}

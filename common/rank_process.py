@@ -72,6 +72,7 @@ def end_in_time(place: Place, board: Board) -> None:
     told, tell = os.pipe()
     os.set_blocking(tell, False)
     signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a worker tells itself alone
     signal.signal(signal.SIGTERM, raise_interrupt)
 
     def watch() -> None:

@@ -32,6 +32,7 @@ from common.evidence.recipes import (
     recipe_of,
     software,
 )
+from common.machine_load import threads_of_rank
 
 MAX_LENGTH = 64
 HASH_LENGTH = 8
@@ -188,7 +189,8 @@ def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
     if asked.isdecimal() and int(asked):
         if is_asked:
             return int(asked)
-        return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+        return threads_of_rank(num_ranks)
     import torch  # the configuration's benchmark has imported it
 
-    return torch.get_num_threads() if num_ranks == 1 else max(1, (os.cpu_count() or 1) // num_ranks)
+    number = threads_of_rank(num_ranks)
+    return min(number, torch.get_num_threads()) if num_ranks == 1 else number

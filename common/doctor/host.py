@@ -14,6 +14,7 @@ from typing import Any
 from common import hardware, machine_load
 from common.doctor.line import Line, fault, ok, warning
 from common.doctor.record import judged
+from common.evidence.disturbance import SPARE
 from common.machine_load import Meter
 
 MIB, GIB = 2**20, 2**30
@@ -56,8 +57,8 @@ def processors(meter: Meter) -> Line:
         return ok(check, "this system does not tell who uses them")
     values = {"cores": load.cores, "others": load.others, "steal": load.steal, "factor": load.factor}
     found = f"other programs use {load.others:.1f} of {load.cores:g} cores"
-    found += f", the host took {load.steal:.1f}" * (load.steal > machine_load.SPARE)
-    if load.taken <= machine_load.SPARE:
+    found += f", the host took {load.steal:.1f}" * (load.steal > SPARE)
+    if load.taken <= SPARE:
         return ok(check, found, **values)
     if names := machine_load.busy_programs():
         found += f" ({', '.join(names)})"

@@ -10,9 +10,10 @@ from common.config import ROOT, RunConfig
 from common.doctor.line import OK, Line, fault, ok, warning
 from common.doctor.record import judged
 from common.errors import UserError
+from common.evidence.disturbance import SPARE
 from common.evidence.log import Log, read_log
 from common.evidence.reported import load_reported
-from common.machine_load import SPARE, Load
+from common.machine_load import Load
 
 PROJECTED_DEVICES = 8  # of `ttt bench`
 

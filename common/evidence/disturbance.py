@@ -1,4 +1,4 @@
-"""What disturbed a run, told by its own log: other programs, a host that took processors back, slow GPUs."""
+"""Finds in a log what disturbed its run: other programs, a host that took processors back, slow GPUs."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -37,7 +37,8 @@ def disturbed_cores(event: Event) -> Iterator[str]:
         finite(value) or 0.0
         for value in (event.value, *(event.metadata.get(key) for key in ("cores", "steal", "threads")))
     )
-    if others > SPARE and others + threads > cores + SPARE:
+    computing = 0.0 if event.metadata.get("gpus") else threads  # beside a GPU they wait
+    if others > SPARE and others + computing > cores + SPARE:
         yield f"other programs used {others:.1f} of {cores:g} cores, beside {threads:g} threads"
     if steal > SPARE:
         yield f"the host took {steal:.1f} of {cores:g} cores"
@@ -53,7 +54,7 @@ def disturbed_gpus(event: Event) -> Iterator[str]:
         bits = reasons if isinstance(reasons, int) else 0
         yield from (f"GPU of rank {rank} {why}" for bit, why in SLOWED.items() if bits & bit)
         if isinstance(processes, int) and processes > 0:
-            yield f"{processes} other processes on the GPU of rank {rank}"
+            yield f"other processes on the GPU of rank {rank}: {processes}"
 
 
 def summarize_disturbance(log: Log) -> str:

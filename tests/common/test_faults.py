@@ -466,7 +466,7 @@ def test_a_gpu_that_cannot_be_used_is_missed_and_no_cpu_stands_in(place, ttt, mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     done = ttt(place.arguments(BERT))
     assert done.returncode == 2
-    assert done.stderr.startswith("error: CUDA_VISIBLE_DEVICES: a GPU is asked for, and none is here")
+    assert done.stderr.startswith("error: CUDA_VISIBLE_DEVICES: is set but no GPU was found")
     monkeypatch.setattr(hardware, "gpu_names", lambda: ["A100"])  # as on a machine with the wrong PyTorch
     done = ttt(place.arguments(BERT, "--runs", 3, "--force"))
     assert done.returncode == 2 and place.results() == []

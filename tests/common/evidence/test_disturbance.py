@@ -46,7 +46,7 @@ def load(others=0.0, **facts):
         (load(1.0), "other programs"),
         (load(steal=0.9), "host"),
         (load(cores=64, gpus=[{"reasons": 1}, {"reasons": 0x40}]), "GPU of rank 1 too hot"),
-        (load(cores=64, gpus=[{"other_processes": 2}]), "2 other processes"),
+        (load(cores=64, gpus=[{"other_processes": 2}]), "other processes on the GPU of rank 0: 2"),
     ],
 )
 def test_a_disturbed_block_is_named_in_one_line(record, word):
@@ -58,7 +58,14 @@ def test_a_disturbed_block_is_named_in_one_line(record, word):
 
 @pytest.mark.parametrize(
     "record",
-    [load(0.2), load(1.0, threads=1), load(3.0, cores=64), load(gpus=[{"reasons": 4}]), ("seed", 1, {})],
+    [
+        load(0.2),
+        load(1.0, threads=1),
+        load(3.0, cores=64),
+        load(3.0, cores=64, threads=64, gpus=[{}]),
+        load(gpus=[{"reasons": 4}]),
+        ("seed", 1, {}),
+    ],
 )
 def test_a_quiet_block_is_not_named(record):
     assert summarize_disturbance(log_of(record)) == ""
