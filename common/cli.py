@@ -10,7 +10,7 @@ import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.evidence.command_line import spread_settings
@@ -137,17 +137,32 @@ def answer(arguments: list[str]) -> int:
         return EXIT_INTERNAL
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal that ends the command.
+
+    A class of its own: after a plain KeyboardInterrupt that came in the `exec` of an import Python ends the
+    process by SIGINT, although the exception was caught.
+    """
+
+
+def interrupt(number: int, frame: Any) -> NoReturn:
+    """Raise Interrupted."""
+    raise Interrupted
+
+
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
     """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, signal.default_int_handler)
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    previous = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: handler for number, handler in previous.items() if handler in usual}  # not ignored
+    for number in previous:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def main() -> int:
