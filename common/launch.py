@@ -255,8 +255,8 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
     ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
     try:
         with uninterrupted():
-            path = reserve(run_set.directory, index, text, first=run_set.first_index)
-            ballast, shown = keep_free(path), os.path.relpath(path)
+            reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
+            ballast, shown, path = keep_free(reserved), os.path.relpath(reserved), reserved
         print(f"{run_set.title}, {label} -> {shown}", flush=True)
         spec: dict[str, Any] = {
             "config": config.model_dump(),
