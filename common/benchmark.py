@@ -16,7 +16,7 @@ from common.ranks import ALONE, Place, part
 
 
 class Form(NamedTuple):
-    """What computes a part that has several forms, and the module that provides it."""
+    """The code that computes a part which has several forms, and the module that provides it."""
 
     name: str
     module: str

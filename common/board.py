@@ -120,7 +120,7 @@ class Board:
 
     @property
     def is_attended(self) -> bool:
-        """Whether the launcher is ending the ranks and will close the log."""
+        """True when the launcher is ending the ranks and will close the log."""
         return any(slot.words[ATTENDED] for slot in self.slots)
 
     def attend(self) -> None:

@@ -21,7 +21,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class File(BaseModel):
-    """What a manifest says of a file."""
+    """The size and digest of a file in a manifest."""
 
     model_config = ConfigDict(strict=True)
     bytes: int
@@ -29,7 +29,7 @@ class File(BaseModel):
 
 
 class Facts(BaseModel):
-    """What a run reads of the facts; each data set has others besides."""
+    """The facts that a run reads; each data set has others besides."""
 
     settings: dict[str, Any] = {}
 

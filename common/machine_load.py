@@ -1,4 +1,4 @@
-"""Who else uses this machine: other programs on its processors, stolen time, slowed GPUs.
+"""Measures the load of this machine: other programs on its processors, stolen time, slowed GPUs.
 
 OpenMP's threads spin while they wait for each other. One other busy process on their cores makes a step of
 size mini tens of times as long, unless a thread less is used: `ttt inspect ... neighbour` measures it.
@@ -31,7 +31,7 @@ NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who used the processors, in cores: `others` are programs that are not ours."""
+    """The use of the processors, in cores: `others` are programs that are not ours."""
 
     cores: float  # that we may use
     others: float
@@ -44,7 +44,7 @@ class Load:
 
     @property
     def factor(self) -> float:
-        """How many times as long a computation on all cores takes at best."""
+        """The least factor by which a computation on all cores slows down."""
         return self.cores / max(self.cores - self.taken, 1.0)
 
     def threads(self, num_ranks: int = 1) -> int:
@@ -105,7 +105,7 @@ def own_seconds() -> float:
 
 
 class Reading(NamedTuple):
-    """What the counters rose by between two readings; of a rank, what only it knows."""
+    """The increase of the counters between two readings; each rank has its own."""
 
     seconds: float
     busy: float  # seconds of all our processors together

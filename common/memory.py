@@ -43,7 +43,7 @@ def explained(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[N
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: on a GPU, in torch's allocator on the host, or in Python.
+    """Return whether an allocation failed: on a GPU, in torch's allocator on the host, or in Python.
 
     An error that arose from that one counts, too, such as that of a graph whose capture broke off.
     """

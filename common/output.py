@@ -1,4 +1,4 @@
-"""What is printed, to a console that may be gone: the work goes on without it."""
+"""Keeps the work going when its output cannot be written: a console may be gone, a disk full."""
 
 import os
 import sys

@@ -40,7 +40,7 @@ TEXT = re.compile(r"[A-Za-z0-9._-]{1,24}")  # of a value that stands in a name a
 
 
 class Way(NamedTuple):
-    """How a run is made: ranks, and what computes; threads count where that is the CPU."""
+    """The ranks and the device of a run; threads count where that is the CPU."""
 
     ranks: int
     device: str

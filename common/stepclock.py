@@ -100,7 +100,7 @@ class StepClock:
 
     @property
     def width(self) -> int | None:
-        """How many columns the progress line may have; None where it is no line of a terminal.
+        """The columns that the progress line may have; None where it is no line of a terminal.
 
         The last column stays free: some terminals begin a new line there.
         """

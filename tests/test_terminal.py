@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: nothing is cut, no number is wrapped.
+"""Commands in a terminal: nothing is cut, no number is wrapped.
 
 tests/golden has it at 80 columns; `.venv/bin/python -m tests.terminal` writes it anew.
 """

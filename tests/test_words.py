@@ -1,4 +1,4 @@
-"""What commands say of themselves and of mistakes: true, in one line, with what to type."""
+"""Commands describe themselves and mistakes truly, in one line, with what to type."""
 
 import json
 import re

@@ -149,7 +149,7 @@ class Log:
 
     @property
     def duration_s(self) -> float:
-        """How long the run took by the clock that nobody sets, where that is logged; 0 without an end."""
+        """The seconds of the run by the monotonic clock, where the log has them; 0 without an end."""
         stop = self.last("run_stop")
         logged = finite(stop.metadata.get("duration_ms")) if stop else None
         return 60 * (self.minutes or 0) if logged is None else logged / 1000
@@ -181,7 +181,7 @@ class Log:
 
     @property
     def is_honest_miss(self) -> bool:
-        """Whether the run never reached its target and claims no success: aborted, or without run_stop."""
+        """True when the run missed its target and claims no success: aborted, or without run_stop."""
         stop = self.last("run_stop")
         claims_none = stop is None or stop.metadata.get("status") in ABORTED
         return claims_none and len(self.events("run_start")) == 1 and self.reached is None

@@ -78,7 +78,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What is shown of one benchmark on one hardware: answers, table rows, plots, differences of settings."""
+    """The page's part on one benchmark and hardware: answers, table rows, plots, differences of settings."""
 
     title: str
     is_proxy: bool

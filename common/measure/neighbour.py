@@ -1,4 +1,4 @@
-"""What another busy process costs: short real runs beside one, and alone, under several settings of OpenMP.
+"""Times short real runs beside a busy process, and alone, under several settings of OpenMP.
 
 The settings take turns, so that a machine that changes meanwhile changes all of them. Every run takes the
 same number of steps: another number of threads rounds otherwise, and may need other steps to a target.

@@ -72,7 +72,7 @@ class Change(Generic[State]):
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What came of a change; `is_finished`: it was compared and timed, or failed when it was."""
+    """The outcome of a change; `is_finished`: it was compared and timed, or failed when it was."""
 
     name: str
     is_kept: bool

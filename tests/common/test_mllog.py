@@ -165,7 +165,7 @@ def test_every_record_of_a_log_that_was_cut_is_json_once_it_is_closed(run, path)
 
 
 class Disk:
-    """What a folder would hold after a power cut: names and content as they were at the last fsync."""
+    """The content of a folder after a power cut: names and bytes as they were at the last fsync."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.contents, self.names, self.fsync = folder, {}, set(), os.fsync

@@ -1,4 +1,4 @@
-"""What a log says of the code that computed: optimizer, methods, kernels."""
+"""Tests of what a log says of the code that computed: optimizer, methods, kernels."""
 
 import hashlib
 import json
