@@ -208,7 +208,7 @@ def logging_cost(name: str, run: "TrainingRun", as_json: bool) -> int:
     from common.measure.logging_cost import time_block, time_steps
 
     step_s, layer_s = time_steps(run)
-    block_s = time_block(run.log)
+    block_s = time_block(run)
     between = run.config.steps(run.config.evaluate_every)
     share = (layer_s + block_s / between) / step_s
     if as_json:
