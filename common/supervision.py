@@ -34,16 +34,14 @@ def supervise(
     An interruption is passed on, the processes get time to close their log, and the code is EXIT_INTERRUPTED.
     When this process dies, they are told by SIGTERM.
     """
-    endings = [each for each in ENDINGS if signal.getsignal(each) != signal.SIG_IGN]  # as under nohup
-    came: list[int] = []  # while the processes were being started, which nothing may tear
-    previous = [(number, signal.signal(number, lambda number, _: came.append(number))) for number in endings]
+    previous = {number: signal.getsignal(number) for number in ENDINGS}
     processes, grace_s = None, float(PEERS_GRACE_S)
     try:
-        processes = Processes(arguments, environments, cwd=ROOT)
-        for number in endings:
-            signal.signal(number, raise_interrupt)
-        if came:
-            raise_interrupt(came[0], None)
+        for number, handler in previous.items():
+            if handler != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, raise_interrupt)
+        with uninterrupted():  # nothing may tear a start
+            processes = Processes(arguments, environments, cwd=ROOT)
         if watchdog:
             watchdog.start(processes)
         ended = processes.wait()
@@ -60,7 +58,7 @@ def supervise(
             if processes:
                 processes.end(grace_s)
         finally:
-            for number, handler in previous:
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
 
