@@ -86,8 +86,9 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError("no prepared data here", where=str(directory), hint=hint)
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-        content = json.loads(path.read_bytes())  # the fingerprint is over all that stands there
+        text = path.read_bytes()
+        manifest = Manifest.model_validate_json(text)
+        content = json.loads(text)  # the fingerprint is over all that stands there
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(path), hint=hint) from error
     except ValidationError as error:

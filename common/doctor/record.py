@@ -34,11 +34,11 @@ def compare_with_record(what: str, rate: float, folder: Path | None = None) -> t
     None: nothing was known, and the second value says what became of that. Versions of torch stay apart.
     """
     path, name = record_path(folder), f"{what}, torch {metadata.version('torch')}"
-    best = read_record(path).get(name)
+    record = read_record(path)
+    best = record.get(name)
     if best is None or rate > best:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(path, json.dumps(read_record(path) | {name: rate}, indent=1) + "\n")
+            atomic.write_text(path, json.dumps(record | {name: rate}, indent=1) + "\n")
         except OSError as error:
             return (best / rate if best else None), f"cannot be kept ({error.strerror})"
     return (None, "the first of this machine is kept") if best is None else (best / rate, "")

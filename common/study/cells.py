@@ -127,7 +127,7 @@ def from_arguments(
 
 def run(study: Study, args: argparse.Namespace) -> int:
     """Show what is there and what it will take, then make what is missing; returns the exit code."""
-    planned = prepared(study, args)
+    planned = prepared(study, args)  # a mistake is told before a folder is made
     if args.dry_run:
         show(study, planned)
         return EXIT_OK

@@ -19,6 +19,7 @@ from scipy import stats
 from common import yaml_file
 from common.evidence.intervals import CONFIDENCE
 from common.evidence.log import Log
+from common.evidence.recipes import flat
 
 RECIPE = (
     *("target", "max_duration", "budget", "evaluate_every", "evaluate_from", "global_batch_size"),
@@ -140,16 +141,6 @@ def estimate(
         startup_s=samples.startup_s,
         num_evaluations=count,
     )
-
-
-def flat(values: Any, path: str = "") -> dict[str, Any]:
-    """Return nested values by their key paths."""
-    if not isinstance(values, dict):
-        return {path: values}
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{path}.{key}" if path else str(key))
-    return found
 
 
 def settings_of(log: Log) -> dict[str, Any]:
