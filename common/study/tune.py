@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -35,6 +36,8 @@ TOLERANCE = {  # of a whole; the loss itself is taken in float32; 16 bits: the r
     torch.bfloat16: 9e-2,
     torch.float16: 3e-2,
 }
+AGAIN_S = 0.01  # until the end of a search is tried again, where Python drops what is raised:
+DROPPING = ("__del__", "<lambda>")  # in destructors, and in callbacks of weak references
 ROUNDING = 2.0  # times as far from the exact values as the unchanged model, in the training's precision
 
 State = TypeVar("State")
@@ -321,8 +324,11 @@ def limited(seconds: float) -> Iterator[None]:
         return
     is_over = False
 
-    def stop(number: int, frame: object) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
         nonlocal is_over
+        if frame is not None and frame.f_code.co_name in DROPPING:
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+            return
         is_over = True
         raise TimeUpError
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from common.config import ROOT
 from common.errors import UserError
 from common.study.traces import Trace, apart, distance, take_trace
-from common.study.tune import Change, Refused, Search, median_gain, table
+from common.study.tune import Change, Refused, Search, TimeUpError, limited, median_gain, table
 from common.study.tune_model import ModelBench, with_workers
 from common.throughput import timed
 from common.tune import optimize
@@ -343,3 +344,21 @@ def test_the_example_of_the_readme_runs_and_is_short():
     names = {}
     exec(code.replace("seconds=60", "seconds=4"), names)
     assert isinstance(names["tuned"].model, nn.Module)
+
+
+def wait(seconds):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        pass
+
+
+def test_the_time_is_up_also_where_python_drops_what_is_raised():
+    class Slow:
+        def __del__(self):
+            ends = time.monotonic() + 0.3
+            while time.monotonic() < ends:
+                pass
+
+    with pytest.raises(TimeUpError), limited(0.1):
+        Slow()
+        wait(5)
