@@ -63,7 +63,7 @@ def summarize_disturbance(log: Log) -> str:
     lowered = log.last("threads_lowered")
     if lowered:
         number, step = lowered.value, lowered.metadata.get("step")
-        return f"other programs came: {number} thread(s) from step {step} on; this run is no part of its set"
+        return f"other programs came: {number} thread(s) from step {step} on: this time is no measure"
     if not found:
         return ""
     return f"{len(found)} of {num_blocks} blocks were disturbed ({found[0].text}): this time is no measure"

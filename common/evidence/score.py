@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from common.evidence import intervals, recipes
+from common.evidence.disturbance import summarize_disturbance
 from common.evidence.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
@@ -32,6 +33,8 @@ NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons
     "counted (--include-resumed) the interrupted log is, as a run that missed its target.",
     "study": "study: trained to the end of its budget, not timed to the target: no score.",
     "scaling.json": "scaling.json: lies beside the logs and is not applied; it is for closed submissions.",
+    "disturbed": "disturbed: other programs, a host or a slow GPU shared the machine during these runs, or "
+    "took threads from them; their times measure that, too. `ttt check` names the runs.",
     "more than one recipe": "more than one recipe: a set is one configuration, made in one way by one code. "
     "Each recipe has a folder of its own; `ttt check` names the results that differ.",
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
@@ -179,6 +182,8 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
         labels.append(f"{num_resumed} resumed{'' if include_resumed else ' not counted'}")
     if any(log.file and os.path.lexists(log.file.with_name("scaling.json")) for log in run_set.logs):
         labels.append("scaling.json not applied")
+    if num_disturbed := sum(bool(summarize_disturbance(log)) for log in logs):
+        labels.append(f"{num_disturbed} disturbed")
     if mixture := recipes.mixture(logs):
         labels.append(f"more than one recipe: {mixture}")
     return Score(

@@ -193,7 +193,7 @@ def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path):
     assert event["value"] > 0.5 and len(event["metadata"]["involuntary_switches"]) == 1
     check = [sys.executable, "-m", "common.cli", "check", str(path)]
     audit = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert audit.returncode == 1 and "T233 error" in audit.stdout and "SUCCESS" in audit.stdout, audit.stdout
+    assert audit.returncode == 0 and "T233 warning" in audit.stdout, audit.stdout
 
 
 def test_a_run_whose_blocks_were_disturbed_ends_with_a_warning(tmp_path, capsys):

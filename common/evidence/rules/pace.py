@@ -62,14 +62,14 @@ def the_machine_is_ours(log: Log) -> Iterator[Found]:
 
 @rule(
     "T233",
-    "strict",
-    "house: a set is one recipe",
+    "warning",
+    "house: a machine of its own",
     breaks=replaced(
         "train_loss", lambda line: [line, rewritten(line, key="threads_lowered", value=1, before=2)], at=1
     ),
 )
 def the_number_of_threads_stays(log: Log) -> Iterator[Found]:
-    """A run keeps the threads that its head states; one that gave way to others is another recipe."""
+    """A run keeps the threads that its head states; one that gave way to other programs is no measure."""
     first, stated = log.first("num_threads"), log.header("threads")
     number = finite(first.value) if first else None
     asked = int(stated) if stated.isdecimal() and log.value("num_accelerators") == 0 else 0

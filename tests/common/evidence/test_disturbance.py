@@ -6,8 +6,9 @@ import pytest
 
 from common.evidence.audit import audit_log
 from common.evidence.disturbance import disturbed_blocks, summarize_disturbance
-from common.evidence.log import parse_log
+from common.evidence.log import RunSet, parse_log
 from common.evidence.records import TOKEN
+from common.evidence.score import notes, score
 
 
 def log_of(*records):
@@ -75,8 +76,10 @@ def test_nonsense_in_a_record_disturbs_nobody():
     assert summarize_disturbance(log_of(load("x"), load(gpus=[3]), load(gpus=1), load(steal=[]))) == ""
 
 
-def test_threads_that_gave_way_are_an_error_and_said():
+def test_threads_that_gave_way_are_a_warning_and_stand_beside_the_score():
     lowered = ("threads_lowered", 1, {"before": 2, "step": 40})
     log = log_of(("configuration_name", "any", {}), lowered)
-    assert [(f.line, f.severity) for f in audit_log(log) if f.rule == "T233"] == [(2, "error")]
+    assert [(f.line, f.severity) for f in audit_log(log) if f.rule == "T233"] == [(2, "warning")]
     assert "step 40" in summarize_disturbance(log)
+    scored = score(RunSet(folder="set", logs=(log,)))
+    assert "1 disturbed" in scored.label and any("threads" in note for note in notes([scored]))
