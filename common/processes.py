@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import psutil
 
-from common.machine_load import threads_of_rank
+from common.machine.load import threads_of_rank
 
 POLL_S = 0.05
 REST_S = 2.0  # for what the processes started to end after them

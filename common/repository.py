@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from common.config import ROOT, benchmarks
+from common.config.schema import ROOT, benchmarks
 
 PATTERNS = ("*.py", "*.yaml")
 NO_RUN_LOADS = ("commands", "doctor", "measure", "study")  # rooms of common/

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.errors import UserError
-from common.method import Method, build_methods, seeded
+from common.training.method import Method, build_methods, seeded
 
 Transform = Callable[[Tensor], Tensor]  # of one image (3, height, width) uint8; picklable
 

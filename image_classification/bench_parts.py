@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from common.benchmark import Part
+from common.training.benchmark import Part
 from image_classification.data.dali import has_dali
 from image_classification.data.decoders import Name, open_decoder
 from image_classification.data.images import Images

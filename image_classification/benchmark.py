@@ -13,10 +13,12 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from common import benchmark, fingerprint, sampler
-from common.benchmark import Form, KernelPair, Part, Projection, Work
-from common.config import DataConfig, Fraction, RunConfig, Strict
-from common.method import Batch, build_methods
+from common.config.schema import DataConfig, Fraction, RunConfig, Strict
+from common.data import manifest as fingerprint
+from common.data import sampler
+from common.training import benchmark
+from common.training.benchmark import Form, KernelPair, Part, Projection, Work
+from common.training.method import Batch, build_methods
 from image_classification.augmentation import augmentation, augmentations
 from image_classification.bench_parts import bench_parts
 from image_classification.data.decoders import Name, uses_dali

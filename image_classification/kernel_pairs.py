@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.benchmark import KernelPair
+from common.training.benchmark import KernelPair
 from image_classification.data.loader import MEAN, STD
 from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
 from image_classification.methods.blurpool import Blur

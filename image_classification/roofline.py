@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.benchmark import Projection, Work
-from common.config import DataConfig
+from common.config.schema import DataConfig
+from common.training.benchmark import Projection, Work
 
 HALF_BYTES = 2  # activations in 16 bits
 

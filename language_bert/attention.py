@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.benchmark import Form
 from common.errors import UserError
+from common.training.benchmark import Form
 
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more waste less padding and cost more calls
 HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None  # compiled code cannot ask

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.benchmark import Part
-from common.optim import build_optimizer
+from common.training.benchmark import Part
+from common.training.optim import build_optimizer
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.data.batches import typical_lengths
 from language_bert.methods.chunked_head import chunked_cross_entropy

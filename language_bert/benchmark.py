@@ -10,12 +10,14 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from common import benchmark, fingerprint, sampler
-from common.benchmark import KernelPair, Part
-from common.config import DataConfig, Fraction, RunConfig, Strict
+from common.config.schema import DataConfig, Fraction, RunConfig, Strict
+from common.data import manifest as fingerprint
+from common.data import sampler
 from common.errors import UserError
-from common.method import Batch, build_methods
 from common.methods.compile import MAX_SHAPES
+from common.training import benchmark
+from common.training.benchmark import KernelPair, Part
+from common.training.method import Batch, build_methods
 from language_bert.attention import kernel_form
 from language_bert.bench_parts import bench_parts
 from language_bert.data.batches import (

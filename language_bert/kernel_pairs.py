@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.benchmark import KernelPair
+from common.training.benchmark import KernelPair
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.methods.chunked_head import chunked_cross_entropy
 from language_bert.methods.fp8 import CAPABILITY, Fp8Product

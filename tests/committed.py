@@ -6,7 +6,7 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 
-from common.config import ROOT
+from common.config.schema import ROOT
 
 _PLACE = TemporaryDirectory(prefix="committed-")
 

@@ -71,7 +71,7 @@ class Place:
 
     def rank(self, number=0):
         """Return the process of a rank."""
-        ranks = self.processes("common.rank_process")
+        ranks = self.processes("common.run.worker")
         return next(each for each in ranks if each.environ().get("RANK", "0") == str(number))
 
     def results(self):

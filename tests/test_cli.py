@@ -10,7 +10,7 @@ import time
 import pytest
 
 from common.cli import COMMANDS, dispatch
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.errors import UserError
 from tests.command import TTT, ttt, ttt_here
 

@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from common import training
-from common.config import benchmark_module, benchmarks, configurations, load
-from common.method import Batch
-from common.training import Training
+from common.config.schema import benchmark_module, benchmarks, configurations, load
+from common.training import step as training
+from common.training.method import Batch
+from common.training.step import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer")  # the copy of an average
 GPU = torch.device("cuda", 0)
@@ -53,7 +53,7 @@ def on_gpu(mode, value):
 
 
 def to_device(mode, batch, device):
-    """Stand in for that of common.training."""
+    """Stand in for that of common.training.step."""
     assert device == GPU
     parts = [
         {name: on_gpu(mode, each) for name, each in part.items()} for part in (batch.inputs, batch.targets)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 import torchvision
 from transformers import BertConfig
 
-from common.config import benchmark_module, load
-from common.method import build_methods
-from common.training import to_device
+from common.config.schema import benchmark_module, load
+from common.training.method import build_methods
+from common.training.step import to_device
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.data.batches import padded_batch, random_record, typical_lengths
 from language_bert.model import build_bert, masked_lm_loss

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.repository import shown, shown_in
 from tests.command import ttt_here
 

@@ -12,7 +12,7 @@ from torchvision.models import resnet18
 from torchvision.transforms import v2
 from transformers import BertConfig, BertForMaskedLM
 
-from common.card import PLACES, cards, plain_loop
+from common.training.card import PLACES, cards, plain_loop
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
 BACKEND = 'backend="aot_eager"'  # asks for no C++ compiler
@@ -112,7 +112,7 @@ def test_the_lines_of_a_card_train_a_plain_model(card):
     torch.manual_seed(0)
     torch._dynamo.reset()
     imports, lines = plain_loop(card)
-    assert lines, f"{card.module} has no `Use.` line, see common/card.py"
+    assert lines, f"{card.module} has no `Use.` line, see common/training/card.py"
     is_text = card.module.startswith("language_bert") or card.name == "low_precision_layernorm"
     names = {
         "torch": torch,

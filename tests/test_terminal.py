@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from common.stepclock import progress_line, time_left
+from common.run.stepclock import progress_line, time_left
 from tests.runs import BERT, Place
 from tests.terminal import ESCAPE, GOLDEN, SEEN_AT_80, SETS, seen, text_of
 

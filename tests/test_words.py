@@ -9,7 +9,7 @@ import time
 import pytest
 
 from common.cli import COMMANDS
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.evidence.command_line import spread_settings
 from tests.command import ttt_here
 

@@ -47,7 +47,7 @@ def listed_benchmarks() -> str:
 @cache
 def benchmark_names() -> dict[str, str]:
     """Return MLPerf's name -> folder of every benchmark, as its source has it: nothing is imported."""
-    from common import config as configs
+    from common.config import schema as configs
 
     found = {}
     for folder in configs.benchmarks():
@@ -78,7 +78,7 @@ def add_systems(parser: argparse.ArgumentParser) -> None:
 
 def repository_path(name: str) -> Path:
     """Return a path in the repository, as it is reached from the working folder."""
-    from common.config import ROOT
+    from common.config.schema import ROOT
 
     return Path(os.path.relpath(ROOT / name))
 

@@ -27,12 +27,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common import launch, repository
+from common import repository
 from common.commands import add_benchmark, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import Ledger
-from common.study import ablate, ablation, cells
-from common.study.switches import Switches
+from common.run import launch
+from common.study import cells
+from common.study.ablation import ablate, design
+from common.study.ablation.switches import Switches
 
 PIPE_WIDTH = 160  # columns, where there is no terminal to ask
 IN_NAME = "CONFIGURATION"
@@ -87,8 +89,8 @@ def main(args: argparse.Namespace) -> int:
         build=ablate.builder(args.benchmark),
     )
     with console.status("finding out what can be built"):
-        planned = ablation.plan(switches, args.max_design)
-    for line in ablation.describe(planned):
+        planned = design.plan(switches, args.max_design)
+    for line in design.describe(planned):
         console.print(Text(line))
     args.study = args.study.replace(IN_NAME, args.configuration)
     study = cells.from_arguments(args, args.benchmark, [])

@@ -17,8 +17,6 @@ import sys
 import time
 from pathlib import Path
 
-from common import config as configs
-from common import launch, ranks, recipe, run_sets, system
 from common.commands import (
     add_benchmarks,
     add_results,
@@ -30,8 +28,12 @@ from common.commands import (
     score,
 )
 from common.commands.run import add_nproc
+from common.config import schema as configs
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.audit import audit_paths
+from common.machine import system
+from common.run import batch_check, launch, run_sets
+from common.training import ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +65,8 @@ def main(args: argparse.Namespace) -> int:
         for name in args.configurations:
             loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
             num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-            loaded = recipe.compared(loaded, num_ranks)
-            recipe.check_decided(loaded, num_ranks)
+            loaded = batch_check.compared(loaded, num_ranks)
+            batch_check.check_decided(loaded, num_ranks)
             sets[benchmark, name] = launch.plan_run_set(
                 loaded,
                 results=args.results.resolve(),

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from common import config as configs
 from common.commands import add_benchmark, add_results
+from common.config import schema as configs
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.measure import figures as files
 from common.measure.device_run import NUM_DEVICES, build, load
@@ -36,9 +36,9 @@ from common.measure.device_run import NUM_DEVICES, build, load
 if TYPE_CHECKING:
     import torch
 
-    from common.benchmark import Projection
-    from common.throughput import Failure, Peaks, Rate
-    from common.timed_run import TrainingRun
+    from common.measure.throughput import Failure, Peaks, Rate
+    from common.run.loop import TrainingRun
+    from common.training.benchmark import Projection
 
 LIMIT = 0.005  # of a step
 
@@ -70,8 +70,8 @@ def main(args: argparse.Namespace) -> int:
     names = args.configurations or configs.configurations(args.benchmark)
     if args.seconds <= 0:
         raise UserError("--seconds must be positive")
-    from common.memory import is_out_of_memory
-    from common.throughput import Failure, measure_peaks, reserved_bytes, step_memory
+    from common.measure.throughput import Failure, measure_peaks, reserved_bytes, step_memory
+    from common.training.memory import is_out_of_memory
 
     sizes = {name: getattr(args, name) for name in ("size", "batch_size", "micro_batch_size")}
     loaded = [(name, load(args.benchmark, name, **sizes)) for name in names]
@@ -114,7 +114,8 @@ def compare(
     failures: "list[Failure]",
 ) -> int:
     """Print and keep each figure as it is measured, then each configuration's projection."""
-    from common import system, throughput
+    from common.machine import system
+    from common.measure import throughput
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)
     figures: dict[str, Any] = {"benchmark": args.benchmark, "size": args.size, "versions": system.versions()}
@@ -165,8 +166,8 @@ def measure_parts(
     run: "TrainingRun", seconds: float, console: Console, report: "Callable[[Failure], None]"
 ) -> dict[str, float]:
     """Print and return the samples a second of each piece of a step alone; none where memory is short."""
-    from common import throughput
-    from common.memory import is_out_of_memory
+    from common.measure import throughput
+    from common.training.memory import is_out_of_memory
 
     unit = f"{run.benchmark.samples_name}/s"
     try:

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from common.commands import add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.evidence import official
-from common.evidence.archive import is_archive, unpacked
 from common.evidence.audit import Audited, Finding, audit_paths, named_once, num_errors
 from common.evidence.log import find_others, shown_as
-from common.evidence.official import Verdict
 from common.evidence.records import printable
 from common.evidence.rules import RULES
+from common.evidence.submission import official
+from common.evidence.submission.archive import is_archive, unpacked
+from common.evidence.submission.official import Verdict
 
 RULE_FACTS = ("id", "severity", "message", "section")
 

@@ -16,8 +16,8 @@ import argparse
 import importlib.util
 import json
 
-from common import config as configs
 from common.commands import add_benchmark, add_results, listed_benchmarks
+from common.config import schema as configs
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
 
@@ -57,9 +57,14 @@ def main(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
         raise UserError("PyTorch is not installed", hint="pip install -e .[train]")
     configs.benchmark_module(args.benchmark)  # answers an unknown name
-    from common.measure import report
-    from common.measure.compile_for import build_training, compile_evaluation, compile_training, open_compiler
-    from common.measure.pretend import find_gpu
+    from common.measure.without_gpu import report
+    from common.measure.without_gpu.compile_for import (
+        build_training,
+        compile_evaluation,
+        compile_training,
+        open_compiler,
+    )
+    from common.measure.without_gpu.pretend import find_gpu
 
     gpu = find_gpu(args.architecture)
     names = args.configurations or configs.configurations(args.benchmark)
@@ -87,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
 
 def check_published(as_json: bool) -> None:
     """Print predicted against published throughput."""
-    from common.measure import gpu_model
+    from common.measure.without_gpu import gpu_model
 
     checks = gpu_model.check_published()
     if as_json:

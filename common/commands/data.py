@@ -20,10 +20,13 @@ import importlib
 from functools import partial
 from pathlib import Path
 
-from common import config as configs
-from common import fingerprint, preparation, repository, shards
+from common import repository
 from common.commands import add_benchmark
-from common.config import ROOT, SIZES
+from common.config import schema as configs
+from common.config.schema import ROOT, SIZES
+from common.data import manifest as fingerprint
+from common.data import prepare as preparation
+from common.data import shards
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 
 

@@ -20,12 +20,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from common import config as configs
 from common.commands import add_benchmarks, add_results
 from common.commands.run import add_nproc
-from common.config import ROOT, RunConfig
-from common.doctor.line import FAULT, WARNING, Line, fault, warning
+from common.config import schema as configs
+from common.config.schema import ROOT, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.machine.line import FAULT, WARNING, Line, fault, warning
 
 PROCESSES_ON_CPU = 2  # enough to see messages pass
 
@@ -89,9 +89,10 @@ def load(args: argparse.Namespace, benchmark: str) -> dict[str, RunConfig]:
 
 def lines(args: argparse.Namespace, loaded: dict[str, dict[str, RunConfig]]) -> Iterator[Line]:
     """Yield what every check finds, the cheap ones first."""
-    from common.doctor import devices, gpus
-    from common.doctor.preflight import cheap_checks, num_shards
-    from common.launch import count_gpus
+    from common.doctor import devices
+    from common.machine import gpus
+    from common.machine.preflight import cheap_checks, num_shards
+    from common.run.launch import count_gpus
 
     most_shards = max(num_shards(config) for named in loaded.values() for config in named.values())
     yield from cheap_checks(args.size, args.results.resolve(), most_shards)
@@ -110,8 +111,9 @@ def lines(args: argparse.Namespace, loaded: dict[str, dict[str, RunConfig]]) -> 
 
 def benchmark_lines(named: dict[str, RunConfig], results: Path, num_devices: int) -> Iterator[Line]:
     """Yield what the checks of one benchmark find; `named` are its configurations."""
-    from common.doctor import first_steps, host, recipe
-    from common.machine_load import Meter, read_alone
+    from common.doctor import first_steps, recipe
+    from common.machine import host
+    from common.machine.load import Meter, read_alone
 
     config = next(iter(named.values()))
     what = config.benchmark

@@ -25,14 +25,15 @@ from typing import Any
 
 from rich.console import Console
 
-from common import config as configs
-from common import plan, system
 from common.commands import add_benchmark, add_results, listed_benchmarks
 from common.commands import plan as planning
-from common.config import NAME, RunConfig
+from common.config import schema as configs
+from common.config.schema import NAME, RunConfig
 from common.errors import EXIT_OK, UserError
 from common.evidence.log import STUDY, find_logs, read_log
+from common.machine import system
 from common.measure import figures
+from common.measure import scaling as plan
 from common.measure.device_run import NUM_DEVICES
 from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
@@ -154,7 +155,7 @@ def choose_samples(
     args: argparse.Namespace, config: RunConfig, values: dict[str, Any], mlperf_name: str
 ) -> Samples:
     """Return the samples to the target: as given, measured, or published. Raises UserError."""
-    from common.evidence.reported import load_reported
+    from common.evidence.compare.reported import load_reported
 
     if args.samples is not None:
         if args.samples < 1:

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import config as configs
 from common.commands import add_benchmark, add_results, whole_number
+from common.config import schema as configs
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
 
@@ -76,7 +76,7 @@ def inspect(args: argparse.Namespace, config: configs.RunConfig, directory: Path
 
 def time_neighbour(args: argparse.Namespace) -> int:
     """Time runs beside a busy process, keep the figures, and print their table."""
-    from common import system
+    from common.machine import system
     from common.measure import figures as files
     from common.measure.neighbour import measure_neighbour
 

@@ -13,9 +13,9 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from common import atomic
-from common.card import Card, Setting, cards, find_card, plain_loop, used_by
+from common import files
 from common.errors import EXIT_OK, UserError
+from common.training.card import Card, Setting, cards, find_card, plain_loop, used_by
 
 WIDTH = 110
 INTRODUCTION = """\
@@ -76,7 +76,7 @@ def write(path: Path) -> None:
     if path.suffix != ".md":
         raise UserError("expected a file NAME.md", where=f"--write {path}")
     try:
-        with atomic.written_whole(path) as draft:
+        with files.written_whole(path) as draft:
             draft.write_text(page())
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=str(path)) from None

@@ -18,11 +18,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from common import config as configs
-from common import plan
 from common.commands import add_benchmark, listed_benchmarks
-from common.config import ROOT, RunConfig
+from common.config import schema as configs
+from common.config.schema import ROOT, RunConfig
 from common.errors import EXIT_OK, UserError
+from common.measure import scaling
 
 MAX_DEVICES = 1024
 STARTUP_S = 3.0  # published: 0.9 to 2.6 s
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bench", type=Path, action="append", default=[], metavar="FILE", help="figures of `ttt bench`"
     )
     parser.add_argument("--measured", action="append", default=[], metavar="SAMPLES_PER_S@BATCH")
-    parser.add_argument("--inside", default="nvlink4", help=f"GB/s, or: {', '.join(plan.INSIDE)}")
+    parser.add_argument("--inside", default="nvlink4", help=f"GB/s, or: {', '.join(scaling.INSIDE)}")
     parser.add_argument(
-        "--network", default="8xndr", help=f"GB/s of a machine, or links: 8x{', 8x'.join(plan.NETWORK)}"
+        "--network", default="8xndr", help=f"GB/s of a machine, or links: 8x{', 8x'.join(scaling.NETWORK)}"
     )
-    parser.add_argument("--latency-us", type=float, default=plan.LATENCY_US, help="of a message")
-    parser.add_argument("--link-share", type=float, default=plan.LINK_SHARE, help="of those rates reached")
-    parser.add_argument("--overlap", type=float, default=plan.OVERLAP, help="share hidden by the backward")
+    parser.add_argument("--latency-us", type=float, default=scaling.LATENCY_US, help="of a message")
+    parser.add_argument("--link-share", type=float, default=scaling.LINK_SHARE, help="of those rates reached")
+    parser.add_argument("--overlap", type=float, default=scaling.OVERLAP, help="share hidden by the backward")
     parser.add_argument(
         "--batch-per-device", type=int, metavar="N", help="default: the recipe's global batch"
     )
@@ -60,20 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the prediction, or how good predictions are."""
     if args.check_published:
-        report_checks(plan.check_published(ROOT), args.json)
+        report_checks(scaling.check_published(ROOT), args.json)
         return EXIT_OK
     check_numbers(args)
     config = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     work, assumptions = measured_work(args, config)
     recipe, more = choose_recipe(args, config)
-    links = plan.Links(
-        inside=plan.choose_inside(args.inside),
-        network=plan.choose_network(args.network),
+    links = scaling.Links(
+        inside=scaling.choose_inside(args.inside),
+        network=scaling.choose_network(args.network),
         latency_us=args.latency_us,
         share=args.link_share,
         overlap=args.overlap,
     )
-    found = plan.predict(work, links, recipe, machines=args.nodes, per_machine=args.gpus, price=args.price)
+    found = scaling.predict(work, links, recipe, machines=args.nodes, per_machine=args.gpus, price=args.price)
     assumptions += more + [
         f"links: {links.inside:g} GB/s inside a machine, {links.network:g} GB/s between machines, of which "
         f"{links.share:.0%} is reached; {links.latency_us:g} us a message; {links.overlap:.0%} overlapped",
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     ]
     if args.json:
         rows = [row(each) for each in found]
-        print(json.dumps({"rows": rows, "formula": plan.FORMULA, "assumptions": assumptions}))
+        print(json.dumps({"rows": rows, "formula": scaling.FORMULA, "assumptions": assumptions}))
     else:
         print_predictions(found, assumptions)
     return EXIT_OK
@@ -108,7 +108,7 @@ def check_numbers(args: argparse.Namespace) -> None:
         )
 
 
-def measured_work(args: argparse.Namespace, config: RunConfig) -> tuple[plan.Work, list[str]]:
+def measured_work(args: argparse.Namespace, config: RunConfig) -> tuple[scaling.Work, list[str]]:
     """Return the work of a step as it was measured on one device, and what that assumes."""
     import torch
 
@@ -131,12 +131,12 @@ def measured_work(args: argparse.Namespace, config: RunConfig) -> tuple[plan.Wor
             raise UserError(f"no rate of {config.configuration} at {missing[0]}", where=str(path))
         batch = figures["batch_size"]
         points.append((batch, batch * sum(share / per_s[shape] for shape, share in shares.items())))
-    traffic = parameters * plan.OPTIMIZER_BYTES[config.optimizer.name]
+    traffic = parameters * scaling.OPTIMIZER_BYTES[config.optimizer.name]
     floor_s = traffic / max(copy_per_s) if copy_per_s else 0.0
     width = 2 if config.gradient_compression == "bf16" else 4
     spread = benchmark.work_spread()
-    work = plan.fitted(
-        plan.Work(
+    work = scaling.fitted(
+        scaling.Work(
             gradient_bytes=width * parameters,
             sample_s=0.0,
             micro_batch=max(batch for batch, _ in points),
@@ -162,7 +162,7 @@ def measured_work(args: argparse.Namespace, config: RunConfig) -> tuple[plan.Wor
 def parse_measured(text: str) -> tuple[int, float]:
     """Return batch and seconds of a step from SAMPLES_PER_S@BATCH."""
     rate, _, batch = text.partition("@")
-    per_s = plan.number(rate)
+    per_s = scaling.number(rate)
     if per_s is None or not batch.isdecimal() or int(batch) == 0:
         raise UserError(f"--measured {text}: expected SAMPLES_PER_S@BATCH, such as 70@56")
     return int(batch), int(batch) / per_s
@@ -183,7 +183,7 @@ def read_figures(path: Path, config: RunConfig) -> dict[str, Any]:
     return figures
 
 
-def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[plan.Recipe, list[str]]:
+def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[scaling.Recipe, list[str]]:
     """Return what is trained, and what is assumed of the samples to the target."""
     name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
     samples, why = args.samples, "as given"
@@ -194,14 +194,14 @@ def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[plan.Rec
     num_evaluated: int = config.data.num_evaluation_samples  # type: ignore[attr-defined]
     assumptions = [
         f"samples to the target: {samples:,} ({why}); start-up {args.startup_s:g} s; {num_evaluations} "
-        f"evaluations of {num_evaluated:,} samples, each {plan.EVALUATED:.2f} of a trained one"
+        f"evaluations of {num_evaluated:,} samples, each {scaling.EVALUATED:.2f} of a trained one"
     ]
     if args.batch_per_device is not None:
         assumptions.append(
             "unverified recipe: the batch grows with the devices, but takes as many samples to the target as "
             f"the recipe's {config.global_batch_size:,}; larger ones take more (--samples), and another rate"
         )
-    recipe = plan.Recipe(
+    recipe = scaling.Recipe(
         batch=None if args.batch_per_device else config.global_batch_size,
         share=args.batch_per_device or 0,
         samples_to_target=samples,
@@ -216,7 +216,7 @@ def samples_to_target(name: str, config: RunConfig) -> tuple[int, str]:
     """Return the median of the published set of a configuration, else all that it may train on."""
     from statistics import median
 
-    from common.evidence.reported import load_reported
+    from common.evidence.compare.reported import load_reported
 
     published = load_reported()[name].of_configuration(config.configuration)
     if published is None or config.size != "full":
@@ -225,13 +225,13 @@ def samples_to_target(name: str, config: RunConfig) -> tuple[int, str]:
     return math.ceil(median(reached)), f"median of {published.title}"
 
 
-def row(found: plan.Prediction) -> dict[str, Any]:
+def row(found: scaling.Prediction) -> dict[str, Any]:
     """Return one prediction for machines."""
     rest = {"efficiency": found.efficiency, "minutes": found.minutes, "cost": found.cost}
     return dataclasses.asdict(found.step) | {"samples_per_s": found.step.samples_per_s} | rest
 
 
-def print_predictions(found: list[plan.Prediction], assumptions: list[str]) -> None:
+def print_predictions(found: list[scaling.Prediction], assumptions: list[str]) -> None:
     """Print a table, the formula and the assumptions."""
     cost = "" if found[0].cost is None else "      cost"
     heads = "machines devices  batch/device   step ms  exchange   exposed    samples/s  efficiency    minutes"
@@ -244,11 +244,11 @@ def print_predictions(found: list[plan.Prediction], assumptions: list[str]) -> N
             f" {taken.seconds * 1e3:9.1f} {taken.exchange_s * 1e3:9.1f} {taken.exposed_s * 1e3:9.1f}"
             f" {taken.samples_per_s:12,.1f} {each.efficiency:11.0%} {each.minutes:10.2f}{cost}"
         )
-    for title, lines in (("formula", plan.FORMULA), ("assumptions", assumptions)):
+    for title, lines in (("formula", scaling.FORMULA), ("assumptions", assumptions)):
         print(f"{title}:", *(f"  {line}" for line in lines), sep="\n")
 
 
-def report_checks(checks: list[plan.Check], as_json: bool) -> None:
+def report_checks(checks: list[scaling.Check], as_json: bool) -> None:
     """Print predicted against published throughput, and the errors."""
     errors = [abs(math.log(check.ratio)) for check in checks]
     largest, typical = math.exp(max(errors)), math.exp(sum(errors) / len(errors))

@@ -28,21 +28,24 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from common import config as configs
-from common import launch, ranks, repository, system
+from common import repository
 from common.commands import add_benchmark, add_results
 from common.commands.run import add_nproc
-from common.config import Loaded
+from common.config import schema as configs
+from common.config.schema import Loaded
 from common.errors import EXIT_OK, UserError
+from common.machine import system
 from common.measure.device_run import NUM_DEVICES, build
 from common.measure.figures import keep
+from common.measure.verdict import Phase, Profile, at_most, verdict
 from common.processes import rank_environments
-from common.study.verdict import Phase, Profile, at_most, verdict
-from common.supervision import supervise
+from common.run import launch
+from common.run.supervision import supervise
+from common.training import ranks
 
 if TYPE_CHECKING:
-    from common.benchmark import Benchmark
-    from common.timed_run import TrainingRun
+    from common.run.loop import TrainingRun
+    from common.training.benchmark import Benchmark
 
 MIN_TURNS, MAX_TURNS = 2, 1000
 
@@ -101,7 +104,7 @@ def main(args: argparse.Namespace) -> int:
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Profile with all the ranks that were started; returns the figures, which rank 0 has kept."""
-    from common import distributed
+    from common.training import distributed
 
     place = ranks.place()
     loaded = load(args, [], place.world_size)
@@ -138,8 +141,8 @@ def start_ranks(num_ranks: int) -> int:
 
 def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") -> dict[str, Any]:
     """Measure every phase, then evaluation and other loaders; rank 0 tells and keeps."""
-    from common.study import profile as measuring
-    from common.throughput import measure_peaks
+    from common.measure import profile as measuring
+    from common.measure.throughput import measure_peaks
 
     config, benchmark = loaded.config, run.benchmark
     is_quiet = run.place.rank > 0

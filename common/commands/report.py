@@ -15,13 +15,13 @@ from pathlib import Path
 from common.commands import add_paths, repository_path
 from common.commands.check import judged
 from common.errors import EXIT_OK
-from common.evidence import official
 from common.evidence.audit import Audited, audit_paths
+from common.evidence.compare.reported import load_reported
 from common.evidence.ledger import Ledger, find_ledgers
-from common.evidence.official import Verdict
 from common.evidence.records import printable
 from common.evidence.report import Checked, check_folder, write_report
-from common.evidence.reported import load_reported
+from common.evidence.submission import official
+from common.evidence.submission.official import Verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,12 +24,10 @@ from common.commands import add_paths
 from common.commands.score import score_json
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence import recipes
-from common.evidence.claims import VERDICTS, Judged, judge
-from common.evidence.intervals import Interval
-from common.evidence.log import load
-from common.evidence.masked_accuracy import COUNTINGS
-from common.evidence.reported import Reported, load_reported
-from common.evidence.reproduce import (
+from common.evidence.compare.claims import VERDICTS, Judged, judge
+from common.evidence.compare.masked_accuracy import COUNTINGS
+from common.evidence.compare.reported import Reported, load_reported
+from common.evidence.compare.reproduce import (
     MARGIN,
     MEANING,
     REPRODUCED,
@@ -41,6 +39,8 @@ from common.evidence.reproduce import (
     Reproduction,
     reproduce,
 )
+from common.evidence.intervals import Interval
+from common.evidence.log import load
 from common.evidence.score import number
 
 NO_SPREAD = 1e-6  # of a ratio; below it the runs agree to rounding

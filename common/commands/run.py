@@ -27,12 +27,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from common import config as configs
-from common import launch, ranks, recipe, resume, run_sets, system
 from common.commands import add_benchmark, add_results, add_systems, whole_number
-from common.config import SIZES
+from common.config import schema as configs
+from common.config.schema import SIZES
 from common.errors import EXIT_OK, UserError
-from common.study import tune_command
+from common.machine import system
+from common.run import batch_check, launch, resume, run_sets
+from common.study.tuning import tune_command
+from common.training import ranks
 
 MAX_RANKS = 1024
 seed = whole_number(0, 2**31 - 1)
@@ -95,19 +97,19 @@ def main(args: argparse.Namespace) -> int:
         path = tune_command.tuned(args, loaded)
         loaded = configs.load(args.benchmark, str(path), size=args.size, settings=args.set)
     if args.dry_run:
-        from common.dry_run import describe_run
+        from common.training.dry_run import describe_run
 
         num_ranks = args.nproc or launch.choose_ranks(loaded.config, None)
         launch.check_share(loaded.config, num_ranks)
-        print(describe_run(recipe.compared(loaded, num_ranks), num_ranks))
+        print(describe_run(batch_check.compared(loaded, num_ranks), num_ranks))
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
     together = max(num_ranks, ranks.place().world_size)
-    loaded = recipe.compared(loaded, together)
-    recipe.check_decided(loaded, together)
+    loaded = batch_check.compared(loaded, together)
+    batch_check.check_decided(loaded, together)
     if ranks.place().rank:
         return launch.take_part(args.hung_after)
-    print(*(f"{line}\n" for line in recipe.unverified(loaded)), sep="", end="")
+    print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
     run_set = launch.plan_run_set(
         loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
     )

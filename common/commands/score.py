@@ -34,10 +34,10 @@ from rich.text import Text
 
 from common.commands import add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK
-from common.evidence.factors import Factors
+from common.evidence.compare.factors import Factors
+from common.evidence.compare.reported import reported
 from common.evidence.intervals import Estimate
 from common.evidence.log import load
-from common.evidence.reported import reported
 from common.evidence.score import (
     DASH,
     SPEEDUP,

@@ -18,8 +18,8 @@ import argparse
 import math
 import os
 
-from common import config as configs
 from common.commands import add_benchmark
+from common.config import schema as configs
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.study import cells, sweep
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config import ROOT
-from common.doctor import gpus
-from common.doctor.line import OK, Line, fault, ok, warning
-from common.doctor.record import judged
+from common.config.schema import ROOT
+from common.machine import gpus
+from common.machine.line import OK, Line, fault, ok, warning
+from common.machine.record import judged
 from common.processes import Exit, Processes, rank_environments
 
 TIMEOUT_S = 90

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from common import config as configs
-from common import repository, system, yaml_file
-from common.atomic import write_text
-from common.config import ROOT, RunConfig, Strict
-from common.doctor.line import Line, fault, ok
+from common import repository, yaml_file
+from common.config import schema as configs
+from common.config.schema import ROOT, RunConfig, Strict
+from common.config.validation import validated
 from common.errors import UserError
-from common.validation import validated
+from common.files import write_text
+from common.machine import system
+from common.machine.line import Line, fault, ok
 
 FILE = "first_steps"
 FEWEST_SEEDS = 3
@@ -65,7 +66,7 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
 
 def take(config: RunConfig, *, seed: int, num_steps: int) -> Taken:
     """Train so many steps on the prepared data, in this process. Raises UserError as a run does."""
-    from common.training import Training
+    from common.training.step import Training
 
     benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=seed)
     benchmark.check_ready()

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common import distributed, ranks
-from common.machine_load import own_gpu
-from common.throughput import COPY_BYTES, GEMM_SIZE, synchronize
+from common.machine.load import own_gpu
+from common.measure.throughput import COPY_BYTES, GEMM_SIZE, synchronize
+from common.training import distributed, ranks
 
 SECONDS = {"cuda": 2.0, "cpu": 0.5}  # of each: long enough for a GPU to become warm
 CALLS = {"cuda": 50, "cpu": 2}  # between two looks at the clock

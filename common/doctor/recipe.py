@@ -4,16 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common import config as configs
-from common import fingerprint, launch, preparation, repository, system
-from common.config import ROOT, RunConfig
-from common.doctor.line import OK, Line, fault, ok, warning
-from common.doctor.record import judged
+from common import repository
+from common.config import schema as configs
+from common.config.schema import ROOT, RunConfig
+from common.data import manifest as fingerprint
+from common.data import prepare
 from common.errors import UserError
+from common.evidence.compare.reported import load_reported
 from common.evidence.disturbance import SPARE
 from common.evidence.log import Log, read_log
-from common.evidence.reported import load_reported
-from common.machine_load import Load
+from common.machine import system
+from common.machine.line import OK, Line, fault, ok, warning
+from common.machine.load import Load
+from common.machine.record import judged
+from common.run import launch
 
 PROJECTED_DEVICES = 8  # of `ttt bench`
 
@@ -28,7 +32,7 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
         return warning(check, f"not prepared at size {config.size}", config.prepared_hint), None
     has_content = config.size == "mini"
     try:
-        problems = preparation.verify(directory, config, hint="", has_content=has_content)
+        problems = prepare.verify(directory, config, hint="", has_content=has_content)
         manifest = fingerprint.read_manifest(directory, hint="")
     except UserError as error:
         return fault(check, repository.shown_in(str(error)), config.prepared_hint), None

@@ -18,14 +18,14 @@ from markupsafe import Markup
 
 from common.errors import UserError
 from common.evidence.audit import Finding, by_rule, num_errors
-from common.evidence.claims import judge
+from common.evidence.compare.claims import judge
+from common.evidence.compare.reported import Reported
+from common.evidence.compare.reproduce import Reproduction, reproduce
 from common.evidence.intervals import Interval
 from common.evidence.ledger import Ledger
 from common.evidence.log import RunSet
 from common.evidence.plots import ascii_name, draw
 from common.evidence.records import printable
-from common.evidence.reported import Reported
-from common.evidence.reproduce import Reproduction, reproduce
 from common.evidence.rules.systems import described as with_description
 from common.evidence.rules.systems import fields_of
 from common.evidence.score import (

@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from common.evidence import intervals, recipes
+from common.evidence.compare.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.disturbance import summarize_disturbance
-from common.evidence.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.records import printable

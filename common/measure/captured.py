@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.measure.device_run import build
-from common.method import Batch
-from common.throughput import bench_batches, synchronize
-from common.timed_run import TrainingRun
+from common.measure.throughput import bench_batches, synchronize
+from common.run.loop import TrainingRun
+from common.training.method import Batch
 
 NUM_STEPS = 60
 TOLERANCE = 0.02  # of a loss and of the evaluation: bfloat16, whose sums a compiler takes in another order

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common import config as configs
+from common.config import schema as configs
 from common.errors import UserError
-from common.ranks import ALONE, Place
+from common.training.ranks import ALONE, Place
 
 if TYPE_CHECKING:
-    from common.timed_run import TrainingRun
+    from common.run.loop import TrainingRun
 
 NUM_DEVICES = 8  # of the published systems; one of them, here, takes its share of the batch
 
@@ -36,8 +36,8 @@ def build(
     config: configs.RunConfig, directory: Path, place: Place = ALONE, *, warms_up: bool = True
 ) -> "TrainingRun":
     """Return an initialized run whose log goes to a folder that nobody keeps."""
-    from common.mllog import RunLog
-    from common.timed_run import Spec, TrainingRun
+    from common.run.loop import Spec, TrainingRun
+    from common.run.mllog import RunLog
 
     number = sum(1 for _ in directory.iterdir())
     log = RunLog(directory / f"result_{number}.txt", state="run")

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import atomic
+from common import files
 from common.errors import UserError
-from common.launch import create_next
+from common.run.launch import create_next
 
 
 def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:
@@ -29,6 +29,6 @@ def new_file(directory: Path, name: str) -> Path:
 def write(path: Path, figures: Mapping[str, Any]) -> None:
     """Put the figures in the place of what the file held."""
     try:
-        atomic.write_text(path, json.dumps(figures, indent=1) + "\n")
+        files.write_text(path, json.dumps(figures, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"cannot write figures here ({error.strerror})", where=str(path)) from error

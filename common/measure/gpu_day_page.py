@@ -6,8 +6,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from common import atomic
-from common.measure import gpu_model
+from common import files
+from common.measure.without_gpu import gpu_model
 from common.repository import shown
 
 
@@ -86,5 +86,5 @@ def write_page(rows: Sequence[dict[str, Any]], path: Path) -> str:
     )
     details = [describe_row(row).splitlines()[1:] for row in rows]
     page = environment.get_template("gpu_day.html").render(rows=list(zip(rows, details, strict=True)))
-    atomic.write_text(path.resolve(), page)
+    files.write_text(path.resolve(), page)
     return shown(path)

@@ -4,8 +4,8 @@ import statistics
 import time
 from itertools import cycle
 
-from common.board import COMPUTING, LOADING
-from common.timed_run import TrainingRun
+from common.run.heartbeat import COMPUTING, LOADING
+from common.run.loop import TrainingRun
 
 
 def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.measure.device_run import build
-from common.throughput import synchronize
+from common.measure.throughput import synchronize
 
 
 def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:

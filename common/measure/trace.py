@@ -12,9 +12,9 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.measure.device_run import build
-from common.throughput import WARM_UP_TURNS, bench_batches, stepper, synchronize, timed
+from common.measure.throughput import WARM_UP_TURNS, bench_batches, stepper, synchronize, timed
 
 CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
     "compiled": r"^triton_|graph_\d+_cpp|cpp_fused",  # named after all that they fuse

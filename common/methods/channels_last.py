@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def apply_channels_last(model: nn.Module) -> int:

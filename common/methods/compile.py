@@ -20,8 +20,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from common.config import Strict
-from common.method import Method
+from common.config.schema import Strict
+from common.training.method import Method
 
 MAX_SHAPES = 64  # of all models of a process; torch's own limit is 8, beyond which it silently runs eager
 

@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def ema_smoothing(half_life_steps: float, every_steps: int) -> float:

@@ -17,9 +17,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.config import Strict
+from common.config.schema import Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress
+from common.training.method import Batch, Method, Progress
 
 TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Strict
+from common.config.schema import Strict
 from common.errors import UserError
-from common.method import Loss, Method
+from common.training.method import Loss, Method
 
 
 def smooth_labels(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:

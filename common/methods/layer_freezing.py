@@ -15,10 +15,10 @@ Source. Brock et al. 2017, https://arxiv.org/abs/1706.04983; MosaicML Composer 0
 from pydantic import Field
 from torch import nn
 
-from common import ranks
-from common.config import Fraction, RunConfig, Strict
+from common.config.schema import Fraction, RunConfig, Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress, refuse_compiled
+from common.training import ranks
+from common.training.method import Batch, Method, Progress, refuse_compiled
 
 FROZEN_HERE = "is_frozen_by_freeze_layers"  # of a parameter
 

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 class LowPrecisionLayerNorm(nn.LayerNorm):

@@ -13,7 +13,7 @@ Source. He et al. 2018, https://arxiv.org/abs/1812.01187, section 3.1.
 from torch.optim import Optimizer
 
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def split_decay(optimizer: Optimizer) -> int:

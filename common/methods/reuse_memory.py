@@ -19,7 +19,7 @@ import platform
 from torch import nn
 
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # names of mallopt(3), as in malloc.h
 NEVER, NONE = -1, 0

@@ -23,8 +23,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from common.config import Strict
-from common.method import Method, Progress
+from common.config.schema import Strict
+from common.training.method import Method, Progress
 
 
 @torch.no_grad()

@@ -12,9 +12,9 @@ Source. MosaicML Composer 0.7, scale_schedule_ratio (its warm-up is not scaled e
 
 from pydantic import Field
 
-from common.config import RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def scaled(num_epochs: int, ratio: float) -> int:

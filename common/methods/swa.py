@@ -23,9 +23,9 @@ from pydantic import Field
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
-from common.config import Duration, Fraction, RunConfig, Strict
+from common.config.schema import Duration, Fraction, RunConfig, Strict
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def averaged(model: nn.Module) -> AveragedModel:

@@ -21,15 +21,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from common import config as configs
-from common import launch, ranks, recipe, run_sets, system
 from common.commands import add_results, whole_number
 from common.commands.run import add_nproc, seed
-from common.config import NAME, ROOT, SIZES, RunConfig
-from common.doctor.preflight import preflight
+from common.config import schema as configs
+from common.config.schema import NAME, ROOT, SIZES, RunConfig
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import STUDY, Log, read_log
-from common.launch import RunSet
+from common.machine import system
+from common.machine.preflight import preflight
+from common.run import batch_check, launch, run_sets
+from common.run.launch import RunSet
+from common.training import ranks
 
 MAX_SEEDS = 100
 TABLE_WIDTH = 110  # columns, where there is no terminal to ask
@@ -177,8 +179,8 @@ def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
             study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell)
         )
         num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-        loaded = recipe.compared(loaded, num_ranks)
-        recipe.check_decided(loaded, num_ranks)
+        loaded = batch_check.compared(loaded, num_ranks)
+        batch_check.check_decided(loaded, num_ranks)
         directory = loaded.config.data.directory  # type: ignore[attr-defined]
         if directory not in directories:
             directories.add(directory)

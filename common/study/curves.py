@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from common.evidence import intervals
-from common.evidence.factors import evaluation_minutes
+from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.intervals import Estimate, Interval
 from common.evidence.log import Log
 

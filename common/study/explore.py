@@ -19,10 +19,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from scipy import stats
 
-from common import config as configs
+from common.config import schema as configs
 from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
-from common.evidence.factors import evaluation_minutes
+from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.log import MAX_BYTES, Log, label
 from common.evidence.records import finite, printable
 from common.evidence.report import link, write_whole

@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from common import yaml_file
-from common.config import Strict
+from common.config.schema import Strict
+from common.config.validation import validated
 from common.errors import UserError, nearest
-from common.validation import validated
 
 PRICES = Path(__file__).with_name("prices.yaml")
 OWN = re.compile(r"own=([0-9]+(?:\.[0-9]+)?)")  # --price own=0.12

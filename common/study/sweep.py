@@ -11,12 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from common import config as configs
-from common.atomic import write_text
+from common.config import schema as configs
 from common.errors import UserError
 from common.evidence.intervals import Estimate
 from common.evidence.log import Log
 from common.evidence.records import printable
+from common.files import write_text
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study
 from common.study.curve_plot import draw

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from common import fingerprint
+from common.data import manifest
 from common.errors import UserError
 from image_classification.data.shards import Shards, index_path
 
@@ -56,9 +56,9 @@ class ImageFolder:
         labels = np.repeat(np.arange(len(classes)), counts)
         paths = [path for inner in files for path in inner]
         root = directory.parent
-        if not (root / fingerprint.MANIFEST).is_file():
+        if not (root / manifest.MANIFEST).is_file():
             return cls(paths=paths, labels=labels)
-        known = fingerprint.read_manifest(root, hint=hint)["files"]
+        known = manifest.read_manifest(root, hint=hint)["files"]
         names = [path.relative_to(root).as_posix() for path in paths]
         return cls(
             paths=paths, labels=labels, digests=[known.get(name, {}).get("sha256", "") for name in names]

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional
 
-from common import sampler
+from common.data import sampler
 from common.errors import UserError
-from common.ranks import ALONE, Place, part
+from common.training.ranks import ALONE, Place, part
 from image_classification.augmentation import Transform, augmented
 from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import fingerprint, preparation, shards
+from common.data import manifest, shards
+from common.data import prepare as preparation
 from common.errors import UserError
 from image_classification.data.images import PARTS
 from image_classification.data.shards import EncodedImage, cut, write_shard
@@ -55,8 +56,8 @@ def prepare_digits(directory: Path, work: Path, config: Any) -> str:
     if settings != config.prepared_with():
         shutil.rmtree(work)
         raise UserError(f"the embedded set has {settings}, not {config.prepared_with()}", where="data")
-    result = fingerprint.write_manifest(work, {"settings": settings})
-    fingerprint.put_in_place(work, directory)
+    result = manifest.write_manifest(work, {"settings": settings})
+    manifest.put_in_place(work, directory)
     return result
 
 

@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from common import sampler
+from common.data import sampler
 from common.errors import UserError
 from image_classification.data.decoders import Decoded, Name, open_decoder
 from image_classification.data.images import Images

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from common.data.shards import index_path, read_index, shard_path
 from common.errors import UserError
-from common.shards import index_path, read_index, shard_path
 
 INDEX = np.dtype(  # 32 bytes a sample
     [

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 from image_classification.data.crops import alternating_flips
 
 

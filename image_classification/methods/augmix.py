@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field
 from torchvision.transforms import v2
 
-from common.config import Strict
+from common.config.schema import Strict
 from image_classification.augmentation import Augmentation, Transform
 
 

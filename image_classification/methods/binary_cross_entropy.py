@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import Fraction, Strict
+from common.config.schema import Fraction, Strict
 from common.errors import UserError
-from common.method import Loss, Method
 from common.methods.label_smoothing import smooth_labels
+from common.training.method import Loss, Method
 
 
 def binary_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:

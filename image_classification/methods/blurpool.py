@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import Strict
+from common.config.schema import Strict
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def apply_blurpool(model: nn.Module, min_channels: int = 16) -> int:

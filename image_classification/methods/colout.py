@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Strict
-from common.method import Batch, Method, Progress
+from common.config.schema import Strict
+from common.training.method import Batch, Method, Progress
 
 
 def drop_lines(images: Tensor, share: float = 0.15) -> Tensor:

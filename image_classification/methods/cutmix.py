@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 from torchvision.transforms import v2
 
-from common.config import Strict
+from common.config.schema import Strict
 from image_classification.methods.mixup import Mixup
 
 

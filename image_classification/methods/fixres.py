@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from pydantic import Field
 from torchvision.transforms import v2
 
-from common.config import RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 

@@ -18,9 +18,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from common.config import Strict
+from common.config.schema import Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress
+from common.training.method import Batch, Method, Progress
 
 
 def mix_up(

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.config import RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def crops_by_epoch(sizes_px: list[int], epochs: list[int]) -> list[int]:

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Fraction, RunConfig, Strict
+from common.config.schema import Fraction, RunConfig, Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress
+from common.training.method import Batch, Method, Progress
 
 
 def image_size_px(

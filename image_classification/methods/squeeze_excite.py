@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import nn
 from torchvision.ops import SqueezeExcitation
 
-from common.config import Strict
+from common.config.schema import Strict
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def apply_squeeze_excite(model: nn.Module, min_channels: int = 512, latent_channels: int = 64) -> int:

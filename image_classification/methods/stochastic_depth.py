@@ -21,9 +21,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from common.config import RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress, refuse_compiled
+from common.training.method import Batch, Method, Progress, refuse_compiled
 
 
 def apply_stochastic_depth(model: nn.Module, drop_rate: float = 0.2) -> int:

@@ -15,7 +15,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 
 
 def apply_zero_gamma(model: nn.Module) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from common.method import Batch
+from common.training.method import Batch
 from language_bert.data.shards import Record
 
 IGNORED = -100  # the label of a token that was not masked

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
-from common import fingerprint, preparation
+from common.data import manifest
+from common.data import prepare as preparation
 from common.errors import UserError
 from language_bert.data import shards
 from language_bert.data.corpus import documents
@@ -66,8 +67,8 @@ def prepare_prose(directory: Path, work: Path, config: Any) -> str:
         index = shards.write_shard(shards.shard_path(work, name, 0), 0, instances)
         np.save(shards.index_path(work, name), index, allow_pickle=False)
         facts |= shards.describe(name, index, settings)
-    result = fingerprint.write_manifest(work, facts)
-    fingerprint.put_in_place(work, directory)
+    result = manifest.write_manifest(work, facts)
+    manifest.put_in_place(work, directory)
     return result
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from common.data.shards import index_path, read_index, shard_path
 from common.errors import UserError
-from common.shards import index_path, read_index, shard_path
 from language_bert.data.instances import Instance, InstanceSettings
 
 INDEX = np.dtype(  # 24 bytes an instance

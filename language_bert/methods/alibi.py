@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 from language_bert.attention import HAS_FLASH_ATTENTION
 
 

@@ -18,9 +18,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import Strict
+from common.config.schema import Strict
 from common.errors import UserError
-from common.method import Loss, Method
+from common.training.method import Loss, Method
 from language_bert.data.batches import IGNORED
 from language_bert.methods.fused_qkv import packed
 from language_bert.methods.unpad import UnpaddedBert

@@ -19,9 +19,9 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from common.config import Strict
-from common.method import Method
+from common.config.schema import Strict
 from common.methods.compile import compile_options
+from common.training.method import Method
 from language_bert.methods.fused_qkv import packed
 from language_bert.model import PackedBert, encoder_layer
 

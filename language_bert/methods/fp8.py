@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.config import RunConfig
+from common.config.schema import RunConfig
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 from language_bert.methods.fused_qkv import packed
 from language_bert.model import PackedBert, autocast_dtype
 

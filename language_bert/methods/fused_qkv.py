@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.method import Method
+from common.training.method import Method
 from language_bert.model import PackedBert
 
 

@@ -19,8 +19,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import RunConfig, Strict
-from common.method import Method
+from common.config.schema import RunConfig, Strict
+from common.training.method import Method
 from language_bert.methods.alibi import check_from_scratch
 
 

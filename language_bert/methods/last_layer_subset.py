@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.method import Batch, Method, Progress
+from common.training.method import Batch, Method, Progress
 from language_bert.methods.fused_qkv import packed
 from language_bert.methods.unpad import UnpaddedBert
 from language_bert.model import PackedBert

@@ -18,8 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import Strict
-from common.method import Method
+from common.config.schema import Strict
+from common.training.method import Method
 
 
 @torch.no_grad()

@@ -25,9 +25,9 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from common.config import Fraction, RunConfig, Strict
+from common.config.schema import Fraction, RunConfig, Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress, build_methods
+from common.training.method import Batch, Method, Progress, build_methods
 from language_bert.data.batches import IGNORED
 
 TAKES_OVER = "unpad"  # from here on a batch has no rows to cut

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from common.config import Strict
-from common.method import Batch, Method, Progress
+from common.config.schema import Strict
+from common.training.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
 from language_bert.methods.fused_qkv import packed
 from language_bert.methods.unpad import UnpaddedBert

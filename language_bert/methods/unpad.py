@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config import Strict
+from common.config.schema import Strict
 from common.errors import UserError
-from common.method import Batch, Method, Progress
-from common.training import to_device
+from common.training.method import Batch, Method, Progress
+from common.training.step import to_device
 from language_bert.attention import plan_attention
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common import checkpoint, distributed, ranks, resume
-from common.config import load
-from common.mllog import RunLog
-from common.ranks import ALONE
-from common.timed_run import Spec, TrainingRun
+from common.config.schema import load
+from common.run import resume
+from common.run.loop import Spec, TrainingRun
+from common.run.mllog import RunLog
+from common.training import checkpoint, distributed, ranks
+from common.training.ranks import ALONE
 
 NUM_STEPS, DIES_IN_STEP, DIES_IN_CALL = 6, 4, 2
 EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"  # it starts after the second step

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from common import checkpoint, resume
-from common.atomic import draft_folder
+from common.files import draft_folder
+from common.run import resume
+from common.training import checkpoint
 
 NUM_TENSORS, NUM_VALUES = 8, 250_000  # 8 MB together
 LONGEST_S = 0.15

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from common.card import LINE, cards, find_card, plain_loop, read_card, used_by
-from common.config import ROOT
+from common.config.schema import ROOT
+from common.training.card import LINE, cards, find_card, plain_loop, read_card, used_by
 from tests.command import ttt_here
 
 FILE = '''"""A name.
@@ -41,7 +41,7 @@ class Halve(Method):
 
 def test_a_card_is_read_from_its_file(tmp_path, monkeypatch):
     (tmp_path / "halve.py").write_text(FILE)
-    monkeypatch.setattr("common.card.ROOT", tmp_path)
+    monkeypatch.setattr("common.training.card.ROOT", tmp_path)
     card = read_card("halve", "halve")
     assert card.title == "A name" and card.summary == "Does one thing, in two lines"
     assert card.relieves == ("backward pass", "optimizer")

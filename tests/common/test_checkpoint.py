@@ -16,16 +16,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from common import checkpoint, launch, resume
 from common.cli import dispatch
 from common.commands.data import prepare
-from common.config import ROOT, benchmarks, load
+from common.config.schema import ROOT, benchmarks, load
 from common.errors import UserError
 from common.evidence.audit import audit_paths
 from common.evidence.log import load as read_sets
 from common.evidence.log import read_log
 from common.evidence.score import score
-from common.ranks import ALONE
+from common.run import launch, resume
+from common.training import checkpoint
+from common.training.ranks import ALONE
 from tests.common import checkpointed
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

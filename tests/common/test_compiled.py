@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.commands.data import prepare
-from common.config import ROOT, benchmarks, load
+from common.config.schema import ROOT, benchmarks, load
 from common.methods.compile import missing_compiler
 from tests.common.test_distributed import ENVIRONMENT, TORCHRUN
 

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from common import config, yaml_file
-from common.config import ROOT, benchmarks, configurations, load
+from common import yaml_file
+from common.config import schema
+from common.config.schema import ROOT, benchmarks, configurations, load
 from common.errors import UserError
-from common.system import system_id
+from common.machine.system import system_id
 
 
 def bert(*settings, configuration="baseline", size="mini"):
@@ -121,7 +122,7 @@ def folder(tmp_path, monkeypatch):
     for file in ("benchmark.py", "baseline.yaml", "optimized.yaml", "mini.yaml"):
         (tmp_path / "language_bert").mkdir(exist_ok=True)
         (tmp_path / "language_bert" / file).write_text((ROOT / "language_bert" / file).read_text())
-    monkeypatch.setattr(config, "ROOT", tmp_path)
+    monkeypatch.setattr(schema, "ROOT", tmp_path)
     return tmp_path / "language_bert"
 
 

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from common import launch, plan, ranks, sampler
 from common.commands.data import prepare
-from common.config import ROOT, benchmarks, load
+from common.config.schema import ROOT, benchmarks, load
+from common.data import sampler
 from common.errors import UserError
-from common.ranks import Place
+from common.measure import scaling
+from common.run import launch
+from common.training import ranks
+from common.training.ranks import Place
 from language_bert.data.batches import typical_lengths
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -52,9 +55,11 @@ def test_balanced_ranks_share_the_samples_of_a_batch_and_have_about_equal_tokens
             most.append(max(loads) / np.mean(loads))
             random.append(lengths.reshape(world_size, -1).sum(axis=1).max() / np.mean(loads))
     lengths = typical_lengths(1000, 512)
-    work = plan.Work(gradient_bytes=0, sample_s=1, longest=lengths.max() / lengths.mean(), is_balanced=True)
+    work = scaling.Work(
+        gradient_bytes=0, sample_s=1, longest=lengths.max() / lengths.mean(), is_balanced=True
+    )
     assert (world_size, share) != (8, 56) or 1.12 < np.mean(random) < 1.16
-    assert np.mean(most) - 1 <= 1.02 * (plan.imbalance(work, share, world_size) - 1) < 0.26
+    assert np.mean(most) - 1 <= 1.02 * (scaling.imbalance(work, share, world_size) - 1) < 0.26
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from common import config as configs
-from common.config import load
-from common.dry_run import kept_for_backward
-from common.training import Training
+from common.config import schema as configs
+from common.config.schema import load
+from common.training.dry_run import kept_for_backward
+from common.training.step import Training
 from tests.command import ttt
 
 

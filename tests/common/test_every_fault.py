@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from common import resume
 from common.commands.data import prepare
-from common.config import ROOT, load
+from common.config.schema import ROOT, load
 from common.evidence.log import read_log
+from common.run import resume
 from tests.runs import HANG_S
 
 SOURCE = ROOT / "tests/common/faulty_system.c"

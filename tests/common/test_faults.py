@@ -19,11 +19,12 @@ import numpy as np
 import psutil
 import pytest
 
-from common import fingerprint, hardware
-from common.board import COMPUTING, EVALUATING, LOADING, Board
 from common.commands.data import prepare
-from common.config import ROOT, benchmarks, load
-from common.supervision import Watchdog
+from common.config.schema import ROOT, benchmarks, load
+from common.data import manifest
+from common.machine import hardware
+from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Board
+from common.run.supervision import Watchdog
 from tests.runs import BERT, END_S, HANG_S, RESNET, until
 
 WHEN = "(after step [0-9]+|before the first step)"
@@ -172,7 +173,7 @@ def test_a_rank_that_waits_for_another_ends_after_its_launcher(place):
     stopped.suspend()
     time.sleep(1)  # rank 0 waits for it by now, outside of Python
     launcher.kill()
-    until(lambda: [each.pid for each in place.processes("common.rank_process")] == [stopped.pid], END_S)
+    until(lambda: [each.pid for each in place.processes("common.run.worker")] == [stopped.pid], END_S)
     assert stop_of(path).endswith("interrupted")
     stopped.resume()
     place.check_nothing_left()
@@ -185,7 +186,7 @@ def test_an_allocation_that_is_taken_away_ends_every_process_and_closes_the_log(
     path = place.until_logged('"block_start"')
     for each in place.processes():  # as Slurm does
         each.terminate()
-    until(lambda: told_again(place.processes("common.rank_process")), END_S)
+    until(lambda: told_again(place.processes("common.run.worker")), END_S)
     _, errors = launcher.communicate(timeout=END_S)
     assert launcher.returncode == 130 and "Traceback" not in errors
     assert stop_of(path).endswith("interrupted") and f"aborted: {stop_of(path)}" in errors
@@ -308,7 +309,7 @@ def test_half_of_the_evaluation_set_is_noticed_before_the_clock_or_at_the_evalua
 
     words = (index["num_tokens"].astype(int) + 2 * index["num_masked"])[:192].sum()
     os.truncate(copy / "evaluation-00000.shard", 2 * int(words))
-    fingerprint.write_manifest(copy, fingerprint.read_manifest(copy, hint="")["facts"])
+    manifest.write_manifest(copy, manifest.read_manifest(copy, hint="")["facts"])
     done = ttt(place.arguments((*BERT, setting, "evaluate_untrained=true")))
     why = failure_in(done, place.results()[0], 2)
     assert why == f"rank 0 of 1, before the first step: {copy}: evaluation: 192 samples, expected 384"
@@ -399,7 +400,7 @@ def test_sigterm_before_anything_has_started_is_told_in_one_line(place):
 STEPPED = """
 import os, sys, time
 real, start = time.time, time.monotonic()
-if "common.rank_process" in sys.orig_argv:
+if "common.run.worker" in sys.orig_argv:
     time.time = lambda: real() + 3600 * os.path.exists(os.environ["CLOCK_STEPPED"])
 """
 
@@ -446,7 +447,7 @@ def test_a_port_that_is_taken_is_named(place):
 def test_ranks_of_one_machine_listen_on_its_loopback_only(place):
     launcher = start(place, *place.arguments(BERT, "--nproc", 2))
     place.until_logged('"block_start"')
-    ranks = place.processes("common.rank_process")
+    ranks = place.processes("common.run.worker")
     listening = [
         each.laddr
         for process in [psutil.Process(launcher.pid), *ranks]

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from common import launch, mllog
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.errors import EXIT_INTERRUPTED, UserError
+from common.run import launch, mllog
 
 CHILD = """
 import pathlib, signal, sys, time

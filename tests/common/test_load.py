@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from common.commands.data import prepare
-from common.config import benchmark_module, benchmarks, load
+from common.config.schema import benchmark_module, benchmarks, load
 from tests.runs import BERT, RESNET
 
 NUM_STEPS = 2000

@@ -12,16 +12,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import launch, machine_load, system
 from common.commands.data import prepare
-from common.config import ROOT, load
-from common.doctor import devices, host, recipe, record
-from common.doctor.line import OK, WARNING, ok
+from common.config.schema import ROOT, load
+from common.doctor import devices, recipe
 from common.evidence.log import read_log
-from common.machine_load import Load, Meter, busy_programs, gpu_state, look, most_threads, read_alone
-from common.machine_watch import MachineWatch
-from common.mllog import RunLog
-from common.ranks import ALONE
+from common.machine import host, record, system
+from common.machine import load as machine_load
+from common.machine.line import OK, WARNING, ok
+from common.machine.load import Load, Meter, busy_programs, gpu_state, look, most_threads, read_alone
+from common.run import launch
+from common.run.machine_watch import MachineWatch
+from common.run.mllog import RunLog
+from common.training.ranks import ALONE
 from tests.committed import committed_results
 
 NUM_CORES = len(machine_load.affinity())
@@ -133,7 +135,7 @@ def two_threads(free_choice):
 
 
 def test_threads_give_way_to_programs_that_stay(two_threads, monkeypatch, tmp_path):
-    monkeypatch.setattr("common.machine_watch.BETWEEN_LOOKS_S", 0.2)
+    monkeypatch.setattr("common.run.machine_watch.BETWEEN_LOOKS_S", 0.2)
     path = tmp_path / "result_0.txt"
     watch, log = MachineWatch(None, ALONE, torch.device("cpu")), RunLog(path, state="epoch")
     with neighbours():

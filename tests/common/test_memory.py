@@ -7,16 +7,16 @@ import sys
 import pytest
 import torch
 
-from common import memory
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.errors import UserError
+from common.training import memory
 
 FOLLOW = """
 import re, resource
 import psutil
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
-from common.training import Training
+from common.training.step import Training
 from language_bert.benchmark import Benchmark
 
 setting = "micro_batch_size=null"

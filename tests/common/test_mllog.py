@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from common import launch, mllog
 from common.errors import UserError
 from common.evidence.log import parse_log, read_log
-from common.mllog import LogOrderError, RunLog
+from common.run import launch, mllog
+from common.run.mllog import LogOrderError, RunLog
 
 
 @pytest.fixture

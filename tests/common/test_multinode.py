@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.commands.data import prepare
-from common.config import ROOT, benchmarks, load
+from common.config.schema import ROOT, benchmarks, load
 
 PYTHON = [sys.executable, "-m"]
 TINY = {

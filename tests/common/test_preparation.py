@@ -11,9 +11,10 @@ import time
 
 import pytest
 
-from common import fingerprint, lock
+from common import lock
 from common.commands.data import prepare
-from common.config import ROOT, load
+from common.config.schema import ROOT, load
+from common.data import manifest
 from common.errors import UserError
 from tests.command import ttt_here
 from tests.runs import until
@@ -65,8 +66,8 @@ def test_of_several_preparations_one_writes_and_the_others_wait_for_it(tmp_path)
     outputs = ended([start("-c", SLOW_WRITER, tmp_path) for _ in range(5)])
     assert sum("written" in output for output in outputs) == 1
     digests = {output.splitlines()[-1] for output in outputs}
-    assert digests == {f"digest {fingerprint.read_manifest(tmp_path / 'mini', hint='')['fingerprint']}"}
-    assert fingerprint.verify(tmp_path / "mini", {}, hint="") == []
+    assert digests == {f"digest {manifest.read_manifest(tmp_path / 'mini', hint='')['fingerprint']}"}
+    assert manifest.verify(tmp_path / "mini", {}, hint="") == []
     assert [path.name for path in tmp_path.iterdir()] == ["mini"]
 
 
@@ -84,7 +85,7 @@ def test_a_killed_preparation_holds_up_nobody(tmp_path):
     first.communicate()
     (tmp_path / "hold").unlink()
     assert "written" in ended([second])[0]
-    assert fingerprint.verify(tmp_path / "mini", {}, hint="") == []
+    assert manifest.verify(tmp_path / "mini", {}, hint="") == []
     assert [path.name for path in tmp_path.iterdir()] == ["mini"]
 
 
@@ -102,7 +103,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
 def test_several_commands_prepare_the_same_text_at_the_same_time(tmp_path):
     config = load("language_bert", "baseline", size="mini", settings=[]).config
     prepare(config)
-    expected = fingerprint.read_manifest(ROOT / config.data.directory, hint="")["fingerprint"]
+    expected = manifest.read_manifest(ROOT / config.data.directory, hint="")["fingerprint"]
     where = ("language_bert", "--size", "mini", "--set", f"data.directory={tmp_path}/mini")
     commands = []
     for _ in range(4):
@@ -120,7 +121,7 @@ def text(tmp_path):
     config = load("language_bert", "baseline", size="mini", settings=[]).config
     for name in ("train.index.npy", "evaluation.index.npy"):
         (directory / name).write_bytes(b"x")
-    fingerprint.write_manifest(directory, {"settings": config.prepared_with()})
+    manifest.write_manifest(directory, {"settings": config.prepared_with()})
     return directory, ("language_bert", "--size", "mini", "--set", f"data.directory={directory}")
 
 
@@ -145,8 +146,8 @@ def test_a_file_that_the_manifest_never_knew_is_missed(text):
 def test_a_manifest_of_wrong_types_is_refused_in_one_line(text, key, value):
     directory, options = text
     content = {"files": {}, "facts": {}} | {key: value}
-    content["fingerprint"] = fingerprint.fingerprint(content["files"], content["facts"])
-    (directory / fingerprint.MANIFEST).write_text(json.dumps(content))
+    content["fingerprint"] = manifest.fingerprint(content["files"], content["facts"])
+    (directory / manifest.MANIFEST).write_text(json.dumps(content))
     for verb in ("verify", "prepare"):
         done = ttt_here("data", verb, *options)
         assert done.returncode == 2 and done.stderr.count("\n") == 1
@@ -155,6 +156,6 @@ def test_a_manifest_of_wrong_types_is_refused_in_one_line(text, key, value):
 
 def test_a_manifest_that_is_nested_without_end_is_refused(text):
     directory, _ = text
-    (directory / fingerprint.MANIFEST).write_text('{"files": ' + "[" * 100_000)
+    (directory / manifest.MANIFEST).write_text('{"files": ' + "[" * 100_000)
     with pytest.raises(UserError, match="not a data manifest"):
-        fingerprint.read_manifest(directory, hint="")
+        manifest.read_manifest(directory, hint="")

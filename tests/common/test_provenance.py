@@ -7,17 +7,17 @@ from importlib import metadata
 import pytest
 import torch
 
-from common import method
-from common.config import load
+from common.config.schema import load
 from common.measure.device_run import build
-from common.mllog import RunLog
-from common.optim import DecoupledSGD, optimizer_name
-from common.timed_run import log_head
+from common.run.loop import log_head
+from common.run.mllog import RunLog
+from common.training import method
+from common.training.optim import DecoupledSGD, optimizer_name
 
 LION = '''
 """Another optimizer."""
 import torch
-from common.method import Method
+from common.training.method import Method
 
 class SignedDescent(torch.optim.SGD):
     pass
@@ -76,7 +76,7 @@ def test_a_log_has_the_versions_of_what_computes(tmp_path):
         "crops": ("matrix products", torch.__version__),
     }
     ((name, where),) = found["optimizer_class"]
-    assert (name, where["module"]) == ("DecoupledSGD", "common.optim") and "version" not in where
+    assert (name, where["module"]) == ("DecoupledSGD", "common.training.optim") and "version" not in where
 
 
 @pytest.mark.parametrize(

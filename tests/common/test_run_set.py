@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common import fingerprint, launch, run_sets, sampler
-from common.config import ROOT, load
+from common.config.schema import ROOT, load
+from common.data import manifest as fingerprint
+from common.data import sampler
 from common.errors import UserError
+from common.run import launch, run_sets
 
 
 @pytest.fixture(autouse=True)

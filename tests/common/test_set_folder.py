@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
-from common import launch, repository, run_sets, set_folder
-from common.config import ROOT, load
+from common import repository
+from common.config.schema import ROOT, load
 from common.evidence.audit import audit_paths
 from common.evidence.log import read_log
 from common.evidence.recipes import first_difference, mixture, recipe_of
+from common.run import launch, run_sets, set_folder
 from common.study.explore import page_data
 from tests.command import ttt_here as ttt
 
@@ -217,7 +218,7 @@ def test_a_commit_to_a_page_or_a_report_is_no_other_code(clone):
 @pytest.mark.slow
 def test_a_run_loads_nothing_of_the_rooms_that_are_left_out():
     code = """
-import sys, importlib, common.timed_run
+import sys, importlib, common.run.loop
 from common import card, config, repository
 for name in config.benchmarks():
     for module in [f"{name}.benchmark", *card.available(name).values()]:

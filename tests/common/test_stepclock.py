@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from common.config import load
+from common.config.schema import load
 from common.measure.device_run import build
-from common.stepclock import bottleneck
+from common.run.stepclock import bottleneck
 
 SMALL = [
     "global_batch_size=8",

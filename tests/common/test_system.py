@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from common import hardware, system
 from common.cli import COMMANDS
-from common.config import NAME, ROOT
-from common.evidence import official
-from common.evidence.leaks import leaks
+from common.config.schema import NAME, ROOT
+from common.evidence.submission import official
+from common.evidence.submission.leaks import leaks
 from common.evidence.system import FIELDS, problems
+from common.machine import hardware, system
 from tests.command import ttt_here as ttt
 from tests.committed import tracked
 
@@ -161,7 +161,9 @@ def ready(**changes):
     ],
 )
 def test_a_hostile_description_is_a_finding(tmp_path, monkeypatch, data, message):
-    monkeypatch.setattr("common.evidence.official.judge_description", lambda path, ruleset: accepted(path))
+    monkeypatch.setattr(
+        "common.evidence.submission.official.judge_description", lambda path, ruleset: accepted(path)
+    )
     (tmp_path / "x.json").write_bytes(data)
     done = ttt("system", "--check", tmp_path / "x.json")
     assert (done.returncode, done.stderr) == (1, "")

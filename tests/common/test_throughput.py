@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import throughput
 from common.cli import dispatch
-from common.config import load
+from common.config.schema import load
 from common.errors import EXIT_FINDINGS, UserError
-from common.method import Batch, build_methods
-from common.study import steptime
-from common.throughput import LAST_STEPS, stepper, turn_length
-from common.training import Training
+from common.measure import steptime, throughput
+from common.measure.throughput import LAST_STEPS, stepper, turn_length
+from common.training.method import Batch, build_methods
+from common.training.step import Training
 
 BATCH = Batch(inputs={}, targets={}, num_samples=1)
 

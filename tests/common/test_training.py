@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from common.config import load
+from common.config.schema import load
 from common.measure.device_run import build
-from common.method import Method
+from common.training.method import Method
 
 SCALE = 64.0
 SHORT = ("global_batch_size=8", "data.train_crop_px=32")

@@ -18,10 +18,10 @@ from unittest import mock
 import torch
 from torch._dynamo.utils import counters
 
-from common import distributed, ranks
-from common.config import load
-from common.mllog import RunLog
-from common.timed_run import Spec, TrainingRun
+from common.config.schema import load
+from common.run.loop import Spec, TrainingRun
+from common.run.mllog import RunLog
+from common.training import distributed, ranks
 from language_bert import attention
 
 NUM_STEPS = 60

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from image_classification.methods.alternating_flip import alternate_flips
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
-from common.method import seeded
+from common.training.method import seeded
 from image_classification.augmentation import augmentation, augmented
 from image_classification.benchmark import Benchmark
 from image_classification.methods.augmix import aug_mix

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import throughput
 from common.cli import dispatch
-from common.config import load
+from common.config.schema import load
+from common.measure import throughput
 from common.measure.device_run import build
-from common.method import Batch
+from common.training.method import Batch
 from image_classification.benchmark import BENCH_SIZES_PX, Benchmark
 from image_classification.data.dali import has_dali
 from tests.command import ttt

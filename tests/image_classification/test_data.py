@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import fingerprint
-from common.config import load
+from common.config.schema import load
+from common.data import manifest as fingerprint
 from common.errors import UserError
 from image_classification.benchmark import Benchmark
 from image_classification.data.prepare import prepare

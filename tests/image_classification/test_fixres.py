@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from common.config import differences, load
+from common.config.schema import differences, load
 from common.errors import UserError
 from image_classification.methods.fixres import Fixres, apply_fixres
 

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from common import sampler
-from common.config import ROOT
+from common.config.schema import ROOT
+from common.data import sampler
 from common.errors import UserError
 from image_classification.data import loader
 from image_classification.data.crops import draw_crops

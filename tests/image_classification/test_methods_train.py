@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common import checkpoint
 from common.commands.data import prepare
-from common.config import load
-from common.mllog import RunLog
+from common.config.schema import load
+from common.run.mllog import RunLog
+from common.training import checkpoint
 from tests.common import checkpointed
 
 TINY = ["global_batch_size=8", "micro_batch_size=4", "data.train_crop_px=32"]

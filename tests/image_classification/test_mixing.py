@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.errors import UserError
-from common.method import Batch, Progress
 from common.methods.label_smoothing import LabelSmoothing
+from common.training.method import Batch, Progress
 from image_classification.methods.binary_cross_entropy import BinaryCrossEntropy, binary_cross_entropy
 from image_classification.methods.colout import Colout, drop_lines
 from image_classification.methods.cutmix import Cutmix, cut_mix

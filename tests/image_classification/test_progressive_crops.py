@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from image_classification.methods.progressive_crops import crops_by_epoch
 

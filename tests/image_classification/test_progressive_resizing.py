@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from common.config import RunConfig, load
+from common.config.schema import RunConfig, load
 from common.errors import UserError
-from common.method import Batch, Progress
+from common.training.method import Batch, Progress
 from image_classification.methods.progressive_resizing import (
     ProgressiveResizing,
     image_size_px,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import load
-from common.optim import schedule_factor
+from common.config.schema import load
+from common.training.optim import schedule_factor
 from image_classification.data import crops
 from image_classification.data.loader import MEAN, STD
 from image_classification.methods.binary_cross_entropy import apply_log_bias

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from common import sampler
+from common.data import sampler
 from common.errors import UserError
-from common.ranks import Place
+from common.training.ranks import Place
 from image_classification.data.crops import draw_crops
 from image_classification.data.decoders import uses_dali
 from image_classification.data.images import ImageFolder, decode

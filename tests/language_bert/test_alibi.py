@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention

@@ -5,8 +5,8 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from common.method import build_methods
-from common.training import to_device
+from common.training.method import build_methods
+from common.training.step import to_device
 from language_bert import attention
 from language_bert.model import masked_lm_loss
 from tests.language_bert.test_parity import (

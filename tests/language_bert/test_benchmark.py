@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import ROOT, load
+from common.config.schema import ROOT, load
 from common.errors import UserError
-from common.method import build_methods
 from common.methods.compile import MAX_SHAPES
-from common.optim import schedule_factor
-from common.ranks import Place, part
+from common.training.method import build_methods
+from common.training.optim import schedule_factor
+from common.training.ranks import Place, part
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import moved_lengths, typical_lengths
 from language_bert.data.sources import WIKIPEDIA

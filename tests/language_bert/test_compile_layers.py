@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import varlen
 from transformers import BertConfig
 
-from common import distributed
+from common.training import distributed
 from language_bert import attention
 from language_bert.data.batches import padded_batch, random_record
 from language_bert.methods.compile_layers import compile_layers

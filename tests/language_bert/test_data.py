@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.commands.data import changed_records
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from language_bert.benchmark import Benchmark
 from language_bert.data.corpus import documents

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
-from common.method import build_methods
-from common.optim import build_optimizer
-from common.training import to_device
+from common.training.method import build_methods
+from common.training.optim import build_optimizer
+from common.training.step import to_device
 from language_bert.benchmark import Benchmark
 from language_bert.kernel_pairs import fp8_pair
 from language_bert.methods.fp8 import GRADIENTS, VALUES, Fp8Linear, quantize

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from language_bert.methods.gated_linear_units import GatedUnit, apply_gated_linear_units, gated_width
 from language_bert.methods.unpad import unpad

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
-from common.method import build_methods
 from common.methods.compile import missing_compiler
-from common.optim import build_optimizer
-from common.training import to_device
+from common.training.method import build_methods
+from common.training.optim import build_optimizer
+from common.training.step import to_device
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import load
-from common.optim import build_optimizer, build_schedule
+from common.config.schema import load
+from common.training.optim import build_optimizer, build_schedule
 from language_bert import benchmark
 from language_bert.benchmark import Benchmark
 from language_bert.data import sources, tf_checkpoint, wikipedia, wordpiece

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from common.evidence.compare.masked_accuracy import OFFICIAL
 from common.evidence.log import ABORTED, TARGETS, Log
-from common.evidence.masked_accuracy import OFFICIAL
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, each, edited, in_turn, rule, without
 

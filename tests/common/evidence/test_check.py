@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from common.evidence import official
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.rules.rule import each, edited, later, replaced
 from common.evidence.score import score
+from common.evidence.submission import official
 from tests.command import ttt
 
 BERT, RESNET = ("v2.1", "8xA100_80GB-methods", "bert"), ("v2.0", "8xA100_80GB-methods", "resnet")

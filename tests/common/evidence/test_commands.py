@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from common.evidence import official
 from common.evidence.log import load
+from common.evidence.submission import official
 from tests.command import ttt, ttt_here
 
 
@@ -127,7 +127,7 @@ def test_the_official_checkers_refusal_is_shown_as_its_own(golden, tmp_path):
 
 def test_evidence_imports_no_torch_and_no_official_tool():
     code = (
-        "import sys, common.evidence.report, common.evidence.official\n"
+        "import sys, common.evidence.report, common.evidence.submission.official\n"
         "print(sorted({'torch', 'mlperf_logging'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

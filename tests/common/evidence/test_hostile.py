@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ROOT
-from common.evidence import official
+from common.config.schema import ROOT
 from common.evidence.log import MAX_BYTES, MAX_LINES, parse_log, read_log
 from common.evidence.rules.sets import smallest_total
+from common.evidence.submission import official
 from tests.command import ttt_here as ttt
 
 MEMORY = 2**20 * 400  # of addresses, with numpy's and Python's own 250 MiB
@@ -206,7 +206,7 @@ def merge_bomb():
 
 def test_a_bomb_of_merge_keys_in_a_head_is_not_read(golden):
     from common.evidence.log import RunSet
-    from common.evidence.material import Entry
+    from common.evidence.submission.material import Entry
 
     lines = golden.log()
     at = lines.index("# --- configuration")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ROOT
-from common.evidence.leaks import leaks
+from common.config.schema import ROOT
+from common.evidence.submission.leaks import leaks
 
 
 def kinds(text):
@@ -48,7 +48,7 @@ FOUND = [
 ]
 NOT_FOUND = [
     "/proc/cpuinfo and /dev/shm/x and /sys/class/net and /usr/lib/x",
-    "samples/s, 5 and/or 6, common/timed_run.py, 1/2/3",
+    "samples/s, 5 and/or 6, common/run/loop.py, 1/2/3",
     "torch.nn.functional, a.b.c, python 3.11.7",
     "MASTER_ADDR=localhost --rdzv-endpoint=localhost:29400",
     "https://www.apache.org/licenses/LICENSE-2.0",

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from common.evidence import official
 from common.evidence.log import RunSet, read_log
 from common.evidence.records import TOKEN
 from common.evidence.rules.rule import edited, in_turn, replaced, rewritten, time_of, without
+from common.evidence.submission import official
 
 OURS = ("configuration_name", "benchmark_size", "quality_target")
 LAMB = [f"opt_lamb_{name}" for name in ("epsilon", "beta_1", "beta_2", "weight_decay_rate")]

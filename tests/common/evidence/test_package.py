@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ROOT
-from common.evidence import official
+from common.config.schema import ROOT
+from common.evidence.submission import official
 from common.evidence.system import problems
 from tests.command import ttt_here as ttt
 
@@ -449,7 +449,7 @@ def test_a_full_disk_leaves_nothing_behind(work, unjudged, monkeypatch, name):
         raise OSError(28, "No space left on device")
 
     before = sorted(work.iterdir())
-    monkeypatch.setattr("common.evidence.package.os.replace", full_disk)
+    monkeypatch.setattr("common.evidence.submission.package.os.replace", full_disk)
     mistaken(package(RESNET, "--out", name), "No space left on device")
     assert sorted(work.iterdir()) == before
 

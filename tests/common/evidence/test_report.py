@@ -9,10 +9,10 @@ import pytest
 from markupsafe import Markup
 
 from common.evidence.audit import audit
+from common.evidence.compare.reported import load_reported
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.plots import stand_alone
 from common.evidence.report import Checked, render
-from common.evidence.reported import load_reported
 from tests.browser import Browser
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\x1b[2J\u202e"

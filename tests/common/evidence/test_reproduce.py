@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from common.commands.reproduce import reproduction_json, reproduction_lines
-from common.evidence import masked_accuracy
+from common.evidence.compare import masked_accuracy
+from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted, counted_tokens
+from common.evidence.compare.reported import load_reported
+from common.evidence.compare.reproduce import reproduce
 from common.evidence.log import RunSet, parse_log
-from common.evidence.masked_accuracy import MOSAIC, OFFICIAL, converted, counted_tokens
-from common.evidence.reported import load_reported
-from common.evidence.reproduce import reproduce
 from tests.command import ttt_here as ttt
 
 RESNET = [23.55, 24.10, 23.55, 24.54, 23.71]  # minutes, as published
@@ -248,7 +248,7 @@ def raw():
     """The entries of both reported.yaml by source, as they stand in the files."""
     import yaml
 
-    from common.config import ROOT
+    from common.config.schema import ROOT
 
     facts = [yaml.safe_load(path.read_text()) for path in ROOT.glob("*/reported.yaml")]
     return {entry["source"]: entry for part in facts for entry in part["sets"] + part["peers"]}

@@ -7,8 +7,8 @@ from scipy import stats
 
 from common.errors import UserError
 from common.evidence import intervals
+from common.evidence.compare.reported import reported
 from common.evidence.log import RunSet, load, parse_log
-from common.evidence.reported import reported
 from common.evidence.score import counting_window, duration, notes, olympic_mean, score, speedups
 from tests.command import ttt
 

@@ -6,13 +6,26 @@ import pytest
 import torch
 import torchvision
 
-from common.config import benchmark_module, load
+from common.config.schema import benchmark_module, load
 from common.errors import UserError
-from common.measure.compile_for import build_training, compile_training, count_graph_breaks, open_compiler
-from common.measure.kernels import ATTENTION, BOOKKEEPING, CONVOLUTION, LIBRARY, MATRIX, NAMES, OPTIMIZER
-from common.measure.pretend import GPUS, find_gpu
-from common.measure.report import keep
-from common.method import Batch
+from common.measure.without_gpu.compile_for import (
+    build_training,
+    compile_training,
+    count_graph_breaks,
+    open_compiler,
+)
+from common.measure.without_gpu.kernels import (
+    ATTENTION,
+    BOOKKEEPING,
+    CONVOLUTION,
+    LIBRARY,
+    MATRIX,
+    NAMES,
+    OPTIMIZER,
+)
+from common.measure.without_gpu.pretend import GPUS, find_gpu
+from common.measure.without_gpu.report import keep
+from common.training.method import Batch
 from tests.command import ttt_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

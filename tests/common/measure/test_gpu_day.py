@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from common import cli
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.measure import captured, gpu_day, gpu_day_page
 from common.measure.captured import NUM_STEPS
-from common.training import Training
+from common.training.step import Training
 from tests.command import ttt_here
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler

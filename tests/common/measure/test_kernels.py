@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from common.measure import gpu_model
-from common.measure.gpu_model import Shares, predict
-from common.measure.kernels import (
+from common.measure.without_gpu import gpu_model
+from common.measure.without_gpu.gpu_model import Shares, predict
+from common.measure.without_gpu.kernels import (
     ATTENTION,
     CONVOLUTION,
     MATRIX,

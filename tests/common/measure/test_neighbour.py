@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from common.commands.data import prepare
-from common.config import load
+from common.config.schema import load
 from common.measure import neighbour
 
 

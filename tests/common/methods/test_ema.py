@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from common.methods.ema import Ema, copy_model, ema_smoothing, update_average
 

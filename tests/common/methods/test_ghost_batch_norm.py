@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.method import Batch, Progress
 from common.methods.ghost_batch_norm import GhostBatchNorm, apply_ghost_batch_norm
+from common.training.method import Batch, Progress
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
-from common.method import Batch, Progress
 from common.methods.layer_freezing import LayerFreezing, freeze_layers, frozen_share
+from common.training.method import Batch, Progress
 
 
 def small():

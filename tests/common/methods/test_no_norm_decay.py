@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.config import OptimizerConfig
+from common.config.schema import OptimizerConfig
 from common.methods.no_norm_decay import split_decay
-from common.optim import build_optimizer
+from common.training.optim import build_optimizer
 
 
 @pytest.mark.parametrize("name", ["sgd", "decoupled_sgd", "adamw"])

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.method import Progress
 from common.methods.sam import Sam, sharpness_aware_gradients
+from common.training.method import Progress
 
 
 def at(step):

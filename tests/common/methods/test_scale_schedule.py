@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from common.methods.scale_schedule import ScaleSchedule, scaled_duration
 

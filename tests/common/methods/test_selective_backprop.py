@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.config import load
+from common.config.schema import load
 from common.errors import UserError
 from common.measure.device_run import build
-from common.method import Batch, Progress
 from common.methods.selective_backprop import SelectiveBackprop, sample_losses, select_samples
+from common.training.method import Batch, Progress
 
 
 def at(step):

@@ -9,11 +9,11 @@ from rich.console import Console
 from common.errors import UserError
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log
-from common.study import ablate
-from common.study.ablate import builder
-from common.study.ablation import plan
+from common.study.ablation import ablate
+from common.study.ablation.ablate import builder
+from common.study.ablation.design import plan
+from common.study.ablation.switches import State, Switches
 from common.study.cells import Study
-from common.study.switches import State, Switches
 from tests.command import ttt_here
 
 CUT = ("--set", "max_duration=20ba", "--set", "schedule.warmup=5ba")

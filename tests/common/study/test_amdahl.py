@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.evidence.intervals import Estimate, Interval
-from common.study import amdahl
+from common.study.ablation import amdahl
 
 
 def estimate(value, low, high):

@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import UserError
-from common.study.apart import Apart
+from common.study.tuning.apart import Apart
 
 WITHIN_S = 60
 

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from common.config import benchmarks, configurations, load
+from common.config.schema import benchmarks, configurations, load
 from common.errors import UserError
-from common.optim import schedule_factor
 from common.study import cells
 from common.study.cells import Cell, Study
+from common.training.optim import schedule_factor
 
 RECIPES = [
     (benchmark, configuration, size)

@@ -7,10 +7,10 @@ import shutil
 
 import pytest
 
-from common import system
 from common.commands import profile
 from common.errors import UserError
 from common.evidence.log import read_log
+from common.machine import system
 from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
 from tests.command import ttt_here

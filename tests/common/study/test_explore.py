@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.records import printable

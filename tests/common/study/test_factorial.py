@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from common.study.factorial import design, effect, sign, smallest
+from common.study.ablation.factorial import design, effect, sign, smallest
 
 SIZES = [
     (2, 16),

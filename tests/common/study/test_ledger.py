@@ -7,10 +7,10 @@ from itertools import chain, combinations
 import pytest
 
 from common.evidence.ledger import Trained
-from common.study import ledger as ledgers
-from common.study.factorial import design
-from common.study.ledger import Measurements
-from common.study.switches import State, Step, Switch
+from common.study.ablation import ledger as ledgers
+from common.study.ablation.factorial import design
+from common.study.ablation.ledger import Measurements
+from common.study.ablation.switches import State, Step, Switch
 
 SAVED_MS = {"a": 4.0, "b": 2.0, "c": 1.0}  # of 10 ms; a and b have 1 ms in common
 TURNS = 9

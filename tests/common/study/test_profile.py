@@ -43,7 +43,7 @@ def test_slow_storage_makes_it_input_bound(tmp_path):
 
 
 def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
-    from common import config as configs
+    from common.config import schema as configs
 
     def benchmark(name, *settings):
         config = configs.load("image_classification", name, size="mini", settings=list(settings)).config
@@ -58,7 +58,7 @@ def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
 
 
 def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation():
-    from common import config as configs
+    from common.config import schema as configs
 
     def benchmark(*settings):
         config = configs.load(

@@ -9,13 +9,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from common.config import ROOT
+from common.config.schema import ROOT
 from common.errors import UserError
-from common.study.traces import Trace, apart, distance, take_trace
-from common.study.tune import Change, Refused, Search, TimeUpError, limited, median_gain, table
-from common.study.tune_model import ModelBench, with_workers
-from common.throughput import timed
-from common.tune import optimize
+from common.measure.throughput import timed
+from common.study.tuning.traces import Trace, apart, distance, take_trace
+from common.study.tuning.tune import Change, Refused, Search, TimeUpError, limited, median_gain, table
+from common.study.tuning.tune_model import ModelBench, optimize, with_workers
 
 SIZE = 192
 
@@ -340,7 +339,7 @@ def test_a_loader_that_is_used_up_by_reading_is_refused():
 
 def test_the_example_of_the_readme_runs_and_is_short():
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert "from common.tune import optimize" in code and len(code.splitlines()) <= 10
+    assert "from common.study.tuning.tune_model import optimize" in code and len(code.splitlines()) <= 10
     names = {}
     exec(code.replace("seconds=60", "seconds=4"), names)
     assert isinstance(names["tuned"].model, nn.Module)

@@ -5,12 +5,12 @@ import os
 import pytest
 import yaml
 
-from common import config as configs
-from common.config import load
+from common.config import schema as configs
+from common.config.schema import load
 from common.errors import UserError
 from common.evidence.log import read_log
-from common.study.tune import Found, Gain, Tried
-from common.study.tune_runs import Tuner, as_file, candidates
+from common.study.tuning.tune import Found, Gain, Tried
+from common.study.tuning.tune_runs import Tuner, as_file, candidates
 from tests.command import ttt, ttt_here
 
 BENCHMARKS = ("image_classification", "language_bert")

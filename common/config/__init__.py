@@ -1,0 +1,1 @@
+"""Configurations: YAML files, merged in a fixed order and checked to the last key."""

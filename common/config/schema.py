@@ -1,0 +1,393 @@
+"""A configuration: YAML files merged in a fixed order, checked to the last key, frozen.
+
+The order is `extends` (baseline) <- the named file <- the size's file <- `--set`. Mappings merge, everything
+else replaces. A file outside the benchmark's folder is named by its path; what it states is laid over the
+size's file, as `--set` is. In a size's file an entry below `methods` adjusts a method that is
+switched on and is ignored otherwise, so one file serves every configuration of that size.
+"""
+
+import importlib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from common import yaml_file
+from common.config.validation import DURATION, validated
+from common.errors import UserError, nearest
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZES = ("full", "mini")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAX_EXTENDS = 2
+MAX_EVALUATIONS = 10**6  # a plan lists them all
+NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Duration = Annotated[str, Field(pattern=DURATION)]
+
+
+class Strict(BaseModel):
+    """A checked mapping: no unknown key, no silent conversion, no change after loading."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class OptimizerConfig(Strict):
+    """`learning_rate` is the peak.
+
+    `decoupled_sgd` takes `weight_decay` per step at the peak, see common/training/optim.py.
+    """
+
+    name: Literal["sgd", "decoupled_sgd", "adamw"]
+    learning_rate: float = Field(gt=0)
+    weight_decay: float = Field(ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # beta1 of adamw
+    nesterov: bool = False  # of sgd and decoupled_sgd
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+
+    @field_validator("nesterov")
+    @classmethod
+    def has_momentum(cls, value: bool, info: ValidationInfo) -> bool:
+        """Raise ValueError for an optimizer that has no momentum to look ahead with."""
+        if value and (info.data.get("name") == "adamw" or not info.data.get("momentum")):
+            raise ValueError("nesterov needs sgd or decoupled_sgd with a momentum")
+        return value
+
+
+class ScheduleConfig(Strict):
+    """Linear warm-up from 0, then a decay to 0 at the end of `max_duration`, or by `factor` at milestones."""
+
+    name: Literal["cosine", "linear", "step"]
+    warmup: Duration
+    milestones: list[Duration] = []
+    factor: float = Field(default=1.0, gt=0, le=1)
+
+
+class DataConfig(Strict):
+    """What every data set has; sample counts are constants, so that no run reads data to learn them."""
+
+    directory: str
+    num_train_samples: int = Field(gt=0)
+    num_evaluation_samples: int = Field(gt=0)
+
+
+class SubmissionConfig(Strict):
+    """Who stands behind the log; `hardware` names the machine in results, auto: after its processors."""
+
+    org: str = Field(min_length=1)
+    status: Literal["onprem", "cloud", "preview", "research"]
+    hardware: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run in steps: how many, where it is evaluated (after these steps), how long it warms up.
+
+    `num_epochs` are those of the recipe, which a smaller budget goes through in fewer steps.
+    """
+
+    num_steps: int
+    steps_per_epoch: int  # of the data
+    num_epochs: int
+    warmup_steps: int
+    evaluation_steps: tuple[int, ...]
+    milestones: tuple[int, ...] = ()  # where the learning rate steps down
+    budget: float = 1.0
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of the recipe, from 0, that a step counted from 0 belongs to."""
+        return int(step / self.budget) // self.steps_per_epoch
+
+
+class RunConfig(Strict):
+    """What the loop needs; a benchmark extends it with its own `model` and `data` keys."""
+
+    benchmark: str
+    configuration: str
+    size: Literal["full", "mini"]
+    target: float = Field(gt=0, lt=1)
+    stop_at_target: bool = True  # false: a study trains to the end of max_duration, and no score counts it
+    max_duration: Duration
+    budget: float = Field(default=1.0, gt=0, le=10)  # share of max_duration, and of all in its schedule
+    evaluate_every: Duration
+    evaluate_from: Duration = "0sp"
+    checkpoint_every: Duration | None = None  # while the clock runs; null: never
+    evaluate_untrained: bool = False  # also before the first step: shows that starting weights were read
+    global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
+    micro_batch_size: int | None = Field(default=None, gt=0)  # at most so many at a time on a rank; null: all
+    gradient_compression: Literal["none", "bf16"] = "none"  # on the way between ranks
+    evaluated_statistics: Literal["mean", "rank_0"] = "mean"  # of the ranks' batch norms
+    evaluation_batch_size: int = Field(gt=0)
+    precision: Literal["fp32", "bf16", "fp16"]
+    evaluation_precision: Literal["fp32", "bf16", "fp16"]
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    submission: SubmissionConfig
+    methods: dict[str, dict[str, Any]] = {}
+
+    def steps(self, duration: str) -> int:
+        """Return a duration such as `90ep`, `55ba` or `24640sp` in steps of the whole budget, rounded up."""
+        count, unit = int(duration[:-2]), duration[-2:]
+        if unit == "sp":
+            return math.ceil(count / self.global_batch_size)
+        return count * self.steps_per_epoch if unit == "ep" else count
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches per epoch; the incomplete last one is dropped."""
+        return int(self.data.num_train_samples // self.global_batch_size)  # type: ignore[attr-defined]
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of the recipe, the last of which may not be whole."""
+        return math.ceil(self.steps(self.max_duration) / self.steps_per_epoch)
+
+    def prepared_with(self) -> dict[str, Any]:
+        """Return the settings that shape the prepared data, by key; its manifest records them."""
+        names = ("num_train_samples", "num_evaluation_samples")
+        return {f"data.{name}": getattr(self.data, name) for name in names}  # type: ignore[attr-defined]
+
+    def prepared_files(self) -> set[str]:
+        """Return names of files that the prepared data cannot do without."""
+        return set()
+
+    @property
+    def prepared_hint(self) -> str:
+        """What a person types to prepare the data."""
+        command = f"run: ttt data prepare {self.benchmark} --size {self.size}"
+        directory = self.data.directory  # type: ignore[attr-defined]
+        if directory == f"data/{self.benchmark}/{self.size}":
+            return command
+        return f"{command} --configuration {self.configuration} --set data.directory={directory}"
+
+    def plan(self) -> Plan:
+        """Return the run in steps. The last step is always evaluated.
+
+        A budget shrinks the run with its whole schedule, the warm-up too: left as it is, 8 epochs of warm-up
+        would fill the 7 that a quarter of 28 leaves, and budgets would differ in the form of their schedule.
+        How often a run is evaluated, and what methods count in steps, stays.
+        """
+
+        def scaled(duration: str) -> int:
+            return round(self.steps(duration) * self.budget)
+
+        num_steps, every = scaled(self.max_duration), self.steps(self.evaluate_every)
+        first = max(every, math.ceil(scaled(self.evaluate_from) / every) * every)
+        return Plan(
+            num_steps=num_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            num_epochs=self.num_epochs,
+            warmup_steps=scaled(self.schedule.warmup),
+            evaluation_steps=(*[0] * self.evaluate_untrained, *range(first, num_steps, every), num_steps),
+            milestones=tuple(scaled(milestone) for milestone in self.schedule.milestones),
+            budget=self.budget,
+        )
+
+    def replaced(self, **changes: Any) -> "RunConfig":
+        """Return a checked copy with top-level keys changed."""
+        return validated(type(self), self.model_dump() | changes, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A configuration and how it came about: `origins` per key path, `changes` made by its methods.
+
+    `source` is the name or the path of its file.
+    """
+
+    config: RunConfig
+    origins: dict[tuple[str, ...], str]
+    changes: list[str]
+    source: str
+
+
+def benchmarks() -> list[str]:
+    """Return the benchmarks: the folders that hold a benchmark.py and a baseline.yaml."""
+    return sorted(
+        path.parent.name for path in ROOT.glob("*/benchmark.py") if (path.parent / "baseline.yaml").is_file()
+    )
+
+
+def configurations(benchmark: str) -> list[str]:
+    """Return the configurations of a benchmark: its YAML files but the sizes and the reported numbers."""
+    return sorted(
+        path.stem for path in (ROOT / benchmark).glob("*.yaml") if path.stem not in NOT_CONFIGURATIONS
+    )
+
+
+def benchmark_module(benchmark: str) -> ModuleType:
+    """Import a benchmark by name. Raises UserError with the nearest name."""
+    if benchmark not in benchmarks():
+        raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, benchmarks()))
+    return importlib.import_module(f"{benchmark}.benchmark")
+
+
+def load(benchmark: str, configuration: str, *, size: str, settings: list[str]) -> Loaded:
+    """Merge, check and freeze a configuration; `settings` are `key.path=value` texts.
+
+    Raises UserError that names file:line and the nearest valid key.
+    """
+    from common.training import method  # it needs this module's types
+
+    module = benchmark_module(benchmark)
+    source, own = configuration, None
+    if source.endswith(".yaml"):
+        own, configuration = read_path(Path(source))
+    if configuration not in configurations(benchmark):
+        hint = nearest(configuration, configurations(benchmark))
+        raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
+    values, origins = merge_files(benchmark, configuration, size)
+    if own:
+        merge(values, own, origins)
+        configuration = Path(source).stem
+    for setting in settings:
+        merge(values, parse_setting(setting), origins)
+    fixed = {"benchmark": benchmark, "configuration": configuration, "size": size}
+    for key in sorted(fixed.keys() & values.keys()):
+        raise UserError("is chosen on the command line", where=f"{origins[key,]}: {key}")
+    switched = mapping(values, "methods", origins)
+    values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
+    values |= fixed
+    config = validated(module.Config, values, origins)
+    methods = method.build_methods(config, origins)
+    changes = []
+    for each in methods:
+        changed = each.configure(config)
+        changes += [f"{each.name}: {difference}" for difference in differences(config, changed)]
+        config = changed
+    check_plan(config, origins)
+    return Loaded(config=config, origins=origins, changes=changes, source=source)
+
+
+def merge_files(
+    benchmark: str, configuration: str, size: str
+) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
+    """Return the merged values of the files and where each key was written."""
+    chain: list[yaml_file.Document] = []
+    name: Any = configuration
+    while name:
+        if len(chain) > MAX_EXTENDS:
+            raise UserError("'extends' goes too deep", where=f"{benchmark}/{configuration}.yaml")
+        document = read(benchmark, name)
+        chain.append(document)
+        name = document.values.pop("extends", None)
+    values: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    for document in reversed(chain):
+        merge(values, document, origins)
+    if size == "mini":
+        overlay = read(benchmark, size)
+        adjusted = mapping(overlay.values, "methods", overlay.origins)
+        on = mapping(values, "methods", origins)
+        overlay.values["methods"] = {
+            name: adjusted[name] for name in adjusted if on.get(name, False) is not False
+        }
+        merge(values, overlay, origins)
+    return values, origins
+
+
+def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str]) -> dict[str, Any]:
+    """Return the mapping below a key, empty where nothing is written there."""
+    found = values.get(key) or {}
+    if not isinstance(found, dict):
+        raise UserError("expected `name: settings` lines", where=f"{origins.get((key,), '')}: {key}")
+    return found
+
+
+def read(benchmark: str, name: str) -> yaml_file.Document:
+    """Read one YAML file of a benchmark."""
+    path = ROOT / benchmark / f"{name}.yaml"
+    if not NAME.fullmatch(str(name)) or not path.is_file():
+        raise UserError(
+            f"no such file '{name}.yaml'", where=benchmark, hint=nearest(str(name), configurations(benchmark))
+        )
+    return yaml_file.read(path, f"{benchmark}/{name}.yaml")
+
+
+def read_path(path: Path) -> tuple[yaml_file.Document, str]:
+    """Return a file outside the benchmarks' folders, and which configuration it extends."""
+    if not NAME.fullmatch(path.stem):
+        raise UserError(f"a configuration is named after its file: {NAME.pattern}", where=str(path))
+    document = yaml_file.read(path, str(path))
+    base = document.values.pop("extends", None)
+    if not isinstance(base, str):
+        raise UserError("must name a configuration: `extends: NAME`", where=str(path))
+    return document, base
+
+
+def parse_setting(setting: str) -> yaml_file.Document:
+    """Turn `optimizer.learning_rate=0.1` into a document with that one key."""
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"--set {setting}: expected key=value", hint="for example --set global_batch_size=64")
+    path = tuple(key.split("."))
+    document = yaml_file.parse(f"value: {text}", "--set")
+    value = document.values["value"]
+    origins = {(*path, *inner[1:]): "--set" for inner in document.origins if inner}
+    for name in reversed(path):
+        value = {name: value}
+    return yaml_file.Document(value, origins)
+
+
+def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[str, ...], str]) -> None:
+    """Lay one document over the values in place, and remember where each of its keys came from."""
+
+    def lay(below: dict[str, Any], above: dict[str, Any]) -> None:
+        for key, value in above.items():
+            if isinstance(value, dict) and isinstance(below.get(key), dict):
+                lay(below[key], value)
+            else:
+                below[key] = value
+
+    lay(values, over.values)
+    origins.update(over.origins)
+
+
+def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
+    """Refuse a configuration that could not take a step or would never be evaluated."""
+
+    def fail(key: str, what: str) -> None:
+        file = f"{config.benchmark}/{config.configuration}.yaml"
+        raise UserError(what, where=f"{origins.get((key,), file)}: {key}")
+
+    if config.steps_per_epoch == 0:
+        fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
+    if config.steps(config.evaluate_every) == 0:
+        fail("evaluate_every", "must be at least one step")
+    if config.steps(config.max_duration) > MAX_EVALUATIONS * config.steps(config.evaluate_every):
+        fail("max_duration", f"{config.max_duration} holds more than {MAX_EVALUATIONS:,} evaluations")
+    plan = config.plan()
+    if plan.num_steps == 0:
+        fail("max_duration", "a run needs at least one step")
+    if config.checkpoint_every is not None and config.steps(config.checkpoint_every) == 0:
+        fail("checkpoint_every", "must be at least one step")
+    if plan.warmup_steps >= plan.num_steps:
+        fail(
+            "schedule",
+            f"warm-up ({config.schedule.warmup}) must be shorter than max_duration ({config.max_duration})",
+        )
+
+
+def differences(before: RunConfig, after: RunConfig) -> list[str]:
+    """Return `key: old -> new` for every key that differs."""
+
+    def flatten(values: dict[str, Any], path: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in values.items():
+            flat |= flatten(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+        return flat
+
+    old, new = flatten(before.model_dump(), ""), flatten(after.model_dump(), "")
+    return [f"{key}: {old.get(key)} -> {new[key]}" for key in new if new[key] != old.get(key)]
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return the merged configuration as YAML."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, default_flow_style=None, width=110)

@@ -1,0 +1,1 @@
+"""Prepared data: made once, verified by a manifest, dealt to ranks."""

@@ -1,0 +1,142 @@
+"""What preparing a data set needs: one way in, room on the disk, checksums, progress."""
+
+import hashlib
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.data import manifest
+from common.errors import UserError
+from common.lock import locked
+
+PRINT_EVERY_S = 10.0
+GIB = 2**30
+
+
+def prepare(
+    directory: Path,
+    config: Any,
+    source: Path | None,
+    *,
+    embedded: Callable[[Path, Path, Any], str],
+    full: Callable[[Path, Path, Any, Path], str],
+    name: str,
+    needs: str,
+) -> str:
+    """Prepare data in `directory`, unless they are there and intact; returns the fingerprint.
+
+    Size mini by `embedded(directory, work, config)`, size full by `full(directory, work, config, source)`,
+    in a folder beside it, which one process at a time may hold: another one waits. `name` is what the full
+    data are called, `needs` what a source has. Raises UserError for a folder that holds something else, a
+    source where none is taken, and none where one is needed.
+    """
+    directory = directory.resolve()  # a link to another disk stays one
+    if config.size == "full" and source is None:
+        if is_intact(directory, config):
+            return fingerprint_of(directory)
+        raise UserError(
+            f"no intact data here, and {name} cannot be downloaded",
+            where=str(directory),
+            hint=f"{config.prepared_hint} --source DIR, with {needs}; "
+            "or --set data.directory=DIR to prepared data",
+        )
+    if config.size == "mini" and source is not None:
+        raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
+    if source is not None and not source.is_dir():
+        raise UserError("no such folder", where=f"--source {source}")
+    work = directory.with_name(f".{directory.name}.part")
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with locked(directory.with_name(f".{directory.name}.lock"), f"prepares {directory}"):
+            if is_intact(directory, config):
+                return fingerprint_of(directory)
+            manifest.refuse_to_replace(directory)
+            try:
+                if source is None:
+                    return embedded(directory, work, config)
+                return full(directory, work, config, source.resolve())
+            finally:
+                if source is None:  # what is made in seconds is not gone on with
+                    shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        where = str(error.filename or work)
+        raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
+
+
+def fingerprint_of(directory: Path) -> str:
+    """Return the fingerprint in a manifest."""
+    return str(manifest.read_manifest(directory, hint="")["fingerprint"])
+
+
+def is_intact(directory: Path, config: Any) -> bool:
+    """Return whether a folder holds the data of a configuration, without a changed, missing or extra file."""
+    try:
+        return not verify(directory, config, hint="")
+    except UserError:
+        return False
+
+
+def verify(directory: Path, config: Any, **options: Any) -> list[str]:
+    """Return what is wrong with the data of a configuration, as `fingerprint.verify` does."""
+    return manifest.verify(directory, config.prepared_with(), needed=config.prepared_files(), **options)
+
+
+def finish(directory: Path, work: Path, facts: dict[str, Any]) -> str:
+    """Describe what lies in data/ of `work` and make it the prepared folder; returns the fingerprint."""
+    result = manifest.write_manifest(work / "data", facts)
+    manifest.put_in_place(work / "data", directory)
+    shutil.rmtree(work)
+    return result
+
+
+def check_free_space(work: Path, num_bytes: int) -> None:
+    """Raise UserError when the disk lacks room for what is still to be written."""
+    free = shutil.disk_usage(work).free
+    if free < num_bytes:
+        raise UserError(
+            f"needs {num_bytes / GIB:.2f} GiB, but the disk has {free / GIB:.2f} GiB free",
+            where=str(work.parent),
+            hint="choose another folder with --set data.directory=DIR",
+        )
+
+
+def md5_of(path: Path) -> str:
+    """Return the MD5 of a file, by which MLCommons and ImageNet name theirs."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def check_md5(path: Path, expected: str, *, hint: str) -> None:
+    """Raise UserError, which names both sums, unless a file has this MD5."""
+    print(f"checking the MD5 of {path.name}, {path.stat().st_size / 1e9:.1f} GB", flush=True)
+    if (found := md5_of(path)) != expected:
+        raise UserError(f"MD5 {found}, expected {expected}", where=str(path), hint=hint)
+
+
+class Progress:
+    """Prints what is done, how fast, and the time left: redrawn on a terminal, else a line now and then."""
+
+    def __init__(self, *, num_items: int, num_bytes: int, items: str) -> None:
+        """Take how much there is to do; `num_bytes` tell the time left, `items` names what is counted."""
+        self.total_items, self.total_bytes, self.items = num_items, num_bytes, items
+        self.num_items = self.num_bytes = 0
+        self.started = self.printed_at = time.monotonic()
+        self.redraws = sys.stdout.isatty()
+
+    def add(self, num_items: int, num_bytes: int) -> None:
+        """Count what has been done."""
+        self.num_items += num_items
+        self.num_bytes += num_bytes
+        now, is_last = time.monotonic(), self.num_items == self.total_items
+        if is_last or now - self.printed_at >= (1 if self.redraws else PRINT_EVERY_S):
+            self.printed_at = now
+            seconds = max(now - self.started, 1e-9)
+            left_s = (self.total_bytes - self.num_bytes) / max(self.num_bytes, 1) * seconds
+            text = (
+                f"{self.num_items:,} of {self.total_items:,} {self.items}, {self.num_items / seconds:,.0f} "
+                f"{self.items}/s, {self.num_bytes / seconds / 1e6:,.0f} MB/s, {left_s / 60:,.1f} min left"
+            )
+            print(text.ljust(79), end="\r" if self.redraws and not is_last else "\n", flush=True)

@@ -1,0 +1,110 @@
+"""The order of the training samples: a pure function of (seed, epoch, batches already drawn, place)."""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+
+import numpy as np
+
+from common.training.ranks import Place, part
+
+SHARDS = 2**32  # in the place of an epoch, which draws who gets what
+
+
+def epoch_order(num_samples: int, *, seed: int, epoch: int, rank: int = 0) -> np.ndarray:
+    """Return the permutation (num_samples,) int64 of one epoch (from 0); `rank` where each has its own.
+
+    Philox: the same on every machine.
+    """
+    philox = np.random.Philox(key=[seed, epoch], counter=[0, 0, rank, 0])
+    return np.random.Generator(philox).permutation(num_samples)
+
+
+def batches(num_samples: int, batch_size: int, *, seed: int, start_step: int = 0) -> Iterator[np.ndarray]:
+    """Yield the sample indices (batch_size,) of every step from `start_step` on, without end.
+
+    Each epoch is shuffled anew and its incomplete last batch dropped, as in both published recipes. These are
+    the batches of all ranks together; each takes its own part of them, see `own` and `balanced`.
+    """
+
+    def order(epoch: int) -> np.ndarray:
+        return epoch_order(num_samples, seed=seed, epoch=epoch)
+
+    return in_epochs(order, batch_size, num_samples // batch_size, start_step)
+
+
+def in_epochs(
+    order: Callable[[int], np.ndarray], size: int, steps_per_epoch: int, start_step: int
+) -> Iterator[np.ndarray]:
+    """Yield `size` samples of each step from `start_step` on; `order` gives those of an epoch."""
+    epoch, step = divmod(start_step, steps_per_epoch)
+    while True:
+        samples = order(epoch)
+        for first in range(step * size, steps_per_epoch * size, size):
+            yield samples[first : first + size]
+        epoch, step = epoch + 1, 0
+
+
+def shard_size(num_samples: int, batch_size: int, place: Place) -> int:
+    """Return how many samples are a rank's for the whole run: its part of a batch decides."""
+    return len(shard_bounds(num_samples, batch_size, place))
+
+
+def shard_bounds(num_samples: int, batch_size: int, place: Place) -> range:
+    """Return the places of a rank's samples in the order that deals all of them."""
+    taken = part(batch_size, place.rank, place.world_size)
+    return range(num_samples * taken.start // batch_size, num_samples * taken.stop // batch_size)
+
+
+def shard(num_samples: int, batch_size: int, *, seed: int, place: Place) -> np.ndarray:
+    """Return the samples that are a rank's for the whole run, drawn at random, in ascending order."""
+    bounds = shard_bounds(num_samples, batch_size, place)
+    return np.sort(epoch_order(num_samples, seed=seed, epoch=SHARDS)[bounds.start : bounds.stop])
+
+
+def sharded(
+    samples: np.ndarray, num_samples: int, batch_size: int, *, seed: int, place: Place, start_step: int = 0
+) -> Iterator[np.ndarray]:
+    """Yield a rank's part of every step, of its own `samples` out of all, its `shard`, without end.
+
+    Alone these are the samples of `batches`. With more ranks a batch is one of as many random parts.
+    """
+
+    def order(epoch: int) -> np.ndarray:
+        return np.take(samples, epoch_order(len(samples), seed=seed, epoch=epoch, rank=place.rank))
+
+    size = len(part(batch_size, place.rank, place.world_size))
+    return in_epochs(order, size, num_samples // batch_size, start_step)
+
+
+def own(samples: np.ndarray, place: Place) -> np.ndarray:
+    """Return a rank's part of a global batch: one behind the other the parts are the batch."""
+    taken = part(len(samples), place.rank, place.world_size)
+    return samples[taken.start : taken.stop]
+
+
+def balanced(samples: np.ndarray, loads: np.ndarray, place: Place) -> np.ndarray:
+    """Return a rank's part of a global batch, as many samples as `own`, by which all ranks have equal loads.
+
+    Every rank deals alike, so none sends anything; each keeps the order of the batch. `loads` (batch,) is the
+    work on each sample.
+    """
+    own: np.ndarray = samples[dealt(loads, place.world_size)[place.rank]]
+    return own
+
+
+def dealt(loads: np.ndarray, num_parts: int) -> list[np.ndarray]:
+    """Return which of the samples with these loads (num_samples,) each part takes, in ascending order.
+
+    From the heaviest down, each sample goes to the part with least so far that still takes one. Parts are as
+    large as those of `ranks.part`.
+    """
+    room = [len(part(len(loads), number, num_parts)) for number in range(num_parts)]
+    free = [(0, number) for number in range(num_parts) if room[number]]  # a heap of load and part
+    taker = np.empty(len(loads), np.int64)
+    for each in np.argsort(-loads.astype(np.int64), kind="stable").tolist():
+        load, number = heappop(free)
+        taker[each] = number
+        room[number] -= 1
+        if room[number]:
+            heappush(free, (load + int(loads[each]), number))
+    return [np.flatnonzero(taker == number) for number in range(num_parts)]

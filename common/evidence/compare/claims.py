@@ -1,0 +1,155 @@
+"""What the stated figures in reported.yaml come to when they are computed from the published runs."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.evidence import intervals
+from common.evidence.compare import masked_accuracy
+from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
+from common.evidence.compare.reported import Claim, Published, Reported
+from common.evidence.intervals import Interval
+from common.evidence.score import Run, number, olympic_mean, speedup
+
+HOLDS, UNDERSTATED, OVERSTATED = "holds", "understated", "overstated"
+VERDICTS = {  # as a person reads them
+    HOLDS: "holds",
+    UNDERSTATED: "understated, the runs give more",
+    OVERSTATED: "overstated, the runs give less",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """A claim against one published set: the figure with its interval, how it is made and from which files.
+
+    `without_evaluation`: a ratio of rates again, evaluation left out where only `of` logs it.
+    """
+
+    against: Published
+    value: float
+    interval: Interval | None
+    formula: str
+    sources: tuple[str, str]  # with their divisions: open and closed have different rules
+    without_evaluation: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A claim, its figures (the first decides) and the verdict.
+
+    It holds inside the interval, when rounded, or between two ways to count.
+    """
+
+    claim: Claim
+    computed: tuple[Computed, ...]
+    verdict: str
+    official_metric: str  # bert: what the other counting of masked tokens does to it
+
+
+def judge(reported: Reported) -> list[Judged]:
+    """Compute every claim of a benchmark."""
+    judged = []
+    for claim in reported.claims:
+        computed = tuple(_compute(claim, against) for against in claim.against)
+        metric = _official_metric(claim, reported.target) if reported.benchmark == "bert" else ""
+        verdict = _verdict(claim, computed[0])
+        judged.append(Judged(claim=claim, computed=computed, verdict=verdict, official_metric=metric))
+    return judged
+
+
+def _verdict(claim: Claim, found: Computed) -> str:
+    digits = 2 if claim.is_less_time else 1
+    limits = found.interval
+    ways = sorted((found.value, found.without_evaluation or found.value))
+    if round(found.value, digits) == claim.value or ways[0] <= claim.value <= ways[1]:
+        return HOLDS
+    if limits and limits.low <= claim.value <= limits.high:
+        return HOLDS
+    return UNDERSTATED if found.value > claim.value else OVERSTATED
+
+
+def _compute(claim: Claim, against: Published) -> Computed:
+    a, b = against.score, claim.of.score
+    other = None
+    if claim.ratio == "minutes":
+        value, limits, formula = _of_minutes(claim, against)
+    else:
+        name = "samples" if claim.ratio == "samples" else "samples_per_s_overall"
+        above, below = _values(a.converged, name), _values(b.converged, name)
+        means = statistics.fmean(above), statistics.fmean(below)
+        value, limits = means[0] / means[1], intervals.ratio(above, below).interval
+        unit = "samples" if claim.ratio == "samples" else "samples/s, evaluation included"
+        formula = f"{number(means[0])} / {number(means[1])} {unit}"
+        training = _values(b.converged, "samples_per_s")
+        if claim.ratio != "samples" and training and not _values(a.converged, "samples_per_s"):
+            other = means[0] / statistics.fmean(training)
+    return Computed(
+        against=against,
+        value=value,
+        interval=limits,
+        formula=formula,
+        sources=(f"{a.source} ({against.division})", f"{b.source} ({claim.of.division})"),
+        without_evaluation=other,
+    )
+
+
+def _of_minutes(claim: Claim, against: Published) -> tuple[float, Interval | None, str]:
+    faster = speedup(against.score, claim.of.score)
+    if faster is None:
+        raise ValueError(f"claim '{claim.says}': a set without a score")
+    formula = f"{against.score.minutes:.3f} / {claim.of.score.minutes:.3f} minutes"
+    if not claim.is_less_time:
+        return faster.ratio, faster.interval, formula
+    limits = faster.interval and Interval(
+        low=1 - 1 / faster.interval.low, high=1 - 1 / faster.interval.high, method=faster.interval.method
+    )
+    formula = f"1 - {claim.of.score.minutes:.3f} / {against.score.minutes:.3f} minutes"
+    return 1 - 1 / faster.ratio, limits, formula
+
+
+def _official_metric(claim: Claim, target: float) -> str:
+    """Say what is left of a claim about BERT when both sides are counted officially."""
+    of, against = claim.of, claim.against[0]
+    qualities = _official(of), _official(against)
+    if claim.ratio == "samples_per_s":
+        return "does not depend on the target"
+    if min(qualities) >= target:
+        return "unchanged: both sides reached the official target"
+    if max(qualities) < target:
+        mean = statistics.fmean(qualities)
+        return f"between equals, but only to {mean:.4f}: neither side reached the official {target:g}"
+    lower = masked_accuracy.converted(target, MOSAIC, OFFICIAL)
+    return (
+        f"not the same target: {of.submitter} stopped at {qualities[0]:.4f} ({target:g} of {MOSAIC:,} tokens "
+        f"is {lower:.4f}), {against.submitter} at {qualities[1]:.4f}. Both to {lower:.4f}: "
+        f"{_at_equal_quality(claim, against)}, where {claim.value:g}x was stated. What {of.submitter} needs "
+        f"to {target:g} was not measured"
+    )
+
+
+def _at_equal_quality(claim: Claim, against: Published) -> str:
+    """Return the claimed ratio where both sides passed the target by MosaicML's count."""
+    of = claim.of.score
+    if claim.ratio == "minutes":
+        above, below = against.mosaic_minutes, [run.minutes for run in of.converged]
+        scores = olympic_mean(above), olympic_mean(below)
+        digits = ".3f"
+    else:
+        above, below = against.mosaic_samples, _values(of.converged, "samples")
+        scores = (statistics.fmean(above) if above else None), statistics.fmean(below)
+        digits = ",.0f"
+    if scores[0] is None or scores[1] is None:
+        return "not in the collected figures"
+    limits = intervals.ratio(above, below).interval
+    spread = f" (95 % {limits.low:.2f} to {limits.high:.2f})" if limits else ""
+    figures = f"{scores[0]:{digits}} / {scores[1]:{digits}} {claim.ratio}"
+    return f"{scores[0] / scores[1]:.2f}x{spread} = {figures}"
+
+
+def _official(entry: Published) -> float:
+    return masked_accuracy.converted(entry.score.quality or 0.0, entry.masked_tokens, OFFICIAL)
+
+
+def _values(runs: Sequence[Run], name: str) -> list[float]:
+    return [value for run in runs if (value := getattr(run, name))]

@@ -1,0 +1,185 @@
+"""The published results and claims in each benchmark's reported.yaml, recomputed from their runs."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.errors import UserError, nearest
+from common.evidence.compare.factors import TimeSplit
+from common.evidence.compare.masked_accuracy import OFFICIAL
+from common.evidence.records import printable
+from common.evidence.score import Run, Score
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """One published run set. `configurations` are ours that stand for it; none for a peer.
+
+    `mosaic_minutes`, `mosaic_samples`: where a set of bert that stopped at the official target had passed it
+    by MosaicML's count.
+    """
+
+    name: str
+    submitter: str
+    round: str
+    division: str
+    accelerators: str
+    configurations: tuple[str, ...]
+    masked_tokens: int  # of bert: what its quality was divided by
+    mosaic_minutes: tuple[float, ...]
+    mosaic_samples: tuple[float, ...]
+    score: Score
+
+    @property
+    def title(self) -> str:
+        return f"{self.submitter} {self.round} {self.name} ({self.accelerators}, {self.division})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A stated figure: `ratio` (minutes, samples or samples_per_s) of `against`, each, over that of `of`."""
+
+    says: str
+    value: float
+    ratio: str
+    is_less_time: bool  # the figure is a share: 1 - 1 / ratio
+    of: Published
+    against: tuple[Published, ...]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What is published of one benchmark: the sets to reproduce, the closest others, and what was claimed."""
+
+    benchmark: str
+    target: float
+    sets: tuple[Published, ...]
+    peers: tuple[Published, ...]
+    claims: tuple[Claim, ...]
+
+    def of_configuration(self, configuration: str) -> Published | None:
+        return next((entry for entry in self.sets if configuration in entry.configurations), None)
+
+    def named(self, name: str) -> Published:
+        """Return the entry of this name, or the only one whose title contains it. Raises: UserError."""
+        entries = {entry.name: entry for entry in self.sets + self.peers}
+        if name in entries:
+            return entries[name]
+        found = [entry for entry in entries.values() if name.lower() in entry.title.lower()]
+        if len(found) == 1:
+            return found[0]
+        what = "more than one" if found else "no"
+        hint = nearest(name, (entry.name for entry in found) if found else entries)
+        raise UserError(f"{what} published result of {self.benchmark} is called '{name}'", hint=hint)
+
+
+def load_reported(root: Path = ROOT) -> dict[str, Reported]:
+    """Return benchmark -> what <root>/<benchmark folder>/reported.yaml holds. Raises: UserError."""
+    found = {}
+    for path in sorted(root.glob("*/reported.yaml")):
+        try:
+            facts = yaml.safe_load(path.read_text(encoding="utf-8"))
+            found[facts["benchmark"]] = _reported(facts)
+        except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
+            raise UserError(printable(str(error)), where=f"{path.parent.name}/{path.name}") from error
+    return found
+
+
+def reported(root: Path = ROOT) -> list[Score]:
+    """Return the published scores of the sets to reproduce."""
+    return [entry.score for facts in load_reported(root).values() for entry in facts.sets]
+
+
+def _reported(facts: dict[str, Any]) -> Reported:
+    sets, peers = (
+        tuple(_published(facts, entry) for entry in facts.get(part, ())) for part in ("sets", "peers")
+    )
+    names = {entry.name: entry for entry in sets + peers}
+    claims = tuple(
+        Claim(
+            says=claim["says"],
+            value=claim["value"],
+            ratio=claim["ratio"],
+            is_less_time=claim.get("form") == "less",
+            of=names[claim["of"]],
+            against=tuple(names[name] for name in claim["against"]),
+            source=claim["source"],
+        )
+        for claim in facts.get("claims", ())
+    )
+    return Reported(
+        benchmark=facts["benchmark"], target=facts["quality_target"], sets=sets, peers=peers, claims=claims
+    )
+
+
+def _published(facts: dict[str, Any], entry: dict[str, Any]) -> Published:
+    hardware, _, configuration = entry["system"].rpartition("-")
+    rates = entry.get("training_samples_per_s") or [None] * len(entry["minutes"])
+    rows = zip(entry["minutes"], entry["samples_to_target"], rates, entry["quality"], strict=True)
+    runs = tuple(_run(entry, index, *row) for index, row in enumerate(rows))
+    score = Score(
+        benchmark=facts["benchmark"],
+        system=entry["system"],
+        hardware=hardware,
+        configuration=configuration,
+        is_proxy=False,
+        label=f"reported, {entry['submitter']} {entry['round']} {entry['division']}",
+        runs=runs,
+        counted=tuple(range(len(runs))),
+        target=facts["quality_target"],
+        source=entry["source"],
+    )
+    return Published(
+        name=entry["system"],
+        submitter=entry["submitter"],
+        round=entry["round"],
+        division=entry["division"],
+        accelerators=entry["accelerators"],
+        configurations=tuple(entry.get("configurations", ())),
+        masked_tokens=entry.get("masked_tokens", OFFICIAL),
+        mosaic_minutes=tuple(entry.get("mosaic_minutes", ())),
+        mosaic_samples=tuple(entry.get("mosaic_samples", ())),
+        score=score,
+    )
+
+
+def _run(
+    entry: dict[str, Any],
+    index: int,
+    minutes: float,
+    samples: float | None,
+    rate: float | None,
+    quality: float,
+) -> Run:
+    """Return one run; without samples to target it missed it.
+
+    Its evaluation is what the published rate of training leaves out, or the set's mean. Start-up and
+    overshoot are the set's means; which seconds of evaluation fell into the overshoot is not published.
+    """
+    parts = (entry.get(f"{name}_s") for name in ("evaluation", "startup", "overshoot"))
+    evaluation, startup, overshoot = (None if part is None else part / 60 for part in parts)
+    if rate and samples:
+        evaluation = minutes - samples / (60 * rate)
+    training = None if evaluation is None else minutes - evaluation
+    split = None
+    if training is not None and evaluation is not None and startup is not None and overshoot is not None:
+        rest = training - startup - overshoot
+        split = TimeSplit(
+            startup=startup, training=rest, evaluation=evaluation, overshoot=overshoot, samples=None
+        )
+    return Run(
+        name=f"result_{index}.txt",
+        minutes=minutes if samples else math.inf,
+        samples=samples,
+        samples_per_s=samples / (60 * training) if samples and training else None,
+        samples_per_s_overall=samples / (60 * minutes) if samples else None,
+        evaluation=evaluation,
+        quality=quality,
+        split=split,
+    )

@@ -1,0 +1,1 @@
+"""MLPerf's submissions: the official checkers, and a package that they accept."""

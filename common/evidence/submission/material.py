@@ -1,0 +1,170 @@
+"""What MLPerf asks for beside code and logs: how to repeat a run set, and what it started from.
+
+Everything is taken from the logs of the run set; what they do not say is stated as not collected.
+"""
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common import yaml_file
+from common.evidence.command_line import spread_settings
+from common.evidence.log import NUM_RUNS, RunSet
+from common.evidence.score import UNVERIFIED, score
+from common.evidence.submission.snapshot import Item
+from common.evidence.system import NOT_COLLECTED
+
+UNKNOWN = f"{NOT_COLLECTED}the logs do not say"
+MAX_SETTINGS = 500  # lines; a merged configuration has 40
+INPUTS = {
+    "resnet": "uint8 pixels (RGB), normalized to float32",
+    "bert": "int64 token ids",
+}
+CHECKPOINT = (
+    "model.safetensors, made by init_datasets.sh of MLCommons' model.ckpt-28252 (BERT-large, phase 1)"
+)
+BASH = "#!/usr/bin/env bash\n"
+GO = 'set -euo pipefail\ncd "$(dirname "${{BASH_SOURCE[0]}}")/../{implementation}"\n'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One run set in a package. `folder` is the benchmark's folder in the code."""
+
+    run_set: RunSet
+    system: str
+    benchmark: str
+    folder: str
+    configuration: str
+    implementation: str
+
+    @property
+    def size(self) -> str:
+        return "mini" if self.run_set.is_proxy else "full"
+
+    @property
+    def command(self) -> list[str]:
+        """The command that repeats the run set, with the changes that the logged command made."""
+        command = ["ttt", "run", self.folder, self.configuration, "--size", self.size, "--runs", "official"]
+        return command + [part for change in self.changes for part in ("--set", change)]
+
+    @property
+    def changes(self) -> list[str]:
+        """The `--set` values of the logged command."""
+        try:
+            words = spread_settings(shlex.split(self.run_set.lead.header("command")))
+        except ValueError:  # an open quote
+            return []
+        pairs = zip(words, [*words[1:], ""], strict=True)
+        return [after if word == "--set" else word[6:] for word, after in pairs if word.startswith("--set")]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The merged configuration in the logs; empty where there is none."""
+        return yaml_file.stated(self.run_set.lead.settings[:MAX_SETTINGS]) or {}
+
+    @property
+    def methods(self) -> list[str]:
+        return [str(event.value) for event in self.run_set.lead.events("method")]
+
+
+def material(entry: Entry, prefix: str) -> list[Item]:
+    """Return the five files of one system and implementation."""
+    folder = f"{prefix}/{entry.system}"
+    statement = f"{entry.system}_{entry.implementation}.json"
+    texts = {"README.md": readme(entry), statement: json.dumps(started_from(entry), indent=4) + "\n"}
+    items = [Item(path=f"{folder}/{name}", content=text.encode()) for name, text in texts.items()]
+    return items + [
+        Item(path=f"{folder}/{name}", content=text.encode(), is_executable=True)
+        for name, text in scripts(entry).items()
+    ]
+
+
+def started_from(entry: Entry) -> dict[str, str]:
+    """Return what the rules want stated of a system and implementation, from the logged configuration."""
+    model, precision = entry.settings.get("model"), entry.settings.get("precision")
+    is_known = isinstance(model, dict)
+    has_checkpoint = isinstance(model, dict) and model.get("start") == "checkpoint"
+    start = "TensorFlow's variables renamed and transposed for PyTorch" if has_checkpoint else "none"
+    methods = f"; methods applied: {', '.join(entry.methods)}" if entry.methods else ""
+    products = "" if precision == "fp32" else f", matrix products in {precision}"
+    random = "none: random initialization, drawn from the seed of each run"
+    return {
+        "starting_weights_filename": CHECKPOINT if has_checkpoint else random if is_known else UNKNOWN,
+        "weight_transformations": start + methods if is_known else UNKNOWN,
+        "weight_data_types": f"fp32{products}" if isinstance(precision, str) else UNKNOWN,
+        "input_data_types": INPUTS[entry.benchmark],
+        "retraining": "none: each run trains from the starting weights to the target, once",
+    }
+
+
+def scripts(entry: Entry) -> dict[str, str]:
+    """Return the three scripts, which call `ttt` in the folder of the implementation."""
+    go = GO.format(implementation=entry.implementation)
+    data = entry.settings.get("data")
+    extras = "train,dali" if isinstance(data, dict) and data.get("loader") == "dali" else "train"
+    prepare = ["ttt", "data", "prepare", entry.folder, "--size", entry.size]
+    prepare += [part for change in entry.changes if change.startswith("data.") for part in ("--set", change)]
+    source = ' --source "$source"' if entry.size == "full" else ""
+    wanted = 'source="$(realpath "${1:?usage: init_datasets.sh FOLDER, with the files of MLCommons}")"\n'
+    return {
+        "setup.sh": f"{BASH}# Makes .venv with the tested versions.\n{go}source ci/setup.sh {extras}\n",
+        "init_datasets.sh": f"{BASH}# Prepares the data and checks every byte.\n"
+        + go.replace("cd ", wanted + "cd ", 1 if source else 0)
+        + f".venv/bin/{shlex.join(prepare)}{source}\n",
+        "run_and_time.sh": f"{BASH}# Times {NUM_RUNS[entry.benchmark]} runs, then audits and scores.\n"
+        f"{go}.venv/bin/{shlex.join(entry.command)}\n.venv/bin/ttt check\n.venv/bin/ttt score\n",
+    }
+
+
+def readme(entry: Entry) -> str:
+    """Return the page of one run set: what was timed, how to repeat it, what came out."""
+    scored, lead = score(entry.run_set), entry.run_set.lead
+    times = [f"{m:.4f}" if math.isfinite(m) else "missed the target" for m in scored.run_minutes]
+    rows = [f"| result_{index}.txt | {time} |" for index, time in enumerate(times)]
+    minutes = "no score" if scored.minutes is None else f"{scored.minutes:.4f} minutes"
+    quality = "unknown" if scored.quality is None else f"{scored.quality:.6f}"
+    lines = [
+        f"# {entry.benchmark} on {entry.system}",
+        "",
+        f"Configuration `{entry.configuration}` of `../{entry.implementation}/{entry.folder}`, "
+        f"size {entry.size}, open division. Code: commit {lead.header('commit') or 'unknown'}. "
+        f"Versions: {lead.header('versions') or 'unknown'}.",
+        "",
+        "```sh",
+        "./setup.sh",
+        f"./init_datasets.sh{' FOLDER' if entry.size == 'full' else ''}",
+        "./run_and_time.sh",
+        "```",
+        "",
+        f"Score: {minutes} (mean without the fastest and the slowest run); {UNVERIFIED} "
+        f"Geometric mean of the final quality: {quality}; target {scored.target}.",
+        "",
+        *["| run | minutes |", "|---|---|", *rows],
+        "",
+        *["Merged configuration:", "", "```yaml", *lead.settings, "```"],
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def implementation_readme(entries: Sequence[Entry], commit: str) -> str:
+    """Return the page of the code that the run sets of one benchmark share."""
+    lead = entries[0]
+    return (
+        f"# {lead.implementation}: {lead.benchmark}\n\n"
+        f"PyTorch; configurations and data: [{lead.folder}]({lead.folder}/README.md). The code is that of\n"
+        f"commit {commit};\n`.ci` is called `ci` here, and other benchmarks are left out. "
+        "License: [LICENSE](LICENSE).\n\n"
+        f"```sh\n{first_commands(entries)}```\n\n"
+        "The folders beside this one repeat one run set each: setup.sh, init_datasets.sh, run_and_time.sh.\n"
+    )
+
+
+def first_commands(entries: Iterable[Entry]) -> str:
+    """Return the commands that repeat each run set from the folder of the code."""
+    lines = ["./run_all.sh --help    # sets up .venv"]
+    lines += [f".venv/bin/{shlex.join(entry.command)}" for entry in entries]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,356 @@
+"""Assemble MLPerf's `<submitter>/{benchmarks,results,systems}`, judge it, and write it whole or not at all.
+
+Every file is held in memory until it has passed: our audit, the search for secrets, the official checkers on
+a copy. Nothing depends on the clock, the machine or the order of the paths: equal inputs make equal bytes.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+from common.errors import UserError
+from common.evidence.audit import audit, audit_sets, broken
+from common.evidence.log import NUM_RUNS, RunSet, label
+from common.evidence.records import printable
+from common.evidence.rules.systems import described_by
+from common.evidence.submission import official
+from common.evidence.submission.leaks import leaks
+from common.evidence.submission.material import Entry, implementation_readme, material
+from common.evidence.submission.snapshot import Item, code, logged_commit, resolve, tracked
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system, implementation, configuration
+SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}")  # what its runs change stands in it, too
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}")
+RESULT = re.compile(r"result_[0-9]{1,4}\.txt")
+MAX_BYTES = 50 * 2**20  # of a file; the official repository checker refuses more
+TAR_ENDINGS = (".tar.gz", ".tgz")
+OTHER_ARCHIVES = (".tar", ".zip", ".gz", ".xz", ".bz2", ".zst")
+REHEARSAL = "rehearsal: made to try the packaging; not a submission"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a person asks for. `systems` None: the folder beside `results`; `revision` '': as the logs say."""
+
+    submitter: str
+    implementation: str
+    repository: Path
+    systems: Path | None = None
+    revision: str = ""
+    is_rehearsal: bool = False
+
+    @property
+    def folder(self) -> str:
+        """The name of the submitter's folder."""
+        return f"{self.submitter}-rehearsal" if self.is_rehearsal else self.submitter
+
+
+@dataclass
+class Package:
+    """The files by path below the submitter's folder; findings keep it from being written, notes do not."""
+
+    folder: str
+    items: dict[str, Item] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, items: Sequence[Item]) -> None:
+        for item in items:
+            if item.path in self.items:
+                self.findings.append(f"{item.path}: two files claim this place")
+            self.items[item.path] = item
+
+    @property
+    def listing(self) -> list[tuple[str, int, str]]:
+        """Path, bytes and SHA-256 of every file, sorted."""
+        return [
+            (f"{self.folder}/{path}", len(item.content), hashlib.sha256(item.content).hexdigest())
+            for path, item in sorted(self.items.items())
+        ]
+
+
+def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
+    """Return the package of these run sets. Raises UserError for a proxy that is not to be a rehearsal."""
+    package, entries = Package(folder=request.folder), []
+    for run_set in sorted(run_sets, key=lambda run_set: (run_set.lead.system, run_set.lead.benchmark)):
+        if run_set.is_proxy and not request.is_rehearsal:
+            hint = "--rehearsal packages it, every file marked as such"
+            raise UserError("size mini is a proxy and cannot be submitted", where=run_set.folder, hint=hint)
+        errors = [found for found in audit(run_set) if found.severity == "error"]
+        findings = [str(found) for found in errors if not found.rule.startswith("Y")]  # see add_system
+        findings += shape_findings(run_set) or stated_findings(run_set)
+        package.findings += findings
+        if not findings:
+            entries.append(entry_of(run_set, request))
+    package.findings += [str(found) for found in audit_sets(run_sets) if found.severity == "error"]
+    for entry in entries:
+        judged_statements(package, entry, request)
+        package.add(results(entry))
+        package.add(material(entry, f"benchmarks/{entry.benchmark}/implementations"))
+    for system in sorted({entry.system for entry in entries}):
+        add_system(package, [entry for entry in entries if entry.system == system], request)
+    for benchmark in sorted({entry.benchmark for entry in entries}):
+        add_code(package, [entry for entry in entries if entry.benchmark == benchmark], request)
+    for path, item in sorted(package.items.items()):
+        package.findings += item_findings(item)
+        if request.is_rehearsal:
+            package.items[path] = marked(item)
+    if not package.findings:
+        judge(package, sorted({entry.benchmark for entry in entries}))
+    return package
+
+
+def entry_of(run_set: RunSet, request: Request) -> Entry:
+    lead = run_set.lead
+    return Entry(
+        run_set=run_set,
+        system=lead.folders[0],
+        benchmark=lead.benchmark,
+        folder=lead.header("benchmark"),
+        configuration=lead.configuration,
+        implementation=request.implementation,
+    )
+
+
+# One run set.
+
+
+def shape_findings(run_set: RunSet) -> list[str]:
+    """Return what is wrong with a run set's folder: its names, its number of runs, what else lies there."""
+    where, lead = run_set.folder, run_set.lead
+    system, benchmark = lead.folders
+    if not benchmark or not SYSTEM.fullmatch(system) or lead.file is None:
+        return [f"{where}: not a folder results/<system>/<resnet|bert> of results"]
+    findings = []
+    folder = lead.file.parent
+    if folder.is_symlink() or folder.parent.is_symlink():
+        findings.append(f"{where}: is reached through a link")
+    taken = {log.file.name for log in run_set.logs if log.file}
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        is_result = RESULT.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+        if not is_result or entry.name not in taken:
+            findings.append(f"{where}/{printable(entry.name)}: is not one of the results of this set")
+    expected = NUM_RUNS[benchmark]
+    if len(run_set.logs) != expected:
+        findings.append(f"{where}: {len(run_set.logs)} runs, and {benchmark} has exactly {expected}")
+    return findings
+
+
+def stated_findings(run_set: RunSet) -> list[str]:
+    """Return what the logs of a run set do not state, or state so that it cannot be published."""
+    where, lead = run_set.folder, run_set.lead
+    findings = [f"{log.path}: not a log of this suite" for log in run_set.logs if not log.is_ours]
+    findings += [f"{log.path}: a study is no submission" for log in run_set.logs if log.is_study]
+    for what, name in (("configuration", lead.configuration), ("benchmark", lead.header("benchmark"))):
+        if not NAME.fullmatch(name):
+            findings.append(f"{where}: the logs name no {what}")
+    missed = sum(not log.is_converged for log in run_set.logs)
+    if missed > 1:
+        findings.append(f"{where}: {missed} runs missed the target, so the set has no score")
+    if len(lead.header("command")) >= 480:  # the reader cuts lines there
+        findings.append(f"{lead.path}: its command is too long to be repeated")
+    return findings
+
+
+def judged_statements(package: Package, entry: Entry, request: Request) -> None:
+    """Compare the submitter in the logs with the package's; a rehearsal only notes it."""
+    named = sorted({log.text("submission_org") for log in entry.run_set.logs})
+    if named != [request.submitter]:
+        names = ", ".join(named)
+        what = f"{entry.run_set.folder}: the logs name the submitter '{names}', not '{request.submitter}'"
+        hint = "`ttt run --set submission.org=NAME` writes it"
+        (package.notes if request.is_rehearsal else package.findings).append(f"{what}; {hint}")
+
+
+def results(entry: Entry) -> list[Item]:
+    """Return the logs as they are, renumbered from 0 in the order of their names."""
+    files = [log.file for log in entry.run_set.logs if log.file]
+    return [
+        Item(
+            path=f"results/{entry.system}/{entry.benchmark}/result_{index}.txt",
+            content=file.read_bytes(),
+            source=log.path,
+            is_log=True,
+        )
+        for index, (file, log) in enumerate(zip(files, entry.run_set.logs, strict=True))
+    ]
+
+
+def add_system(package: Package, entries: Sequence[Entry], request: Request) -> None:
+    """Judge the description of one system by the rules Y, from the folder it is taken from, and add it."""
+    system = entries[0].system
+    path = (request.systems or entries[0].run_set.systems_folder or Path("systems")) / f"{system}.json"
+    judged = [described_by(path, entry.run_set) for entry in entries]
+    found = judged[0].description
+    if found is None:
+        hint = f"; `ttt system --out {system}.json` makes one"
+        judged = [one._replace(why=one.why + hint) for one in judged]
+    findings = [finding for one in judged for finding in broken("Y", one, one.run_set.lead)]
+    package.findings += dict.fromkeys(str(finding) for finding in findings if finding.severity == "error")
+    if isinstance(found, dict):
+        content = json.dumps(found, indent=4) + "\n"
+        described = Item(
+            path=f"systems/{system}.json", content=content.encode(), source=label(path), is_log=True
+        )
+        package.add([described])
+
+
+def add_code(package: Package, entries: Sequence[Entry], request: Request) -> None:
+    """Add the code that the run sets of one benchmark share, from git."""
+    lead = entries[0]
+    if len({entry.folder for entry in entries}) != 1:
+        package.findings.append(f"{lead.run_set.folder}: the run sets name several benchmark folders")
+        return
+    revision, why = request.revision, ""
+    if not revision:
+        revision, why = logged_commit([log for entry in entries for log in entry.run_set.logs])
+    if why:
+        package.findings.append(f"{lead.run_set.folder}: {why}")
+        return
+    commit = resolve(request.repository, revision)
+    files = tracked(request.repository, commit)
+    if f"{lead.folder}/benchmark.py" not in files:
+        package.findings.append(f"{lead.run_set.folder}: commit {commit[:12]} holds no {lead.folder}")
+        return
+    prefix = f"benchmarks/{lead.benchmark}/implementations/{lead.implementation}"
+    items, findings = code(files, lead.folder, prefix)
+    page = Item(path=f"{prefix}/README.md", content=implementation_readme(entries, commit).encode())
+    package.add([page, *items])
+    package.findings += findings
+
+
+# Every file.
+
+
+def item_findings(item: Item) -> list[str]:
+    """Return what keeps a file from being published: its name, its size, its content."""
+    where = printable(item.source or item.path)
+    findings = []
+    if not all(FILE_NAME.fullmatch(part) for part in item.path.split("/")):
+        findings.append(f"{where}: its name is not {FILE_NAME.pattern}")
+    if len(item.content) > MAX_BYTES:
+        return [*findings, f"{where}: larger than {MAX_BYTES // 2**20} MiB"]
+    try:
+        text = item.content.decode()
+    except UnicodeDecodeError:
+        return [*findings, f"{where}: not UTF-8 text, so it cannot be searched for secrets"]
+    found = leaks(text, is_log=item.is_log)
+    return findings + [f"{where}:{leak.line}: {leak.kind}" for leak in found]
+
+
+def marked(item: Item) -> Item:
+    """Return a file that says in its first line, or in a field, that it is a rehearsal."""
+    text = item.content.decode(errors="replace")
+    if item.path.endswith(".json"):  # generated: code holds none
+        values = json.loads(text)
+        notes = "" if (old := values.get("hw_notes", "none")) == "none" else f"; {old}"
+        values |= {"hw_notes": REHEARSAL + notes} if "hw_notes" in values else {"rehearsal": REHEARSAL}
+        return replace(item, content=(json.dumps(values, indent=4) + "\n").encode())
+    if item.path.endswith(".md"):
+        return replace(item, content=f"> **{REHEARSAL}**\n\n{text}".encode())
+    if item.path.endswith(".html"):
+        return replace(item, content=f"<!-- {REHEARSAL} -->\n{text}".encode())
+    first, rest = text.split("\n", 1) if text.startswith("#!") else ("", text)
+    return replace(item, content=f"{first}{chr(10) if first else ''}# {REHEARSAL}\n{rest}".encode())
+
+
+def judge(package: Package, benchmarks: Sequence[str]) -> None:
+    """Ask the official checkers about a copy."""
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory, package.folder)
+        write_tree(package.items, folder)
+        for verdict in official.judge_tree(folder, benchmarks):
+            (package.findings if verdict.refuses else package.notes).append(str(verdict))
+
+
+# Writing.
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise UserError for a place where no package can be put."""
+    if out.name.lower().endswith(OTHER_ARCHIVES) and not out.name.endswith(TAR_ENDINGS):
+        raise UserError("not a kind of archive that is written", where=str(out), hint="name it NAME.tar.gz")
+    if os.path.lexists(out):
+        raise UserError("exists; a package never overwrites anything", where=str(out))
+    if not out.parent.is_dir():
+        raise UserError("its folder does not exist", where=str(out))
+
+
+def write(package: Package, out: Path) -> None:
+    """Write `<submitter>/` and the list of its files, `<submitter>.sha256`, to a new folder or archive."""
+    lines = "".join(f"{digest}  {path}\n" for path, _, digest in package.listing)
+    files = {f"{package.folder}/{path}": item for path, item in package.items.items()}
+    manifest = f"{package.folder}.sha256"  # beside the submitter's folder: `sha256sum -c` from there
+    files[manifest] = Item(path=manifest, content=lines.encode())
+    staged: Path | None = None
+    try:
+        staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        if out.name.endswith(TAR_ENDINGS):
+            with (staged / "archive").open("xb") as stream:
+                write_tar(files, stream)
+            put_in_place(staged / "archive", out)
+        else:
+            write_tree(files, staged / "tree")
+            put_in_place(staged / "tree", out)
+    except FileExistsError:
+        raise UserError("exists; a package never overwrites anything", where=str(out)) from None
+    except OSError as error:
+        raise UserError(f"cannot write here ({error.strerror})", where=str(out)) from error
+    finally:
+        if staged is not None:
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def put_in_place(finished: Path, out: Path) -> None:
+    """Give a finished file or folder its name, which nothing may have: an empty one reserves it first."""
+    remove = out.rmdir if finished.is_dir() else out.unlink
+    if finished.is_dir():
+        out.mkdir()
+    else:
+        out.open("x").close()
+    try:
+        os.replace(finished, out)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove()
+        raise
+
+
+def write_tree(items: Mapping[str, Item], folder: Path) -> None:
+    """Write files below a new folder."""
+    for path, item in items.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(item.content)
+        target.chmod(mode(item))
+
+
+def write_tar(items: Mapping[str, Item], stream: IO[bytes]) -> None:
+    """Write files as a tar.gz without times, owners or an order of its own."""
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for path, item in sorted(items.items()):
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(item.content), mode(item)
+            archive.addfile(member, BytesIO(item.content))
+
+
+def mode(item: Item) -> int:
+    """Return the permissions of a file, independent of the umask."""
+    everyone_reads = stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH
+    runs = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
+    return everyone_reads | runs if item.is_executable else everyone_reads

@@ -1,0 +1,169 @@
+"""What NVML, the library beneath nvidia-smi, knows about the GPUs: errors, slow-downs, other users."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from common.machine import hardware
+from common.machine.hardware import asked
+from common.machine.line import Line, fault, ok, warning
+
+BUSY_BYTES = 2**30  # of memory that others hold
+KERNEL_LOG = Path("/dev/kmsg")
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
+HARDWARE_XIDS = (48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140)  # not those of a faulty program
+CHECK = "GPU health"
+
+
+def visible(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the handles of the GPUs that a run may use, by name: those of CUDA_VISIBLE_DEVICES, else all."""
+    import pynvml
+
+    handles = {str(number): handle for number, handle in enumerate(hardware.gpus())}
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is None or not handles:
+        return {f"GPU {number}": handle for number, handle in handles.items()}
+    found = {}
+    for each in (text.strip() for text in named.split(",")):
+        handle = handles.get(each)
+        if each.startswith("GPU-"):  # CUDA takes the beginning of a UUID
+            uuids = {str(asked(pynvml.nvmlDeviceGetUUID, one)): one for one in handles.values()}
+            handle = next((one for uuid, one in uuids.items() if uuid.startswith(each)), None)
+        elif each.startswith("MIG-"):
+            handle = asked(pynvml.nvmlDeviceGetHandleByUUID, each)
+        if handle is None:
+            break  # CUDA ignores what follows a name that it does not know
+        found[f"GPU {each}"] = handle
+    return found
+
+
+def presence(size: str, environment: Mapping[str, str] = os.environ) -> Line:
+    """Check that the GPUs that a person or a scheduler asks for are there, and that torch reaches them."""
+    check, there = "GPUs", len(visible(environment))
+    named = [text.strip() for text in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    named = [text for text in named if text and text not in ("-1", "NoDevFiles")]
+    allocated = environment.get("SLURM_GPUS_ON_NODE", "")
+    wanted = {"CUDA_VISIBLE_DEVICES": len(named)}
+    if "CUDA_VISIBLE_DEVICES" not in environment and allocated.isdecimal():
+        wanted["SLURM_GPUS_ON_NODE"] = int(allocated)
+    source, num_wanted = max(wanted.items(), key=lambda entry: entry[1])
+    if num_wanted > there:
+        advice = "nvidia-smi shows what the driver sees; a reboot brings back a GPU that fell off its bus"
+        return fault(check, f"{source} asks for {num_wanted}, {there} are there", advice, there=there)
+    if there == 0 and size == "full":
+        advice = "size full needs GPUs; --size mini is made for processors"
+        return fault(check, "none, but size full is asked for", advice, there=0)
+    if there == 0:
+        return ok(check, "none: a processor trains", there=0)
+    import torch
+
+    if (reached := torch.cuda.device_count()) < there:
+        advice = "install a torch for this driver's CUDA, or a newer driver"
+        judge = fault if size == "full" else warning  # a processor can train the other
+        return judge(check, f"{there} there, torch reaches {reached}", advice, there=there)
+    return ok(check, f"{there} x {hardware.gpu_names()[0]}", there=there)
+
+
+def health() -> list[Line]:
+    """Check each visible GPU; one line for all that are well."""
+    handles = visible()
+    lines = [line for name, handle in handles.items() for line in problems(name, handle)]
+    if handles and not lines:
+        lines.append(ok(CHECK, "no uncorrected memory error, nothing slowed down, nobody else on them"))
+    return lines
+
+
+def problems(name: str, handle: Any) -> Iterator[Line]:
+    """Yield what is wrong with one GPU; what its driver does not tell is not judged."""
+    import pynvml
+
+    uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    if count := asked(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile):
+        found = f"{name}: {count} uncorrected memory errors (ECC) since the driver started"
+        yield fault(CHECK, found, "reset the GPU or reboot; replace it if they come back", gpu=name)
+    _, _, is_pending, has_failed = asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, False, False)
+    if has_failed:
+        yield fault(CHECK, f"{name}: a memory row could not be remapped", "replace the GPU", gpu=name)
+    elif is_pending:
+        yield warning(CHECK, f"{name}: a memory row waits for remapping", "reset the GPU or reboot", gpu=name)
+    yield from slow_downs(name, asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
+    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if memory is not None and getattr(memory, "used", 0) > BUSY_BYTES:
+        found = f"{name}: {memory.used / 2**30:.1f} GiB of its memory are in use"
+        yield warning(CHECK, found, "nvidia-smi names the processes; a run would share the GPU", gpu=name)
+
+
+def slow_downs(name: str, reasons: int) -> Iterator[Line]:
+    """Yield why a GPU runs below its clock, from NVML's bits; idleness and the power limit are usual."""
+    import pynvml
+
+    slow = {
+        "too hot": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
+        "braked by its power supply": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
+        "slowed down by its hardware": pynvml.nvmlClocksThrottleReasonHwSlowdown,
+    }
+    if why := next((why for why, bit in slow.items() if reasons & bit), None):
+        advice = "check cooling and power; times measured now are worth nothing"
+        yield fault(CHECK, f"{name}: {why}", advice, gpu=name, reasons=reasons)
+    elif reasons & pynvml.nvmlClocksThrottleReasonSwThermalSlowdown:
+        yield warning(CHECK, f"{name}: slowed down by its temperature", "check cooling", gpu=name)
+    elif reasons & pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting:
+        yield warning(CHECK, f"{name}: its clocks are set below the highest", "nvidia-smi -rac", gpu=name)
+
+
+def kernel_xids(log: Path = KERNEL_LOG) -> Line:
+    """Look for the driver's hardware errors (Xid) in the kernel's log since the machine started."""
+    check = "Xid errors"
+    try:
+        text = read_kernel_log(log)
+    except OSError as error:
+        return ok(check, f"{log} is not readable here ({error.strerror}); the driver is asked instead")
+    found = [(bus, int(number)) for bus, number in XID.findall(text) if int(number) in HARDWARE_XIDS]
+    if not found:
+        return ok(check, "none of the hardware since the machine started")
+    bus, number = found[-1]
+    what = f"{len(found)} since the machine started, the last Xid {number} of GPU {bus}"
+    return warning(check, what, "reboot; if they come back, give the log of the kernel to the vendor")
+
+
+def read_kernel_log(path: Path) -> str:
+    """Return what the kernel still remembers; each read of its device returns one message."""
+    messages, file = [], os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while message := os.read(file, 2**16):
+            messages.append(message)
+    except BlockingIOError:  # the end
+        return b"".join(messages).decode(errors="replace")
+    finally:
+        os.close(file)
+    return b"".join(messages).decode(errors="replace")
+
+
+@contextmanager
+def watched() -> Iterator[list[Line]]:
+    """Watch the GPUs while the block runs; its list then holds a line about Xid errors if there are GPUs."""
+    import pynvml
+
+    lines: list[Line] = []
+    handles = visible()
+    events = asked(pynvml.nvmlEventSetCreate) if handles else None
+    kind = pynvml.nvmlEventTypeXidCriticalError if handles else 0
+    if events is not None:
+        for handle in handles.values():
+            asked(pynvml.nvmlDeviceRegisterEvents, handle, kind, events)
+    yield lines
+    if events is None:
+        return
+    numbers = []
+    while (event := asked(pynvml.nvmlEventSetWait_v2, events, 0)) is not None:  # raises when none is left
+        numbers.append(event.eventData)
+    pynvml.nvmlEventSetFree(events)
+    check = "Xid errors now"
+    if numbers:
+        shown = ", ".join(map(str, sorted(set(numbers))))
+        lines.append(fault(check, f"Xid {shown} during these checks", "see the NVIDIA Xid catalogue; reboot"))
+    else:
+        lines.append(ok(check, "none during these checks"))

@@ -1,0 +1,180 @@
+"""Checks of the host: versions, disks, shared memory, open files. Nothing here takes longer than a second."""
+
+import os
+import platform
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from common.evidence.disturbance import SPARE
+from common.machine import hardware
+from common.machine import load as machine_load
+from common.machine.line import Line, fault, ok, warning
+from common.machine.load import Meter
+from common.machine.record import judged
+
+MIB, GIB = 2**20, 2**30
+OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
+LOG_BYTES = MIB  # of a log; the largest published ones have half of it
+LEAST_FREE, USUAL_FREE = 16 * MIB, GIB
+SHARED_MEMORY = Path("/dev/shm")
+WORKERS_SHM = 16 * MIB  # a few batches of size mini
+DOCKER_SHM, USUAL_SHM = 64 * MIB, 8 * GIB  # loader processes and NCCL pass their data through it
+OPEN_FILES, USUAL_OPEN_FILES = 128, 1024  # of a run beside its data; of a usual system
+SLOW_DISK = 200e6  # bytes/s: 2,000 images/s of ImageNet, less than one GPU trains
+PRODUCT_SIZE, PRODUCTS_S = 512, 0.1  # of a product on one core: 5 ms
+READ_BYTES, CHUNK_BYTES, MOST_FILES = 256 * MIB, 4 * MIB, 1000
+
+
+def versions() -> Line:
+    """Check Python, torch, its CUDA and NCCL, and the driver; and that torch reaches the GPUs."""
+    check, found = "versions", [f"python {platform.python_version()}"]
+    if sys.version_info < OLDEST_PYTHON:
+        return fault(check, found[0], "install Python 3.11 or newer")
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return fault(check, f"{found[0]}, no torch", "pip install 'time-to-train[train]', or ./run_all.sh")
+    import torch
+
+    found += [f"torch {version}", f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA in torch"]
+    found += [f"{name} {number}" for name, number in hardware.driver().items()]
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        found.append(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")  # type: ignore[no-untyped-call]
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
+        return fault(check, ", ".join(found), "pip install --upgrade 'torch>=2.11'")
+    return ok(check, ", ".join(found))
+
+
+def processors(meter: Meter) -> Line:
+    """Check that nobody else computes on our processors, since the meter's start and for a moment more."""
+    check, load = "processors", machine_load.look(meter)
+    if load is None:
+        return ok(check, "this system does not tell who uses them")
+    values = {"cores": load.cores, "others": load.others, "steal": load.steal, "factor": load.factor}
+    found = f"other programs use {load.others:.1f} of {load.cores:g} cores"
+    found += f", the host took {load.steal:.1f}" * (load.steal > SPARE)
+    if load.taken <= SPARE:
+        return ok(check, found, **values)
+    if names := machine_load.busy_programs():
+        found += f" ({', '.join(names)})"
+    advice = f"a run takes {load.factor:.1f} times as long or more: end them, or wait"
+    return warning(check, found, advice, **values)
+
+
+def core_speed() -> Line:
+    """Compare the speed of one core with the best of this machine: a slow clock, heat, stolen time."""
+    import torch
+
+    num_threads, matrix = torch.get_num_threads(), torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
+    torch.set_num_threads(1)  # starts no thread
+    try:
+        product = matrix @ matrix
+        num_products, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < PRODUCTS_S:
+            torch.mm(matrix, matrix, out=product)
+            num_products += 1
+    finally:
+        torch.set_num_threads(num_threads)
+    rate = 2 * PRODUCT_SIZE**3 * num_products / elapsed
+    check = "speed of a core"
+    return judged(ok(check, f"{rate / 1e9:.3g} GFLOP/s", flops_per_s=rate), check, rate)
+
+
+def existing(directory: Path) -> Path:
+    """Return the folder, or the nearest above it that exists."""
+    return next(path for path in (directory, *directory.parents) if path.exists())
+
+
+def space(what: str, directory: Path) -> Line:
+    """Check that a folder can be written, by writing as much as a log, and that its disk has room."""
+    check, place = f"room for {what}", existing(directory)
+    advice = f"free some, or choose another disk for {what}"
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:  # has no name, so that nothing can stay behind
+            file.write(b"\0" * LOG_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return fault(check, f"{directory} cannot be written ({error.strerror})", advice)
+    found, values = f"{free / GIB:.1f} GiB free at {directory}", {"free_bytes": free}
+    if free < LEAST_FREE:
+        return fault(check, f"{free / MIB:.1f} MiB free at {directory}", advice, **values)
+    if free < USUAL_FREE:
+        return warning(check, found, advice, **values)
+    return ok(check, found, **values)
+
+
+def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool = False) -> Line:
+    """Check the room in /dev/shm; full-size loaders and NCCL die of Docker's 64 MiB, size mini does not.
+
+    Of less than `WORKERS_SHM` it dies, too, where it `is_needed`: worker processes hand over their batches.
+    """
+    check = "shared memory"
+    if not directory.is_dir():
+        return ok(check, f"this system has no {directory}")
+    if is_needed and (why := lack_of_room(directory, WORKERS_SHM)):
+        what = f"{directory} cannot hold the batches of worker processes ({why})"
+        return fault(check, what, f"mount -o remount,rw,size=16G {directory}, or --set data.loader=resident")
+    free = shutil.disk_usage(directory).free
+    found, values = f"{free / GIB:.2f} GiB free in {directory}", {"free_bytes": free}
+    advice = f"enlarge it: docker run --shm-size 16g, or mount -o remount,size=16G {directory}"
+    if free <= DOCKER_SHM:
+        return (fault if size == "full" else warning)(check, found, advice, **values)
+    if size == "full" and free < USUAL_SHM:
+        return warning(check, found, advice, **values)
+    return ok(check, found, **values)
+
+
+def lack_of_room(directory: Path, num_bytes: int) -> str:
+    """Return why a folder cannot take so many bytes; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
+
+
+def open_files(num_shards: int) -> Line:
+    """Check how many files a process may open; a run keeps the shards of its data open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OPEN_FILES + num_shards
+    check, values = "open files", {"limit": soft, "hard_limit": hard, "needed": needed}
+    found = f"{soft:,} allowed, {needed:,} needed"
+    wanted = max(needed, USUAL_OPEN_FILES)
+    infinite = resource.RLIM_INFINITY
+    can_raise = hard == infinite or hard >= wanted
+    advice = f"ulimit -n {wanted}" + ("" if can_raise else ", for which the hard limit has to be raised")
+    if soft == infinite or soft >= wanted:
+        return ok(check, "no limit" if soft == infinite else found, **values)
+    return (fault if soft < needed else warning)(check, found, advice, **values)
+
+
+def read_rate(what: str, directory: Path, manifest: dict[str, Any]) -> Line:
+    """Time reading files of prepared data, past the page cache."""
+    check, num_read, seconds = f"reading {what}", 0, 0.0
+    names = list(manifest["files"])[:MOST_FILES]
+    try:
+        for name in names:
+            with (directory / name).open("rb", buffering=0) as file:
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                started = time.perf_counter()
+                while num_read < READ_BYTES and (chunk := file.read(CHUNK_BYTES)):
+                    num_read += len(chunk)
+                seconds += time.perf_counter() - started
+    except OSError as error:
+        return fault(check, f"{name}: {error.strerror}", "check the disk, and prepare the data again")
+    rate, free = num_read / max(seconds, 1e-9), shutil.disk_usage(directory).free
+    found = f"{rate / 1e6:,.0f} MB/s ({num_read / MIB:.1f} MiB read), {free / GIB:.1f} GiB free there"
+    values = {"bytes_per_s": rate, "free_bytes": free}
+    if num_read >= READ_BYTES and rate < SLOW_DISK:  # of less the time says little
+        return warning(check, found, "training may wait for data: copy them to a faster disk", **values)
+    return ok(check, found, **values)

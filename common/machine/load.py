@@ -1,0 +1,266 @@
+"""Measures the load of this machine: other programs on its processors, stolen time, slowed GPUs.
+
+OpenMP's threads spin while they wait for each other. One other busy process on their cores makes a step of
+size mini tens of times as long, unless a thread less is used: `ttt inspect ... neighbour` measures it.
+"""
+
+import math
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from common.evidence.disturbance import SPARE
+from common.machine.hardware import asked
+
+STAT = Path("/proc/stat")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+LOOK_S = 0.3  # in which a hundred ticks a second still tell a busy core from an idle one
+NAMES_S = 0.15  # to find the busiest program
+NUM_LOOKS = 3  # before other programs are believed to stay
+BUSY_SHARE = 0.1  # of a core, which a program needs to be named
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The use of the processors, in cores: `others` are programs that are not ours."""
+
+    cores: float  # that we may use
+    others: float
+    steal: float  # taken by the host of a virtual machine
+
+    @property
+    def taken(self) -> float:
+        """The cores that were not ours to use."""
+        return min(self.others + self.steal, self.cores)
+
+    @property
+    def factor(self) -> float:
+        """The least factor by which a computation on all cores slows down."""
+        return self.cores / max(self.cores - self.taken, 1.0)
+
+    def threads(self, num_ranks: int = 1) -> int:
+        """Return how many threads each rank can have that nobody else takes the core from."""
+        return max(1, math.floor((self.cores - self.taken + SPARE) / num_ranks))
+
+
+def usable_cores() -> float:
+    """Return the cores that this process may use: by its affinity, and by the quota of its container."""
+    cores = float(len(affinity()))
+    try:
+        quota, period = QUOTA.read_text().split()[:2]
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # no cgroup, or no limit
+        return cores
+
+
+def affinity() -> set[int]:
+    """Return the processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def threads_of_rank(num_ranks: int) -> int:
+    """Return how many threads each rank of this machine has where nobody else computes."""
+    return max(1, int(usable_cores()) // num_ranks)
+
+
+def processor_seconds() -> tuple[float, float] | None:
+    """Return how long our processors have computed, and how long they were stolen; None if nobody tells."""
+    try:
+        lines = STAT.read_text().splitlines()
+    except OSError:
+        return None
+    names, per_s = {f"cpu{number}" for number in affinity()}, os.sysconf("SC_CLK_TCK")
+    busy = stolen = 0
+    for line in lines:
+        name, *ticks = line.split()
+        if name in names:
+            user, nice, system, _idle, _iowait, interrupts, soft, steal, *_ = map(int, ticks)
+            busy += user + nice + system + interrupts + soft
+            stolen += steal
+    return busy / per_s, stolen / per_s
+
+
+def own_seconds() -> float:
+    """Return how long this process, the workers that it has and the children that have ended computed."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    own = time.process_time() + ended.ru_utime + ended.ru_stime
+    for worker in multiprocessing.active_children():
+        try:
+            times = psutil.Process(worker.pid).cpu_times()
+        except psutil.Error:  # it has just ended
+            continue
+        own += times.user + times.system
+    return own
+
+
+class Reading(NamedTuple):
+    """The increase of the counters between two readings; each rank has its own."""
+
+    seconds: float
+    busy: float  # seconds of all our processors together
+    stolen: float
+    own: float
+    switches: int
+    cores: float  # that we may use, of
+    processors: int
+
+
+class Meter:
+    """Reads the counters; each reading tells what has happened since the one before."""
+
+    def __init__(self) -> None:
+        self.before = count_seconds()
+
+    @property
+    def seconds(self) -> float:
+        """The time since the last reading."""
+        return time.monotonic() - self.before[0] if self.before else 0.0
+
+    def read(self) -> Reading | None:
+        """Return what has happened since the last reading; None where the system does not tell."""
+        before, self.before = self.before, count_seconds()
+        if before is None or self.before is None:
+            return None
+        seconds, busy, stolen, own, switches = (b - a for a, b in zip(before, self.before, strict=True))
+        return Reading(max(seconds, 1e-3), busy, stolen, own, int(switches), usable_cores(), len(affinity()))
+
+
+def count_seconds() -> tuple[float, float, float, float, int] | None:
+    """Return the counters of a meter: time, busy, stolen and own seconds, involuntary switches."""
+    processors = processor_seconds()
+    if processors is None:
+        return None
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    return time.monotonic(), *processors, own_seconds(), switches
+
+
+def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
+    """Return the load of some machines from one reading on each, and one of each rank that computes there."""
+    seconds = machines[0].seconds
+    others = (sum(each.busy for each in machines) - sum(each.own for each in ranks)) / seconds
+    beside = sum(each.processors - each.cores for each in machines)  # what a quota leaves to them
+    return Load(
+        cores=sum(each.cores for each in machines),
+        others=max(0.0, others - beside),
+        steal=sum(each.stolen for each in machines) / seconds,
+    )
+
+
+def read_alone(meter: Meter) -> Load | None:
+    """Return the load since the last reading of a process that computes alone."""
+    reading = meter.read()
+    return reading and load_of([reading], [reading])
+
+
+def look(meter: Meter | None = None) -> Load | None:
+    """Return the least load of some looks: a program that ends at once is no neighbour.
+
+    The first look may have begun already, with a `meter`. On a quiet machine it stays the only one, and also
+    where a person has chosen the number of threads: nothing is decided by it.
+    """
+    meter, least = meter or Meter(), None
+    for _ in range(NUM_LOOKS if may_choose_threads() else 1):
+        time.sleep(max(0.0, LOOK_S - meter.seconds))
+        load = read_alone(meter)
+        if load is None:
+            return None
+        least = load if least is None or load.taken < least.taken else least
+        if least.taken <= SPARE:
+            break
+    return least
+
+
+def busy_programs() -> list[str]:
+    """Return the names, without arguments, of the other programs that use the most of a core now."""
+    before: dict[int, float] = {}
+    started = time.monotonic()
+    for process in psutil.process_iter(["cpu_times"]):
+        if process.pid != os.getpid() and process.info["cpu_times"]:
+            before[process.pid] = sum(process.info["cpu_times"][:2])
+    time.sleep(NAMES_S)
+    found = []
+    for process in psutil.process_iter(["cpu_times", "name"]):
+        if process.pid in before and process.info["cpu_times"]:
+            share = (sum(process.info["cpu_times"][:2]) - before[process.pid]) / (time.monotonic() - started)
+            if share >= BUSY_SHARE:
+                found.append((share, process.info["name"]))
+    return [f"{name} {share:.0%}" for share, name in sorted(found, reverse=True)[:NAMED]]
+
+
+def may_choose_threads() -> bool:
+    """Return whether the number of threads is ours to choose: nobody has set it."""
+    return "OMP_NUM_THREADS" not in os.environ
+
+
+def most_threads(num_ranks: int) -> tuple[int | None, str]:
+    """Return the most threads of a rank, so that each has a core for itself, and why not all.
+
+    None leaves it to torch: a person has chosen.
+    """
+    if not may_choose_threads():
+        return None, ""
+    load = look()
+    if load is None or load.taken <= SPARE:
+        return threads_of_rank(num_ranks), ""
+    number = min(load.threads(num_ranks), threads_of_rank(num_ranks))
+    return number, (
+        f"other programs use {load.taken:.1f} of {load.cores:g} cores: at most {number} thread(s) a rank, "
+        "another recipe than on a quiet machine"
+    )
+
+
+# GPUs, through NVML.
+
+
+def gpu_state(bus: str) -> dict[str, int]:
+    """Return clock and highest clock in MHz, NVML's reasons for a difference, and how many other processes.
+
+    `bus` is a PCI address as NVML spells it; what the driver does not tell is left out.
+    """
+    import pynvml
+
+    handle = gpu_handle(bus)
+    if handle is None:
+        return {}
+    processes = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    found = {
+        "clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "max_clock_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "reasons": asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        "other_processes": None if processes is None else max(0, len(processes) - 1),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@cache
+def gpu_handle(bus: str) -> Any:
+    """Return NVML's handle of a GPU, asked for once; None where there is no driver, or no such GPU."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByPciBusId(bus)
+    except pynvml.NVMLError:
+        return None
+
+
+def own_gpu() -> dict[str, int]:
+    """Return the state of the GPU that this process computes on; nothing on a processor."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    numbers = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    return gpu_state("{:08x}:{:02x}:{:02x}.0".format(*numbers))

@@ -1,0 +1,47 @@
+"""The cheap checks: seconds before a run that may take hours. `ttt run` refuses on a fault unless forced."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.config.schema import ROOT, RunConfig
+from common.errors import UserError
+from common.machine import gpus, host
+from common.machine.line import FAULT, OK, Line
+from common.machine.load import Meter
+
+
+def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool = False) -> Iterator[Line]:
+    """Yield what can be known without processes, training, or reading data."""
+    meter = Meter()
+    yield host.versions()
+    yield gpus.presence(size)
+    yield from gpus.health()
+    yield host.space("results", results)
+    yield host.space("temporary files", Path(tempfile.gettempdir()))
+    yield host.shared_memory(size, is_needed=has_workers)
+    yield host.open_files(num_shards)
+    yield host.processors(meter)
+    if not gpus.visible():
+        yield host.core_speed()
+
+
+def num_shards(config: RunConfig) -> int:
+    """Return how many shards the prepared data have; 0 where there are none."""
+    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
+    return sum(1 for _ in directory.glob("*.shard"))
+
+
+def preflight(config: RunConfig, results: Path, *, is_forced: bool) -> tuple[str, ...]:
+    """Check before a run; returns what was not ok, for the head of its log.
+
+    Raises UserError for a fault, unless `is_forced`.
+    """
+    has_workers = getattr(config.data, "loader", "") == "workers"  # type: ignore[attr-defined]
+    checks = cheap_checks(config.size, results, num_shards(config), has_workers=has_workers)
+    lines = [line for line in checks if line.state != OK]
+    faults = [line for line in lines if line.state == FAULT]
+    if faults and not is_forced:
+        more = f" (and {len(faults) - 1} more: ttt doctor --quick)" if len(faults) > 1 else ""
+        raise UserError(f"{faults[0]}{more}", hint="or run in spite of it with --force")
+    return tuple(f"{line.state}{', forced' * (line.state == FAULT)}: {line}" for line in lines)

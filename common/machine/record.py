@@ -1,0 +1,58 @@
+"""The best speeds that this machine has shown, with which a later check compares it."""
+
+import json
+from importlib import metadata
+from pathlib import Path
+
+from common import files
+from common.machine import system
+from common.machine.line import Line, ok, warning
+
+FOLDER = system.LOCAL
+SLOW = 0.7  # of the record; a processor's clock alone changes a speed by a fifth
+OTHERS = "end other programs (top names them), or wait; a laptop on battery is slower, too"
+
+
+def record_path(folder: Path | None = None) -> Path:
+    """Return this machine's own file: machines with one folder, or one model, do not share it."""
+    name, digest = system.hardware_name(), system.machine_digest()
+    return (folder or FOLDER) / f"{name.removesuffix(f'-{digest}')}-{digest}.json"
+
+
+def read_record(path: Path) -> dict[str, float]:
+    """Return the best speeds by what was measured; none where nothing, or nonsense, was kept."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    entries = content.items() if isinstance(content, dict) else ()
+    return {name: float(rate) for name, rate in entries if isinstance(rate, int | float) and rate > 0}
+
+
+def compare_with_record(what: str, rate: float, folder: Path | None = None) -> tuple[float | None, str]:
+    """Return how many times as long this takes as at this machine's best, and a better speed is kept.
+
+    None: nothing was known, and the second value says what became of that. Versions of torch stay apart.
+    """
+    path, name = record_path(folder), f"{what}, torch {metadata.version('torch')}"
+    record = read_record(path)
+    best = record.get(name)
+    if best is None or rate > best:
+        try:
+            files.write_text(path, json.dumps(record | {name: rate}, indent=1) + "\n")
+        except OSError as error:
+            return (best / rate if best else None), f"cannot be kept ({error.strerror})"
+    return (None, "the first of this machine is kept") if best is None else (best / rate, "")
+
+
+def judged(line: Line, what: str, rate: float, folder: Path | None = None) -> Line:
+    """Return a line about a speed that was ok, or a warning when this machine has been much faster."""
+    factor, note = compare_with_record(what, rate, folder)
+    if factor is None:
+        return ok(line.check, f"{line.found}; {note}", **line.values)
+    values = line.values | {"factor": factor}
+    if factor > 1 / SLOW:
+        return warning(
+            line.check, f"{line.found}: this machine has been {factor:.1f} times as fast", OTHERS, **values
+        )
+    return ok(line.check, f"{line.found}, {min(1.0, 1 / factor):.0%} of this machine's best", **values)

@@ -1,0 +1,177 @@
+"""The name and the description of the system that a run is timed on."""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import secrets
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from common import files
+from common.config.schema import NAME, ROOT, RunConfig
+from common.errors import UserError
+from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
+from common.lock import locked
+from common.machine import hardware
+
+FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
+NONE = "none"
+LOCAL = ROOT / ".machine"  # what only this machine knows; ignored by git
+MACHINE_ID = Path("/etc/machine-id")
+PROCESSOR_LENGTH, DIGEST_LENGTH = 25, 6  # characters in a name
+
+
+def hardware_name() -> str:
+    """Return a short name of the hardware, such as `2cpu-EPYC-3fa09c` or `8xH100-80GB-HBM3`.
+
+    Processors of one model differ by host, memory and neighbours, so that a name without GPUs is of one
+    machine. GPUs are named by model alone: jobs of a cluster, each on another node, are one set.
+    """
+    gpus = hardware.gpu_names()
+    if gpus:
+        return f"{len(gpus)}x{short_name(gpus[0])}"
+    model = short_name(hardware.processor_name())[:PROCESSOR_LENGTH].rstrip("-._")
+    return f"{psutil.cpu_count()}cpu-{model}-{machine_digest()}"
+
+
+def machine_digest() -> str:
+    """Return what tells this machine from all others, and reveals nothing of it.
+
+    A random number of this clone makes it unique where images of machines or containers share an id; the id
+    of the system and its size tell the nodes apart that share a clone.
+    """
+    try:
+        identifier = MACHINE_ID.read_text().strip()
+    except OSError:  # as in a container
+        identifier = ""
+    memory = round(psutil.virtual_memory().total / 2**30)
+    facts = [random_number(), identifier, hardware.processor_name(), str(psutil.cpu_count()), str(memory)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def random_number() -> str:
+    """Return the number that this clone drew when it was first asked; none where it cannot keep one."""
+    path = LOCAL / "random"
+    try:
+        if not path.exists():
+            LOCAL.mkdir(exist_ok=True)
+            draft = LOCAL / f".random.{secrets.token_hex(8)}"
+            draft.write_text(f"{secrets.token_hex(16)}\n")
+            try:
+                os.link(draft, path)
+            except FileExistsError:  # another process was sooner
+                pass
+            finally:
+                draft.unlink()
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def short_name(model: str) -> str:
+    """Return what tells one processor from another: `AMD EPYC 7513 32-Core Processor` -> `EPYC-7513`."""
+    words = re.sub(r"\((R|TM)\)|@.*|\d+-Core", " ", model).split()
+    dropped = {"AMD", "Intel", "NVIDIA", "CPU", "Processor", "Graphics"}
+    name = "-".join(word for word in words if word not in dropped)
+    return re.sub(r"[^A-Za-z0-9._-]", "", name)[:32] or "unknown"
+
+
+def machine_id(config: RunConfig) -> str:
+    """Return `<hardware>[-mini]`."""
+    named = config.submission.hardware
+    return f"{hardware_name() if named == 'auto' else named}{'-mini' if config.size == 'mini' else ''}"
+
+
+def system_id(config: RunConfig, cell: str = "") -> str:
+    """Return `<hardware>[-mini]-<configuration>`, the name of the system and of its folder in results.
+
+    The `cell` of a study stands for its configuration.
+    """
+    name = f"{machine_id(config)}-{cell or config.configuration}"
+    if not NAME.fullmatch(name):
+        raise UserError(f"system name '{name}' is not {NAME.pattern}", where="submission.hardware")
+    return name
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what a run depends on, as far as it is installed: a laptop may lack torch."""
+    found = {"python": platform.python_version()}
+    for name in FRAMEWORK:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def versions_line() -> str:
+    """Return the versions as the head of a log states them."""
+    return ", ".join(f"{name} {version}" for name, version in versions().items())
+
+
+def version_of(module: str) -> dict[str, str]:
+    """Return the version that a loaded module, or a package around it, states; nothing where none does."""
+    names = module.split(".")
+    around = [sys.modules.get(".".join(names[:count])) for count in range(len(names), 0, -1)]
+    stated = next(filter(None, (getattr(each, "__version__", None) for each in around)), None)
+    return {"version": str(stated)} if stated else {}
+
+
+def operating_system() -> str:
+    """Return distribution and kernel."""
+    try:
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:  # not Linux, or a bare one
+        name = ""
+    return ", ".join(part for part in (name, f"{platform.system()} {platform.release()}") if part)
+
+
+def collected(name: str) -> dict[str, str]:
+    """Return the description of this machine under a name; what cannot be collected says why."""
+    software = versions() | hardware.driver()
+    torch = software.get("torch")
+    known = hardware.facts(ROOT) | {
+        "submitter": hardware.PERSON,
+        "division": "open",
+        "status": STATUS["research"],
+        "system_name": name,
+        "hw_notes": NONE,
+        "framework": f"PyTorch {torch}" if torch else f"{NOT_COLLECTED}PyTorch is not installed",
+        "other_software_stack": ", ".join(f"{each} {version}" for each, version in software.items()),
+        "operating_system": operating_system(),
+        "sw_notes": NONE,
+    }
+    return {field: known[field] for field in FIELDS}
+
+
+def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
+    """Return the description of this machine for the runs of a configuration; `name` is not its own."""
+    stated = {"submitter": config.submission.org, "status": STATUS[config.submission.status]}
+    notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
+    return collected(name or system_id(config)) | stated | notes
+
+
+def write_description(config: RunConfig, directory: Path, name: str = "") -> Path:
+    """Write `<system id>.json`, or `<name>.json`, once; an existing one is a person's and stays as it is."""
+    path = directory / f"{name or system_id(config)}.json"
+    if not path.exists():
+        try:
+            files.make_folder(directory)
+            with locked(path.with_name(f".{path.name}.lock"), f"writes {path.name}"):
+                if not path.exists():
+                    files.write_text(path, as_json(describe(config, name)))
+        except OSError as error:
+            what = f"cannot write system descriptions here ({error.strerror})"
+            raise UserError(what, where=str(directory)) from error
+    return path
+
+
+def as_json(description: dict[str, Any]) -> str:
+    """Return a description as it stands in its file."""
+    return json.dumps(description, indent=4) + "\n"

@@ -1,0 +1,253 @@
+"""Throughput of configurations side by side: training steps on synthetic batches, shape by shape."""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from common.errors import UserError
+from common.run.loop import TrainingRun
+from common.training.benchmark import Part, Work
+from common.training.memory import OutOfMemory
+from common.training.method import Batch, Method
+
+STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
+LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
+WARM_UP_TURNS = 2  # compile, record and replay captured graphs, choose kernels
+GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
+COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
+PEAK_REPEATS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """What this device does at best, measured: a bfloat16 matrix product, and a copy (read and write)."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """One configuration at one shape. Shares are of the device's peaks; padding counts nowhere.
+
+    `deviation` is that of a turn of steps, relative, over `num_turns`. Memory is that of `step_memory`.
+    """
+
+    configuration: str
+    shape: str
+    samples_per_s: float
+    tokens_per_s: float | None
+    step_ms: float
+    deviation: float
+    num_turns: int
+    flops_per_s: float
+    flops_share: float
+    bytes_share: float | None
+    memory_gb: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A configuration that could not be timed, and why; `shape` is empty where none could."""
+
+    configuration: str
+    shape: str
+    error: str
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(function: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one call, to its end on the device."""
+    synchronize(device)
+    before = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - before
+
+
+def measure_peaks(device: torch.device) -> Peaks:
+    """Time the two; the best of several calls counts."""
+    size, num_bytes = GEMM_SIZE[device.type], COPY_BYTES[device.type]
+    matrix = torch.randn(size, size, device=device).bfloat16()
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    product_s = min(timed(lambda: matrix @ matrix, device) for _ in range(PEAK_REPEATS))
+    copy_s = min(timed(lambda: target.copy_(source), device) for _ in range(PEAK_REPEATS))
+    return Peaks(flops_per_s=2 * size**3 / product_s, bytes_per_s=2 * num_bytes / copy_s)
+
+
+def measure(
+    runs: dict[str, TrainingRun],
+    peaks: Peaks,
+    memory: dict[str, dict[str, float]],
+    *,
+    seconds: float,
+    shapes: Sequence[str] = (),
+    report: Callable[[Rate | Failure], None],
+) -> None:
+    """Report each configuration at each shape, timed for about `seconds`, a few steps of each in turn.
+
+    `runs` are initialized; the shapes are those of the benchmark, or the `shapes` named; `memory` is the
+    `step_memory` of each. A configuration that is out of memory at a shape is a Failure there.
+    """
+    batches = {name: bench_batches(run, shapes) for name, run in runs.items()}
+    first, *others = batches
+    for name in others:
+        if batches[name].keys() != batches[first].keys():
+            different = (f"{each} at {', '.join(batches[each])}" for each in (first, name))
+            raise UserError(f"one bench has one set of shapes, found {' and '.join(different)}")
+    for shape in batches[first]:
+        lengths = {name: turn_length(run.methods) for name, run in runs.items()}
+        steps = {name: stepper(run, batches[name][shape], lengths[name]) for name, run in runs.items()}
+        for name in list(steps):
+            try:
+                for _ in range(WARM_UP_TURNS):
+                    steps[name]()
+            except OutOfMemory as error:
+                del steps[name]
+                free_memory(runs[name])
+                report(Failure(configuration=name, shape=shape, error=error.what))
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        ends = time.perf_counter() + seconds * len(steps)
+        while steps and (time.perf_counter() < ends or len(next(iter(times.values()))) < 2):
+            for name, step in steps.items():
+                times[name].append(timed(step, runs[name].device) / lengths[name])
+        for name in steps:
+            work = runs[name].benchmark.work(shape)
+            report(
+                compute_rate(name, shape, times[name], batches[name][shape].num_samples, work, peaks, memory)
+            )
+
+
+def compute_rate(
+    name: str,
+    shape: str,
+    times: list[float],
+    num_samples: int,
+    work: Work,
+    peaks: Peaks,
+    memory: dict[str, dict[str, float]],
+) -> Rate:
+    """Return the rate of steps that took `times` seconds on so many samples each."""
+    step_s = statistics.median(times)
+    per_s = num_samples / step_s
+    return Rate(
+        configuration=name,
+        shape=shape,
+        samples_per_s=per_s,
+        tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
+        step_ms=step_s * 1e3,
+        deviation=statistics.stdev(times) / step_s,
+        num_turns=len(times),
+        flops_per_s=per_s * work.flops,
+        flops_share=per_s * work.flops / peaks.flops_per_s,
+        bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
+        memory_gb=memory[name].get(shape),
+    )
+
+
+def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Batch]:
+    """Return the benchmark's batches by the name of their shape, or those of the `shapes` named.
+
+    The first word of a name is enough. Raises UserError for a shape that the benchmark does not have.
+    """
+    batches = run.benchmark.bench_batches(run.config.global_batch_size)
+    names = {name.split()[0]: name for name in batches} | {name: name for name in batches}
+    for shape in shapes:
+        if shape not in names:
+            raise UserError(f"no shape '{shape}'", where="--shapes", hint=f"known: {', '.join(batches)}")
+    chosen = [names[shape] for shape in shapes] or list(batches)
+    return {name: batches[name] for name in chosen}
+
+
+def measure_parts(
+    parts: Iterable[Part], device: torch.device, *, seconds: float, report: Callable[[str, float], None]
+) -> dict[str, float]:
+    """Return the samples per second of each part by its name, timed for about `seconds`."""
+    rates = {}
+    for part in parts:
+        for _ in range(WARM_UP_TURNS):
+            part.call()
+        times, ends = [timed(part.call, device)], time.perf_counter() + seconds
+        while time.perf_counter() < ends:
+            times.append(timed(part.call, device))
+        rates[part.name] = part.num_samples / statistics.mean(times)
+        report(part.name, rates[part.name])
+    return rates
+
+
+def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> int:
+    """Return a number of steps in which methods that act every few steps do so as often as in training.
+
+    What happens less often than every `LAST_STEPS` steps is left out: it is nearly nothing of a step.
+    """
+    period = math.lcm(*(method.period for method in methods if method.period <= LAST_STEPS))
+    return math.ceil(at_least / period) * period
+
+
+def stepper(run: TrainingRun, batch: Batch, num_steps: int) -> Callable[[], object]:
+    """Return a function that takes a turn of training steps: the last ones of a training, over and over.
+
+    The batch is one of `bench_batches`, where a loader that keeps up would have it.
+    """
+    numbers = last_steps(run)
+
+    def step() -> None:
+        for number in itertools.islice(numbers, num_steps):
+            run.train_step(batch, number)
+
+    return step
+
+
+def last_steps(run: TrainingRun) -> Iterator[int]:
+    """Yield the numbers of the last steps of a training without end."""
+    num_steps = run.plan.num_steps
+    return itertools.cycle(range(max(0, num_steps - LAST_STEPS), num_steps))
+
+
+def free_memory(run: TrainingRun) -> None:
+    """Give back what a step has left that could not end."""
+    run.optimizer.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+
+
+def reserved_bytes() -> int:
+    """Return the memory that is taken on this GPU, without what torch keeps for later; 0 without one."""
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ()) -> dict[str, float]:
+    """Return by shape the most memory in GB that a run has taken while it trained on that; empty on a CPU.
+
+    That is all that the process has reserved but `others_bytes`, which were taken before the run was built.
+    Inputs of all shapes count, and captured graphs of the shapes before it: they stay. After another run that
+    captures graphs it would be too little: all graphs share their memory. A shape that is out of memory has
+    no entry.
+    """
+    found: dict[str, float] = {}
+    if run.device.type != "cuda":
+        return found
+    for shape, batch in bench_batches(run, shapes).items():
+        torch.cuda.empty_cache()  # forgets what a larger shape has left
+        torch.cuda.reset_peak_memory_stats()
+        step = stepper(run, batch, turn_length(run.methods))
+        try:
+            for _ in range(WARM_UP_TURNS):
+                step()
+        except OutOfMemory:
+            free_memory(run)
+            continue
+        synchronize(run.device)
+        found[shape] = (torch.cuda.max_memory_reserved() - others_bytes) / 1e9
+    return found

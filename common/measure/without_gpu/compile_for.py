@@ -1,0 +1,359 @@
+"""Compile the training step of a configuration for a GPU that is not there, and count what it launches.
+
+The step is the suite's own (`Training.train_step`): its model, methods, loss, backward pass and optimizer run
+on tensors without values. Each piece that it compiles is lowered by Inductor once for each shape, every
+Triton kernel becomes a cubin, and each of its calls in the step counts. What is not compiled counts by its
+operators.
+
+Left out: kernels that libraries choose (their FLOPs and bytes are counted instead), choosing between ways to
+launch a kernel by their times, CUDA graphs, padding of matrix products (all need a GPU), and methods that act
+less often than every step.
+"""
+
+import copy
+import io
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from common.errors import UserError, nearest
+from common.measure.without_gpu.kernels import (
+    ATTENTION,
+    OWN,
+    Code,
+    Kernel,
+    Tally,
+    classify,
+    classify_library,
+    read_code,
+)
+from common.measure.without_gpu.pretend import DEVICE, HOST, Gpu, pretend
+from common.training import step
+from common.training.benchmark import Benchmark
+from common.training.method import Batch
+from common.training.step import Training
+
+BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
+NOT_COUNTED = {
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "alias",
+    "lift_fresh",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """The launches of a training step or an evaluation on a batch of one shape.
+
+    `kernels` are those compiled for it; `num_graphs` counts forward and backward pass of each piece.
+    """
+
+    shape: str
+    num_samples: int
+    tally: Tally
+    kernels: tuple[Kernel, ...]
+    num_graphs: int
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what operators on the pretended GPU launch; inside of compiled code, its library calls only."""
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake_mode, self.tally = fake_mode, Tally()
+        self.code: Code | None = None  # of the compiled graph that runs
+        self.counts = False
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Let Dynamo compile although a mode is active."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count it."""
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__.startswith("_fused_"):  # optimizers: no form without values
+            if self.counts:
+                self.count(func, args, kwargs, None)
+            return None
+        if (
+            func is torch.ops.aten._to_copy.default
+            and kwargs.get("device") == DEVICE
+            and not isinstance(args[0], FakeTensor)
+        ):
+            copied: Any = self.fake_mode.from_tensor(args[0])  # a batch arrives from the host
+            if args[0].dtype == torch.int32 and args[0].ndim == 1:  # offsets of packed sequences
+                with unset_fake_temporarily():
+                    copied.lengths = args[0].diff().tolist()
+            return copied
+        result = func(*args, **kwargs)
+        if self.counts and list_fakes((args, kwargs)):
+            self.count(func, args, kwargs, result)
+        return result
+
+    def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add one operator to the tally."""
+        name = func.overloadpacket.__name__
+        kind = classify_library(name)
+        if self.code is not None and not (kind or name in self.code.library):
+            return
+        if func.is_view or func.namespace == "prim" or name in NOT_COUNTED:
+            return
+        num_bytes = count_moved_bytes(func, args, kwargs, result)
+        flops = count_attention_flops(name, args) if kind == ATTENTION else 0.0
+        if kind and kind != ATTENTION and func.overloadpacket in flop_registry:
+            flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=result))
+        count = 1
+        if name == "convolution_backward":  # the gradients of image and weight each read that of the result
+            count, num_bytes, flops = 2, (num_bytes + count_bytes(args[0])) / 2, flops / 2
+        self.tally.add(name, kind or classify([name]), num_bytes=num_bytes, flops=flops, count=count)
+
+    def add_code(self, code: Code) -> None:
+        """Add the kernels of a compiled graph that is about to run."""
+        for name, (kind, num_bytes, count) in code.kernels.items() if self.counts else ():
+            self.tally.add(name, kind, num_bytes=num_bytes, count=count)
+
+
+def list_fakes(values: Any) -> list[Any]:
+    """Return the tensors on the pretended GPU in a tree of values."""
+    return [value for value in tree_leaves(values) if isinstance(value, FakeTensor)]
+
+
+def count_bytes(value: Tensor) -> int:
+    """Return the bytes that hold the values of a tensor, repeated ones once."""
+    sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
+    return value.element_size() * torch.Size(sizes).numel()
+
+
+def count_moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Return bytes read and written: arguments, new results, and arguments that are written to."""
+    read, written = list_fakes((args, kwargs)), list_fakes(result)
+    arguments = func._schema.arguments
+    values = [
+        *zip(arguments, args, strict=False),
+        *((argument, kwargs.get(argument.name)) for argument in arguments[len(args) :]),
+    ]
+    changed = [value for argument, value in values if argument.alias_info and argument.alias_info.is_write]
+    known = {id(value) for value in read}
+    new = [value for value in written if id(value) not in known]
+    if func.overloadpacket.__name__ in ("fill_", "zero_", "copy_"):
+        read = read[1:]
+    return float(sum(count_bytes(value) for value in (*read, *new, *list_fakes(changed))))
+
+
+def count_attention_flops(name: str, args: Sequence[Any]) -> float:
+    """Return the FLOPs of the products of attention; of packed sequences, those of each with itself.
+
+    Shapes are (tokens, heads, size) packed, else (batch, heads, tokens, size). Raises ValueError where the
+    lengths of packed sequences are not known.
+    """
+    is_backward = "backward" in name
+    query, key, *_ = args[1:] if is_backward else args
+    flops: float
+    if query.ndim == 4:
+        flops = 4.0 * query.numel() * key.shape[-2]
+    else:
+        lengths = [value.lengths for value in args if hasattr(value, "lengths")]
+        if not lengths:
+            raise ValueError("attention over sequences of unknown length")
+        pairs = sum(queries * keys for queries, keys in zip(lengths[0], lengths[-1], strict=True))
+        flops = 4.0 * pairs * query.shape[1] * query.shape[2]
+    return BACKWARD_ATTENTION * flops if is_backward else flops
+
+
+class Compiler:
+    """Compiles and counts steps for one GPU; `open_compiler` makes one."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
+        self.cubins: dict[str, list[bytes]] = {}
+        self.kernels: list[Kernel] = []
+        self.num_graphs = self.num_recompiles = 0
+
+    def keep_cubins(self, name: str, cubins: list[bytes]) -> None:
+        """Remember the cubins of a kernel."""
+        self.cubins[name] = cubins
+
+    def compile_inner(self, graph: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
+        """Stand in for Inductor's `compile_fx_inner`; a call of what it returns counts, computes nothing."""
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        def on_device(value: Any) -> Any:
+            return DEVICE if value == HOST else value
+
+        for node in graph.graph.nodes:  # autograd's C++ saw the host
+            node.args, node.kwargs = tree_map(on_device, (node.args, node.kwargs))
+        graph.recompile()
+        plain = copy.deepcopy(graph)
+        with redirect_stderr(io.StringIO()):  # it prints a path
+            lowered: Any = compile_fx_inner(graph, inputs, **settings)
+        code = read_code(lowered.source_code)
+        self.num_graphs += 1
+        for name, (kind, num_bytes, _) in code.kernels.items():
+            self.kernels.append(measure_kernel(name, kind, num_bytes, self.cubins[name]))
+
+        def run(values: list[Any]) -> Any:
+            self.counter.add_code(code)
+            self.counter.code = code
+            try:
+                return plain(*values)
+            finally:
+                self.counter.code = None
+                values.clear()
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def compile(self, shape: str, batch: Batch, call: Callable[[], object]) -> Compiled:
+        """Return what a call launches. A first call compiles; that the second does not is checked."""
+        num_graphs, num_kernels = self.num_graphs, len(self.kernels)
+        call()
+        return Compiled(
+            shape=shape,
+            num_samples=batch.num_samples,
+            kernels=tuple(self.kernels[num_kernels:]),
+            num_graphs=self.num_graphs - num_graphs,
+            tally=self.count(call),
+        )
+
+    def count(self, call: Callable[[], object]) -> Tally:
+        """Return what a call launches that has been compiled."""
+        num_graphs = self.num_graphs
+        self.counter.tally, self.counter.counts = Tally(), True
+        try:
+            call()
+        finally:
+            self.counter.counts = False
+        if self.num_graphs != num_graphs:
+            raise RuntimeError("the second call of a step compiled again")
+        return self.counter.tally
+
+    def add_own_kernels(self, benchmark: Benchmark) -> None:
+        """Compile the Triton kernels that the benchmark has written itself."""
+        before = set(self.cubins)
+        for pair in benchmark.kernel_pairs():
+            pair.kernel()
+        for name in self.cubins.keys() - before:
+            self.kernels.append(measure_kernel(name, OWN, 0.0, self.cubins[name]))
+
+
+@contextmanager
+def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
+    """Pretend a GPU inside the block; what the suite computes there is compiled for it and counted."""
+    from torch._inductor import compile_fx
+
+    original = compile_fx.compile_fx
+    torch._dynamo.utils.counters.clear()
+    with pretend(gpu, lambda name, made: compiler.keep_cubins(name, made)) as fake_mode:
+        compiler = Compiler(Counter(fake_mode))
+
+        def compile_graph(
+            model: Any, inputs: Any, inner_compile: Any = compiler.compile_inner, **named: Any
+        ) -> Any:
+            return original(model, inputs, inner_compile=inner_compile, **named)
+
+        to_device, prepared = step.to_device, Training.prepared
+
+        def faked(batch: Batch, device: torch.device) -> Batch:
+            with fake_mode, compiler.counter:
+                return to_device(batch, device)
+
+        def on_host(run: Training, *args: Any) -> Batch:
+            with unset_fake_temporarily():
+                return prepared(run, *args)
+
+        with (
+            mock.patch.object(compile_fx, "compile_fx", compile_graph),
+            mock.patch.object(step, "to_device", faked),
+            mock.patch.object(Training, "prepared", on_host),
+            fake_mode,
+            compiler.counter,
+        ):
+            yield compiler
+
+
+def measure_kernel(name: str, kind: str, num_bytes: float, cubins: Sequence[bytes]) -> Kernel:
+    """Return a kernel in that of its compiled forms which spills least."""
+    spilled, registers = min(read_resources(cubin)[::-1] for cubin in cubins)
+    return Kernel(name=name, kind=kind, num_bytes=num_bytes, registers=registers, spilled_bytes=spilled)
+
+
+def read_resources(cubin: bytes) -> tuple[int, int]:
+    """Return registers and bytes of stack of a thread, as Triton's cuobjdump reads them."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (numbers,) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)
+    return int(numbers[0]), int(numbers[1])
+
+
+def make_host_batches(benchmark: Benchmark) -> dict[str, Batch]:
+    """Return synthetic batches, on the host, by the name of their shape."""
+    with unset_fake_temporarily(), mock.patch.object(type(benchmark), "device", HOST):
+        return benchmark.bench_batches(benchmark.num_own_samples)
+
+
+def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = ()) -> Iterator[Compiled]:
+    """Yield each shape of a built training as it is compiled; only some of them where `names` says which.
+
+    Raises UserError for a name that training does not see.
+    """
+    shares = run.benchmark.shape_shares()
+    batches = {shape: batch for shape, batch in make_host_batches(run.benchmark).items() if shape in shares}
+    if unknown := [name for name in names if name not in batches]:
+        raise UserError(f"no shape '{unknown[0]}' in training", hint=nearest(unknown[0], batches))
+    last = run.plan.num_steps - 1
+    for shape in names or batches:
+        batch = batches[shape]
+        yield compiler.compile(shape, batch, lambda: run.train_step(batch, last))  # noqa: B023
+    before = compiler.num_graphs
+    run.train_step(batches[next(iter(names or batches))], last)  # a shape that returns
+    compiler.num_recompiles = compiler.num_graphs - before
+
+
+def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
+    """Return what evaluating as many samples as a step has launches, in the largest shape."""
+    shape, batch = list(make_host_batches(run.benchmark).items())[-1]
+    return compiler.compile(shape, batch, lambda: evaluate(run, batch))
+
+
+def build_training(benchmark: Benchmark) -> Training:
+    """Return a training on the pretended GPU."""
+    run = Training(benchmark.config, benchmark, seed=0)
+    run.build(from_scratch=True)
+    run.replica = run.model
+    return run
+
+
+def count_graph_breaks() -> dict[str, int]:
+    """Return how often Dynamo has left a graph, by the reason."""
+    return dict(torch._dynamo.utils.counters["graph_break"])
+
+
+def evaluate(run: Training, batch: Batch) -> None:
+    """Do what the loop does with a batch of the evaluation set."""
+    with torch.no_grad():
+        run.count_correct(run.evaluation_model(), batch)
+    run.model.train()

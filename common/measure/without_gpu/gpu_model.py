@@ -1,0 +1,253 @@
+"""A model of a GPU: predicts the time of a step from what it launches, for devices that nothing ran on.
+
+The formula is FORMULA. Its shares of the data sheets' rates are fitted, for each architecture, to published
+throughput (published_rates.yaml, `use: fit`), and checked with other published throughput. Predictions are
+not measurements, and are labelled so wherever they are shown.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from scipy.optimize import least_squares
+
+from common.config.schema import ROOT
+from common.errors import UserError
+from common.measure import scaling
+from common.measure.without_gpu.kernels import ATTENTION, CONVOLUTION, LIBRARY, MATRIX, OPTIMIZER
+
+FORMULA = (
+    "step = sum over library calls of max(bytes / bandwidth, FLOPs / rate) + other bytes / bandwidth",
+    "       + launches x launch_us + exchange that the backward does not hide (as in `ttt plan`)",
+    "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as published",
+)
+RATES = Path(__file__).with_name("published_rates.yaml")
+BANDWIDTH = "bandwidth"
+FITTED = (BANDWIDTH, CONVOLUTION, MATRIX)
+START, PRIOR_WEIGHT = 0.6, 0.15  # a share that rows do not tell stays near the start: one row of 15 % error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Shares of the data sheet that an architecture reaches: `matrix` in 16 bits, `fp8` in 8."""
+
+    bandwidth: float
+    convolution: float
+    matrix: float
+    fp8: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Predicted milliseconds of a step by class, and what follows; `samples_per_s` of one device."""
+
+    device: str
+    ms: Mapping[str, float]
+    samples_per_s: float
+
+    @property
+    def step_ms(self) -> float:
+        """All of it."""
+        return sum(self.ms.values())
+
+    @property
+    def next_class(self) -> str:
+        """The class with most time that no library computes: what to attack next."""
+        return max((name for name in self.ms if name not in LIBRARY), key=lambda name: self.ms[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A published rate and its prediction."""
+
+    row: Mapping[str, Any]
+    predicted_per_s: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over published."""
+        return float(self.predicted_per_s / self.row["samples_per_s"])
+
+
+@cache
+def load_rates() -> Mapping[str, Any]:
+    """Return published_rates.yaml."""
+    published: Mapping[str, Any] = yaml.safe_load(RATES.read_text(encoding="utf-8"))
+    return published
+
+
+@cache
+def load_counts(name: str) -> Mapping[str, Any]:
+    """Return the figures of a compiled configuration that results/compiled/ holds. Raises UserError."""
+    path = ROOT / "results/compiled" / name
+    try:
+        figures: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        hint = "git restore it, or make it again: ttt compile --help"
+        raise UserError(
+            "no figures of `ttt compile`", where=str(path.relative_to(ROOT)), hint=hint
+        ) from error
+    return figures
+
+
+def predict(
+    counts: Mapping[str, Any],
+    num_samples: int,
+    device: str,
+    shares: Shares,
+    row: Mapping[str, Any] | None = None,
+) -> Prediction:
+    """Return the prediction for a step of `counts`, the training side of one shape, on a device.
+
+    `row` is that of a published rate: its devices, batch, and what it does otherwise. Samples differ from
+    those of the counts in number only: what the optimizer does is the same for any number.
+    """
+    row, sheet, assumed = row or {}, load_rates()["devices"][device], load_rates()["assumed"]
+    per_s = sheet["bandwidth"] * 1e9 * shares.bandwidth
+    matrix = sheet["fp8"] * shares.fp8 if row.get("matrix") == "fp8" else sheet["bf16"] * shares.matrix
+    flops_per_s = {
+        CONVOLUTION: sheet["bf16"] * shares.convolution * 1e12,
+        MATRIX: matrix * 1e12,
+        ATTENTION: assumed["attention"][sheet["architecture"]] * 1e12,
+    }
+    seconds = dict.fromkeys(counts["classes"], 0.0)
+    for kind, _, count, gigabytes, teraflop in counts["library"]:
+        seconds[kind] += max(gigabytes * 1e9 / per_s, teraflop * 1e12 / flops_per_s[kind])
+        seconds[kind] += count * assumed["launch_us"] * 1e-6
+    for kind, sums in counts["classes"].items():
+        if kind not in LIBRARY:
+            factor = 1.0 if kind == OPTIMIZER else row.get("elementwise", 1.0)
+            seconds[kind] += sums["gb"] * 1e9 * factor / per_s
+            seconds[kind] += sums["launches"] * assumed["launch_us"] * 1e-6
+    batch = row.get("batch", num_samples)
+    ms = {k: s * 1e3 * (1.0 if k == OPTIMIZER else batch / num_samples) for k, s in seconds.items()}
+    ms |= predict_waiting(row, sheet, sum(ms.values()))
+    return Prediction(device=device, ms=ms, samples_per_s=batch / sum(ms.values()) * 1e3)
+
+
+def predict_waiting(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms: float) -> dict[str, float]:
+    """Return what a device waits for the others: the exchange of gradients, the rank with most work."""
+    if row.get("devices", 1) == 1:
+        return {}
+    name, published = row["benchmark"], load_rates()
+    links = scaling.Links(inside=scaling.INSIDE[sheet["inside"]], network=1.0)
+    exchange = scaling.exchange_s(2 * published["parameters"][name], links, 1, row["devices"])
+    waited_ms = {"exchange": scaling.exposed_s(exchange, compute_ms / 1e3, links) * 1e3}
+    if row.get("imbalance"):
+        work = scaling.Work(
+            gradient_bytes=0,
+            sample_s=0,
+            deviation=published["deviation"][name],
+            longest=published["longest"][name],
+        )
+        waited_ms["imbalance"] = (scaling.imbalance(work, row["batch"], row["devices"]) - 1) * compute_ms
+    return waited_ms
+
+
+def predict_row(row: Mapping[str, Any], shares: Shares) -> float:
+    """Return the predicted samples per second of one device of a published row."""
+    figures = load_counts(row["counts"])
+    training = figures["training"][row["shape"]]
+    return predict(training, figures["batch_size"], row["device"], shares, row).samples_per_s
+
+
+@cache
+def fit_shares(architecture: str) -> Shares:
+    """Fit the shares of an architecture to its published rows, least squares of the errors' logarithms."""
+    published = load_rates()
+    devices = published["devices"]
+    rows = [
+        row
+        for row in published["rates"]
+        if row["use"] == "fit" and devices[row["device"]]["architecture"] == architecture
+    ]
+    fixed = published["assumed"]["matrix"].get(architecture)
+
+    def shares_of(logs: Sequence[float]) -> Shares:
+        bandwidth, convolution, matrix = (math.exp(log) for log in logs)
+        return Shares(bandwidth=bandwidth, convolution=convolution, matrix=fixed or matrix, fp8=matrix)
+
+    def errors(logs: Sequence[float]) -> list[float]:
+        logs_of_ratios = [math.log(predict_row(row, shares_of(logs)) / row["samples_per_s"]) for row in rows]
+        return logs_of_ratios + [PRIOR_WEIGHT * (log - math.log(START)) for log in logs]
+
+    fitted = least_squares(errors, [math.log(START)] * len(FITTED), bounds=(math.log(0.1), 0.0))
+    return shares_of(fitted.x)
+
+
+def check_published() -> list[Check]:
+    """Predict every published row."""
+    devices = load_rates()["devices"]
+    return [
+        Check(row=row, predicted_per_s=predict_row(row, fit_shares(devices[row["device"]]["architecture"])))
+        for row in load_rates()["rates"]
+    ]
+
+
+def predict_devices(figures: Mapping[str, Any], shape: str) -> list[Prediction]:
+    """Return the predictions for one device of each kind that has the architecture of the figures."""
+    counts = figures["training"][shape]
+    return [
+        predict(counts, figures["batch_size"], name, fit_shares(figures["architecture"]))
+        for name, sheet in load_rates()["devices"].items()
+        if sheet["architecture"] == figures["architecture"]
+    ]
+
+
+def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, batch: int) -> float | None:
+    """Return the predicted samples per second of one GPU of this hardware, such as 1xH100-80GB-HBM3.
+
+    None where the hardware is of no known device, or `ttt compile` has kept no such configuration or shape.
+    """
+    devices = load_rates()["devices"]
+    device = next((key for key in devices if devices[key]["name"] == hardware.partition("x")[2]), None)
+    if device is None:
+        return None
+    architecture = devices[device]["architecture"]
+    for path in sorted((ROOT / "results/compiled" / architecture).glob(f"{benchmark}-*.json")):
+        figures = load_counts(f"{architecture}/{path.name}")
+        is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
+        if is_asked and shape in figures["training"]:
+            counts, row = figures["training"][shape], {"batch": batch}
+            return predict(counts, figures["batch_size"], device, fit_shares(architecture), row).samples_per_s
+    return None
+
+
+def compute_typical_factor(checks: Iterable[Check]) -> float:
+    """Return the factor by which a prediction is typically off, up or down: 1 is exact."""
+    errors = [abs(math.log(check.ratio)) for check in checks]
+    return math.exp(sum(errors) / len(errors))
+
+
+def format_checks(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield predicted against published throughput, the errors, and what the model is made of."""
+    title = f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4}"
+    yield f"{title} {'predicted':>10} {'published':>10}  ratio"
+    for check in checks:
+        row = check.row
+        device = f"{row['devices']}x{row['device']}"
+        title = f"{row['use']:6} {row['benchmark']:7}{row['name']:40} {device:>8} {row['batch']:4}"
+        yield f"{title} {check.predicted_per_s:10,.0f} {row['samples_per_s']:10,.0f} {check.ratio:6.2f}"
+    for use, words in (("fit", "fitted"), ("check", "held out")):
+        chosen = [check for check in checks if check.row["use"] == use]
+        largest = max(chosen, key=lambda check: abs(math.log(check.ratio)))
+        factor = max(largest.ratio, 1 / largest.ratio)
+        mean = compute_typical_factor(chosen)
+        yield (
+            f"{words}: {len(chosen)} rates, wrong by a factor of {mean:.2f} on average, "
+            f"at most {factor:.2f} ({largest.row['name']})"
+        )
+    for architecture in sorted({sheet["architecture"] for sheet in load_rates()["devices"].values()}):
+        shares = dataclasses.asdict(fit_shares(architecture)).items()
+        yield f"{architecture}, shares of the data sheet: " + ", ".join(f"{k} {v:.2f}" for k, v in shares)
+    yield f"  three shares are fitted; sm_90 has two rates: what they do not tell stays near {START}"
+    yield from ("formula:", *(f"  {line}" for line in FORMULA), "assumed of others' code:")
+    for check in checks:
+        if "assumed" in check.row:
+            yield f"  {check.row['benchmark']}, {check.row['name']}: {check.row['assumed']}"

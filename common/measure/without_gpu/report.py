@@ -1,0 +1,153 @@
+"""Figures of `ttt compile`, as they are kept and printed."""
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from common.config.schema import RunConfig
+from common.machine import system
+from common.measure.figures import write
+from common.measure.without_gpu import gpu_model
+from common.measure.without_gpu.compile_for import Compiled, Compiler, count_graph_breaks
+from common.measure.without_gpu.kernels import GIGA, LIBRARY, NAMES, OWN, TERA, Kernel
+from common.repository import commit
+
+COUNTED = (
+    "operators of the traced step, each reading its inputs and writing its outputs once",
+    "kernels of the code that Inductor generates; what it does not compile, by operators of the traced step",
+)
+NUM_LARGEST = 12
+MAX_NAME = 150  # characters of a file's name
+
+
+def describe(
+    name: str,
+    config: RunConfig,
+    architecture: str,
+    compiler: Compiler,
+    training: Sequence[Compiled],
+    evaluation: Compiled,
+) -> dict[str, Any]:
+    """Return all figures of a configuration, as they are kept."""
+    return {
+        "benchmark": config.benchmark,
+        "configuration": name,
+        "size": config.size,
+        "architecture": architecture,
+        "batch_size": training[0].num_samples,
+        "precision": config.precision,
+        "commit": commit(),
+        "versions": system.versions() | {"triton": metadata.version("triton")},
+        "counted": COUNTED[any(shape.kernels for shape in training)],
+        "graph_breaks": count_graph_breaks(),
+        "recompiles": compiler.num_recompiles,
+        "own_kernels": [describe_kernel(kernel) for kernel in compiler.kernels if kernel.kind == OWN],
+        "training": {shape.shape: describe_compiled(shape) for shape in training},
+        "evaluation": {evaluation.shape: describe_compiled(evaluation)},
+    }
+
+
+def describe_kernel(kernel: Kernel) -> dict[str, Any]:
+    """Return the registers of a kernel and what it spills."""
+    return {"name": kernel.name, "registers": kernel.registers, "spilled_bytes": kernel.spilled_bytes}
+
+
+def describe_compiled(compiled: Compiled) -> dict[str, Any]:
+    """Return the sums of classes, the library's calls one by one, and the kernels that move most."""
+    tally, kernels = compiled.tally, compiled.kernels
+    classes = tally.by_class()
+    return {
+        "launches": sum(row["launches"] for row in classes.values()),
+        "gb": round(sum(row["gb"] for row in classes.values()), 3),
+        "tflop": round(sum(row["tflop"] for row in classes.values()), 4),
+        "graphs": compiled.num_graphs,
+        "kernels": len(kernels),
+        "most_registers": max((kernel.registers for kernel in kernels), default=0),
+        "spilling": [describe_kernel(kernel) for kernel in kernels if kernel.spilled_bytes],
+        "classes": classes,
+        "largest": tally.largest(NUM_LARGEST),
+        "library": [
+            [
+                entry.kind,
+                entry.name,
+                entry.count,
+                round(entry.num_bytes / GIGA, 5),
+                round(entry.flops / TERA, 6),
+            ]
+            for entry in tally.of(LIBRARY)
+        ],
+    }
+
+
+def keep(figures: Mapping[str, Any], directory: Path) -> Path:
+    """Write the figures in the place of earlier ones of the same configuration and torch.
+
+    Raises UserError where nothing can be written.
+    """
+    name = figures["configuration"] + ("-mini" if figures["size"] == "mini" else "")
+    path = name_result(directory, figures["architecture"], figures["benchmark"], name)
+    write(path, figures)
+    return path
+
+
+def name_result(directory: Path, architecture: str, benchmark: str, name: str) -> Path:
+    """Return where figures of this torch lie; `name` may carry settings, optimized+methods.blurpool=false."""
+    version = ".".join(metadata.version("torch").split(".")[:2])
+    safe = re.sub(r"[^A-Za-z0-9._]+", "-", name)
+    safe = safe if len(safe) <= MAX_NAME else f"{safe[:MAX_NAME]}-{zlib.crc32(name.encode()):08x}"
+    return directory / "compiled" / architecture / f"{benchmark}-{safe}-torch{version}.json"
+
+
+def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the figures of a configuration for people."""
+    num_breaks = sum(figures["graph_breaks"].values()) or "none"
+    yield (
+        f"{figures['benchmark']} {figures['configuration']} for {figures['architecture']}, "
+        f"{figures['batch_size']} samples a step, {figures['precision']}; graph breaks: {num_breaks}; "
+        f"recompiles where a shape returns: {figures['recompiles'] or 'none'}"
+    )
+    yield f"  counted: {figures['counted']}"
+    for kernel in figures["own_kernels"]:
+        uses = f"{kernel['registers']} registers, {kernel['spilled_bytes']} bytes spilled"
+        yield f"  own kernel {kernel['name']}: {uses}"
+    for shape, counts in figures["training"].items():
+        yield from format_shape(f"training, {shape}", counts)
+    for shape, counts in figures["evaluation"].items():
+        yield from format_shape(f"evaluation, {shape}", counts)
+
+
+def format_shape(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of one shape."""
+    spilling = counts["spilling"]
+    yield (
+        f"  {title}: {counts['graphs']} graphs, {counts['kernels']} kernels compiled with at most "
+        f"{counts['most_registers']} registers, of which {len(spilling)} spill"
+    )
+    for kernel in spilling:
+        yield f"      {kernel['spilled_bytes']} bytes a thread: {kernel['name']}"
+    yield f"    {'':28}  launches        GB    TFLOP"
+    for name in (*LIBRARY, *NAMES):
+        if row := counts["classes"].get(name):
+            tflop = f"{row['tflop']:9.3f}" if row["tflop"] else ""
+            yield f"    {name:28} {row['launches']:9,.0f} {row['gb']:9.2f}{tflop}"
+    yield f"    {'all':28} {counts['launches']:9,.0f} {counts['gb']:9.2f}{counts['tflop']:9.3f}"
+
+
+def format_predictions(figures: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the predicted time of each shape of training on each device of the architecture."""
+    for shape in figures["training"]:
+        for prediction in gpu_model.predict_devices(figures, shape):
+            parts = sorted(prediction.ms.items(), key=lambda part: -part[1])
+            shares = [
+                f"{name} {ms / prediction.step_ms:.0%}"
+                for name, ms in parts
+                if ms >= 0.02 * prediction.step_ms
+            ]
+            yield (
+                f"  predicted on one {prediction.device}, {shape}: {prediction.step_ms:.1f} ms a step, "
+                f"{prediction.samples_per_s:,.0f} samples/s ({', '.join(shares)}); "
+                f"attack next: {prediction.next_class}"
+            )

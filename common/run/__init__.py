@@ -1,0 +1,1 @@
+"""A timed run and a run set: the loop, its log, its processes."""

@@ -1,0 +1,55 @@
+"""Whether a run is what its recipe says: the global batch, and the samples that batch norm averages over.
+
+The ranks of any number share the global batch and accumulate what `micro_batch_size` leaves over. Where that
+cannot keep a recipe as it was tried, the run is refused until a person decides with --set, and says so.
+"""
+
+from dataclasses import replace
+
+from common.config import schema as configs
+from common.config.schema import Loaded
+from common.errors import UserError
+from common.training.ranks import Place
+
+
+def compared(loaded: Loaded, num_ranks: int) -> Loaded:
+    """Return the configuration with what makes it an unverified recipe among its changes."""
+    config = loaded.config
+    recipe = configs.load(config.benchmark, loaded.source, size=config.size, settings=[]).config
+    found = []
+    if config.global_batch_size != recipe.global_batch_size:
+        found.append(f"global_batch_size: {recipe.global_batch_size} -> {config.global_batch_size}")
+    expected, sizes = recipe.micro_batch_size, statistics_sizes(loaded, num_ranks)
+    if expected is not None and sizes and sizes != [expected]:
+        found.append(f"samples that batch norm averages over: {expected} -> {', '.join(map(str, sizes))}")
+    changes = [f"unverified recipe: {difference}" for difference in found]
+    return replace(loaded, changes=loaded.changes + changes)
+
+
+def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
+    """Return the numbers of samples that batch norm of any rank sees at a time; none without batch norm."""
+    kind = configs.benchmark_module(loaded.config.benchmark).Benchmark
+    if not kind.has_batch_norm:
+        return []
+    ends = (Place(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1))  # the least and the most
+    return sorted(
+        {size for place in ends for size in kind(loaded.config, seed=0, place=place).micro_batch_sizes}
+    )
+
+
+def unverified(loaded: Loaded) -> list[str]:
+    """Return what `compared` found."""
+    return [change for change in loaded.changes if change.startswith("unverified recipe")]
+
+
+def check_decided(loaded: Loaded, num_ranks: int) -> None:
+    """Raise UserError for an unverified recipe that no --set has asked for."""
+    keys = ("global_batch_size", "micro_batch_size")
+    found = unverified(loaded)
+    if found and not any(loaded.origins.get((key,)) == "--set" for key in keys):
+        largest = statistics_sizes(loaded, num_ranks)[-1]
+        raise UserError(
+            f"{num_ranks} rank(s): {found[0]}",
+            where="micro_batch_size",
+            hint=f"--set micro_batch_size={largest} runs it all the same, and the log says so",
+        )

@@ -1,0 +1,151 @@
+"""What a launcher and the ranks of a run tell each other, in memory that they share: orders, steps, causes.
+
+A rank says where it stands with one store to memory, and why it failed with a line of text; nobody waits.
+"""
+
+import json
+import mmap
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from common.config.schema import ROOT
+
+PHASES = (  # in the order in which a rank passes them
+    "between steps",
+    "evaluating",
+    "at the end of an evaluation",
+    "waiting for a batch",
+    "computing a step",
+)
+BETWEEN, EVALUATING, EVALUATED, LOADING, COMPUTING = range(len(PHASES))
+
+SLOT_BYTES = 1024  # of a rank: words of 8 bytes, then a text
+TEXT_AT = 64
+POSITION, COUNT, FAILED_AT, ATTENDED = range(4)  # words; a time is monotonic and in nanoseconds
+FIRST = 1  # a time before any other
+OFTEN: dict[int, str] = {  # what a signal often means
+    signal.SIGKILL: " (kill -9, or out of memory)",
+    signal.SIGBUS: " (a file was cut short, or a disk failed)",
+}
+
+
+class Slot:
+    """Where one rank stands: written by itself, read by its launcher."""
+
+    def __init__(self, memory: memoryview | None = None) -> None:
+        """Take a part of a board's memory; without one nobody reads what is written."""
+        self.memory = memoryview(bytearray(SLOT_BYTES)) if memory is None else memory
+        self.words = self.memory.cast("q")
+
+    def enter(self, step: int, phase: int) -> None:
+        """Note that after `step` whole steps this rank enters a phase."""
+        self.words[POSITION] = step * len(PHASES) + phase
+
+    def count(self) -> None:
+        """Note that something was done inside a phase."""
+        self.words[COUNT] += 1
+
+    @property
+    def step(self) -> int:
+        """The whole steps that were taken."""
+        return self.words[POSITION] // len(PHASES)
+
+    @property
+    def phase(self) -> str:
+        """What the rank does, or did last."""
+        return PHASES[self.words[POSITION] % len(PHASES)]
+
+    def fail(self, cause: str, *, at_ns: int | None = None) -> None:
+        """Note why this rank ends; what it met first stays, unless `at_ns` is earlier."""
+        at_ns = time.monotonic_ns() if at_ns is None else at_ns
+        if self.words[FAILED_AT] and self.words[FAILED_AT] <= at_ns:
+            return
+        room = SLOT_BYTES - TEXT_AT
+        self.memory[TEXT_AT:] = cause.encode(errors="replace")[:room].ljust(room, b"\0")
+        self.words[FAILED_AT] = at_ns
+
+    @property
+    def cause(self) -> str:
+        """Why the rank failed; empty while it has not."""
+        return bytes(self.memory[TEXT_AT:]).rstrip(b"\0").decode(errors="ignore")
+
+
+def described(step: int, cause: str, who: str = "") -> str:
+    """Return who failed, when and why, in one line without folders of this machine."""
+    when = f"after step {step:,}" if step else "before the first step"
+    return " ".join(f"{who}{', ' if who else ''}{when}: {cause}".replace(f"{ROOT}/", "").split())
+
+
+class Board:
+    """The slots of all ranks, and behind them what rank 0 is to do."""
+
+    def __init__(self, file: IO[bytes], path: str, num_ranks: int) -> None:
+        self.file, self.path = file, path
+        self.memory = memoryview(mmap.mmap(file.fileno(), 0))
+        self.slots = [
+            Slot(self.memory[rank * SLOT_BYTES : (rank + 1) * SLOT_BYTES]) for rank in range(num_ranks)
+        ]
+
+    @classmethod
+    def create(cls, num_ranks: int, orders: dict[str, Any]) -> "Board":
+        """Return a new board; on Linux its memory has no name, and is gone with the last who maps it."""
+        if hasattr(os, "memfd_create"):
+            file: IO[bytes] = os.fdopen(os.memfd_create("board"), "r+b")
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        else:
+            named = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the board
+            file, path = named.file, named.name
+        file.write(bytes(num_ranks * SLOT_BYTES) + json.dumps(orders).encode())
+        file.flush()
+        return cls(file, path, num_ranks)
+
+    @classmethod
+    def open(cls, path: str, num_ranks: int) -> "Board":
+        """Return the board that the launcher made."""
+        with Path(path).open("r+b") as file:
+            return cls(file, path, num_ranks)
+
+    def close(self) -> None:
+        """Let no further rank open the board."""
+        self.file.close()
+
+    @property
+    def orders(self) -> dict[str, Any]:
+        """What the launcher wants done."""
+        return dict(json.loads(bytes(self.memory[len(self.slots) * SLOT_BYTES :])))
+
+    @property
+    def is_attended(self) -> bool:
+        """True when the launcher is ending the ranks and will close the log."""
+        return any(slot.words[ATTENDED] for slot in self.slots)
+
+    def attend(self) -> None:
+        """Note that the launcher is ending the ranks and will close the log."""
+        for slot in self.slots:
+            slot.words[ATTENDED] = 1
+
+    def killed(self, rank: int, number: int) -> None:
+        """Note from outside that a signal ended a rank."""
+        self.died(rank, f"ended by {signal.Signals(number).name}{OFTEN.get(number, '')}")
+
+    def died(self, rank: int, cause: str) -> None:
+        """Note from outside why a rank ended: before all that others met because of it."""
+        if not any(slot.words[FAILED_AT] == FIRST for slot in self.slots):
+            self.slots[rank].fail(cause, at_ns=FIRST)
+
+    def failure(self) -> str:
+        """Return which rank failed first, after which step and why; empty when none did."""
+        failed = [rank for rank, slot in enumerate(self.slots) if slot.words[FAILED_AT]]
+        if not failed:
+            return ""
+        rank = min(failed, key=lambda each: self.slots[each].words[FAILED_AT])
+        slot = self.slots[rank]
+        return described(slot.step, slot.cause, f"rank {rank} of {len(self.slots)}")
+
+    def interruption(self) -> str:
+        """Return after which step the run was interrupted."""
+        return described(max(slot.step for slot in self.slots), "interrupted")

@@ -1,0 +1,390 @@
+"""A run set: reserves results, draws seeds, starts each run as a process, keeps what a dead one leaves."""
+
+import errno
+import itertools
+import math
+import os
+import secrets
+import shlex
+import statistics
+import sys
+import tempfile
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+from common import repository
+from common.config import schema as configs
+from common.config.schema import ROOT, Loaded, RunConfig
+from common.data import prepare
+from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.evidence.disturbance import summarize_disturbance
+from common.evidence.log import NUM_RUNS, Log, read_log
+from common.files import make_folder
+from common.machine import hardware, load, system
+from common.processes import rank_environments, temporary_environment
+from common.run import mllog, resume, set_folder
+from common.run.heartbeat import Board
+from common.run.set_folder import SetFolder, Way, num_threads
+from common.run.supervision import Watchdog, supervise, uninterrupted
+from common.training import ranks
+
+HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
+MAX_DRIFT_MS = 1000
+BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSet:
+    """The runs of one configuration on this system; `directory` holds their results.
+
+    `num_ranks` are to be started here; 1 also where torchrun or srun has started them. Of a set that is
+    continued `num_done` runs are there, whose seeds nobody reads, `num_more` that did not come to their end,
+    and no index below `first_index` is taken.
+    With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a study.
+    """
+
+    loaded: Loaded
+    system: str
+    directory: Path
+    why_apart: str = ""
+    num_runs: int
+    seeds: tuple[int, ...]
+    num_ranks: int = 1
+    num_done: int = 0
+    num_more: int = 0
+    first_index: int = 0
+    hung_after_s: float = HUNG_AFTER_S
+    drops_caches: bool = False
+    checkpoint: Path | None = None
+    cell: str = ""
+    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
+
+    @property
+    def title(self) -> str:
+        """Benchmark, configuration or cell, and size."""
+        config = self.loaded.config
+        return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
+
+
+class Ended(NamedTuple):
+    """How a run ended: its exit code, and what it counts as."""
+
+    code: int
+    outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock
+
+
+def choose_ranks(config: RunConfig, asked: int | None) -> int:
+    """Return how many ranks to start: as many as asked for, else one per GPU, else one.
+
+    Raises UserError for more than there are samples in a batch, or GPUs; none are started below torchrun.
+    """
+    num_started, num_gpus = ranks.place().world_size, count_gpus()
+    if asked is not None and num_started > 1:
+        raise UserError(f"--nproc {asked}: {num_started} ranks were started already", hint="leave it out")
+    chosen = asked or (1 if num_started > 1 else min(num_gpus or 1, config.global_batch_size))
+    check_share(config, max(chosen, num_started))
+    if asks_for_gpu() and not hardware.gpu_names():
+        hint = "leave the variable empty to run on the CPU"
+        raise UserError("is set but no GPU was found", where="CUDA_VISIBLE_DEVICES", hint=hint)
+    if 0 < num_gpus < chosen:
+        raise UserError(f"--nproc {chosen}: {num_gpus} GPU(s) are visible, and each rank needs its own")
+    return chosen
+
+
+def ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
+    """Return how a run is made that starts now, and how this machine makes one unasked.
+
+    What torchrun or srun has started is as it was asked for there.
+    """
+    num_started, has_gpu = ranks.place().world_size, bool(hardware.gpu_names())
+    way = Way(max(num_ranks, num_started), "GPU" if count_gpus() else "CPU", num_threads(num_ranks))
+    if num_started > 1:
+        return way, way
+    usual = min(len(hardware.gpu_names()) or 1, config.global_batch_size)
+    return way, Way(usual, "GPU" if has_gpu else "CPU", num_threads(usual, is_asked=False))
+
+
+def asks_for_gpu() -> bool:
+    """Return whether the environment names a GPU to be used; -1 is none."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip() not in ("", "-1")
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a run may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
+    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(hardware.gpu_names())
+    return (
+        count if visible is None else min(count, len([each for each in visible.split(",") if each.strip()]))
+    )
+
+
+def check_share(config: RunConfig, num_ranks: int) -> None:
+    """Raise UserError when a rank would get no sample of a batch."""
+    if num_ranks > config.global_batch_size:
+        raise UserError(
+            f"{num_ranks} ranks cannot divide {config.global_batch_size} samples", where="global_batch_size"
+        )
+
+
+def plan_run_set(
+    loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1, cell: str = ""
+) -> RunSet:
+    """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
+    name = configs.benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
+    if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
+        raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
+    num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
+    if num_runs > 1 and ranks.place().world_size > 1:
+        raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
+    folder = SetFolder(system.system_id(loaded.config, cell), "")
+    if not cell:
+        folder = set_folder.choose(loaded, results, name, *ways(loaded.config, num_ranks))
+    return RunSet(
+        loaded=loaded,
+        system=folder.system,
+        why_apart=folder.why,
+        directory=results / folder.system / name,
+        num_runs=num_runs,
+        seeds=draw_seeds(num_runs, seed),
+        num_ranks=num_ranks,
+        cell=cell,
+    )
+
+
+def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> tuple[int, ...]:
+    """Return as many seeds, all different and none used before: random ones, or counted from `first`."""
+    drawn = (secrets.randbits(31) for _ in itertools.count()) if first is None else itertools.count(first)
+    seeds: dict[int, None] = {}
+    while len(seeds) < num_runs:
+        seeds |= {each: None for each in [next(drawn)] if each not in used}
+    return tuple(seeds)
+
+
+def check_data(loaded: Loaded) -> None:
+    """Verify the prepared data before anything is timed. Raises UserError for the first problem.
+
+    At size full the content is left alone: reading it would warm the page cache, and loaders check it.
+    """
+    config = loaded.config
+    directory = config.data.directory  # type: ignore[attr-defined]
+    problems = prepare.verify(
+        ROOT / directory, config, hint=config.prepared_hint, has_content=config.size == "mini"
+    )
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=config.prepared_hint)
+
+
+def create_next(directory: Path, pattern: str, number: int = 0) -> Path:
+    """Create the first file of `pattern`, such as result_{}.txt from `number`, that does not exist."""
+    while True:
+        path = directory / pattern.format(number)
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 0) -> Path:
+    """Create result_N.txt with its first lines: the next free one from `first`, or exactly `index`.
+
+    Raises UserError when it exists or cannot be written.
+    """
+    path = directory / f"result_{index}.txt"
+    try:
+        make_folder(directory)
+        if index is None:
+            path = create_next(directory, "result_{}.txt", first)
+        else:
+            path.open("x").close()
+        write_head(path, text)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise UserError("not a folder", where=str(directory)) from None
+        raise UserError("this result exists; results are never overwritten", where=str(path)) from None
+    except OSError as error:
+        raise UserError(f"cannot write results here ({error.strerror})", where=str(directory)) from error
+    return path
+
+
+def write_head(path: Path, text: str) -> None:
+    """Write the first lines of a result that was reserved, or give it back."""
+    try:
+        path.write_text(text)
+    except OSError:
+        path.unlink()
+        raise
+
+
+def head(run_set: RunSet, command: Sequence[str]) -> str:
+    """Return the plain lines at the head of a result: command, commit, versions, merged configuration."""
+    config = run_set.loaded.config
+    facts = {
+        "benchmark": config.benchmark,
+        "configuration": config.configuration,
+        "size": f"{config.size} (a proxy: not a submission)" if config.size == "mini" else config.size,
+        "command": shlex.join(["ttt", *command]),
+    }
+    lines = [f"{key}: {value}" for key, value in facts.items()]
+    lines += [*repository.head_lines(), f"versions: {system.versions_line()}"]
+    lines += [f"threads: {num_threads(run_set.num_ranks)}"]
+    lines += [f"preflight: {found}" for found in run_set.preflight]
+    lines += [f"changed by {change}" for change in run_set.loaded.changes]
+    lines += ["--- configuration", *(f"  {line}" for line in configs.to_yaml(config).splitlines())]
+    text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+def expected_seconds(directory: Path) -> float | None:
+    """Return the median time of the successful runs in a results folder."""
+    logs = [read_log(path) for path in sorted(directory.glob("result_*.txt"))]
+    durations = [log.duration_s for log in logs if log.is_converged]
+    return statistics.median(durations) if durations else None
+
+
+def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> Ended:
+    """Run number `number` (from 0) as a process and say how it ended; its log is closed in any case."""
+    config = run_set.loaded.config
+    expected = expected_seconds(run_set.directory)
+    most_threads, crowd = choose_threads(run_set)
+    if crowd:
+        run_set = replace(run_set, preflight=(*run_set.preflight, f"warning: {crowd}"))
+        print(f"  warning: {crowd}", file=sys.stderr)
+    label, text = f"run {number + 1}/{run_set.num_runs}", head(run_set, command)
+    path: Path | None = None
+    ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
+    try:
+        with uninterrupted():
+            reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
+            ballast, shown, path = keep_free(reserved), os.path.relpath(reserved), reserved
+        print(f"{run_set.title}, {label} -> {shown}", flush=True)
+        spec: dict[str, Any] = {
+            "config": config.model_dump(),
+            "seed": run_set.seeds[number],
+            "system": run_set.system,
+            "result": os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path),
+            "label": label,
+            "expected_s": expected,
+            "drops_caches": run_set.drops_caches,
+            "needs_gpu": count_gpus() > 0,
+            "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
+            "most_threads": most_threads,
+        }
+        ended, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
+    finally:
+        if path is not None:
+            with uninterrupted():
+                ballast.close()
+                outcome = close(path, ended, failure, shown)
+                resume.tidy(path, is_done=outcome.code == EXIT_OK)
+    return outcome
+
+
+def choose_threads(run_set: RunSet) -> tuple[int | None, str]:
+    """Return the most threads of a rank, and why not all: those on whose cores nobody else computes now.
+
+    On GPUs, and where others start ranks beside this one, all is left to torch.
+    """
+    if count_gpus() or ranks.place().world_size > 1:
+        return None, ""
+    return load.most_threads(run_set.num_ranks)
+
+
+def keep_free(path: Path) -> IO[bytes]:
+    """Return a nameless file beside a result: what it holds is free again when it is closed, or is gone.
+
+    Gives the result back and raises UserError when the disk has not even that.
+    """
+    file: IO[bytes] | None = None
+    try:
+        file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 - the caller closes it
+        if file.write(bytes(BALLAST_BYTES)) < BALLAST_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        if file:
+            file.close()
+        path.unlink()
+        raise UserError(f"cannot write results here ({error.strerror})", where=str(path.parent)) from error
+    return file
+
+
+def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> tuple[int, str]:
+    """Run the ranks that this process is to start; returns the exit code and, if one failed, who and why."""
+    place = ranks.place()
+    own = range(place.rank, place.rank + num_ranks)
+    with (
+        tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
+        closing(Board.create(max(num_ranks, place.world_size), spec)) as board,
+    ):
+        environments = [
+            {**each, **temporary_environment(folder)} for each in rank_environments(num_ranks, folder)
+        ]
+        watchdog = Watchdog(board, own, hung_after_s)
+        number, code = supervise(["-m", "common.run.worker", board.path], environments, watchdog)
+    if code == EXIT_INTERRUPTED:
+        return code, board.interruption()
+    if code < 0:
+        board.killed(own[number], -code)
+    return (EXIT_FINDINGS if code < 0 else code), board.failure()
+
+
+def take_part(hung_after_s: float) -> int:
+    """Be another rank than 0 of a run that torchrun or srun started; rank 0 knows what to do and logs it."""
+    code, failure = run_ranks(1, {}, hung_after_s=hung_after_s)
+    if failure and code != EXIT_INTERRUPTED:
+        print(f"error: {failure}", file=sys.stderr)
+    return code
+
+
+def warn(log: Log, failure: str) -> None:
+    """Say what failed after the end of a run, and that the clock of MLPerf's times was set meanwhile."""
+    if failure:
+        print(f"  warning: after its end: {failure}", file=sys.stderr)
+    stop = log.last("run_stop")
+    drift_ms = stop.metadata.get("clock_drift_ms") if stop else None
+    if isinstance(drift_ms, int) and abs(drift_ms) > MAX_DRIFT_MS:
+        what = f"the clock was set by {drift_ms / 1e3:.0f} s during this run"
+        print(f"  warning: {what}: the log's times are off, its duration_ms is right", file=sys.stderr)
+
+
+def warn_of_disturbance(log: Log) -> None:
+    """Say beside its time when others shared the machine, or slowed it, during a run."""
+    if text := summarize_disturbance(log):
+        print(f"  warning: {text}")
+
+
+def close(path: Path, code: int, failure: str, shown: str) -> Ended:
+    """See that the log of an ended run is whole, and say in one line how it ended."""
+    was_open = True
+    try:
+        was_open = mllog.abort(path, reason=failure or f"the process ended with code {code}")
+    except FileNotFoundError:
+        what = "its result was removed while it ran, and is lost"
+        print(f"  aborted: {failure}{'; ' if failure else ''}{what}: {shown}", file=sys.stderr)
+        return Ended(code or EXIT_FINDINGS, "failed")
+    except (OSError, UserError) as error:
+        print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
+    log = read_log(path)
+    warn_of_disturbance(log)
+    if log.first("run_start") is None:
+        path.unlink()
+        why = failure or f"it ended with code {code}"
+        print(f"error: {why}; the clock had not started, nothing was timed", file=sys.stderr)
+        return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed")
+    if log.is_study and code == EXIT_OK and not was_open:
+        quality = log.curve[-1].accuracy if log.curve else math.nan
+        print(f"  done: {log.duration_s:.1f} s to the end, quality {quality:.4f}; {shown}")
+        warn(log, failure)
+        return Ended(code, "ended")
+    if log.is_converged:
+        print(f"  success: {log.duration_s:.1f} s to the target; {shown}")
+        warn(log, failure)
+        return Ended(code, "converged")
+    has_failed = was_open or bool(failure)
+    why = failure or (f"it ended with code {code}" if has_failed else "the target was not reached")
+    print(f"  aborted: {why}; the log is kept: {shown}", file=sys.stderr)
+    return Ended(code or EXIT_FINDINGS, "failed" if has_failed else "missed")

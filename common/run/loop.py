@@ -1,0 +1,310 @@
+"""THE loop: one timed training, from cache_clear to run_stop, as MLPerf wants it.
+
+`rank_process` runs it in a process of its own.
+"""
+
+import math
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from common.config.schema import ROOT, RunConfig, benchmark_module
+from common.data import page_cache
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.machine.system import version_of
+from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
+from common.run.machine_watch import MachineWatch
+from common.run.mllog import RunLog
+from common.run.stepclock import StepClock, bottleneck, progress_line, time_left
+from common.training import checkpoint, distributed
+from common.training.benchmark import Benchmark
+from common.training.method import Batch
+from common.training.optim import optimizer_name
+from common.training.ranks import Place
+from common.training.step import Training
+
+RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What `launch` hands over. `result` is relative to the repository when it lies inside it."""
+
+    config: dict[str, Any]
+    seed: int
+    system: str
+    result: str
+    label: str  # for the progress line: "run 2/3"
+    expected_s: float | None  # median of the earlier runs of this configuration on this system
+    drops_caches: bool = False  # the whole machine's, not only the pages of the data
+    needs_gpu: bool = False  # a CPU must not stand in for it unsaid
+    checkpoint: str | None = None  # to go on from
+    most_threads: int | None = None  # beside the programs that were there when the run started
+
+
+class TrainingRun(Training):
+    """One run: training, data, clock and log. Quality is a fraction, times are seconds.
+
+    Every rank takes the same steps and decisions; the log and the screen are those of rank 0. `slot` tells
+    the launcher where this rank stands.
+    """
+
+    def __init__(
+        self, spec: Spec, config: RunConfig, benchmark: Benchmark, log: RunLog, slot: Slot | None = None
+    ) -> None:
+        super().__init__(config, benchmark, seed=spec.seed)
+        self.spec, self.log, self.slot = spec, log, slot or Slot()
+        is_quiet = self.place.rank > 0
+        self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
+        self.watch = MachineWatch(spec.most_threads, self.place, self.device)
+        self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
+        self.waited_s, self.rates_from = 0.0, (0.0, 0.0, 0.0)
+        self.first_step = 0  # of this process
+        self.epoch: int | None = None  # that is open in the log
+        every = config.checkpoint_every
+        self.steps_per_checkpoint = config.steps(every) if every else self.plan.num_steps
+
+    def train(self) -> bool:
+        """Train until an evaluation reaches the target, or to the end; returns whether the last one did."""
+        if self.first_step == 0:
+            self.log.event("dataset_fingerprint", self.benchmark.fingerprint())
+        batches = self.benchmark.train_batches(self.first_step)
+        step = 0
+        for last in self.plan.evaluation_steps:
+            if 0 < self.first_step >= last:  # evaluated before a checkpoint
+                step = last
+                continue
+            if last > step:  # not for an evaluation of the untrained model
+                self.train_block(batches, step, last)
+            step = last
+            self.quality = self.evaluate()
+            if self.quality >= self.config.target and self.config.stop_at_target:
+                return True
+        return self.quality >= self.config.target
+
+    def train_block(self, batches: Iterator[Batch], first: int, last: int) -> None:
+        """Take the steps from `first` to `last` and log them as one block."""
+        number = self.benchmark.epoch_number(first * self.config.global_batch_size + 1)
+        until = self.benchmark.epoch_number(last * self.config.global_batch_size)
+        if self.log.state == "run":  # else a checkpoint was taken inside this block
+            self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
+            self.clock.start()
+            self.watch.start_block()
+        for step in range(max(first, self.first_step), last):
+            if step > self.first_step and step % self.steps_per_checkpoint == 0:
+                checkpoint.save(self, step)
+            self.slot.enter(step, LOADING)
+            before = time.perf_counter()
+            batch = next(batches)
+            self.waited_s += time.perf_counter() - before
+            self.slot.enter(step, COMPUTING)
+            if self.epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
+                self.change_epoch(self.benchmark.epoch_number(self.num_samples + 1))
+            loss = self.train_step(batch, step)
+            self.num_samples += self.config.global_batch_size
+            self.clock.step(loss)
+            self.watch.step(self.log, step + 1)
+            if first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between
+                self.report_rates(step + 1)
+        self.slot.enter(last, BETWEEN)
+        self.rate = self.clock.steps_per_s() * self.config.global_batch_size
+        self.change_epoch(None)
+        where = {"epoch_num": until, "samples": self.num_samples}
+        self.log.event("throughput", self.rate, **where)
+        self.watch.log_block(self.log, **where)
+        value = distributed.mean(self.clock.finish_loss(loss))
+        if not math.isfinite(value):
+            raise UserError(
+                f"the loss is {value} at step {last}", where="training", hint="lower the learning rate"
+            )
+        self.log.event("train_loss", value, **where)
+        self.log.stop("block_stop", first_epoch_num=number)
+
+    def report_rates(self, step: int) -> None:
+        """After the second of two steps, say what holds those between them up: the loader or the step."""
+        now, loading = time.perf_counter(), self.benchmark.loading_s(self.waited_s)
+        first_at, first_waited, first_loading = self.rates_from
+        self.rates_from = now, self.waited_s, loading or 0.0
+        first, last = RATES_BETWEEN_STEPS
+        if step == last:
+            line = bottleneck(
+                (last - first) * self.config.global_batch_size,
+                elapsed_s=now - first_at,
+                waited_s=self.waited_s - first_waited,
+                computed_s=(last - first) * self.step_s * self.num_micro_batches,
+                loading_s=None if loading is None else loading - first_loading,
+            )
+            self.clock.line(f"  {self.benchmark.samples_name}/s: {line}")
+
+    def change_epoch(self, started: int | None) -> None:
+        """Log the border between two epochs; one that an evaluation divides is logged in both blocks."""
+        if self.epoch is not None:
+            self.log.stop("epoch_stop", epoch_num=self.epoch)
+        if started is not None:
+            self.log.start("epoch_start", epoch_num=started)
+        self.epoch = started
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Return the quality over the whole evaluation set: right over all, one division at the end."""
+        step = self.num_samples // self.config.global_batch_size
+        self.slot.enter(step, EVALUATING)
+        number = self.benchmark.epochs_finished(self.num_samples)
+        self.log.start("eval_start", epoch_num=number)
+        model = self.evaluation_model()
+        distributed.share_statistics(model, self.config.evaluated_statistics)
+        correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
+        for batch in self.benchmark.evaluation_batches():
+            right, counted = self.count_correct(model, batch)
+            correct, total = correct + right, total + counted
+            self.slot.count()
+        self.model.train()
+        self.slot.enter(step, EVALUATED)
+        num_correct, num_total = distributed.total(int(correct), int(total))
+        if num_total != self.benchmark.num_evaluation_targets:
+            expected = self.benchmark.num_evaluation_targets
+            raise UserError(
+                f"{num_total} predictions were evaluated, expected {expected}", where="evaluation set"
+            )
+        quality = num_correct / num_total
+        self.log.stop("eval_stop", epoch_num=number)
+        self.log.event(
+            "eval_accuracy",
+            quality,
+            epoch_num=number,
+            samples=self.num_samples,
+            correct=num_correct,
+            total=num_total,
+        )
+        others = self.benchmark.other_qualities(num_correct, num_total)
+        for name, value in others.items():
+            self.log.event(name, value, epoch_num=number, samples=self.num_samples)
+        elapsed = time.monotonic() - self.started
+        trained = f"  {self.rate:7.0f}/s  loss {self.clock.loss:6.3f}" if self.num_samples else "  untrained"
+        self.clock.line(
+            f"  {elapsed:6.1f} s  {self.num_samples:>9,} {self.benchmark.samples_name}"
+            f"{trained}  {self.benchmark.quality_name} {quality:.5f}"
+            f" (target {self.config.target:g})"
+            + "".join(f"  {name} {value:.5f}" for name, value in others.items())
+        )
+        if not self.num_samples and (doubt := self.benchmark.starting_doubt(quality)):
+            self.log.event("starting_doubt", doubt)
+            self.clock.line(f"  {doubt}")
+        return quality
+
+    def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:
+        """Return the text that stands at the bottom of the screen while training."""
+        elapsed = time.monotonic() - self.started
+        is_evaluated = self.plan.evaluation_steps[0] < num_steps
+        quality = f"quality {self.quality:.4f} of {self.config.target:g}"
+        steps_left, expected_s = self.plan.num_steps - num_steps, self.spec.expected_s or 0.0
+        return progress_line(
+            elapsed_s=elapsed,
+            step=num_steps,
+            num_steps=self.plan.num_steps,
+            rate=f"{steps_per_s * self.config.global_batch_size:.0f} {self.benchmark.samples_name}/s",
+            loss=loss,
+            quality=quality if is_evaluated else "not evaluated yet",
+            left=time_left(steps_left, steps_per_s, expected_s - elapsed),
+            width=self.clock.width,
+        )
+
+
+def log_head(log: RunLog, run: TrainingRun) -> None:
+    """Record who runs what: everything known before the clock starts."""
+    config, spec = run.config, run.spec
+    group = run.optimizer.param_groups[0]
+    for key, value in {
+        "submission_benchmark": run.benchmark.mlperf_name,
+        "submission_division": "open",
+        "submission_org": config.submission.org,
+        "submission_platform": spec.system,
+        "submission_status": config.submission.status,
+        "quality_target": config.target,
+        "stop_at_target": config.stop_at_target,
+        "benchmark_size": config.size,
+        "configuration_name": config.configuration,
+        "seed": spec.seed,
+        "global_batch_size": config.global_batch_size,
+        "gradient_accumulation_steps": run.benchmark.num_accumulation_steps,
+        "opt_name": optimizer_name(run.optimizer),
+        "opt_base_learning_rate": float(group["lr"]),
+        "opt_weight_decay": float(group.get("weight_decay", 0.0)),
+        "opt_learning_rate_warmup_steps": run.plan.warmup_steps,
+        "opt_learning_rate_training_steps": run.plan.num_steps,
+        "train_samples": config.data.num_train_samples,  # type: ignore[attr-defined]
+        "eval_samples": config.data.num_evaluation_samples,  # type: ignore[attr-defined]
+        "device": torch.cuda.get_device_name() if run.device.type == "cuda" else platform.machine(),
+        "num_ranks": run.place.world_size,
+        "num_accelerators": run.place.world_size if run.device.type == "cuda" else 0,
+        "distributed_backend": distributed.backend(),
+        "gradient_compression": config.gradient_compression,
+        "num_threads": torch.get_num_threads(),
+    }.items():
+        log.event(key, value)
+    log_loaded(log, run)
+
+
+def log_loaded(log: RunLog, run: TrainingRun) -> None:
+    """Record the code that computes: optimizer, methods and forms, with the versions of their packages."""
+    kind = type(run.optimizer)
+    log.event("optimizer_class", kind.__qualname__, module=kind.__module__, **version_of(kind.__module__))
+    for method in run.methods:
+        log.event("method", method.name, settings=method.settings.model_dump(), sha256=method.digest)
+    for part, form in run.benchmark.forms().items():
+        log.event("form_used", form.name, part=part, **version_of(form.module))
+
+
+def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
+    """Run once, whole. Returns the exit code: 1 when a run that was to reach the target did not, else 0.
+
+    The log of a run that does not come to its end is closed by the launcher, which knows what ended it.
+    """
+    module = benchmark_module(spec.config["benchmark"])
+    config = module.Config.model_validate(spec.config)
+    result = ROOT / spec.result if place.rank == 0 else Path(os.devnull)
+    log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
+    benchmark = module.Benchmark(config, seed=spec.seed, place=place)
+    run = TrainingRun(spec, config, benchmark, log, slot)
+    if spec.needs_gpu and not torch.cuda.is_available():
+        hint = "install a build for it, or run on the CPU with CUDA_VISIBLE_DEVICES="
+        raise UserError(
+            "PyTorch cannot use the GPU of this machine", where=f"torch {torch.__version__}", hint=hint
+        )
+    dropped, how = False, ""
+    if place.local_rank == 0:
+        dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
+    log.event("cache_clear", dropped, how=how)
+    log.start("init_start")
+    with distributed.agreed():
+        benchmark.check_ready()
+    run.initialize()
+    log_head(log, run)
+    log.stop("init_stop")
+    gone_s = checkpoint.resume_run(run, Path(spec.checkpoint), result) if spec.checkpoint else 0.0
+    if not spec.checkpoint:
+        log.start("run_start")
+    wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
+    try:
+        distributed.barrier()  # no rank opens the data before the clock runs
+        status = "success" if run.train() else "aborted"
+        duration = time.monotonic() - run.started
+        run.log.stop(
+            "run_stop",
+            status=status,
+            samples=run.num_samples,
+            duration_ms=round(duration * 1e3),
+            clock_drift_ms=round((time.time() - wall - duration) * 1e3),
+        )
+    finally:
+        run.log.close()
+        run.clock.close()
+    distributed.barrier()  # the log is whole before any rank is seen to end
+    return EXIT_OK if status == "success" or not config.stop_at_target else EXIT_FINDINGS

@@ -1,0 +1,67 @@
+"""The machine beneath a run that trains: its load in each block, and threads that give way to others."""
+
+from typing import Any
+
+import torch
+
+from common.evidence.disturbance import SPARE
+from common.machine.load import Load, Meter, load_of, may_choose_threads, own_gpu, read_alone
+from common.run.mllog import RunLog
+from common.training import distributed
+from common.training.ranks import Place
+
+BETWEEN_LOOKS_S = 1.0
+NUM_CROWDED = 2  # looks in a row, after which other programs are believed to stay
+
+
+class MachineWatch:
+    """Watches the machine for one rank. `most_threads`: what the launcher found free; None for all.
+
+    The number of threads falls under way only where one rank trains on a processor, and nobody has set
+    OMP_NUM_THREADS. It never rises again: rounding differs between numbers of threads, and each is logged.
+    """
+
+    def __init__(self, most_threads: int | None, place: Place, device: torch.device) -> None:
+        if most_threads is not None and most_threads < torch.get_num_threads():
+            torch.set_num_threads(most_threads)
+        self.place = place
+        self.can_lower = place.world_size == 1 and device.type == "cpu" and may_choose_threads()
+        own_gpu()  # NVML starts before the clock does
+        self.start_block()
+
+    def start_block(self) -> None:
+        """Begin to measure a block of steps."""
+        self.block, self.looks, self.num_crowded = Meter(), Meter(), 0
+
+    def step(self, log: RunLog, step: int) -> None:
+        """Look around once a second, after a step; lower the number of threads when others have come."""
+        if not self.can_lower or self.looks.seconds < BETWEEN_LOOKS_S:
+            return
+        load, num_threads = read_alone(self.looks), torch.get_num_threads()
+        if load is None or load.taken <= SPARE or load.threads() >= num_threads:
+            self.num_crowded = 0
+            return
+        self.num_crowded += 1
+        if self.num_crowded >= NUM_CROWDED:
+            self.num_crowded = 0
+            torch.set_num_threads(load.threads())
+            facts = {"before": num_threads, "step": step, "others": round(load.taken, 2)}
+            log.event("threads_lowered", load.threads(), **facts)
+
+    def log_block(self, log: RunLog, **where: Any) -> None:
+        """Record who used the processors and GPUs of all ranks since the block began."""
+        readings = distributed.gathered((self.place.local_rank, self.block.read(), own_gpu()))
+        ranks = [reading for _, reading, _ in readings if reading]
+        machines = [reading for local_rank, reading, _ in readings if reading and local_rank == 0]
+        load = load_of(machines, ranks) if machines else Load(cores=0.0, others=0.0, steal=0.0)
+        gpus = [gpu for _, _, gpu in readings if gpu]
+        log.event(
+            "machine_load",
+            round(load.others, 3),
+            cores=load.cores,
+            steal=round(load.steal, 3),
+            threads=torch.get_num_threads() * len(readings),
+            involuntary_switches=[each.switches for each in ranks],
+            **({"gpus": gpus} if gpus else {}),
+            **where,
+        )

@@ -1,0 +1,160 @@
+"""The only writer of :::MLLOG lines.
+
+It refuses an order that the rules forbid and values that would be lost.
+"""
+
+import logging
+import math
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlperf_logging.mllog.mllog import MLLogger
+
+from common.config.schema import ROOT
+from common.errors import UserError
+from common.files import synchronize
+
+TOKEN = ":::MLLOG"
+RECORDS = {  # key -> (states it may be written in, state afterwards); None: the state stays
+    "cache_clear": (("new",), "cleared"),
+    "init_start": (("cleared",), "init"),
+    "init_stop": (("init",), "initialized"),
+    "run_start": (("initialized",), "run"),
+    "block_start": (("run",), "block"),
+    "epoch_start": (("block",), "epoch"),
+    "epoch_stop": (("epoch",), "block"),
+    "block_stop": (("block",), "run"),
+    "eval_start": (("run",), "eval"),
+    "eval_stop": (("eval",), "evaluated"),
+    "eval_accuracy": (("evaluated",), "run"),
+    "checkpoint": (("block", "epoch"), None),
+    "checkpoint_failed": (("block", "epoch"), None),
+    "resumed": (("block", "epoch"), None),
+    "threads_lowered": (("block", "epoch"), None),
+    "run_stop": (("run", "block", "epoch", "eval", "evaluated"), "stopped"),
+}
+FACT_STATES = ("init", "run", "block")  # any other key is a fact, allowed while these last
+ONCE = ("seed", "train_samples", "eval_samples")
+
+
+class Lines(logging.FileHandler):
+    """A file whose first fault ends it: `logging` would print it and go on without the line.
+
+    MLPerf's logger catches what a handler raises, and writes a line of its own in its place: that fails, too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="ascii")
+        self.fault: UserError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line. Raises UserError, also for the fault of an earlier one."""
+        if self.fault:
+            raise self.fault
+        super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Raise UserError for a disk that is full or gone."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            raise
+        self.fault = UserError(f"cannot write the log ({error.strerror})", where=Path(self.baseFilename).name)
+        raise self.fault from error
+
+
+class LogOrderError(RuntimeError):
+    """A record at a place, or with a value, that the rules do not allow: a bug in the caller."""
+
+
+class RunLog:
+    """The log of one run, appended to a result file that `launch` has reserved with its head.
+
+    Every record is flushed before the call returns, and with run_stop the disk has all of them. Source:
+    MLPerf Training rules 2.0.0 and 2.1.0.
+    """
+
+    def __init__(self, path: Path, *, state: str = "new") -> None:
+        self.state, self.seen = state, set[str]()
+        logger = logging.Logger(f"run {path}")  # not registered: nothing else can write to it or echo it
+        self.handler = Lines(path)
+        logger.addHandler(self.handler)
+        self.logger = MLLogger(logger, root_dir=re.escape(str(ROOT)), default_stack_offset=3)
+
+    def start(self, key: str, **metadata: Any) -> None:
+        """Open an interval."""
+        self._write(self.logger.start, key, None, metadata)
+
+    def stop(self, key: str, **metadata: Any) -> None:
+        """Close an interval."""
+        self._write(self.logger.end, key, None, metadata)
+
+    def event(self, key: str, value: Any, **metadata: Any) -> None:
+        """Record a fact."""
+        self._write(self.logger.event, key, value, metadata)
+
+    def close(self) -> None:
+        """Release the file."""
+        with suppress(OSError):  # a line that could not be written was an error when it was written
+            self.handler.close()
+
+    def _write(self, write: Any, key: str, value: Any, metadata: dict[str, Any]) -> None:
+        allowed, following = RECORDS.get(key, (FACT_STATES, None))
+        if self.state not in allowed:
+            raise LogOrderError(
+                f"'{key}' cannot follow in state '{self.state}'; allowed in {', '.join(allowed)}"
+            )
+        if key in ONCE and key in self.seen:
+            raise LogOrderError(f"'{key}' was written already")
+        for name, content in {"value": value, **metadata}.items():
+            if not is_plain(content):
+                raise LogOrderError(f"'{key}': {name} is {content!r}, not a finite plain Python value")
+        self.seen.add(key)
+        self.state = following or self.state
+        write(key, value, metadata=metadata)
+        if key == "run_stop":
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        """Wait until the disk has a run that has ended: a power cut must not take it."""
+        path = Path(self.handler.baseFilename)
+        if not path.is_file():  # of another rank than 0
+            return
+        try:
+            synchronize(path)
+            synchronize(path.parent)
+        except OSError as error:
+            raise UserError(f"the disk may not hold the log ({error.strerror})", where=path.name) from error
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is written as it is: the library drops what JSON lacks, and NaN is not JSON."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(content) for key, content in value.items())
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    if type(value) is float:
+        return math.isfinite(value)
+    return value is None or type(value) in (bool, int, str)
+
+
+def abort(path: Path, **metadata: Any) -> bool:
+    """Close the log of a run whose process is gone with `run_stop status=aborted`.
+
+    Returns False, and writes nothing, when the clock had not been started or was stopped already.
+    """
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]  # without the line that the process died in
+    text = whole.decode("ascii", errors="replace")
+    keys = re.findall(rf'{TOKEN} .*?"key": "(run_start|run_stop)"', text)
+    if keys != ["run_start"]:
+        return False
+    if whole != content:
+        os.truncate(path, len(whole))
+    log = RunLog(path, state="run")
+    log.stop("run_stop", status="aborted", **metadata)
+    log.close()
+    return True

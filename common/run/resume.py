@@ -1,0 +1,196 @@
+"""Which interrupted run may go on, and from where. Needs no torch; checkpoint.py reads and writes the rest.
+
+The checkpoint of `result_N.txt` is `result_N.safetensors` beside it. A resumed run is for research: its log
+is a new result that says `resumed`, the audit names it and no score counts it unless told to.
+"""
+
+import shlex
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from common.config.schema import ROOT, Fraction, Loaded, RunConfig, Strict
+from common.data import manifest
+from common.errors import UserError
+from common.evidence.log import parse_log
+from common.files import remove_draft
+from common.training import ranks
+
+if TYPE_CHECKING:
+    from common.run.launch import RunSet
+
+SUFFIX = ".safetensors"
+MAX_RESUMED = 100  # times that a run went on
+FREE_KEYS = ("checkpoint_every",)  # of the configuration: nothing that is trained depends on them
+
+
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
+
+
+class RandomState(Strict):
+    """What the generators of Python and numpy need, besides torch's, whose states are tensors."""
+
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[str, tuple[int, ...], int, int, float]
+
+
+class Facts(Strict):
+    """What a checkpoint says beside its tensors; times are seconds of the wall clock.
+
+    `step` is the next to be taken, `log` the log up to here, `random` the state of every rank.
+    """
+
+    step: int = Field(ge=0)
+    seed: int
+    world_size: int = Field(ge=1)
+    system: str
+    dataset_fingerprint: str
+    config: dict[str, Any]
+    modules: tuple[str, ...]  # the model, and the methods that keep another
+    scaler: dict[str, Any]
+    random: tuple[RandomState, ...]
+    log: str
+    log_state: Literal["block", "epoch"]
+    epoch: int | None  # that is open in the log
+    quality: Fraction
+    started: Seconds
+    block_started: Seconds
+    saved: Seconds
+
+
+def checkpoint_of(result: Path) -> Path:
+    """Return where the checkpoint of a result lies; that of a checkpoint is itself."""
+    return result.with_suffix(SUFFIX)
+
+
+def read_facts(checkpoint: Path) -> Facts:
+    """Return what a checkpoint says beside its tensors. Raises UserError for anything else."""
+    from safetensors import SafetensorError, safe_open  # an extra, which training needs
+
+    try:
+        with safe_open(checkpoint, framework="np") as file:
+            metadata = file.metadata() or {}
+            text = metadata.get("facts", "")
+            if metadata.get("facts_crc32") != crc_of(text):
+                raise ValueError("its facts have another CRC")
+            return Facts.model_validate_json(text)
+    except (OSError, SafetensorError, ValueError) as error:
+        what = f"is not a checkpoint of ttt run ({str(error).splitlines()[0]})"
+        raise UserError(what, where=str(checkpoint)) from error
+
+
+def crc_of(text: str) -> str:
+    """Return the CRC of facts as it stands beside them."""
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def last_checkpoint(result: Path) -> Path:
+    """Return the checkpoint of a result; where it died before its first, of the one that it went on from."""
+    for _ in range(MAX_RESUMED):
+        before = None if checkpoint_of(result).is_file() else resumed_from(result)
+        if before is None:
+            break
+        result = before
+    return checkpoint_of(result)
+
+
+def resumed_from(result: Path) -> Path | None:
+    """Return the result that a run went on from, which lies beside its own, as its command says."""
+    lines = result.read_text("ascii", errors="replace").splitlines() if result.is_file() else []
+    commands = [line for line in lines if line.startswith("# command: ")]
+    try:
+        words = shlex.split(commands[-1])
+    except (IndexError, ValueError):  # no head, or an open quote
+        return None
+    named = [value for option, value in zip(words, words[1:], strict=False) if option == "--resume"]
+    named += [word.removeprefix("--resume=") for word in words if word.startswith("--resume=")]
+    return result.with_name(Path(named[-1]).name).with_suffix(".txt") if named else None
+
+
+def check_facts(facts: Facts, num_steps: int, where: Path) -> None:
+    """Raise UserError for facts that no run of so many steps can have written."""
+    log = parse_log(facts.log.encode(), "log")
+    is_open = len(log.events("run_start")) == 1 and not log.events("run_stop") and not log.problems
+    faults = {
+        f"its step {facts.step:,} is not one of {num_steps:,}": not 0 < facts.step < num_steps,
+        "the random states are not those of its ranks": len(facts.random) != facts.world_size,
+        "its log is not that of a run under way": not is_open or not facts.log.isascii(),
+        "its log is of another seed": log.value("seed") != facts.seed,
+        "its epoch and the log do not agree": (facts.log_state == "epoch") != (facts.epoch is not None),
+        "its times are not in order": not facts.started <= facts.block_started <= facts.saved,
+    }
+    for what, is_fault in faults.items():
+        if is_fault:
+            raise UserError(what, where=str(where))
+
+
+def resumed(run_set: "RunSet", result: Path, *, seed: int | None) -> "RunSet":
+    """Return the run that goes on from the last checkpoint of `result`; `seed` is what a person asked for.
+
+    Raises UserError when there is none, or it belongs to another run: the first difference.
+    """
+    checkpoint = last_checkpoint(result.resolve())
+    if not checkpoint.is_file():
+        hint = "an interrupted run has one if it was started with --set checkpoint_every=100ba"
+        raise UserError("no such checkpoint", where=str(checkpoint), hint=hint)
+    if run_set.num_runs > 1:
+        raise UserError("--resume names one run; use it with --runs 1")
+    facts = read_facts(checkpoint)
+    check_facts(facts, run_set.loaded.config.plan().num_steps, checkpoint)
+    asked = {
+        "seed": facts.seed if seed is None else seed,
+        "ranks": max(run_set.num_ranks, ranks.place().world_size),
+        "dataset_fingerprint": data_fingerprint(run_set.loaded),
+        "system": run_set.system,
+    }
+    known = (facts.seed, facts.world_size, facts.dataset_fingerprint, facts.system)
+    difference = first_difference(
+        {**facts.config, **dict(zip(asked, known, strict=True))}, {**as_json(run_set.loaded.config), **asked}
+    )
+    if difference:
+        raise UserError(f"is of another run: {difference}", where=str(checkpoint))
+    if checkpoint.stem != result.stem:
+        print(f"{result.name} has no checkpoint of its own, and goes on from {checkpoint.name}")
+    remove_draft(checkpoint)  # of a killed writer
+    return replace(run_set, seeds=(facts.seed,), checkpoint=checkpoint)
+
+
+def as_json(config: RunConfig) -> dict[str, Any]:
+    """Return a configuration as it is after a way through JSON."""
+    return config.model_dump(mode="json")
+
+
+def data_fingerprint(loaded: Loaded) -> str:
+    """Return the fingerprint of the prepared data."""
+    config = loaded.config
+    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
+    return str(manifest.read_manifest(directory, hint=config.prepared_hint)["fingerprint"])
+
+
+def first_difference(before: dict[str, Any], now: dict[str, Any], path: str = "") -> str:
+    """Return the first key that the two do not share, with both values; empty where there is none."""
+    for key in dict.fromkeys([*before, *now]):
+        name = f"{path}{key}"
+        old, new = before.get(key), now.get(key)
+        if name in FREE_KEYS or (key in before) == (key in now) and old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            return first_difference(old, new, f"{name}.")
+        return f"{name} is {shown(before, key)} there, {shown(now, key)} here"
+    return ""
+
+
+def shown(values: dict[str, Any], key: str) -> str:
+    """Return a value as text."""
+    return str(values[key]) if key in values else "missing"
+
+
+def tidy(result: Path, *, is_done: bool) -> None:
+    """Remove what is of no use when a run has ended: drafts; its checkpoint, where it reached its target."""
+    for path in (result, checkpoint_of(result)):
+        remove_draft(path)
+    if is_done:
+        checkpoint_of(result).unlink(missing_ok=True)

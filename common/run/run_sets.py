@@ -1,0 +1,199 @@
+"""Run sets to their end: a run of each in turn, faults counted, an interrupted set continued."""
+
+import argparse
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from common.commands import whole_number
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.evidence.log import Log, read_log
+from common.evidence.recipes import first_difference, of_configuration
+from common.files import make_folder
+from common.lock import locked
+from common.machine.preflight import preflight
+from common.run import launch
+from common.run.launch import RunSet
+from common.run.set_folder import recipe_there, values_of
+from common.training import ranks
+
+MAX_HUNG_AFTER_S = 86400
+RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare what holds for whole run sets."""
+    parser.add_argument(
+        "--continue",
+        dest="continues",
+        action="store_true",
+        help="make only the runs that are missing in the results folder, with new numbers and seeds",
+    )
+    parser.add_argument(
+        "--fail-fast", action="store_true", help="stop at the first run that does not converge"
+    )
+    parser.add_argument(
+        "--hung-after",
+        type=whole_number(1, MAX_HUNG_AFTER_S),
+        default=launch.HUNG_AFTER_S,
+        metavar="S",
+        help="end a run when no rank has got on for so many seconds; before the first step, for half an hour",
+    )
+    parser.add_argument(
+        "--drop-caches",
+        action="store_true",
+        help="drop the page cache of the whole machine before a run (root), not only the data set's",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="run in spite of a fault of this machine; the log says so"
+    )
+
+
+@contextmanager
+def alone(directories: Iterable[Path]) -> Iterator[None]:
+    """Make the missing runs of some folders while no other process does: it waits for that one, then looks.
+
+    Raises UserError where nothing can be written.
+    """
+    with ExitStack() as held:
+        for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
+            try:
+                make_folder(directory)
+                held.enter_context(locked(directory / ".continued", "makes the missing runs of this folder"))
+            except OSError as error:
+                what = f"cannot write results here ({error.strerror})"
+                raise UserError(what, where=str(directory)) from error
+        yield
+
+
+def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
+    """Return the set as the options want it; `seed` is the first, if a person chose one.
+
+    Raises UserError for a fault of this machine, unless it is to be run in spite of it.
+    """
+    run_set = replace(
+        run_set,
+        hung_after_s=args.hung_after,
+        drops_caches=args.drop_caches,
+        preflight=preflight(run_set.loaded.config, run_set.directory, is_forced=args.force),
+    )
+    if run_set.why_apart:
+        print(f"{run_set.why_apart}; these runs go to {os.path.relpath(run_set.directory)}")
+    if args.continues:
+        run_set = continued(run_set, seed)
+        print(f"{run_set.title}: {there(run_set)}")
+    return run_set
+
+
+def continued(run_set: RunSet, seed: int | None = None) -> RunSet:
+    """Return a set without the runs that its folder holds, with seeds and numbers that nothing there has.
+
+    A run counts when it came to its own end, converged or not; one that a fault ended is kept, and made anew.
+    Raises UserError for results of another configuration.
+    """
+    logs = {path: read_log(path) for path in sorted(run_set.directory.glob("result_*.txt"))}
+    for path, log in logs.items():
+        refuse_another(run_set, path, log)
+    num_ended = sum(map(came_to_its_end, logs.values()))
+    num_done = min(num_ended, run_set.num_runs)
+    used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
+    seeds = launch.draw_seeds(run_set.num_runs - num_done, seed, used)
+    indices = [int(found[1]) for path in logs if (found := RESULT.fullmatch(path.name))]
+    return replace(
+        run_set,
+        seeds=(0,) * num_done + seeds,
+        num_done=num_done,
+        num_more=len(logs) - num_ended,
+        first_index=max(indices, default=-1) + 1,
+    )
+
+
+def there(run_set: RunSet) -> str:
+    """Return what of a set that is continued is there."""
+    more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
+    return f"{run_set.num_done} of {run_set.num_runs} runs are there{more}"
+
+
+def came_to_its_end(log: Log) -> bool:
+    """Return whether a run stopped by itself: a fault, or a person, leaves a reason."""
+    stop = log.last("run_stop")
+    return stop is not None and "reason" not in stop.metadata
+
+
+def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
+    """Raise UserError that names the first difference between a result and what is to be run.
+
+    The code is left aside: a set's folder holds none of other code, and a study says which codes it has.
+    """
+    config = run_set.loaded.config
+    there = recipe_there(log, config)
+    now = of_configuration(values_of(config)) | {"ranks": max(run_set.num_ranks, ranks.place().world_size)}
+    if "benchmark" in there:
+        if (difference := first_difference(there, now)) is None:
+            return
+        what = f"{difference.key} is {difference.before} there, {difference.after} now"
+    elif log.first("run_start") is None:
+        return  # the head of a run that never started
+    else:
+        what = "states no configuration"
+    hint = "--continue adds runs of the same configuration only"
+    if run_set.cell:
+        hint = "--study NAME begins another study"
+    raise UserError(what, where=path.name, hint=hint)
+
+
+def run_all(
+    run_sets: Sequence[RunSet], command: Sequence[str], *, fail_fast: bool, index: int | None = None
+) -> int:
+    """Make one run of each set in turn; returns the first exit code that was not 0.
+
+    A run that fails does not end its set, unless with `fail_fast`; an interruption, or a mistake that every
+    run would meet before its clock starts, ends all. What is missing is said at the end in any case.
+    """
+    codes: list[int] = []
+    outcomes: dict[str, Counter[str]] = {run_set.title: Counter() for run_set in run_sets}
+    turns = [
+        (run_set, number)
+        for number in range(max(run_set.num_runs for run_set in run_sets))
+        for run_set in run_sets
+        if run_set.num_done <= number < run_set.num_runs
+    ]
+    try:
+        for turn, (run_set, number) in enumerate(turns, 1):
+            if len(run_sets) > 1:
+                print(f"{turn} of {len(turns)}: ", end="")
+            ended = launch.run_once(run_set, number, command, index)
+            codes.append(ended.code)
+            outcomes[run_set.title][ended.outcome] += 1
+            if ended.code == EXIT_INTERRUPTED:
+                return EXIT_INTERRUPTED
+            if ended.outcome == "refused" or (fail_fast and ended.code != EXIT_OK):
+                break
+    finally:
+        for run_set in run_sets:
+            if run_set.num_runs > 1:
+                print(summary(run_set, outcomes[run_set.title]), flush=True)
+    return next((code for code in codes if code), EXIT_OK)
+
+
+def summary(run_set: RunSet, outcomes: Counter[str]) -> str:
+    """Return how the runs of a set ended, and what is missing."""
+    num_new = run_set.num_runs - run_set.num_done
+    failed = outcomes["failed"] + outcomes["refused"]
+    counts = {
+        "were there": run_set.num_done,
+        "converged": outcomes["converged"],
+        "missed the target": outcomes["missed"],
+        "came to their end": outcomes["ended"],
+        "failed": failed,
+        "not run": num_new - outcomes.total(),
+    }
+    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    missing = num_new - outcomes["converged"] - outcomes["missed"] - outcomes["ended"]
+    again = "the same command" if run_set.cell else "the same command with --continue"
+    hint = f"; {missing} missing, {again} makes them" if missing else ""
+    return f"{run_set.title}: of {run_set.num_runs} runs {told}{hint}"

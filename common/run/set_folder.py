@@ -1,0 +1,197 @@
+"""The folder of a run set, which holds one recipe and whose name says what differs from the plain one.
+
+`<hardware>[-mini]-<configuration>` holds the runs of the configuration as its file states it, made in the way
+that is this machine's default. What a person changes follows: `...-optimized+optimizer.learning_rate=0.1`. A
+folder that holds runs of another recipe, say of the code before a commit that changed it, is left alone: new
+runs get a folder of their own, `...-optimized+commit=abc1234`, and the same command finds it again. A commit
+that changes nothing that a run loads (a page, a test, a command) is no other code, see common/repository.py:
+else every corrected sentence would begin a set anew.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from common import repository, yaml_file
+from common.config import schema as configs
+from common.config.schema import ROOT, Loaded, RunConfig
+from common.errors import UserError
+from common.evidence.log import Log, read_log
+from common.evidence.recipes import (
+    Difference,
+    Recipe,
+    differences,
+    first_difference,
+    of_configuration,
+    recipe_of,
+    software,
+)
+from common.machine import system
+from common.machine.load import threads_of_rank
+
+MAX_LENGTH = 64
+HASH_LENGTH = 8
+TEXT = re.compile(r"[A-Za-z0-9._-]{1,24}")  # of a value that stands in a name as it is
+
+
+class Way(NamedTuple):
+    """The ranks and the device of a run; threads count where that is the CPU."""
+
+    ranks: int
+    device: str
+    threads: int
+
+    @property
+    def facts(self) -> Recipe:
+        return {"ranks": self.ranks, "device": self.device} | (
+            {"threads": self.threads} if self.device == "CPU" else {}
+        )
+
+
+class SetFolder(NamedTuple):
+    """The name of a set's folder, and in words why it is not the plain one."""
+
+    system: str
+    why: str
+
+
+def choose(loaded: Loaded, results: Path, mlperf_name: str, way: Way, default: Way) -> SetFolder:
+    """Return where the runs of a configuration belong; results/<system>/<resnet|bert> holds no others.
+
+    Raises UserError when no name is left.
+    """
+    config, name = loaded.config, system.system_id(loaded.config)
+    plain = configs.load(config.benchmark, loaded.source, size=config.size, settings=[]).config
+    now = recipe_now(config, way)
+    changed = differences(
+        of_configuration(values_of(plain)) | default.facts, of_configuration(values_of(config)) | way.facts
+    )
+    asked = [key for key in changed if is_asked(loaded, key)]
+    named = asked or changed
+    candidates = [name_variant(name, named, now)] if named else [name]
+    why = ""
+    while True:
+        directory = results / candidates[-1] / mlperf_name
+        other = first_other(directory, config, now)
+        if other is None:
+            return SetFolder(candidates[-1], why)
+        path, keys, (key, before, after) = other
+        there = f"{directory.parent.name} holds another recipe"
+        why = f"{there}: {key} is {before} in {path.name}, {after} now"
+        named = list(dict.fromkeys([*named, *keys]))
+        for candidate in (name_variant(name, named, now), name_variant(name, named, now, is_hashed=True)):
+            if candidate not in candidates:
+                candidates.append(candidate)
+                break
+        else:
+            raise UserError(why, where=str(directory), hint="give these runs a --results folder of their own")
+
+
+def is_asked(loaded: Loaded, key: str) -> bool:
+    """Return whether a person changed a key on the command line; else a method did, or the default way."""
+    if key in Way._fields:
+        return True
+    path = tuple(key.split("."))
+    asked = [origin for origin, where in loaded.origins.items() if where == "--set"]
+    return any(path[: len(origin)] == origin[: len(path)] for origin in asked if origin)
+
+
+def recipe_now(config: RunConfig, way: Way) -> Recipe:
+    """Return the recipe of a run that would start now."""
+    state = repository.code_state()
+    stated = software(system.versions_line(), state.digest, state.commit)
+    return of_configuration(values_of(config)) | way.facts | stated
+
+
+def values_of(config: RunConfig) -> dict[str, Any]:
+    """Return a configuration as the head of a log states it."""
+    return yaml_file.stated([configs.to_yaml(config).replace(f"{ROOT}/", "")]) or {}
+
+
+def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:
+    """Return the first result of another recipe in a folder, the keys that differ, and the first of them."""
+    for path in sorted(directory.glob("result_*.txt")):
+        there = recipe_there(read_log(path), config)
+        if difference := first_difference(there, now):
+            return path, differences(there, now), difference
+    return None
+
+
+def recipe_there(log: Log, config: RunConfig) -> Recipe:
+    """Return the recipe of a result with the defaults of keys that are younger than it."""
+    return recipe_of(log, partial(with_defaults, type(config)))
+
+
+def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a result with the defaults of keys that are younger than it."""
+    fields = model.model_fields
+    found = {key: field.default for key, field in fields.items() if not field.is_required()} | values
+    for key in found.keys() & fields.keys():
+        inner = fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(found[key], dict):
+            found[key] = with_defaults(inner, found[key])
+    return found
+
+
+def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool = False) -> str:
+    """Return `<name>+<key>=<value>...`; with a hash where that is too long or not plain text.
+
+    Raises UserError when the plain name leaves no room for that.
+    """
+    parts, is_whole = [], not is_hashed
+    for key in keys:
+        part, is_plain = name_part(key, now)
+        is_whole = is_whole and is_plain
+        parts += [part] if part not in parts else []
+    full = "+".join([name, *parts])
+    if is_whole and len(full) <= MAX_LENGTH:
+        return full
+    values = [
+        (key, now.get(key, "missing")) for key in (sorted(now) if is_hashed else keys) if key != "commit"
+    ]
+    digest = hashlib.sha256(repr(values).encode()).hexdigest()[:HASH_LENGTH]
+    room = MAX_LENGTH - HASH_LENGTH - 1
+    if len(name) > room:
+        raise UserError(f"system name '{name}' leaves no room for what differs", where="submission.hardware")
+    return f"{full[:room].rstrip('+=.')}+{digest}"
+
+
+def name_part(key: str, now: Recipe) -> tuple[str, bool]:
+    """Return how a key with its value stands in a name, and whether that says all of it."""
+    if key in ("code", "commit"):
+        return repository.code_state().short, True
+    path = key.split(".")
+    if path[0] == "methods" and not any(each.startswith(f"methods.{path[1]}") for each in now):
+        return f"methods.{path[1]}=false", True
+    text = as_text(now.get(key, "missing"))
+    is_plain = TEXT.fullmatch(text) is not None
+    return f"{key.removeprefix('version ')}={text}" if is_plain else key, is_plain
+
+
+def as_text(value: object) -> str:
+    """Return a value as a person writes it in --set."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
+    """Return the threads of a rank on the CPU: as OMP_NUM_THREADS asks, else the usual number.
+
+    Fewer may compute beside other programs, which a log says of its blocks.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked):
+        if is_asked:
+            return int(asked)
+        return threads_of_rank(num_ranks)
+    import torch  # the configuration's benchmark has imported it
+
+    number = threads_of_rank(num_ranks)
+    return min(number, torch.get_num_threads()) if num_ranks == 1 else number

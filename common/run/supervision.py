@@ -1,0 +1,160 @@
+"""A run's ranks seen from outside: started, passed a person's signals, ended when none gets on."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from common.config.schema import ROOT
+from common.errors import EXIT_INTERRUPTED
+from common.processes import Exit, Processes, state
+from common.run.heartbeat import COUNT, POSITION, Board
+
+GRACE_S = 15  # how long a run may take to close its log when it is told to end
+PEERS_GRACE_S = 5  # how long the other ranks may take after one has failed
+POLL_S = 1.0
+START_S = 1800.0  # before every rank has taken a step: MLPerf's limit for initialization, closed division
+DUMP_S = 0.5  # for a rank to write its stack
+DUMP = signal.SIGUSR1  # on which a rank writes its stack
+STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def supervise(
+    arguments: Sequence[str],
+    environments: Sequence[Mapping[str, str]] = ({},),
+    watchdog: "Watchdog | None" = None,
+) -> Exit:
+    """Run `python ARGUMENTS` in each environment to the end; returns the first that failed, else code 0.
+
+    An interruption is passed on, the processes get time to close their log, and the code is EXIT_INTERRUPTED.
+    When this process dies, they are told by SIGTERM.
+    """
+    previous = {number: signal.getsignal(number) for number in ENDINGS}
+    processes, grace_s = None, float(PEERS_GRACE_S)
+    try:
+        for number, handler in previous.items():
+            if handler != signal.SIG_IGN:  # as under nohup
+                signal.signal(number, raise_interrupt)
+        with uninterrupted():  # nothing may tear a start
+            processes = Processes(arguments, environments, cwd=ROOT)
+        if watchdog:
+            watchdog.start(processes)
+        ended = processes.wait()
+        assert ended is not None  # no time was set
+        return ended
+    except KeyboardInterrupt:  # the first and last signal that is heeded
+        grace_s = GRACE_S
+        return Exit(0, EXIT_INTERRUPTED)
+    finally:
+        try:
+            heed_no_more()
+            if watchdog:
+                watchdog.stop()
+            if processes:
+                processes.end(grace_s)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back what would end this process until the block has ended."""
+    came: list[int] = []
+    previous = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def raise_interrupt(number: int, frame: Any) -> None:
+    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
+    heed_no_more()
+    raise KeyboardInterrupt
+
+
+def heed_no_more() -> None:
+    """Ignore what ends a process, which is ending: a second Ctrl-C must not leave the log open."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class Watchdog:
+    """Ends the ranks `own` of a board when none of them has got on for `limit_s`.
+
+    It looks at their memory once a second and counts the looks: a machine that slept is not a hung rank.
+    """
+
+    def __init__(self, board: Board, own: Sequence[int], limit_s: float) -> None:
+        self.board, self.own, self.limit_s = board, own, limit_s
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
+
+    def start(self, processes: Processes) -> None:
+        """Begin to look; `processes` are the ranks."""
+        self.processes = processes
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Cease to look: the ranks have ended, or are told to."""
+        self.board.attend()
+        self.is_over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+
+    def watch(self) -> None:
+        """Look until told to stop, or until the ranks hang."""
+        seen, quiet_s = self.look(), 0.0
+        while not self.is_over.wait(POLL_S):
+            now = self.look()
+            quiet_s = quiet_s + POLL_S if now == seen else 0.0
+            seen = now
+            if quiet_s >= self.allowed_s():
+                self.end(quiet_s)
+                return
+
+    def look(self) -> list[list[int]]:
+        """Return where the ranks stand."""
+        return [self.board.slots[rank].words[: COUNT + 1].tolist() for rank in self.own]
+
+    def allowed_s(self) -> float:
+        """Return how long nothing may happen: longer until every rank has started, compiled, taken a step."""
+        is_running = all(self.board.slots[rank].step for rank in self.own)
+        return self.limit_s if is_running else max(self.limit_s, START_S)
+
+    def end(self, quiet_s: float) -> None:
+        """Dump the stacks of the ranks, note who was late, and kill all: a hung rank heeds nothing else."""
+        slots = self.board.slots
+        running = dict(zip(self.own, self.processes.processes, strict=True))
+        states = {rank: state(process.pid) for rank, process in running.items()}
+        late = self.late(states)
+        for rank in sorted(self.own, key=lambda each: states[each] in STUCK):  # the stuck last: they wake up
+            who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
+            print(f"--- stack of {who}", file=sys.stderr, flush=True)
+            for number in (DUMP, signal.SIGCONT):
+                running[rank].send_signal(number)
+            threading.Event().wait(DUMP_S)
+        is_stuck = f"{states[late[0]]}, " if states[late[0]] in STUCK else ""
+        cause = f"no progress for {quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
+        if len(late) > 1:
+            cause += f"; {len(late)} ranks stand there, their stacks are above"
+        self.board.died(late[0], cause)
+        self.processes.signal(signal.SIGKILL)
+
+    def late(self, states: dict[int, str]) -> list[int]:
+        """Return the ranks that the others wait for: the first in the order of steps that are stuck, or all.
+
+        Ranks meet in every step, so one that waits is at least as far as the one that it waits for.
+        """
+        last = min(self.board.slots[rank].words[POSITION] for rank in self.own)
+        behind = [rank for rank in self.own if self.board.slots[rank].words[POSITION] == last]
+        return [rank for rank in behind if states[rank] in STUCK] or behind

@@ -1,0 +1,133 @@
+"""One rank of a timed run as a process: it runs the loop, tells the launcher how it fared, and ends in time.
+
+`launch` starts it: `python -m common.run.worker BOARD`.
+"""
+
+import faulthandler
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import NoReturn
+
+from common.config.schema import ROOT
+from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from common.output import lasting_output
+from common.processes import TEMPORARY
+from common.run import mllog
+from common.run.heartbeat import Board, Slot
+from common.run.loop import Spec, timed_run
+from common.run.supervision import DUMP, heed_no_more, raise_interrupt
+from common.training import distributed, memory, ranks
+from common.training.ranks import Place
+
+WORKERS_END_S = 2.0  # for a loader's workers to end
+PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and ends the others
+INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
+
+
+def run_rank(place: Place, board: Board, slot: Slot) -> int:
+    """Run as one of the ranks, or alone; the specification is that of rank 0. Returns the exit code.
+
+    Who fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits: the
+    launcher ends it before it would speak.
+    """
+    try:
+        try:
+            with distributed.joined(place):
+                own = board.orders if place.rank == 0 else {}
+                code = timed_run(Spec(**distributed.broadcast(own)), place, slot)
+                leave(code)  # the group's own end may abort a rank whose result is whole
+        except Exception as error:
+            slot.fail(named(error))
+            code = code_of(error)
+            if place.world_size > 1 and (place.rank or code != EXIT_USAGE):
+                time.sleep(PEERS_END_S)
+            if code == EXIT_INTERNAL:
+                traceback.print_exc()
+            return code  # ending the group would wait for messages that never come
+    except KeyboardInterrupt:
+        tidy_up(place, board)
+        return EXIT_INTERRUPTED
+
+
+def tidy_up(place: Place, board: Board) -> None:
+    """Do for an interrupted run what the launcher would have done if it were not gone."""
+    if not board.is_attended:
+        if place.rank == 0:
+            mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
+        if TEMPORARY in os.environ:
+            shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
+
+
+def end_in_time(place: Place, board: Board) -> None:
+    """Heed SIGTERM, and end this process even where its main thread waits for a device or a dead peer.
+
+    Python tells its main thread of a signal between two of its instructions only; the system tells the file
+    that a thread here reads at once.
+    """
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a worker tells itself alone
+    signal.signal(signal.SIGTERM, raise_interrupt)
+
+    def watch() -> None:
+        while os.read(told, 1) != bytes([signal.SIGTERM]):
+            pass
+        time.sleep(INTERRUPTED_S)
+        tidy_up(place, board)
+        leave(EXIT_INTERRUPTED)
+
+    threading.Thread(target=watch, name="end in time", daemon=True).start()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now, its loader's workers first, and with nothing that could still fail after them."""
+    if threading.current_thread() is threading.main_thread():
+        heed_no_more()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
+    threading.excepthook = lambda _: None  # of a thread that reads what a worker sends
+    workers, deadline = multiprocessing.active_children(), time.monotonic() + WORKERS_END_S
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        worker.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def code_of(error: Exception) -> int:
+    """Return the exit code of a rank that met this error."""
+    if isinstance(error, UserError) or memory.is_out_of_memory(error):
+        return EXIT_USAGE
+    is_killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+    return EXIT_FINDINGS if is_killed else EXIT_INTERNAL  # as for a rank that was killed
+
+
+def named(error: Exception) -> str:
+    """Return what a person's mistake says, else the kind of an error and the first line of what it says."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def main() -> NoReturn:
+    """Entry point of the process: `python -m common.run.worker BOARD`, started by `launch`."""
+    place = ranks.place()
+    board = Board.open(sys.argv[1], place.world_size)
+    faulthandler.enable()
+    faulthandler.register(DUMP, all_threads=True)
+    end_in_time(place, board)
+    with lasting_output():
+        leave(run_rank(place, board, board.slots[place.rank]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The worth of each method of a configuration, alone and together."""

@@ -1,0 +1,97 @@
+"""What a speed-up can save at most, and what several should save together. Plain numbers in and out.
+
+A method that relieves a part of the step cannot save more than that part: with a share of p of the time the
+whole is at most 1 / (1 - p) times as fast (Amdahl 1967, https://doi.org/10.1145/1465482.1465560). Ratios are
+of times, with a method over without it: below 1 is faster.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from common.evidence.intervals import CONFIDENCE, Estimate, Interval
+from common.training.card import RELIEVES
+
+PARTS = RELIEVES[:6]  # of a step
+LOADING = PARTS[0]
+
+
+def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None:
+    """Return the most times that a step can become faster which waits for no loader.
+
+    What relieves no part of a step leaves its time what it is. None where a share was not measured, or where
+    the waiting itself is relieved.
+    """
+    parts = [resource for resource in resources if resource in PARTS]
+    unknown = not resources or "everything" in resources or any(part not in shares for part in parts)
+    if unknown or LOADING in parts:
+        return None
+    share = math.fsum(shares[part] for part in parts) / (1 - shares.get(LOADING, 0.0))
+    return 1 / (1 - share) if share < 1 - 1e-9 else math.inf
+
+
+def median(values: Sequence[float]) -> Estimate:
+    """Return the median and its interval between two order statistics: none below six values.
+
+    It holds for any distribution; the ratios of turns have long tails.
+    """
+    ordered = sorted(values)
+    rank = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5))
+    limits = None
+    if rank > 0:
+        limits = Interval(low=ordered[rank - 1], high=ordered[-rank], method="order statistics of turns")
+    return Estimate(value=float(np.median(ordered)), interval=limits)
+
+
+def exponential(logs: Estimate) -> Estimate:
+    """Return an estimate of a ratio from that of its logarithm."""
+    limits = logs.interval
+    if limits is not None:
+        limits = Interval(low=math.exp(limits.low), high=math.exp(limits.high), method=limits.method)
+    return Estimate(value=math.exp(logs.value), interval=limits)
+
+
+def spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Return the standard deviation that all groups have in common, and its degrees of freedom or 0."""
+    freedom = sum(len(group) - 1 for group in groups if group)
+    squares = math.fsum(float(np.var(group)) * len(group) for group in groups if group)
+    return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
+
+
+def contrast(terms: Sequence[tuple[float, Sequence[float]]], common: tuple[float, int]) -> Estimate:
+    """Return the sum of means, each times its factor, with Student's interval from the common spread."""
+    value = math.fsum(factor * float(np.mean(values)) for factor, values in terms)
+    deviation, freedom = common
+    if not freedom:
+        return Estimate(value=value, interval=None)
+    error = deviation * math.sqrt(math.fsum(factor**2 / len(values) for factor, values in terms))
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * error
+    limits = Interval(
+        low=value - half, high=value + half, method=f"Student-t, common spread of {freedom} degrees"
+    )
+    return Estimate(value=value, interval=limits)
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    """Return an estimate times a factor of any sign."""
+    limits = estimate.interval
+    if limits is not None:
+        low, high = sorted((factor * limits.low, factor * limits.high))
+        limits = Interval(low=low, high=high, method=limits.method)
+    return Estimate(value=factor * estimate.value, interval=limits)
+
+
+def around(value: float, errors: Sequence[Estimate]) -> Estimate:
+    """Return a value with the interval of independent errors: half-widths add as squares."""
+    known, limits = [each.interval for each in errors if each.interval is not None], None
+    if len(known) == len(errors):
+        half = math.sqrt(math.fsum(((each.high - each.low) / 2) ** 2 for each in known))
+        limits = Interval(low=value - half, high=value + half, method="half-widths added as squares")
+    return Estimate(value=value, interval=limits)
+
+
+def summed(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the sum of independent estimates; no interval where one has none."""
+    return around(math.fsum(each.value for each in estimates), estimates)

@@ -1,0 +1,87 @@
+"""The plan of an ablation: which states of a configuration's switches are to be measured, and why."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.errors import UserError
+from common.study.ablation.factorial import Design, design, smallest
+from common.study.ablation.switches import State, Switches
+
+MAX_CELL_NAME = 44
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """What is to be measured: `single` states for each switch alone and left out, `factorial` for pairs.
+
+    `held` are on in every state of the design: others need them.
+    """
+
+    switches: Switches
+    single: tuple[State, ...]
+    design: Design | None
+    held: State
+
+    @property
+    def ends(self) -> tuple[State, State]:
+        """The configuration extended, and the configuration."""
+        return State(), self.switches.all
+
+    @property
+    def factorial(self) -> tuple[State, ...]:
+        """The states of the design."""
+        return tuple(run | self.held for run in self.design.runs) if self.design else ()
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Every state once, the base first."""
+        return tuple(dict.fromkeys([*self.ends, *self.single, *self.factorial]))
+
+    def name(self, state: State) -> str:
+        """Return the name of a state's cell."""
+        base, whole = self.ends
+        if state in (base, whole):
+            return self.switches.configuration if state else self.switches.base
+        is_near_whole = len(whole - state) < len(state)
+        turned = self.switches.in_order(whole - state if is_near_whole else state)
+        name = f"{'without' if is_near_whole else 'with'}-{'.'.join(turned)}"
+        if len(name) <= MAX_CELL_NAME:
+            return name
+        return f"{name[: MAX_CELL_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def plan(switches: Switches, max_design: int) -> Ablation:
+    """Return what is to be measured; the factorial is over the switches that no other needs."""
+    single: list[State] = []
+    for switch in switches.switches:
+        for step in (switches.alone(switch), switches.left_out(switch)):
+            single += [step.before, step.after]
+    held = switches.needed
+    factors = switches.in_order(switches.all - held)
+    made = None
+    if len(factors) > 1 and max_design:
+        if max_design < smallest(len(factors)):
+            hint = f"--max-design {smallest(len(factors))} or more, or 0 for none"
+            raise UserError(f"{len(factors)} switches need a larger factorial", hint=hint)
+        made = design(factors, max_design)
+    found = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made, held=held)
+    for state in found.states:
+        if problem := switches.problem(state):
+            raise UserError(f"cannot be built: {problem}", where=switches.describe(state))
+    return found
+
+
+def describe(ablation: Ablation) -> Iterable[str]:
+    """Yield in words what is to be compared."""
+    switches = ablation.switches
+    yield f"{switches.benchmark} {switches.configuration} over {switches.base}, size {switches.size}:"
+    for switch in switches.switches:
+        alone, left_out = switches.alone(switch), switches.left_out(switch)
+        told = [f"with {', '.join(alone.together)} ({alone.reason})"] if alone.together else []
+        if left_out.together:
+            told.append(f"left out together with {', '.join(left_out.together)} ({left_out.reason})")
+        yield f"  {switch.name}: {'; '.join(told) or 'stands alone'}"
+    if ablation.design:
+        held = f"; {', '.join(switches.in_order(ablation.held))} always on" if ablation.held else ""
+        yield f"factorial of step times: {ablation.design.describe()}{held}"

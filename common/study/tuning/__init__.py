@@ -1,0 +1,1 @@
+"""A search for settings that are faster and compute the same."""

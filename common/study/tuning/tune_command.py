@@ -1,0 +1,143 @@
+"""`ttt run -O0`, `-O1` and `-O2`: tune in a process of its own, keep what was found as a file, run that."""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from common.commands import whole_number
+from common.config import schema as configs
+from common.config.schema import ROOT, Loaded
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.files import write_text
+from common.machine import system
+from common.repository import shown
+from common.run import launch
+from common.training import ranks
+
+LEVELS = (0, 1, 2)
+MAX_SECONDS = 86400
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare how speed-ups are chosen."""
+    parser.add_argument(
+        "-O",
+        dest="level",
+        type=int,
+        choices=LEVELS,
+        help="choose speed-ups for this machine first; 0: none, 1: the same mathematics, 2: any",
+    )
+    parser.add_argument(
+        "--tune-seconds",
+        type=whole_number(1, MAX_SECONDS),
+        default=300,
+        metavar="S",
+        help="how long -O1 and -O2 may search",
+    )
+    parser.add_argument(
+        "--write-config",
+        type=Path,
+        metavar="PATH",
+        help="where what was chosen goes, NAME.yaml; default: beside the results",
+    )
+
+
+def is_asked(args: argparse.Namespace) -> bool:
+    """Return whether to tune; says so where a level asks for nothing. Raises UserError for half a request."""
+    if args.write_config is not None and not args.level:
+        raise UserError("--write-config needs something to write", hint="add -O1 or -O2")
+    if args.write_config is not None and args.write_config.suffix != ".yaml":
+        raise UserError("expected NAME.yaml", where="--write-config")
+    if args.write_config is not None and args.write_config.exists():
+        raise UserError("exists; it is not overwritten", where=str(args.write_config))
+    if args.level == 0:
+        print("-O0: nothing is tried, nothing is changed")
+    if args.level and ranks.place().world_size > 1:
+        hint = "tune with -O1 --dry-run --write-config PATH in one process, then run PATH"
+        raise UserError("-O tunes before ranks are started", hint=hint)
+    return bool(args.level)
+
+
+def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
+    """Return the file to run: the one that is beside the results from an earlier time, or a new one."""
+    path = args.write_config or default_path(args, loaded)
+    if path.exists():
+        if not path.read_text(errors="replace").startswith(f"{made_for(args, loaded)}\n"):
+            hint = "remove it to choose anew"
+            raise UserError("was chosen for other settings or ranks", where=shown(path), hint=hint)
+        print(f"-O{args.level}: as chosen before, {shown(path)}; remove it to choose anew", flush=True)
+        return Path(path)
+    launch.check_data(loaded)
+    command = ["run", args.benchmark, absolute(loaded.source), "--size", args.size, f"-O{args.level}"]
+    command += [part for setting in args.set for part in ("--set", setting)]
+    command += ["--tune-seconds", str(args.tune_seconds), "--write-config", str(path.resolve()), "--dry-run"]
+    for name in ("seed", "nproc"):
+        if (value := getattr(args, name)) is not None:
+            command += [f"--{name}", str(value)]
+    code = subprocess.run([sys.executable, "-m", "common.cli", *command], cwd=ROOT, check=False).returncode
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    if code != EXIT_OK:
+        raise UserError(f"tuning ended with code {code}", hint="-O0 runs the configuration as it is")
+    return Path(path)
+
+
+def made_for(args: argparse.Namespace, loaded: Loaded) -> str:
+    """Return the first line of a file: the command that makes the same choice."""
+    config, num_ranks = loaded.config, launch.choose_ranks(loaded.config, args.nproc)
+    command = ["ttt", "run", config.benchmark, config.configuration, "--size", config.size, f"-O{args.level}"]
+    command += [part for setting in args.set for part in ("--set", setting)]
+    command += ["--nproc", str(num_ranks)] if num_ranks > 1 else []
+    return "# Found by: " + " ".join(shlex.join(command).split())  # a setting may have line breaks
+
+
+def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
+    """Return `<configuration>-O1.yaml` in the folder of the results that it will have."""
+    config = loaded.config.replaced(configuration=f"{loaded.config.configuration}-O{args.level}")
+    name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
+    folder: Path = args.results.resolve() / system.system_id(config) / name
+    return folder / f"{config.configuration}.yaml"
+
+
+def absolute(source: str) -> str:
+    """Return a configuration's name, or its path from any folder."""
+    return str(Path(source).resolve()) if source.endswith(".yaml") else source
+
+
+def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
+    """Tune in this process, print what was tried and chosen; write it where a person said."""
+    from common.study.tuning import tune, tune_runs
+
+    launch.check_data(loaded)
+    num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+    tuner = tune_runs.Tuner(loaded=loaded, settings=tuple(args.set), seed=args.seed or 0, num_ranks=num_ranks)
+    config = loaded.config
+    print(f"{config.benchmark} {config.configuration} {config.size}, -O{args.level}:", flush=True)
+
+    def report(tried: tune.Tried) -> None:
+        print(f"  {tried.name}: {tried.outcome}, {tried.why}", flush=True)
+
+    found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
+    seen = tune.table(found.tried, found.seconds)
+    if all(each.keeps_mathematics for each in found.tried if each.is_kept):
+        losses = tuner.losses(()), tuner.losses(found.state)
+        seen += "\n" + tune_runs.side_by_side(*losses, config.precision)
+    else:
+        seen += "\ntraining was changed: its losses are its own"
+    comment = [made_for(args, loaded), *(f"# {line}".rstrip() for line in seen.splitlines())]
+    text = tune_runs.as_file(tuner, found, "\n".join(comment))
+    print(text, flush=True)
+    if args.write_config is not None:
+        write(args.write_config, text)
+        print(f"-> {args.write_config}")
+    return EXIT_OK
+
+
+def write(path: Path, text: str) -> None:
+    """Create the file whole."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write ({error.strerror})", where=str(path)) from error

@@ -1,0 +1,279 @@
+"""Speed-ups for a model, a loader and an optimizer of one's own; all leave the mathematics alone."""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from common.errors import UserError
+from common.measure.throughput import timed
+from common.methods.channels_last import apply_channels_last
+from common.methods.compile import missing_compiler
+from common.study.tuning.traces import Trace, take_trace
+from common.study.tuning.tune import Change, Refused, Search, table
+
+State = tuple[str, ...]  # names of what was kept
+NUM_WORKERS = (2, 4, 8)
+NUM_STEPS = 4  # of a turn, and of a comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The model (the same object), its optimizer and its loader, with what was kept; `report` is a table."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    loader: "Loader"
+    kept: tuple[str, ...] = ()
+    report: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loader:
+    """Yields the batches of a loader on the device of the model, images in its layout."""
+
+    batches: Iterable[Any]
+    device: torch.device
+    is_channels_last: bool
+    dtype: torch.dtype | None = None  # of inputs of a float type; None: theirs
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for inputs, targets in self.batches:
+            yield mapped(inputs, self.moved), mapped(targets, self.moved)
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
+
+    def moved(self, value: Tensor) -> Tensor:
+        """Return a tensor where and how the model wants it."""
+        value = value.to(self.device, self.dtype if value.is_floating_point() else None, non_blocking=True)
+        is_image = self.is_channels_last and value.ndim == 4
+        return value.contiguous(memory_format=torch.channels_last) if is_image else value
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to every tensor of nested tuples, lists and mappings."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(each, function) for key, each in value.items()}
+    return type(value)(mapped(each, function) for each in value) if isinstance(value, tuple | list) else value
+
+
+def optimize(
+    model: nn.Module,
+    loader: Iterable[Any],
+    loss: Callable[[Any, Any], Tensor],
+    optimizer: Callable[[Any], Optimizer],
+    *,
+    seconds: float = 60.0,
+) -> Tuned:
+    """Return model, optimizer and loader with the speed-ups that gain on this machine.
+
+    `loader` yields (inputs, targets), `loss` takes (model(inputs), targets), `optimizer` takes parameters.
+    The search works on copies; the model is changed in the end, its weights are not. Raises UserError for a
+    loader that can be read only once, which the search would use up.
+    """
+    bench = ModelBench(model=model, loader=loader, loss=loss, make_optimizer=optimizer)
+    with torch.random.fork_rng(), restored(loader):
+        if iter(loader) is loader:
+            hint = "pass what it iterates over"
+            raise UserError("this loader can be read only once", where="optimize", hint=hint)
+        found = Search(bench, (), seconds=seconds, report=lambda tried: None).run(bench.changes())
+    tuned = bench.assembled(found.state, model)
+    return replace(tuned, kept=found.state, report=table(found.tried, found.seconds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBench:
+    """Builds copies of a person's model to be timed and compared."""
+
+    model: nn.Module
+    loader: Iterable[Any]
+    loss: Callable[[Any, Any], Tensor]
+    make_optimizer: Callable[[Any], Optimizer]
+
+    def changes(self) -> list[Change[State]]:
+        """Return what is tried, what gains most where it gains first: the time may not suffice for all."""
+        lacks = missing_compiler()
+        return [
+            *(change(f"loader_workers_{number}", is_of_loader=True) for number in NUM_WORKERS),
+            change("compile", missing=f"not available: {lacks}" if lacks else ""),
+            change("channels_last"),
+            change("fused_optimizer"),
+        ]
+
+    def assembled(self, state: State, model: nn.Module, dtype: torch.dtype | None = None) -> Tuned:
+        """Return the model with what is in the state, and what trains it."""
+        if "channels_last" in state and apply_channels_last(model) == 0:
+            raise UserError("no 2-d convolution in this model")
+        optimizer = self.make_optimizer(model.parameters())
+        if "fused_optimizer" in state:
+            fuse(optimizer)
+        if "compile" in state:
+            model.compile()
+        numbers = [int(name.rpartition("_")[2]) for name in state if name.startswith("loader_workers_")]
+        batches = with_workers(self.loader, numbers[-1]) if numbers else self.loader
+        loader = Loader(
+            batches=batches,
+            device=next(model.parameters()).device,
+            is_channels_last="channels_last" in state,
+            dtype=dtype,
+        )
+        return Tuned(model=model, optimizer=optimizer, loader=loader)
+
+    def copied(self, state: State, dtype: torch.dtype | None = None) -> Tuned:
+        """Return a copy with what is in the state, in training mode."""
+        return self.assembled(state, copy.deepcopy(self.model).to(dtype).train(), dtype)
+
+    def build(self, state: State, change: Change[State]) -> "TimedModel":
+        """Return what is timed."""
+        return TimedModel(self.copied(state), self.loss, has_loader=change.is_of_loader)
+
+    @cached_property
+    def read(self) -> list[Any]:
+        """The batches of every trace."""
+        return first(self.loader)
+
+    def trace(self, state: State, *, is_exact: bool) -> Trace:
+        """Return the first steps; raises Refused where worker processes draw other batches."""
+        kind = next(self.model.parameters())
+        exact = torch.float32 if kind.is_cuda else torch.float64
+        tuned = self.copied(state, exact if is_exact else None)
+        if tuned.loader.batches is not self.loader and not same(first(tuned.loader.batches), self.read):
+            raise Refused("the data set draws at random: not compared")
+        batches = list(replace(tuned.loader, batches=copy.deepcopy(self.read)))
+        torch.manual_seed(0)
+        return take_trace(
+            tuned.model,
+            lambda number: float(take_step(tuned, self.loss, batches[number % len(batches)])),
+            NUM_STEPS,
+            exact if is_exact else kind.dtype,
+        )
+
+
+def change(name: str, *, is_of_loader: bool = False, missing: str = "") -> Change[State]:
+    """Return the change that adds a name to the state."""
+    return Change(name=name, apply=lambda state: (*state, name), is_of_loader=is_of_loader, missing=missing)
+
+
+def take_step(tuned: Tuned, loss: Callable[[Any, Any], Tensor], batch: tuple[Any, Any]) -> Tensor:
+    """Take a training step and return the loss."""
+    inputs, targets = batch
+    tuned.optimizer.zero_grad(set_to_none=True)
+    value = loss(tuned.model(inputs), targets)
+    value.backward()  # type: ignore[no-untyped-call]
+    tuned.optimizer.step()
+    return value.detach()
+
+
+def fuse(optimizer: Optimizer) -> None:
+    """Let an optimizer update all parameters in one pass, in place, before its first step."""
+    if "fused" not in optimizer.defaults:
+        raise UserError("this optimizer has no fused form")
+    if optimizer.defaults["fused"]:
+        raise UserError("on already")
+    for settings in (optimizer.defaults, *optimizer.param_groups):
+        settings |= {"fused": True, "foreach": None}
+
+
+def with_workers(loader: Iterable[Any], num_workers: int) -> DataLoader[Any]:
+    """Return a DataLoader with another number of worker processes."""
+    if not isinstance(loader, DataLoader):
+        raise UserError("the loader is no torch DataLoader")
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise UserError("its data set has no index")
+    if loader.num_workers >= num_workers:
+        raise UserError(f"it has {loader.num_workers} already")
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=loader.batch_sampler,
+        num_workers=num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        timeout=loader.timeout,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=True,
+        in_order=loader.in_order,
+    )
+
+
+@contextmanager
+def restored(loader: Iterable[Any]) -> Iterator[None]:
+    """Put the generators of a loader and of its sampler back where they were."""
+    samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    holders = (loader, *samplers, getattr(samplers[1], "sampler", None))
+    generators = (getattr(each, "generator", None) for each in holders)
+    found = [each for each in generators if isinstance(each, Generator)]
+    states = [generator.get_state() for generator in found]
+    try:
+        yield
+    finally:
+        for generator, state in zip(found, states, strict=True):
+            generator.set_state(state)
+
+
+def first(loader: Iterable[Any]) -> list[Any]:
+    """Return the first batches, the same ones each time."""
+    torch.manual_seed(0)
+    with restored(loader):
+        return list(itertools.islice(loader, NUM_STEPS))
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether nested tuples, lists and mappings hold the same tensors."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return all(map(same, one, other))
+    return bool(one == other)
+
+
+class TimedModel:
+    """A copy that takes turns, on batches read before unless the loader itself is to be timed."""
+
+    def __init__(self, tuned: Tuned, loss: Callable[[Any, Any], Tensor], *, has_loader: bool):
+        self.tuned, self.loss = tuned, loss
+        self.has_loader = has_loader
+        ready = tuned.loader if has_loader else list(itertools.islice(tuned.loader, NUM_STEPS))
+        self.batches = forever(ready)
+        self.num_drained = ahead(tuned.loader.batches) if has_loader else 0
+
+    def turn(self) -> float:
+        """Return the seconds of a few steps."""
+        for _ in range(self.num_drained):  # made ready while the other had its turn
+            next(self.batches)
+        return timed(self.steps, self.tuned.loader.device)
+
+    def steps(self) -> None:
+        """Take the steps of a turn."""
+        for _ in range(NUM_STEPS):
+            take_step(self.tuned, self.loss, next(self.batches))
+
+    def close(self) -> None:
+        """Let worker processes go."""
+        self.batches = iter(())
+
+
+def ahead(loader: Iterable[Any]) -> int:
+    """Return how many batches worker processes hold ready."""
+    return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 2)
+
+
+def forever(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches again and again."""
+    while True:
+        yield from batches

@@ -1,0 +1,301 @@
+"""What `ttt run -O1` and `-O2` try on a configuration, and the YAML file that states what was kept.
+
+`-O1` tries methods that declare to leave the mathematics alone, switched on or off, and settings of which
+the benchmark says so; `-O2` also the methods of the benchmark's other configurations.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from common.config import schema as configs
+from common.config.schema import Loaded, RunConfig
+from common.measure.throughput import timed
+from common.methods.compile import missing_compiler
+from common.study.tuning.apart import Apart
+from common.study.tuning.traces import Trace, take_trace
+from common.study.tuning.tune import Change, Found, Search, Tried
+from common.training import method as methods
+from common.training.benchmark import Benchmark
+from common.training.card import available, read_card
+from common.training.method import Batch, Method
+from common.training.ranks import Place
+from common.training.step import Training
+
+State = tuple[str, ...]  # settings, as after --set, in the order in which they were kept
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NUM_POINTS = 4  # of a training, evenly spread, at which a turn takes a step
+NUM_TRACED = 3  # steps of a comparison, at the peak of the learning rate
+NUM_SHOWN = 10  # steps from the start whose losses are shown side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuner:
+    """One configuration on this machine; the share of a rank is computed, what ranks exchange is not."""
+
+    loaded: Loaded
+    settings: tuple[str, ...]  # a person's
+    seed: int
+    num_ranks: int
+
+    def config(self, state: State) -> RunConfig:
+        """Return the configuration with what was kept."""
+        config = self.loaded.config
+        settings = [*self.settings, *state]
+        return configs.load(config.benchmark, self.loaded.source, size=config.size, settings=settings).config
+
+    def benchmark(self, config: RunConfig) -> Benchmark:
+        """Return the benchmark of the first rank."""
+        kind = configs.benchmark_module(config.benchmark).Benchmark
+        built: Benchmark = kind(config, seed=self.seed, place=Place(rank=0, world_size=self.num_ranks))
+        return built
+
+    def training(self, config: RunConfig) -> Training:
+        """Return an initialized training with its real starting weights."""
+        training = Training(config, self.benchmark(config), seed=self.seed)
+        training.benchmark.check_ready()
+        training.build(from_scratch=False)
+        training.replica = training.model
+        return training
+
+    def build(self, state: State, change: Change[State]) -> Apart:
+        """Return what is timed: with its loader where the change is one of the loader."""
+        return Apart(partial(self.timed, state, has_loader=change.is_of_loader))
+
+    def timed(self, state: State, *, has_loader: bool) -> "TimedTraining":
+        """Return what takes the turns in its process."""
+        return TimedTraining(self.training(self.config(state)), has_loader=has_loader)
+
+    def trace(self, state: State, *, is_exact: bool) -> Trace:
+        """Return the first steps on real batches at the peak of the learning rate."""
+        config = self.config(state)
+        if not is_exact:
+            return traced(self.training(config), config)
+        plain = config.replaced(precision="fp32")
+        start = self.training(plain).model.state_dict()
+        dtype = torch.float32 if torch.cuda.is_available() else torch.float64
+        before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision("highest")
+        try:
+            training = self.training(plain)
+            training.model.load_state_dict(start)
+            return traced(training, plain, dtype)
+        finally:
+            torch.set_default_dtype(before[0])
+            torch.set_float32_matmul_precision(before[1])
+
+    def losses(self, state: State) -> list[float]:
+        """Return the losses of the first steps of a run."""
+        config = self.config(state)
+        training = self.training(config)
+        batches = training.benchmark.train_batches(0)
+        return [float(training.train_step(next(batches), step)) for step in range(NUM_SHOWN)]
+
+
+def traced(training: Training, config: RunConfig, dtype: torch.dtype | None = None) -> Trace:
+    """Return the first steps of a training; a `dtype` is that of its model, else that of its precision."""
+    peak = training.plan.warmup_steps
+    batches = list(itertools.islice(training.benchmark.train_batches(peak), NUM_TRACED))
+    if dtype:
+        batches = [as_type(batch, dtype) for batch in batches]
+
+    def step(number: int) -> float:
+        return float(training.train_step(batches[number], peak + number))
+
+    return take_trace(training.model, step, NUM_TRACED, dtype or PRECISIONS[config.precision])
+
+
+def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Return a batch whose inputs of a float type have this one."""
+    inputs = {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in batch.inputs.items()
+    }
+    return replace(batch, inputs=inputs)
+
+
+def kinds(benchmark: str) -> dict[str, type[Method]]:
+    """Return the class of every method that a benchmark can use, by its name."""
+    return {name: methods.kind_of(name, module) for name, module in available(benchmark).items()}
+
+
+class TimedTraining:
+    """A training that takes turns: a step at each of a few points of the whole, on real batches.
+
+    The batches were read before, unless the loader itself is to be timed.
+    """
+
+    def __init__(self, training: Training, *, has_loader: bool) -> None:
+        self.training = training
+        plan, ahead = training.plan, training.benchmark.num_batches_ahead
+        points = [plan.num_steps * number // NUM_POINTS for number in range(NUM_POINTS)]
+        self.loader, self.batches = None, []
+        if has_loader:
+            self.loader = training.benchmark.train_batches(0)
+            self.num_drained, self.points = ahead, points
+        else:
+            read = (next(training.benchmark.train_batches(step)) for step in points)
+            self.batches = list(zip(points, read, strict=True))
+
+    def steps(self) -> None:
+        """Take the steps of a turn."""
+        if self.loader:
+            for point in self.points:
+                self.training.train_step(next(self.loader), point)
+        else:
+            for point, batch in self.batches:
+                self.training.train_step(batch, point)
+
+    def turn(self) -> float:
+        """Return the seconds of a whole training at this pace."""
+        if self.loader:  # batches that were made ready while the other had its turn
+            for _ in range(self.num_drained):
+                next(self.loader)
+        return timed(self.steps, self.training.device) / NUM_POINTS * self.training.plan.num_steps
+
+    def close(self) -> None:
+        """End the processes of the loader."""
+        self.loader = None
+
+
+def written_in(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return by configuration the methods that it has, with their settings at a size.
+
+    One that the size switches off has its settings of the full size.
+    """
+    found = {}
+    for name in configs.configurations(benchmark):
+        full, sized = (
+            configs.merge_files(benchmark, name, each)[0].get("methods") or {} for each in ("full", size)
+        )
+        found[name] = {
+            method: sized.get(method) or full[method] for method in full if full[method] is not False
+        }
+    return found
+
+
+def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
+    """Return what is tried, likely gains first: the time may not suffice for all.
+
+    That is methods that configurations of the benchmark use, loaders, other methods, compilers, other
+    settings, and what is on left out. Methods stay in the order in which they are applied, compilers last.
+    """
+    config = tuner.loaded.config
+    written = written_in(config.benchmark, config.size)
+    chosen = {key for key, origin in tuner.loaded.origins.items() if origin == "--set"}
+    longest_first = sorted(written.values(), key=len, reverse=True)
+    found = kinds(config.benchmark)
+    order = dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(found)])
+    names = [name for name in order if ("methods", name) not in chosen]
+    settings = settings_tried(tuner, chosen)
+    used: list[Change[State]] = []
+    others: list[Change[State]] = []
+    compilers: list[Change[State]] = []
+    without: list[Change[State]] = []
+    for name in names:
+        kind, homes = found[name], [each for each in written.values() if name in each]
+        keeps = kind.keeps_mathematics
+        if name in config.methods:
+            if keeps:
+                without.append(off(name))
+        elif keeps or (level > 1 and homes):
+            allies = set().union(*homes) if homes else set(order)
+            change = on(
+                name,
+                kind,
+                next(iter(homes), {}).get(name, {}),
+                apart_from=() if keeps else tuple(other for other in order if other not in allies),
+            )
+            (compilers if kind.compiles else used if homes else others).append(change)
+    loaders = [change for change in settings if change.is_of_loader]
+    forms = [change for change in settings if not change.is_of_loader]
+    return [fused_already(config), *used, *loaders, *others, *compilers, *forms, *without]
+
+
+def on(name: str, kind: type[Method], settings: Any, *, apart_from: tuple[str, ...]) -> Change[State]:
+    """Return the change that switches a method on."""
+    setting = f"methods.{name}={yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()}"
+    lacks = missing_compiler() if kind.compiles else ""
+    return Change(
+        name=name,
+        apply=adding(setting),
+        keeps_mathematics=kind.keeps_mathematics,
+        evidence="" if kind.keeps_mathematics else worth(name, kind),
+        missing=f"not available: {lacks}" if lacks else "",
+        apart_from=apart_from,
+    )
+
+
+def off(name: str) -> Change[State]:
+    """Return the change that switches a method off."""
+    return Change(name=f"without {name}", apply=adding(f"methods.{name}=false"))
+
+
+def fused_already(config: RunConfig) -> Change[State]:
+    """Return the row of what every configuration has: common/training/optim.py builds no other."""
+    return Change(name=f"fused {config.optimizer.name}", apply=adding(), missing="on already")
+
+
+def adding(*settings: str) -> Callable[[State], State]:
+    """Return what adds settings to a state."""
+    return lambda state: (*state, *settings)
+
+
+def settings_tried(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[State]]:
+    """Return a change for all settings that the benchmark says leave the mathematics alone."""
+    return [
+        Change(
+            name=" ".join(settings),
+            apply=adding(*settings),
+            is_of_loader=settings[0].startswith("data."),
+        )
+        for settings in tuner.benchmark(tuner.loaded.config).equal_settings()
+        if chosen.isdisjoint(tuple(each.partition("=")[0].split(".")) for each in settings)
+    ]
+
+
+def worth(name: str, kind: type[Method]) -> str:
+    """Return what a card says of quality, first sentence, for a method that relieves no part of a step."""
+    card = read_card(name, kind.__module__)
+    relieves_none = {"nothing", "number of steps"}.issuperset(card.relieves)
+    return card.sections["Effect on quality"].partition(". ")[0] if relieves_none else ""
+
+
+def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], None]) -> Found[State]:
+    """Search on this machine."""
+    return Search(tuner, (), seconds=seconds, report=report).run(candidates(tuner, level))
+
+
+def as_file(tuner: Tuner, found: Found[State], head: str) -> str:
+    """Return the YAML file of what was kept: it extends the configuration and states only differences.
+
+    `head`, lines of comment, says what it was made for and what was seen.
+    """
+    base, values = tuner.loaded.source, dict[str, Any]()
+    if base.endswith(".yaml"):
+        document, base = configs.read_path(Path(base))
+        configs.merge(values, document, {})
+    for setting in [*tuner.settings, *found.state]:
+        configs.merge(values, configs.parse_setting(setting), {})
+    return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
+
+
+def side_by_side(unchanged: list[float], tuned: list[float], precision: str) -> str:
+    """Return the losses of both, their largest difference, and what rounding alone amounts to."""
+    lines = [f"loss of the first {len(tuned)} steps, same seed and batches: unchanged, tuned, difference"]
+    lines += [
+        f"  {step:3}  {a:.9g}  {b:.9g}  {abs(a - b):.1e}"
+        for step, (a, b) in enumerate(zip(unchanged, tuned, strict=True))
+    ]
+    largest = max(abs(a - b) / abs(a) for a, b in zip(unchanged, tuned, strict=True))
+    rounding = torch.finfo(PRECISIONS[precision]).eps
+    said = f"{largest:.1e} of the loss; one rounding in {precision} is {rounding:.1e}"
+    return "\n".join([*lines, "  largest difference: " + (said if largest else "none, the same bits")])

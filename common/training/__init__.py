@@ -1,0 +1,1 @@
+"""The computation of a run: benchmark, methods, optimizer, and one training step."""

@@ -1,0 +1,257 @@
+"""The card of a method: what the docstring of its file says, read without importing it, so without torch.
+
+What.               what it does
+Effect on quality.  published and measured
+Effect on time.     the same
+Relieves.           some of RELIEVES, with commas; free text after a full stop, colon or semicolon
+When not.           where it does harm
+Use.                its one or two lines in a plain PyTorch loop, each `PLACE: code in backticks`;
+                    `PLACE after NAME, NAME:` where the lines of other methods come before
+Source.             paper, published code
+"""
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from common.config import schema as configs
+from common.config.schema import ROOT
+from common.errors import UserError, nearest
+
+SECTIONS = ("What", "Effect on quality", "Effect on time", "Relieves", "When not", "Use", "Source")
+RELIEVES = (
+    "data loading",
+    "host-to-device copy",
+    "forward pass",
+    "backward pass",
+    "optimizer",
+    "communication",
+    "evaluation",
+    "number of steps",
+    "everything",
+    "nothing",
+)
+PLACES = (  # where a line of `Use` stands in a plain loop, in this order
+    "With the data",  # before anything is built on them
+    "With the model",  # before the optimizer is built
+    "With the optimizer",  # before the first step
+    "Each epoch",  # before its first batch
+    "Each batch",  # before the model sees it
+    "For the loss",  # in the place of the plain one
+    "Before each step",  # between backward and step
+    "After each step",
+)
+USUAL = {"F": "torch.nn", "v2": "torchvision.transforms"}  # names that a person has imported anyway
+LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+HEADING = re.compile(rf"^({'|'.join(SECTIONS)})\.(?: |$)", re.MULTILINE)
+LINE = re.compile(rf"(?:({'|'.join(PLACES)})(?: after ([a-z0-9_, ]+))?: )?`([^`]+)`")
+TOLD = re.compile(r"`(\w+)`: ([^;`]+?)(?:[;.]|$)")  # of a setting, by the docstring of the Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One key of a method's Config, as it is written there; `default` is None where it must be given."""
+
+    name: str
+    kind: str
+    default: str | None
+    limits: str
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What the file of a method says; `title` is its first line."""
+
+    name: str
+    module: str
+    title: str
+    sections: dict[str, str]
+    settings: tuple[Setting, ...]
+
+    @property
+    def relieves(self) -> tuple[str, ...]:
+        """Which parts of a training it relieves; what is not one of RELIEVES is returned as it stands."""
+        said = re.split(r"[.:;(]", self.sections["Relieves"])[0]
+        return tuple(" ".join(part.split()).lower() for part in said.split(","))
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one sentence."""
+        return self.sections["What"].split(". ")[0].rstrip(".")
+
+    @property
+    def use(self) -> list[tuple[str, str]]:
+        """Where each of its lines stands in a plain loop, one of PLACES, and the line."""
+        place, lines = "", []
+        for found, _, code in LINE.findall(self.sections.get("Use", "")):
+            place = found or place
+            lines.append((place, laid_out(code)))
+        return lines
+
+    @property
+    def after(self) -> list[str]:
+        """The methods whose lines come before its own."""
+        return [
+            name
+            for _, names, _ in LINE.findall(self.sections.get("Use", ""))
+            for name in names.split(", ")
+            if name
+        ]
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return ROOT / f"{self.module.replace('.', '/')}.py"
+
+    def sources(self) -> dict[str, str]:
+        """Return name -> module of what its lines call, each from where the file has it."""
+        called = {name for _, code in self.use for name in names_in(code)}
+        found = {name: USUAL[name] for name in called & USUAL.keys()}
+        found |= {name: module for name, module in plain_forms().items() if name in called}
+        for node in ast.parse(self.path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in called:
+                found[node.name] = self.module
+            elif isinstance(node, ast.ImportFrom):
+                found |= {name.name: str(node.module) for name in node.names if name.name in called}
+        return found
+
+
+def laid_out(code: str) -> str:
+    """Return a line as formatters have it: what follows a condition below it, two spaces before a comment."""
+    if code.startswith("if "):
+        condition, _, block = code.partition(": ")
+        return "\n    ".join([f"{condition}:", *block.split("; ")])
+    return code.replace(" # ", "  # ")
+
+
+@cache
+def plain_forms() -> dict[str, str]:
+    """Return name -> module of the functions in the files of all methods."""
+    return {
+        node.name: card.module
+        for card in cards()
+        for node in ast.parse(card.path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def names_in(code: str) -> set[str]:
+    """Return the names that a line of code reads."""
+    nodes = ast.walk(ast.parse(code))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def in_order(card: Card) -> list[Card]:
+    """Return the cards whose lines a plain loop needs for this one: those it comes after, then itself."""
+    return [*(find_card(name) for name in card.after), card]
+
+
+def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the imports that a plain loop needs for a method, and its lines with their places, in order."""
+    needed = in_order(card)
+    lines = [line for each in needed for line in each.use]
+    lines.sort(key=lambda line: PLACES.index(line[0]))
+    names: dict[str, list[str]] = {}
+    for name, module in sorted({pair for each in needed for pair in each.sources().items()}):
+        names.setdefault(module, []).append("functional as F" if name == "F" else name)
+    return [f"from {module} import {', '.join(names[module])}" for module in sorted(names)], lines
+
+
+def available(benchmark: str) -> dict[str, str]:
+    """Return method name -> module of all that a benchmark can use; its own come before the common ones."""
+    found: dict[str, str] = {}
+    for package in ("common", benchmark):
+        for path in sorted((ROOT / package / "methods").glob("[a-z]*.py")):
+            if path.stem in found:
+                raise UserError(
+                    "a common method has this name already", where=f"{package}/methods/{path.name}"
+                )
+            found[path.stem] = f"{package}.methods.{path.stem}"
+    return found
+
+
+def read_card(name: str, module: str) -> Card:
+    """Return the card of a method's file. Raises UserError for a file without docstring."""
+    path = ROOT / f"{module.replace('.', '/')}.py"
+    tree = ast.parse(path.read_text())
+    text = ast.get_docstring(tree)
+    if text is None:
+        raise UserError("a method needs a docstring with its card", where=module)
+    title, *parts = HEADING.split(text)
+    sections = {
+        heading: " ".join(part.split()) for heading, part in zip(parts[::2], parts[1::2], strict=True)
+    }
+    return Card(
+        name=name,
+        module=module,
+        title=title.strip().splitlines()[0].rstrip("."),
+        sections=sections,
+        settings=tuple(read_settings(tree)),
+    )
+
+
+def read_settings(tree: ast.Module) -> list[Setting]:
+    """Return the keys of the Config in a file, in their order."""
+    found = []
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ClassDef) and each.name == "Config":
+            told = dict(TOLD.findall(" ".join((ast.get_docstring(each) or "").split())))
+            lines = [line for line in each.body if isinstance(line, ast.AnnAssign)]
+            found += [read_setting(line, told.get(ast.unparse(line.target), "")) for line in lines]
+    return found
+
+
+def read_setting(line: ast.AnnAssign, description: str) -> Setting:
+    """Return one key: its type, and default, limits and description from its `Field` where it has one."""
+    kind, value = ast.unparse(line.annotation), line.value
+    limits = [">= 0", "<= 1"] if kind == "Fraction" else []
+    kind = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", "float" if kind == "Fraction" else kind)
+    default = None if value is None else ast.unparse(value)
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+        said = {each.arg: each.value for each in value.keywords}
+        positional = value.args[0] if value.args else None
+        written = said.get("default", said.get("default_factory", positional))
+        default = None if written is None else ast.unparse(written)
+        limits += [f"{sign} {ast.unparse(said[key])}" for key, sign in LIMITS.items() if key in said]
+        if "description" in said:
+            description = str(ast.literal_eval(said["description"]))
+    return Setting(
+        name=ast.unparse(line.target),
+        kind=kind,
+        default=default,
+        limits=", ".join(limits),
+        description=description,
+    )
+
+
+@cache
+def cards() -> list[Card]:
+    """Return the cards of all methods: those that fit any model, then each benchmark's own."""
+    found: dict[str, Card] = {}
+    for benchmark in configs.benchmarks():
+        for name, module in available(benchmark).items():
+            if module not in found:
+                found[module] = read_card(name, module)
+    return sorted(found.values(), key=lambda card: (not card.module.startswith("common."), card.module))
+
+
+def find_card(name: str) -> Card:
+    """Return the card of a method by its name. Raises UserError with the nearest name."""
+    known = {card.name: card for card in cards()}
+    if name not in known:
+        raise UserError(f"no such method '{name}'", hint=nearest(name, known))
+    return known[name]
+
+
+def used_by(name: str) -> list[str]:
+    """Return the configurations, as `benchmark configuration`, that use a method at size full."""
+    found = []
+    for benchmark in configs.benchmarks():
+        for configuration in configs.configurations(benchmark):
+            values, _ = configs.merge_files(benchmark, configuration, "full")
+            if (values.get("methods") or {}).get(name, False) is not False:
+                found.append(f"{benchmark} {configuration}")
+    return found

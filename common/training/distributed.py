@@ -1,0 +1,183 @@
+"""The ranks of a run together: start and end of their group, and the few things that they agree on.
+
+With one rank no group is started, and every function here returns at once. NCCL on GPUs, gloo elsewhere.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from common.errors import UserError
+from common.processes import STORE
+from common.training.ranks import Place, meeting_point
+
+TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than another
+
+T = TypeVar("T")
+
+
+def take_device(place: Place) -> None:
+    """Make this rank's GPU the current one. Raises UserError where it has none of its own."""
+    count = torch.cuda.device_count()
+    if place.world_size == 1 or not torch.cuda.is_available():
+        return
+    if count > 1 and place.local_rank >= count:  # one alone: srun shows each rank its own
+        raise UserError(f"no GPU is left for rank {place.local_rank} of this machine, which has {count}")
+    torch.cuda.set_device(place.local_rank % count)
+
+
+@contextmanager
+def joined(place: Place) -> Iterator[None]:
+    """Join the other ranks until the block ends; a rank that fails leaves without a farewell."""
+    if place.world_size == 1:
+        yield
+        return
+    file = os.environ.get(STORE)
+    if file is None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
+    take_device(place)
+    on_gpu = torch.cuda.is_available()
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            init_method=f"file://{file}" if file else "env://",
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=TIMEOUT,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+        )
+    except dist.DistNetworkError as error:
+        where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+        what = f"the ranks cannot meet here ({str(error).splitlines()[0]})"
+        raise UserError(what, where=where, hint="is the port taken? set another MASTER_PORT") from error
+    yield
+    barrier()  # nobody hangs up while another still reads
+    dist.destroy_process_group()
+
+
+def backend() -> str:
+    """Return what carries the messages: nccl, gloo, or none where there is one rank."""
+    return str(dist.get_backend()) if dist.is_initialized() else "none"
+
+
+def messages_on() -> torch.device:
+    """Return the device that the messages of this group lie on."""
+    return torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    total(0)
+
+
+def total(*counts: int) -> list[int]:
+    """Return each count summed over the ranks."""
+    if not dist.is_initialized():
+        return list(counts)
+    summed = torch.tensor(counts, dtype=torch.int64, device=messages_on())
+    dist.all_reduce(summed)
+    return [int(count) for count in summed.tolist()]
+
+
+def mean(value: float) -> float:
+    """Return the mean of a value over the ranks, the same on all of them."""
+    if not dist.is_initialized():
+        return value
+    summed = torch.tensor(value, dtype=torch.float64, device=messages_on())
+    dist.all_reduce(summed)
+    return float(summed) / dist.get_world_size()
+
+
+def broadcast(value: T) -> T:
+    """Return the value of rank 0."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, device=messages_on())
+    return values[0]
+
+
+def gathered(value: T) -> list[T]:
+    """Return the value of each rank, on all of them."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """Let every rank raise the UserError of the first one that met one; no messages inside the block."""
+    error: UserError | None = None
+    try:
+        yield
+    except UserError as met:
+        error = met
+    if not dist.is_initialized():
+        if error is not None:
+            raise error
+        return
+    told = gathered({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
+    first = next((each for each in told if each is not None), None)
+    if first is not None:
+        raise UserError(**first)
+
+
+def replicated(model: nn.Module, *, compression: str, is_static: bool) -> nn.Module:
+    """Return the model whose backward pass leaves the mean of the ranks' gradients; alone the model itself.
+
+    Gradients are exchanged in buckets while the pass goes on, in bfloat16 with `compression` bf16. Buffers
+    stay each rank's own: the statistics of batch norm are those of its part of the batch, as in the published
+    runs. `is_static`: every step computes the same graph, which nothing compiles.
+    """
+    if not dist.is_initialized():
+        return model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.15, in 2.11 it is not
+        replica = DistributedDataParallel(
+            model, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=is_static
+        )
+    if compression == "bf16":
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        replica.register_comm_hook(None, bf16_compress_hook)
+    return replica
+
+
+def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which backward passes add to this rank's gradients only."""
+    if isinstance(model, DistributedDataParallel):
+        context: AbstractContextManager[None] = model.no_sync()
+        return context
+    return nullcontext()
+
+
+@torch.no_grad()
+def share_statistics(model: nn.Module, of: Literal["mean", "rank_0"]) -> None:
+    """Give every rank the same batch norm statistics, in place: all evaluate one model.
+
+    They are the `mean` of the ranks', or those of rank 0, as in the published runs.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    own = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
+    if not own or not dist.is_initialized():
+        return
+    flat = torch.cat([value.double() for value in own])
+    if of == "mean":
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+    else:
+        dist.broadcast(flat, 0)
+    parts = torch.split(flat, [value.numel() for value in own])
+    for value, found in zip(own, parts, strict=True):
+        value.copy_(found)

@@ -1,0 +1,164 @@
+"""What a run would do, for any number of ranks: `ttt run --dry-run`.
+
+One rank is really set up, in a process group whose other ranks are not there; its step computes no value.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from common.config import schema as configs
+from common.config.schema import Loaded
+from common.training import distributed
+from common.training.benchmark import Benchmark
+from common.training.method import Batch
+from common.training.optim import schedule_factor
+from common.training.ranks import Place
+from common.training.step import Training
+
+GIGA = 1e9
+BYTES = {"float32": 4, "bfloat16": 2}
+STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1, "decoupled_sgd": 1}
+
+
+def describe_run(loaded: Loaded, num_ranks: int) -> str:
+    """Return the merged configuration, the origin of each key, and the whole set-up of a run."""
+    config = loaded.config
+    lines = ["# configuration", *configs.to_yaml(config).splitlines(), "# where each key was written"]
+    lines += [f"#   {key}: {where}" for key, where in origins(loaded)]
+    lines += [f"# changed by {change}" for change in loaded.changes]
+    kind = configs.benchmark_module(config.benchmark).Benchmark
+    places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
+    benchmarks = [kind(config, seed=0, place=place) for place in places]
+    largest = max(benchmarks, key=lambda each: each.num_own_samples)
+    lines += [
+        "# plan",
+        *(f"#   {line}" for line in (*plan(loaded), *shares(benchmarks, largest), *set_up(largest))),
+    ]
+    return "\n".join(lines)
+
+
+def origins(loaded: Loaded) -> list[tuple[str, str]]:
+    """Return where each value of the configuration was written, by its key; a list is one value."""
+    found = []
+
+    def collect(values: dict[str, Any], path: tuple[str, ...]) -> None:
+        for name, value in values.items():
+            key = (*path, name)
+            if isinstance(value, dict) and value:
+                collect(value, key)
+            elif key in loaded.origins:
+                found.append((".".join(key), loaded.origins[key]))
+
+    collect(loaded.config.model_dump(), ())
+    return sorted(found)
+
+
+def plan(loaded: Loaded) -> list[str]:
+    """Return steps, evaluations and schedule, which no number of ranks changes."""
+    config, steps = loaded.config, loaded.config.plan()
+    evaluations = steps.evaluation_steps
+    shown = sorted({0, steps.warmup_steps, steps.num_steps // 2, steps.num_steps - 1})
+    peak = config.optimizer.learning_rate
+    rates = [f"{peak * schedule_factor(step, config.schedule, steps):.3g} at step {step:,}" for step in shown]
+    return [
+        f"steps: {steps.num_steps:,} of {config.global_batch_size} samples; "
+        f"{steps.steps_per_epoch:,} per epoch, {steps.warmup_steps:,} of warm-up",
+        f"schedule: {config.schedule.name}, learning rate {', '.join(rates)}",
+        f"evaluations: {len(evaluations)}, after steps {', '.join(map(str, evaluations[:8]))}"
+        + (" ..." if len(evaluations) > 8 else ""),
+    ]
+
+
+def shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
+    """Return what each rank takes of a batch and of the evaluation set; `ranks` are the benchmarks of all."""
+    own = [rank.num_own_samples for rank in ranks]
+    evaluated = [len(rank.own_evaluation_samples) for rank in ranks]
+    return [
+        f"batch per rank: {between(own)} of {sum(own):,} samples, in {largest.num_micro_batches} "
+        f"micro-batch(es) of at most {largest.micro_batch_sizes[0]:,}",
+        f"evaluation per rank: {between(evaluated)} of {sum(evaluated):,} samples, "
+        f"at most {largest.own_evaluation_batch_size:,} at a time",
+    ]
+
+
+def between(counts: list[int]) -> str:
+    """Return the smallest and the largest count, once where they are equal."""
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def set_up(benchmark: Benchmark) -> list[str]:
+    """Build what a rank builds, and return its part of the exchange and the memory that it needs."""
+    config, num_ranks = benchmark.config, benchmark.place.world_size
+    with alone_in_a_group(benchmark.place):
+        training = Training(config, benchmark, seed=0)
+        left_out = [method.name for method in training.methods if method.compiles]
+        training.methods = [method for method in training.methods if not method.compiles]
+        training.build(from_scratch=True)
+        distributed.replicated(training.model, compression=config.gradient_compression, is_static=True)
+    parameters = sum(parameter.numel() for parameter in training.model.parameters())
+    size, states = parameters * BYTES["float32"] / GIGA, STATES_PER_PARAMETER[config.optimizer.name]
+    activations = max(kept_for_backward(training, *shape) for shape in training.shapes()) / GIGA
+    parts = {
+        "parameters": size,
+        "gradients": size,
+        "optimizer state": states * size,
+        f"activations of {benchmark.micro_batch_sizes[0]:,} samples": activations,
+        "decoded data": benchmark.resident_bytes / GIGA,
+    }
+    listed = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
+    dtype = "bfloat16" if config.gradient_compression == "bf16" else "float32"
+    exchanged = f"{parameters * BYTES[dtype] / GIGA:.2f} GB of {dtype} gradients exchanged a step"
+    return [
+        f"ranks: {num_ranks}, "
+        + (f"one set up in a group without the others; {exchanged}" if num_ranks > 1 else "set up"),
+        f"memory: {sum(parts.values()):.2f} GB on each rank for {parameters:,} parameters ({listed}), "
+        "and what kernels take for themselves"
+        + (f"; counted without {', '.join(left_out)}" if left_out else ""),
+    ]
+
+
+@contextmanager
+def alone_in_a_group(place: Place) -> Iterator[None]:
+    """Be a rank of a process group in which messages go nowhere and are answered at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if place.world_size > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=place.rank, world_size=place.world_size)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def kept_for_backward(training: Training, batch: Batch, step: int) -> int:
+    """Return the bytes that the forward pass of a micro-batch keeps for the backward pass.
+
+    Values are not computed, shapes are (FakeTensorMode), by the operators that this machine would use.
+    """
+    model, parameters = training.model, {id(each) for each in training.model.parameters()}
+    batch = training.prepared(batch, training.progress(step))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        if id(value) not in parameters:
+            kept[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        return value
+
+    def faked(values: dict[str, Any]) -> dict[str, Any]:
+        return {k: fake.from_tensor(v) if isinstance(v, Tensor) else v for k, v in values.items()}
+
+    with fake, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        with training.autocast(training.config.precision):
+            outputs = model(**faked(batch.inputs))
+        loss = training.loss(outputs, faked(batch.targets))
+    del loss
+    return sum(kept.values())

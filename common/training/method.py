@@ -1,0 +1,199 @@
+"""The Method protocol: one speed-up is one file, a plain function and the lines that hook it into the loop.
+
+A method lives in `<benchmark>/methods/<name>.py` or `common/methods/<name>.py`; its class carries the name of
+the file in CamelCase and its settings are the class's `Config`.
+"""
+
+import importlib
+import inspect
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from common.config.schema import RunConfig, Strict, benchmarks
+from common.config.validation import validated
+from common.data.manifest import hash_file
+from common.errors import UserError, nearest
+from common.training.card import available
+from common.training.ranks import part
+
+Loss = Callable[[Any, dict[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the model is called with, what the loss compares with, and how many samples that is.
+
+    `num_global_targets` says how many targets the batches of all ranks have together; None where that does
+    not matter. As a loader yields a batch, the samples are the first dimension of every tensor.
+    """
+
+    inputs: dict[str, Any]
+    targets: dict[str, Tensor]
+    num_samples: int
+    num_global_targets: int | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """The elements of all inputs that are tensors."""
+        return sum(value.numel() for value in self.inputs.values() if isinstance(value, Tensor))
+
+    def parts(self, num_parts: int) -> "list[Batch]":
+        """Return micro-batches, as equal as can be, of a batch as a loader yields it."""
+        ranges = [part(self.num_samples, number, num_parts) for number in range(num_parts)]
+        return [
+            replace(
+                self,
+                inputs={name: value[each.start : each.stop] for name, value in self.inputs.items()},
+                targets={name: value[each.start : each.stop] for name, value in self.targets.items()},
+                num_samples=len(each),
+            )
+            for each in ranges
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a training step stands: epoch of the recipe, whatever the budget, from 0; seed of the run."""
+
+    step: int
+    num_steps: int
+    epoch: int
+    num_epochs: int
+    seed: int = 0
+
+    @contextmanager
+    def randomness(self, name: str) -> Iterator[None]:
+        """Make torch's random numbers on the CPU a function of (seed, step, name) alone inside the block.
+
+        So runs repeat and resume, and ranks and micro-batches draw alike.
+        """
+        with seeded(self.seed, self.step, zlib.crc32(name.encode())):
+            yield
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Make torch's random numbers on the CPU a function of `numbers` alone inside the block."""
+    (state,) = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(state) >> 1)
+        yield
+
+
+class Method:
+    """Every hook does nothing unless a method overrides it.
+
+    They are called in the order of the configuration, `config`.
+    """
+
+    compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
+    keeps_mathematics: ClassVar[bool] = False  # loss, gradients, step equal to rounding; a test shows it
+    config: RunConfig
+
+    class Config(Strict):
+        """No settings."""
+
+    def __init__(self, name: str, settings: Any) -> None:
+        self.name, self.settings = name, settings
+
+    @property
+    def digest(self) -> str:
+        """The first 12 digits of the SHA-256 of its file."""
+        return hash_file(Path(inspect.getfile(type(self))))[:12]
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        """Return the configuration this method wants; what it changed is printed and logged."""
+        return config
+
+    def model(self, model: nn.Module) -> nn.Module:
+        """Operate on the model once, before the optimizer exists."""
+        return model
+
+    def loss(self, loss: Loss) -> Loss:
+        """Return the loss to use: (outputs, targets) -> scalar."""
+        return loss
+
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return the optimizer to use; the log names its class."""
+        return optimizer
+
+    def batch(self, batch: Batch, progress: Progress | None) -> Batch:
+        """Return the batch to use, before it moves to the device; `progress` is None in evaluation."""
+        return batch
+
+    def gradients(self, model: nn.Module, progress: Progress, again: Callable[[], Tensor]) -> None:
+        """Change the gradients of a step before the optimizer takes it.
+
+        They are those of all ranks and micro-batches, and true to scale also where fp16 scales the loss; an
+        overflow leaves some of them not finite and skips the step, whatever is made of them. `again()` puts
+        in their place those of the same batch at the weights that the model has by then.
+        """
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether it has CUDA graphs captured, which share their memory with those of every other model."""
+        return False
+
+    @property
+    def period(self) -> int:
+        """After how many steps what it does begins anew."""
+        return 1
+
+    def after_step(self, model: nn.Module, num_steps: int) -> None:
+        """Act after a step; `num_steps` is how many have been taken."""
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return the model to evaluate."""
+        return model
+
+    def kept(self) -> nn.Module | None:
+        """Return what a checkpoint has to hold beside the model; None while there is nothing."""
+        return None
+
+    def keep(self, model: nn.Module) -> None:
+        """Start what `kept` returns; a checkpoint then fills it."""
+
+
+def kind_of(name: str, module: str) -> type[Method]:
+    """Import the class of a method."""
+    kind: type[Method] = getattr(importlib.import_module(module), name.title().replace("_", ""))
+    return kind
+
+
+def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
+    """Return the methods of a configuration in their order, settings checked."""
+    modules = available(config.benchmark)
+    methods = []
+    for name, values in config.methods.items():
+        path = ("methods", name)
+        if name not in modules:
+            where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
+            homes = [other for other in benchmarks() if name in available(other)]
+            if homes:
+                raise UserError(f"belongs to {homes[0]}", where=where)
+            raise UserError("no such method", where=where, hint=nearest(name, modules))
+        kind = kind_of(name, modules[name])
+        method = kind(name, validated(kind.Config, values, origins or {}, path))
+        method.config = config
+        methods.append(method)
+    return methods
+
+
+def refuse_compiled(config: RunConfig, name: str) -> None:
+    """Raise UserError when the model is compiled; steps of the method `name` differ in their graph."""
+    for method in build_methods(config):
+        if method.compiles:
+            raise UserError(
+                "its steps differ in what they compute, so they cannot be compiled",
+                where=f"methods.{name}",
+                hint=f"--set methods.{method.name}=false",
+            )

@@ -1,0 +1,233 @@
+"""What computes in a run: model, methods and optimizer, and one training step on one rank of any number."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common.config.schema import Plan, RunConfig
+from common.training import distributed, memory
+from common.training.benchmark import Benchmark
+from common.training.method import Batch, Loss, Method, Progress, build_methods
+from common.training.optim import build_optimizer, build_schedule, unscale
+
+WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
+
+
+class Training:
+    """Model, methods and optimizer of a configuration, and the step that they take together."""
+
+    def __init__(self, config: RunConfig, benchmark: Benchmark, *, seed: int) -> None:
+        self.config, self.benchmark, self.seed = config, benchmark, seed
+        self.plan: Plan = config.plan()
+        self.methods: list[Method] = build_methods(config)
+        self.device, self.place = benchmark.device, benchmark.place
+        self.step_s = math.inf  # of a micro-batch's passes, alone
+        self.num_micro_batches = benchmark.num_micro_batches
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
+
+    def initialize(self, *, from_scratch: bool = False, warms_up: bool = True) -> None:
+        """Build everything and run every shape once on random values; nothing here may open the data set.
+
+        With `from_scratch` prepared starting weights are not needed; without `warms_up` no shape is run.
+        """
+        torch.backends.cudnn.benchmark = True  # convolutions by measured time; no effect on a CPU
+        with distributed.agreed():
+            self.build(from_scratch=from_scratch)
+        is_static = not any(method.compiles for method in self.methods)
+        compression = self.config.gradient_compression
+        self.replica = distributed.replicated(self.model, compression=compression, is_static=is_static)
+        if warms_up:
+            self.warm_up()
+
+    def build(self, *, from_scratch: bool) -> None:
+        """Build model, loss, optimizer and schedule, the same on every rank."""
+        torch.manual_seed(self.seed)
+        model = self.benchmark.build_model()
+        if not from_scratch:
+            self.benchmark.load_weights(model)
+        model = model.to(self.device)
+        self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
+        self.loss: Loss = self.benchmark.loss
+        for method in self.methods:
+            self.loss = method.loss(self.loss)
+        optimizer = build_optimizer(self.model, self.config.optimizer)
+        self.optimizer = reduce(lambda built, method: method.optimizer(built), self.methods, optimizer)
+        self.set_rate = build_schedule(self.optimizer, self.config.schedule, self.plan)
+        if self.place.rank:
+            torch.manual_seed(self.seed + self.place.rank)  # ranks drop out different values
+
+    def warm_up(self) -> None:
+        """Take the first steps on synthetic batches, then put weights, buffers and random state back.
+
+        After this no shape of training or evaluation is compiled, and no kernel chosen, while the clock runs.
+        The largest shape comes first: smaller ones then use its memory again. Ranks exchange gradients at the
+        first one only: they may have different numbers of shapes.
+        """
+        state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        random_state = torch.get_rng_state()
+        shapes = list(self.shapes())
+        largest_first = sorted(shapes, key=lambda shape: shape[0].num_elements, reverse=True)
+        for number, (batch, step) in enumerate(largest_first):
+            for _ in range(WARM_UP_CALLS):
+                before = time.perf_counter()
+                with self.memory_explained():
+                    self.clear_gradients()
+                    self.add_gradients(batch, step, exchanged=number == 0).item()
+                alone_s = time.perf_counter() - before
+            if batch is shapes[0][0] and step == shapes[0][1]:  # of the first steps, which a run reports
+                self.step_s = alone_s
+        self.clear_gradients()
+        self.benchmark.warm_up_loader()
+        self.warm_up_evaluation()
+        self.model.load_state_dict(state)
+        torch.set_rng_state(random_state)
+
+    @torch.no_grad()
+    def warm_up_evaluation(self) -> None:
+        """Evaluate synthetic batches of each size that an evaluation has."""
+        num_own = len(self.benchmark.own_evaluation_samples)
+        largest = self.benchmark.own_evaluation_batch_size
+        model = self.evaluation_model()
+        for size in sorted({min(largest, num_own), num_own % largest} - {0}, reverse=True):
+            self.count_correct(model, self.benchmark.synthetic_evaluation_batch(size))
+        self.model.train()
+
+    def evaluation_model(self) -> nn.Module:
+        """Return the model to evaluate, ready for it."""
+        return reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model).eval()
+
+    def count_correct(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return how many predictions of a batch are right and how many there are, as integer scalars."""
+        size = self.config.evaluation_batch_size
+        with memory.explained("evaluation_batch_size", size, num_samples=size, kept="the result"):
+            batch = self.prepared(batch, None)
+            with self.autocast(self.config.evaluation_precision):
+                outputs = model(**batch.inputs)
+        return self.benchmark.count_correct(outputs, batch.targets)
+
+    def shapes(self) -> Iterator[tuple[Batch, int]]:
+        """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it."""
+        steps = reversed(range(self.plan.num_steps))
+        first_steps = sorted({self.plan.epoch(step): step for step in steps}.values())  # of each epoch
+        shapes = set()
+        for batch in self.benchmark.synthetic_batches():
+            for step in first_steps:
+                inputs = self.prepared(batch, self.progress(step)).inputs.values()
+                shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
+                if shape not in shapes:
+                    shapes.add(shape)
+                    yield batch, step
+
+    def progress(self, step: int) -> Progress:
+        """Return where a step counted from 0 stands."""
+        plan = self.plan
+        return Progress(
+            step=step,
+            num_steps=plan.num_steps,
+            epoch=plan.epoch(step),
+            num_epochs=plan.num_epochs,
+            seed=self.seed,
+        )
+
+    def autocast(self, precision: str) -> torch.autocast:
+        """Mixed precision: matrix products in 16 bits, parameters in float32."""
+        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype, enabled=precision != "fp32")
+
+    def prepared(self, batch: Batch, progress: Progress | None) -> Batch:
+        """Let each method change a batch, and move it to the device."""
+        for method in self.methods:
+            batch = method.batch(batch, progress)
+        return to_device(batch, self.device)
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients; micro-batches add to memory that the next replay of a graph leaves alone."""
+        if self.num_micro_batches == 1:
+            self.optimizer.zero_grad(set_to_none=True)
+            return
+        for parameter in self.model.parameters():
+            if not parameter.requires_grad:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
+
+    def add_gradients(
+        self, batch: Batch, step: int, *, weight: float | None = None, exchanged: bool = True
+    ) -> Tensor:
+        """Return the loss of a micro-batch, with its gradients added to the parameters'."""
+        batch = self.prepared(batch, self.progress(step))
+        with nullcontext() if exchanged else distributed.without_exchange(self.replica):
+            with self.autocast(self.config.precision):
+                outputs = self.replica(**batch.inputs)
+            loss = self.loss(outputs, batch.targets)
+            loss = loss if weight is None else loss * weight
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def forward_backward(self, batch: Batch, step: int) -> Tensor:
+        """Return the loss of this rank's batch, with the gradients in place.
+
+        A loss is a mean over targets, and a micro-batch may have more of them than another: each is weighted
+        by its share, so that the mean over ranks, of gradients and of losses, is that of the global batch.
+        """
+        if self.place.world_size == 1 and self.num_micro_batches == 1:
+            return self.add_gradients(batch, step)
+        parts = batch.parts(self.num_micro_batches)
+        counts = [self.benchmark.num_targets(each) for each in parts]
+        scale = self.place.world_size / (batch.num_global_targets or self.place.world_size * sum(counts))
+        total = torch.zeros((), device=self.device)
+        for number, (each, count) in enumerate(zip(parts, counts, strict=True), 1):
+            is_last = number == len(parts)
+            total = total + self.add_gradients(each, step, weight=count * scale, exchanged=is_last)
+        return total
+
+    def memory_explained(self) -> AbstractContextManager[None]:
+        """Return a context in which a failed allocation names the micro-batches that may fit."""
+        return memory.explained(
+            "micro_batch_size",
+            self.benchmark.micro_batch_sizes[0],
+            num_samples=self.benchmark.num_own_samples,
+            kept=f"the global batch of {self.config.global_batch_size:,}",
+        )
+
+    def train_step(self, batch: Batch, step: int) -> Tensor:
+        """Take one optimizer step and return the loss."""
+
+        def compute() -> Tensor:
+            self.clear_gradients()
+            loss = self.forward_backward(batch, step)
+            unscale(self.scaler, self.optimizer)
+            return loss
+
+        self.set_rate(step)
+        with self.memory_explained():
+            loss = compute()
+            for method in self.methods:
+                method.gradients(self.model, self.progress(step), compute)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        for method in self.methods:
+            method.after_step(self.model, step + 1)
+        return loss
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Copy the tensors of a batch to the device; a GPU copies pinned ones while the host goes on."""
+
+    def pinned(value: Any) -> Any:
+        is_pageable = device.type == "cuda" and isinstance(value, Tensor) and value.device.type == "cpu"
+        return value.pin_memory() if is_pageable else value
+
+    def moved(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: pinned(value).to(device, non_blocking=True) for name, value in values.items()}
+
+    return replace(batch, inputs=moved(batch.inputs), targets=moved(batch.targets))
