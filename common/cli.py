@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.evidence.command_line import spread_settings
-from common.output import lasting_output
+from common.processes import lasting_output
 
 COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "all": "prepare the data, time every configuration, audit, score and report",

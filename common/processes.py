@@ -1,27 +1,21 @@
 """Processes on this machine: started together, waited for, ended with all that they started."""
 
 import ctypes
-import getpass
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from typing import IO, Any, NamedTuple, Self
 
 import psutil
 
-from common.machine.load import threads_of_rank
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 POLL_S = 0.05
 REST_S = 2.0  # for what the processes started to end after them
-TEMPORARY = "TTT_TEMPORARY"  # names the folder of a run's temporary files
-STORE = "TTT_STORE"  # names the file in which the ranks of one machine meet
-LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -122,34 +116,76 @@ def state(pid: int) -> str:
         return "gone"
 
 
-def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
-    """Return what tells each rank of this machine its place, as torchrun would.
+class Output:
+    """A text stream that loses what cannot be written, instead of raising; `error` is the first reason."""
 
-    The ranks meet in a file in `folder`: torchrun opens a port on every interface, whose messages it
-    unpickles, and one machine needs none. A lone rank needs nothing.
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write the text, or lose it."""
+        self.attempt(lambda: self.stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back, or lose it."""
+        self.attempt(self.stream.flush)
+
+    def attempt(self, action: Callable[[], object]) -> None:
+        """Do something unless the stream has failed before."""
+        if self.error is None:
+            try:
+                action()
+            except OSError as error:
+                self.error = error
+                with suppress(OSError):  # a stream without a file; else it would try again at exit
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def lasting_output() -> Iterator[Output]:
+    """Have what is printed lost where it cannot be written; gives the standard output.
+
+    A standard stream that was closed is opened, to nowhere: the next file would take its number, and get
+    what is printed.
     """
-    if num_ranks == 1:
-        return [{}]
-    shared = {
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        STORE: str(Path(folder, "store")),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(num_ranks))),
-    }
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    streams = [Output(stream or open(os.devnull, "w")) for stream in (sys.stdout, sys.stderr)]  # noqa: SIM115
+    with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        try:
+            yield streams[0]
+        finally:
+            for stream in streams:
+                stream.flush()
 
 
-def temporary_environment(folder: str) -> dict[str, str]:
-    """Return what makes a rank and its workers keep their temporary files in `folder`.
-
-    A process that is killed leaves its own there. What torch has compiled is for the next run, too, and stays
-    where it would be.
-    """
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back what would end this process until the block has ended."""
+    came: list[int] = []
+    previous = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDINGS}
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in a container
-        user = f"uid_{os.getuid()}"
-    kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    kernels = kernels or os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
-    return {"TMPDIR": folder, TEMPORARY: folder, "TORCHINDUCTOR_CACHE_DIR": kernels}
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def raise_interrupt(number: int, frame: Any) -> None:
+    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
+    heed_no_more()
+    raise KeyboardInterrupt
+
+
+def heed_no_more() -> None:
+    """Ignore what ends a process, which is ending: a second Ctrl-C must not leave the log open."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)

@@ -4,13 +4,21 @@ And paths in it, as they are reached from the working folder.
 """
 
 import hashlib
+import importlib
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
-from common.config.schema import ROOT, benchmarks
+from common.errors import UserError, nearest
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = ("full", "mini")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
 PATTERNS = ("*.py", "*.yaml")
 NO_RUN_LOADS = ("commands", "doctor", "measure", "study")  # rooms of common/
@@ -93,3 +101,37 @@ def shown(path: Path) -> str:
 def shown_in(text: str) -> str:
     """Return a message whose paths in the repository are as they are reached from the working folder."""
     return text.replace(f"{ROOT}/", "" if Path.cwd() == ROOT else f"{shown(ROOT)}/")
+
+
+def benchmarks() -> list[str]:
+    """Return the benchmarks: the folders that hold a benchmark.py and a baseline.yaml."""
+    return sorted(
+        path.parent.name for path in ROOT.glob("*/benchmark.py") if (path.parent / "baseline.yaml").is_file()
+    )
+
+
+def configurations(benchmark: str) -> list[str]:
+    """Return the configurations of a benchmark: its YAML files but the sizes and the reported numbers."""
+    return sorted(
+        path.stem for path in (ROOT / benchmark).glob("*.yaml") if path.stem not in NOT_CONFIGURATIONS
+    )
+
+
+def benchmark_module(benchmark: str) -> ModuleType:
+    """Import a benchmark by name. Raises UserError with the nearest name."""
+    if benchmark not in benchmarks():
+        raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, benchmarks()))
+    return importlib.import_module(f"{benchmark}.benchmark")
+
+
+def available(benchmark: str) -> dict[str, str]:
+    """Return method name -> module of all that a benchmark can use; its own come before the common ones."""
+    found: dict[str, str] = {}
+    for package in ("common", benchmark):
+        for path in sorted((ROOT / package / "methods").glob("[a-z]*.py")):
+            if path.stem in found:
+                raise UserError(
+                    "a common method has this name already", where=f"{package}/methods/{path.name}"
+                )
+            found[path.stem] = f"{package}.methods.{path.stem}"
+    return found

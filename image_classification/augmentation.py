@@ -10,7 +10,8 @@ from torch import Tensor
 
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.training.method import Method, build_methods, seeded
+from common.training.method import Method, seeded
+from common.training.registry import build_methods
 
 Transform = Callable[[Tensor], Tensor]  # of one image (3, height, width) uint8; picklable
 

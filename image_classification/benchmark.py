@@ -18,7 +18,8 @@ from common.data import manifest as fingerprint
 from common.data import sampler
 from common.training import benchmark
 from common.training.benchmark import Form, KernelPair, Part, Projection, Work
-from common.training.method import Batch, build_methods
+from common.training.method import Batch
+from common.training.registry import build_methods
 from image_classification.augmentation import augmentation, augmentations
 from image_classification.bench_parts import bench_parts
 from image_classification.data.decoders import Name, uses_dali

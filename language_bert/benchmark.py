@@ -17,7 +17,8 @@ from common.errors import UserError
 from common.methods.compile import MAX_SHAPES
 from common.training import benchmark
 from common.training.benchmark import KernelPair, Part
-from common.training.method import Batch, build_methods
+from common.training.method import Batch
+from common.training.registry import build_methods
 from language_bert.attention import kernel_form
 from language_bert.bench_parts import bench_parts
 from language_bert.data.batches import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from common.cli import main
-from common.config.schema import ROOT
+from common.repository import ROOT
 
 TTT = Path(sys.executable).with_name("ttt")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 
 _PLACE = TemporaryDirectory(prefix="committed-")
 

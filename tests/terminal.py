@@ -9,7 +9,7 @@ import subprocess
 import sys
 import termios
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 
 GOLDEN = ROOT / "tests/golden"
 SETS = [f"results/reference-2cpu-mini-{name}" for name in ("baseline", "optimized")]

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from common.cli import COMMANDS, dispatch
-from common.config.schema import ROOT
 from common.errors import UserError
+from common.repository import ROOT
 from tests.command import TTT, ttt, ttt_here
 
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")

@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from common.config.schema import benchmark_module, benchmarks, configurations, load
+from common.repository import benchmark_module, benchmarks, configurations
 from common.training import step as training
+from common.training.load import load
 from common.training.method import Batch
 from common.training.step import Training
 

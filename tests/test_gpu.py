@@ -9,8 +9,9 @@ import torch.nn.functional as F
 import torchvision
 from transformers import BertConfig
 
-from common.config.schema import benchmark_module, load
-from common.training.method import build_methods
+from common.repository import benchmark_module
+from common.training.load import load
+from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.data.batches import padded_batch, random_record, typical_lengths

@@ -5,14 +5,17 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from common import yaml_file
 from common.commands import methods
-from common.config.schema import ROOT, benchmarks, configurations, load
+from common.repository import ROOT, benchmarks, configurations
 from common.training.card import PLACES, RELIEVES, SECTIONS, cards, names_in
+from common.training.load import load
 from tests.committed import tracked
 
 PACKAGES = ("common", *benchmarks())
@@ -24,30 +27,72 @@ def name(path):
     return path.relative_to(ROOT).as_posix()
 
 
+FLOORS = (  # of the house, from the top: a room imports from lower floors alone
+    ("cli",),
+    ("commands",),
+    ("doctor",),
+    ("study",),
+    ("measure",),
+    ("run", *benchmarks()),
+    ("methods", "data"),
+    ("training",),
+    ("machine",),
+    ("config",),
+    ("evidence",),
+    ("arguments",),
+    ("files", "repository", "processes"),
+    ("yaml_file",),
+    ("errors",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MODULES = {name(path)[:-3].replace("/", ".").removesuffix(".__init__"): path for path in FILES}
+
+
 def imports(path):
+    """Yield (line, module) of every import of the suite, also inside functions and under TYPE_CHECKING."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                yield node.lineno, module if module in MODULES else node.module
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_imports_run_one_way(path):
-    package, found = name(path).split("/")[0], set(imports(path))
-    for other in benchmarks():
-        if other != package:
-            assert not any(module.split(".")[0] == other for module in found)
-    if name(path).startswith("common/evidence/"):
-        allowed = ("common.evidence", "common.errors", "common.yaml_file")  # it imports errors alone
-        assert all(
-            module.startswith(allowed)
-            for module in found
-            if module.startswith("common.") and module != "common"
-        )
-    if name(path) != "common/run/mllog.py":
-        assert not any(module.startswith("mlperf_logging") for module in found)
+def room(module):
+    package, *inner = module.split(".")
+    return inner[0] if package == "common" and inner else package
+
+
+def test_every_room_imports_from_lower_floors_alone():
+    upward = [
+        f"{name(path)}:{line} imports {target}"
+        for module, path in MODULES.items()
+        for line, target in imports(path)
+        if target in MODULES and room(target) != room(module) and FLOOR[room(target)] <= FLOOR[room(module)]
+    ]
+    assert upward == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {module: {target for _, target in imports(path)} for module, path in MODULES.items()}
+    graph = {module: targets & MODULES.keys() - {module} for module, targets in graph.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_rooms_are_small():
+    folders = Counter(path.parent for path in FILES)
+    assert {name(folder): count for folder, count in folders.items() if count > 15} == {}
+    assert len([path for path in FILES if path.parent == ROOT / "common"]) <= 8
+
+
+def test_only_the_log_writer_imports_the_official_logger():
+    users = {
+        name(path)
+        for path in FILES
+        if any(target.startswith("mlperf_logging") for _, target in imports(path))
+    }
+    assert users == {"common/run/mllog.py"}
 
 
 @pytest.mark.parametrize("package", ["common.evidence", "common.commands"])

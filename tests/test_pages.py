@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import ROOT, benchmarks
+from common.repository import ROOT, benchmarks
 from tests.command import TTT
 
 STEPS = ("max_duration=40ba", "evaluate_every=20ba", "schedule.warmup=5ba")

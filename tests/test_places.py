@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import ROOT
-from common.repository import shown, shown_in
+from common.repository import ROOT, shown, shown_in
 from tests.command import ttt_here
 
 FOLDERS = {"results": ROOT / "results", "systems": ROOT / "systems"}

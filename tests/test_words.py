@@ -9,8 +9,8 @@ import time
 import pytest
 
 from common.cli import COMMANDS
-from common.config.schema import ROOT
 from common.evidence.command_line import spread_settings
+from common.repository import ROOT
 from tests.command import ttt_here
 
 MINI = ("--size", "mini")

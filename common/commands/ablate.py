@@ -28,10 +28,10 @@ from rich.table import Table
 from rich.text import Text
 
 from common import repository
-from common.commands import add_benchmark, whole_number
+from common.arguments import add_benchmark, whole_number
+from common.data.prepare import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import Ledger
-from common.run import launch
 from common.study import cells
 from common.study.ablation import ablate, design
 from common.study.ablation.switches import Switches
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
         ablate.kept_steps(planned, study, args, console)
         return EXIT_OK if args.step_only else ablate.run_cells(planned, study, args)
     if not args.step_only:
-        launch.check_data(switches.load(switches.all))  # before minutes of step times
+        check_data(switches.load(switches.all))  # before minutes of step times
     figures = ablate.measured_steps(planned, study, args, console)
     code = EXIT_OK
     if not args.step_only:

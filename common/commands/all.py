@@ -17,32 +17,23 @@ import sys
 import time
 from pathlib import Path
 
-from common.commands import (
-    add_benchmarks,
-    add_results,
-    add_systems,
-    check,
-    data,
-    report,
-    repository_path,
-    score,
-)
-from common.commands.run import add_nproc
-from common.config import schema as configs
+from common.arguments import add_benchmarks, add_nproc, add_results, add_systems, repository_path
+from common.commands import check, data, report, score
+from common.data.prepare import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.audit import audit_paths
 from common.machine import system
+from common.repository import SIZES
 from common.run import batch_check, launch, run_sets
 from common.training import ranks
+from common.training.load import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmarks(parser)
     parser.add_argument("--configurations", nargs="+", default=["baseline", "optimized"], metavar="NAME")
-    parser.add_argument(
-        "--size", choices=configs.SIZES, default="mini", help="full needs prepared data and GPUs"
-    )
+    parser.add_argument("--size", choices=SIZES, default="mini", help="full needs prepared data and GPUs")
     parser.add_argument(
         "--runs", default="3", metavar="N", help="runs of each, or official: 5 (resnet), 10 (bert)"
     )
@@ -63,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     sets = {}
     for benchmark in args.benchmarks:
         for name in args.configurations:
-            loaded = configs.load(benchmark, name, size=args.size, settings=args.set)
+            loaded = load(benchmark, name, size=args.size, settings=args.set)
             num_ranks = launch.choose_ranks(loaded.config, args.nproc)
             loaded = batch_check.compared(loaded, num_ranks)
             batch_check.check_decided(loaded, num_ranks)
@@ -81,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         for benchmark in args.benchmarks:
             loaded = sets[benchmark, args.configurations[-1]].loaded
             data.prepare(loaded.config)
-            launch.check_data(loaded)
+            check_data(loaded)
         codes = [run_sets.run_all(list(sets.values()), sys.argv[1:], fail_fast=args.fail_fast)]
     if codes[0] == EXIT_INTERRUPTED:
         return EXIT_INTERRUPTED

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from common.commands import add_benchmark, add_results
-from common.config import schema as configs
+from common.arguments import add_benchmark, add_results
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.measure import figures as files
 from common.measure.device_run import NUM_DEVICES, build, load
+from common.repository import SIZES, benchmark_module, configurations
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser)
     parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
-    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument(
         "--batch-size", type=int, metavar="N", help="samples a step; default: the configuration's, full / 8"
     )
@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print, and keep the figures."""
-    configs.benchmark_module(args.benchmark)  # answers an unknown name
-    names = args.configurations or configs.configurations(args.benchmark)
+    benchmark_module(args.benchmark)  # answers an unknown name
+    names = args.configurations or configurations(args.benchmark)
     if args.seconds <= 0:
         raise UserError("--seconds must be positive")
     from common.measure.throughput import Failure, measure_peaks, reserved_bytes, step_memory
@@ -134,7 +134,7 @@ def compare(
             console.print(describe(row, samples_name))
         files.write(path(), figures)
 
-    samples_name = configs.benchmark_module(args.benchmark).Benchmark.samples_name
+    samples_name = benchmark_module(args.benchmark).Benchmark.samples_name
     for failure in failures:
         report(failure)
     if not runs:

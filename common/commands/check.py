@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from common.commands import add_paths
+from common.arguments import add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.audit import Audited, Finding, audit_paths, named_once, num_errors
 from common.evidence.log import find_others, shown_as

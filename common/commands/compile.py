@@ -16,10 +16,10 @@ import argparse
 import importlib.util
 import json
 
-from common.commands import add_benchmark, add_results, listed_benchmarks
-from common.config import schema as configs
+from common.arguments import add_benchmark, add_results, listed_benchmarks
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
+from common.repository import SIZES, benchmark_module, configurations
 
 ARCHITECTURES = ("sm_80", "sm_90")
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser, nargs="?")
     parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
     parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=", ".join(ARCHITECTURES))
-    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
     parser.add_argument(
         "--shape",
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
     if importlib.util.find_spec("torch") is None:
         raise UserError("PyTorch is not installed", hint="pip install -e .[train]")
-    configs.benchmark_module(args.benchmark)  # answers an unknown name
+    benchmark_module(args.benchmark)  # answers an unknown name
     from common.measure.without_gpu import report
     from common.measure.without_gpu.compile_for import (
         build_training,
@@ -67,14 +67,14 @@ def main(args: argparse.Namespace) -> int:
     from common.measure.without_gpu.pretend import find_gpu
 
     gpu = find_gpu(args.architecture)
-    names = args.configurations or configs.configurations(args.benchmark)
+    names = args.configurations or configurations(args.benchmark)
     full_names = ["+".join([name, *args.set]) for name in names]
     sizes = {"size": args.size, "batch_size": args.batch_size}
     loaded = [(name, load(args.benchmark, name, **sizes)) for name in full_names]
     results = []
     for name, config in loaded:
         with open_compiler(gpu) as compiler:
-            benchmark = configs.benchmark_module(args.benchmark).Benchmark(config, seed=0)
+            benchmark = benchmark_module(args.benchmark).Benchmark(config, seed=0)
             run = build_training(benchmark)
             training = list(compile_training(compiler, run, args.shape))
             evaluation = compile_evaluation(compiler, run)

@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 
 from common import repository
-from common.commands import add_benchmark
+from common.arguments import add_benchmark
 from common.config import schema as configs
-from common.config.schema import ROOT, SIZES
 from common.data import manifest as fingerprint
 from common.data import prepare as preparation
 from common.data import shards
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.repository import ROOT, SIZES
+from common.training.load import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prepare or verify."""
-    config = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
+    config = load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     if args.action == "prepare":
         return prepare(config, args.source)

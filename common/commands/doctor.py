@@ -20,12 +20,12 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from common.commands import add_benchmarks, add_results
-from common.commands.run import add_nproc
-from common.config import schema as configs
-from common.config.schema import ROOT, RunConfig
+from common.arguments import add_benchmarks, add_nproc, add_results
+from common.config.schema import RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine.line import FAULT, WARNING, Line, fault, warning
+from common.repository import ROOT, SIZES, benchmark_module
+from common.training.load import load as load_config
 
 PROCESSES_ON_CPU = 2  # enough to see messages pass
 
@@ -33,7 +33,7 @@ PROCESSES_ON_CPU = 2  # enough to see messages pass
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmarks(parser)
-    parser.add_argument("--size", choices=configs.SIZES, default="mini", help="of the runs to come")
+    parser.add_argument("--size", choices=SIZES, default="mini", help="of the runs to come")
     parser.add_argument("--quick", action="store_true", help="only what takes no processes and no training")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument(
@@ -80,9 +80,9 @@ def load(args: argparse.Namespace, benchmark: str) -> dict[str, RunConfig]:
     """Return the configurations of a benchmark that have a band, by name."""
     from common.doctor import first_steps
 
-    configs.benchmark_module(benchmark)  # answers an unknown name
+    benchmark_module(benchmark)  # answers an unknown name
     return {
-        name: configs.load(benchmark, name, size=args.size, settings=args.set).config
+        name: load_config(benchmark, name, size=args.size, settings=args.set).config
         for name in first_steps.stored(benchmark)
     }
 
@@ -91,8 +91,8 @@ def lines(args: argparse.Namespace, loaded: dict[str, dict[str, RunConfig]]) -> 
     """Yield what every check finds, the cheap ones first."""
     from common.doctor import devices
     from common.machine import gpus
+    from common.machine.hardware import count_gpus
     from common.machine.preflight import cheap_checks, num_shards
-    from common.run.launch import count_gpus
 
     most_shards = max(num_shards(config) for named in loaded.values() for config in named.values())
     yield from cheap_checks(args.size, args.results.resolve(), most_shards)

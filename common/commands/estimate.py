@@ -25,20 +25,21 @@ from typing import Any
 
 from rich.console import Console
 
-from common.commands import add_benchmark, add_results, listed_benchmarks
+from common.arguments import add_benchmark, add_results, listed_benchmarks
 from common.commands import plan as planning
-from common.config import schema as configs
-from common.config.schema import NAME, RunConfig
+from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
 from common.evidence.log import STUDY, find_logs, read_log
 from common.machine import system
 from common.measure import figures
 from common.measure import scaling as plan
 from common.measure.device_run import NUM_DEVICES
+from common.repository import NAME, SIZES, benchmark_module
 from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
 from common.study.figures import newest, of_bench, of_profile, read_json
 from common.study.prices import PRICES, Price, choose_prices, load_prices
+from common.training.load import load
 
 ESTIMATES = "estimates"
 
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser, nargs="?")
     parser.add_argument("configuration", nargs="?", help="a YAML file of the benchmark")
-    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
     parser.add_argument("--hardware", metavar="NAME", help="read figures of this folder, measure nothing")
     parser.add_argument("--bench", type=Path, metavar="FILE", help="figures of `ttt bench` to use")
@@ -106,8 +107,8 @@ def main(args: argparse.Namespace) -> int:
 
 def make(args: argparse.Namespace, devices: int) -> dict[str, Any]:
     """Return an estimate with everything that it rests on."""
-    config = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
-    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0)
+    config = load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")
     phases, steps = benchmark.phases(), config.plan()

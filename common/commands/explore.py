@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from common.commands import add_paths, repository_path
+from common.arguments import add_paths, repository_path
 from common.errors import EXIT_OK, UserError
 from common.evidence.audit import Audited, audit_paths
 from common.evidence.log import STUDY, find_logs

@@ -20,10 +20,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common.commands import add_benchmark, add_results, whole_number
+from common.arguments import add_benchmark, add_results, whole_number
 from common.config import schema as configs
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
+from common.repository import SIZES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
     parser.add_argument("configuration", help="NAME or NAME+KEY=VALUE...")
     parser.add_argument("part", choices=("graphs", "kernels", "startup", "neighbour"), help="see above")
-    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples a step; default: full / 8")
     parser.add_argument("--micro-batch-size", type=int, metavar="N", help="samples at a time")
     parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes; default: all")

@@ -18,11 +18,11 @@ examples:
 import argparse
 from pathlib import Path
 
-from common.config.schema import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.log import load
 from common.evidence.records import printable
 from common.evidence.submission.package import NAME, REHEARSAL, Request, assemble, refuse_existing, write
+from common.repository import ROOT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,11 +18,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from common.commands import add_benchmark, listed_benchmarks
-from common.config import schema as configs
-from common.config.schema import ROOT, RunConfig
+from common.arguments import add_benchmark, listed_benchmarks
+from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
 from common.measure import scaling
+from common.repository import ROOT, SIZES, benchmark_module
+from common.training.load import load
 
 MAX_DEVICES = 1024
 STARTUP_S = 3.0  # published: 0.9 to 2.6 s
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser, nargs="?")
     parser.add_argument("configuration", nargs="?", help="a YAML file of the benchmark")
-    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines")
     parser.add_argument("--gpus", type=int, default=8, metavar="N", help="devices of a machine")
     parser.add_argument(
@@ -63,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         report_checks(scaling.check_published(ROOT), args.json)
         return EXIT_OK
     check_numbers(args)
-    config = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
+    config = load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     work, assumptions = measured_work(args, config)
     recipe, more = choose_recipe(args, config)
     links = scaling.Links(
@@ -112,7 +113,7 @@ def measured_work(args: argparse.Namespace, config: RunConfig) -> tuple[scaling.
     """Return the work of a step as it was measured on one device, and what that assumes."""
     import torch
 
-    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0)
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in benchmark.build_model().parameters())
     points = [parse_measured(text) for text in args.measured]
@@ -185,7 +186,7 @@ def read_figures(path: Path, config: RunConfig) -> dict[str, Any]:
 
 def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[scaling.Recipe, list[str]]:
     """Return what is trained, and what is assumed of the samples to the target."""
-    name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
     samples, why = args.samples, "as given"
     if samples is None:
         samples, why = samples_to_target(name, config)

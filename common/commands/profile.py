@@ -29,19 +29,20 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from common import repository
-from common.commands import add_benchmark, add_results
-from common.commands.run import add_nproc
-from common.config import schema as configs
+from common.arguments import add_benchmark, add_nproc, add_results
 from common.config.schema import Loaded
+from common.data.prepare import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
 from common.measure.device_run import NUM_DEVICES, build
 from common.measure.figures import keep
 from common.measure.verdict import Phase, Profile, at_most, verdict
-from common.processes import rank_environments
+from common.repository import SIZES
 from common.run import launch
+from common.run.environments import rank_environments
 from common.run.supervision import supervise
 from common.training import ranks
+from common.training.load import load as load_config
 
 if TYPE_CHECKING:
     from common.run.loop import TrainingRun
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser)
     parser.add_argument("configuration", help="a YAML file of the benchmark")
-    parser.add_argument("--size", choices=configs.SIZES, default="full")
+    parser.add_argument("--size", choices=SIZES, default="full")
     parser.add_argument(
         "--set",
         action="append",
@@ -94,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
     if place.world_size == 1 and (args.nproc or 1) > 1:
         loaded = load(args, [], args.nproc)
         launch.choose_ranks(loaded.config, args.nproc)
-        launch.check_data(loaded)
+        check_data(loaded)
         return start_ranks(args.nproc)
     figures = measured(args)
     if args.json and place.rank == 0:
@@ -109,7 +110,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     place = ranks.place()
     loaded = load(args, [], place.world_size)
     if place.rank == 0:
-        launch.check_data(loaded)
+        check_data(loaded)
     with distributed.joined(place), tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
         run = build(loaded.config, Path(directory), place)
         logs.callback(run.log.close)
@@ -121,7 +122,7 @@ def load(args: argparse.Namespace, settings: list[str], num_ranks: int) -> Loade
     """Return the configuration with these settings and the batch of so many devices."""
 
     def loaded(*more: str) -> Loaded:
-        return configs.load(args.benchmark, args.configuration, size=args.size, settings=[*more])
+        return load_config(args.benchmark, args.configuration, size=args.size, settings=[*more])
 
     each = args.batch_size
     if each is None:

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.commands import add_paths, repository_path
+from common.arguments import add_paths, repository_path
 from common.commands.check import judged
 from common.errors import EXIT_OK
 from common.evidence.audit import Audited, audit_paths

@@ -20,7 +20,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
-from common.commands import add_paths
+from common.arguments import add_paths
 from common.commands.score import score_json
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence import recipes

@@ -27,23 +27,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.commands import add_benchmark, add_results, add_systems, whole_number
-from common.config import schema as configs
-from common.config.schema import SIZES
+from common.arguments import add_benchmark, add_nproc, add_results, add_systems, seed
+from common.data.prepare import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
+from common.repository import SIZES, benchmarks, configurations
 from common.run import batch_check, launch, resume, run_sets
 from common.study.tuning import tune_command
 from common.training import ranks
-
-MAX_RANKS = 1024
-seed = whole_number(0, 2**31 - 1)
+from common.training.load import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser)
-    named = "; ".join(f"{name}: {', '.join(configs.configurations(name))}" for name in configs.benchmarks())
+    named = "; ".join(f"{name}: {', '.join(configurations(name))}" for name in benchmarks())
     parser.add_argument("configuration", help=f"one of {named}; or the path of a YAML file")
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
     parser.add_argument(
@@ -78,24 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_nproc(parser: argparse.ArgumentParser) -> None:
-    """Declare how many ranks a run has."""
-    parser.add_argument(
-        "--nproc",
-        type=whole_number(1, MAX_RANKS),
-        metavar="N",
-        help="ranks that share each batch, one per GPU; default: as many as this machine has GPUs, else 1",
-    )
-
-
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
-    loaded = configs.load(args.benchmark, args.configuration, size=args.size, settings=args.set)
+    loaded = load(args.benchmark, args.configuration, size=args.size, settings=args.set)
     if tune_command.is_asked(args):
         if args.dry_run:
             return tune_command.tune_here(args, loaded)
         path = tune_command.tuned(args, loaded)
-        loaded = configs.load(args.benchmark, str(path), size=args.size, settings=args.set)
+        loaded = load(args.benchmark, str(path), size=args.size, settings=args.set)
     if args.dry_run:
         from common.training.dry_run import describe_run
 
@@ -113,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
     run_set = launch.plan_run_set(
         loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
     )
-    launch.check_data(loaded)
+    check_data(loaded)
     if args.index is not None and (run_set.num_runs > 1 or args.continues):
         raise UserError("--index names one result; use it with --runs 1, without --continue")
     if args.resume is not None and args.continues:

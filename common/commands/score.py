@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.commands import add_paths
+from common.arguments import add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.factors import Factors
 from common.evidence.compare.reported import reported

@@ -18,9 +18,9 @@ import argparse
 import math
 import os
 
-from common.commands import add_benchmark
-from common.config import schema as configs
+from common.arguments import add_benchmark
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.repository import benchmark_module
 from common.study import cells, sweep
 
 
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     found = sweep.answer(study, cells.finished_cells(study), args.price)
     if found is None:
         return code or EXIT_OK
-    sweep.show(found, configs.benchmark_module(args.benchmark).Benchmark.quality_name)
+    sweep.show(found, benchmark_module(args.benchmark).Benchmark.quality_name)
     for path in sweep.keep(study, found):
         print(f"-> {os.path.relpath(path)}")
     return code

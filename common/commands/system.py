@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from common import yaml_file
-from common.config.schema import NAME
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError, nearest
 from common.evidence.records import printable
 from common.evidence.submission import official
 from common.evidence.system import ALSO_KNOWN, FIELDS, MAX_BYTES, NOT_COLLECTED, file_problems, problems, read
 from common.machine import system
+from common.repository import NAME
 
 RULESETS = sorted({ruleset for rulesets in official.RULESETS.values() for ruleset in rulesets})
 

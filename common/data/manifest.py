@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import UserError
+from common.files import hash_file
 
 MANIFEST = "manifest.json"
-CHUNK_BYTES = 1 << 20
 
 
 class File(BaseModel):
@@ -41,15 +41,6 @@ class Manifest(BaseModel):
     fingerprint: str
     facts: Facts
     files: dict[str, File]
-
-
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file, read in chunks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def data_files(directory: Path) -> dict[str, Path]:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.config.schema import Loaded
 from common.data import manifest
 from common.errors import UserError
-from common.lock import locked
+from common.files import locked
+from common.repository import ROOT
 
 PRINT_EVERY_S = 10.0
 GIB = 2**30
@@ -140,3 +142,16 @@ class Progress:
                 f"{self.items}/s, {self.num_bytes / seconds / 1e6:,.0f} MB/s, {left_s / 60:,.1f} min left"
             )
             print(text.ljust(79), end="\r" if self.redraws and not is_last else "\n", flush=True)
+
+
+def check_data(loaded: Loaded) -> None:
+    """Verify the prepared data before anything is timed. Raises UserError for the first problem.
+
+    At size full the content is left alone: reading it would warm the page cache, and loaders check it.
+    """
+    config = loaded.config
+    directory = config.data.directory  # type: ignore[attr-defined]
+    problems = verify(ROOT / directory, config, hint=config.prepared_hint, has_content=config.size == "mini")
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=config.prepared_hint)

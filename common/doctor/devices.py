@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config.schema import ROOT
 from common.machine import gpus
 from common.machine.line import OK, Line, fault, ok, warning
 from common.machine.record import judged
-from common.processes import Exit, Processes, rank_environments
+from common.processes import Exit, Processes
+from common.repository import ROOT
+from common.run.environments import rank_environments
 
 TIMEOUT_S = 90
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU

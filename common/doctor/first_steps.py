@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from scipy import stats
 
 from common import repository, yaml_file
-from common.config import schema as configs
-from common.config.schema import ROOT, RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.config.validation import validated
 from common.errors import UserError
 from common.files import write_text
 from common.machine import system
 from common.machine.line import Line, fault, ok
+from common.repository import ROOT, benchmark_module
 
 FILE = "first_steps"
 FEWEST_SEEDS = 3
@@ -68,7 +68,7 @@ def take(config: RunConfig, *, seed: int, num_steps: int) -> Taken:
     """Train so many steps on the prepared data, in this process. Raises UserError as a run does."""
     from common.training.step import Training
 
-    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=seed)
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=seed)
     benchmark.check_ready()
     training = Training(config, benchmark, seed=seed)
     training.initialize()

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common import repository
-from common.config import schema as configs
-from common.config.schema import ROOT, RunConfig
+from common.config.schema import RunConfig
 from common.data import manifest as fingerprint
 from common.data import prepare
 from common.errors import UserError
@@ -17,6 +16,7 @@ from common.machine import system
 from common.machine.line import OK, Line, fault, ok, warning
 from common.machine.load import Load
 from common.machine.record import judged
+from common.repository import ROOT, benchmark_module
 from common.run import launch
 
 PROJECTED_DEVICES = 8  # of `ttt bench`
@@ -50,7 +50,7 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
 
 def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:
     """Return the logs of a benchmark and size, of a configuration or `*`, on any system."""
-    name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
     pattern = f"*-mini-{configuration}" if config.size == "mini" else f"*-{configuration}"
     found = [read_log(path) for path in sorted(results.glob(f"{pattern}/{name}/result_*.txt"))]
     return [log for log in found if log.is_ours and log.is_proxy == (config.size == "mini")]
@@ -59,7 +59,7 @@ def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:
 def check_kernels(config: RunConfig) -> list[Line]:
     """Compare each kernel that this machine can run with its plain form."""
     lines = []
-    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0)
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
     for pair in benchmark.kernel_pairs():
         check, error = f"kernel {pair.name}", pair.error()
         shown, values = f"{error:.1e} of the largest value, {pair.tolerance:g} allowed", {"error": error}
@@ -85,7 +85,7 @@ def check_minutes(
     `load` is that of the machine while the speed was measured.
     """
     check = f"time of {config.benchmark} {config.configuration}"
-    name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
     if (seconds := launch.expected_seconds(results / system.system_id(config) / name)) is not None:
         line = ok(check, f"{seconds / 60:.2f} min, the median of this system's runs", minutes=seconds / 60)
         return line if samples_per_s is None else judged_now(line, samples_per_s, load)
@@ -126,7 +126,7 @@ def benched(check: str, config: RunConfig, results: Path, num_devices: int) -> L
             minutes = projected["minutes"] * PROJECTED_DEVICES / num_devices
             found = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
             return ok(check, found, minutes=minutes)
-    name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
     published = load_reported()[name].of_configuration(config.configuration)
     told = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
     advice = f"ttt bench {config.benchmark} {config.configuration} measures it"

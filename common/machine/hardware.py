@@ -5,6 +5,7 @@ missing (no lscpu, no NVIDIA driver) leaves the reason in its fields.
 """
 
 import json
+import os
 import platform
 import subprocess
 from collections import Counter
@@ -18,6 +19,7 @@ import cpuinfo
 import psutil
 
 from common.evidence.system import FIELDS, NOT_COLLECTED
+from common.machine import hardware
 
 PERSON = f"{NOT_COLLECTED}a person has to state it"
 NO_ANSWER = f"{NOT_COLLECTED}the driver does not tell"
@@ -260,3 +262,16 @@ def topology(nvml: ModuleType, handles: Sequence[Any], *, has_links: bool) -> st
     levels = {asked(nvml.nvmlDeviceGetTopologyCommonAncestor, *pair) for pair in pairs}
     known = [PATHS[level] for level in sorted(levels - {None}) if level in PATHS]
     return f"through {', '.join(known)}" if known else NO_ANSWER
+
+
+def asks_for_gpu() -> bool:
+    """Return whether the environment names a GPU to be used; -1 is none."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip() not in ("", "-1")
+
+
+def count_gpus() -> int:
+    """Return how many GPUs a run may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
+    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(hardware.gpu_names())
+    return (
+        count if visible is None else min(count, len([each for each in visible.split(",") if each.strip()]))
+    )

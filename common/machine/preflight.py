@@ -4,11 +4,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.config.schema import ROOT, RunConfig
+from common.config.schema import RunConfig
 from common.errors import UserError
 from common.machine import gpus, host
 from common.machine.line import FAULT, OK, Line
 from common.machine.load import Meter
+from common.repository import ROOT
 
 
 def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool = False) -> Iterator[Line]:

@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 
 from common import files
-from common.config.schema import NAME, ROOT, RunConfig
+from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
-from common.lock import locked
+from common.files import locked
 from common.machine import hardware
+from common.repository import NAME, ROOT
 
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
 NONE = "none"

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from common.config import schema as configs
 from common.errors import UserError
+from common.repository import benchmark_module
+from common.training.load import load as load_config
 from common.training.ranks import ALONE, Place
 
 if TYPE_CHECKING:
@@ -24,12 +26,12 @@ def load(
     """Return the configuration of a full name, NAME+KEY=VALUE..., with the batch of one device."""
     configuration, *settings = name.split("+")
     if batch_size is None:
-        config = configs.load(benchmark, configuration, size=size, settings=settings).config
+        config = load_config(benchmark, configuration, size=size, settings=settings).config
         batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)
     if min(batch_size, micro_batch_size or 1) < 1:
         raise UserError("--batch-size and --micro-batch-size must be positive")
     sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}"]
-    return configs.load(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
+    return load_config(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
 
 
 def build(
@@ -42,7 +44,7 @@ def build(
     number = sum(1 for _ in directory.iterdir())
     log = RunLog(directory / f"result_{number}.txt", state="run")
     spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
-    benchmark = configs.benchmark_module(config.benchmark).Benchmark(config, seed=0, place=place)
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0, place=place)
     run = TrainingRun(spec, config, benchmark, log)
     try:
         run.initialize(from_scratch=True, warms_up=warms_up)

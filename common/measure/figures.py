@@ -7,7 +7,7 @@ from typing import Any
 
 from common import files
 from common.errors import UserError
-from common.run.launch import create_next
+from common.files import create_next
 
 
 def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:

@@ -21,9 +21,9 @@ from typing import Any
 
 from common import files as atomic
 from common import repository, yaml_file
-from common.config.schema import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UserError, nearest
 from common.machine import system
+from common.repository import ROOT
 
 ROWS = ROOT / "systems" / "gpu_day.yaml"
 STAGE_S = 520  # a stage ends before 9 minutes have passed

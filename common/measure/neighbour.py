@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.config.schema import ROOT
 from common.errors import UserError
 from common.evidence.log import read_log
 from common.machine.load import affinity, look
+from common.repository import ROOT
 
 SPIN = "while True: pass"
 LIMIT_S = 100.0  # of a run with its start; 54 times as long as usual was seen

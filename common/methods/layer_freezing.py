@@ -18,7 +18,8 @@ from torch import nn
 from common.config.schema import Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.training import ranks
-from common.training.method import Batch, Method, Progress, refuse_compiled
+from common.training.method import Batch, Method, Progress
+from common.training.registry import refuse_compiled
 
 FROZEN_HERE = "is_frozen_by_freeze_layers"  # of a parameter
 

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from common.config.schema import Fraction, RunConfig, Strict
 from common.errors import UserError
 from common.methods.sam import Sam
-from common.training.method import Batch, Method, Progress, build_methods, refuse_compiled
+from common.training.method import Batch, Method, Progress
+from common.training.registry import build_methods, refuse_compiled
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -6,16 +6,17 @@ cannot keep a recipe as it was tried, the run is refused until a person decides 
 
 from dataclasses import replace
 
-from common.config import schema as configs
 from common.config.schema import Loaded
 from common.errors import UserError
+from common.repository import benchmark_module
+from common.training.load import load
 from common.training.ranks import Place
 
 
 def compared(loaded: Loaded, num_ranks: int) -> Loaded:
     """Return the configuration with what makes it an unverified recipe among its changes."""
     config = loaded.config
-    recipe = configs.load(config.benchmark, loaded.source, size=config.size, settings=[]).config
+    recipe = load(config.benchmark, loaded.source, size=config.size, settings=[]).config
     found = []
     if config.global_batch_size != recipe.global_batch_size:
         found.append(f"global_batch_size: {recipe.global_batch_size} -> {config.global_batch_size}")
@@ -28,7 +29,7 @@ def compared(loaded: Loaded, num_ranks: int) -> Loaded:
 
 def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
     """Return the numbers of samples that batch norm of any rank sees at a time; none without batch norm."""
-    kind = configs.benchmark_module(loaded.config.benchmark).Benchmark
+    kind = benchmark_module(loaded.config.benchmark).Benchmark
     if not kind.has_batch_norm:
         return []
     ends = (Place(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1))  # the least and the most

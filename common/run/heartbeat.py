@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 
 PHASES = (  # in the order in which a rank passes them
     "between steps",

@@ -11,69 +11,32 @@ import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 from common import repository
-from common.config import schema as configs
-from common.config.schema import ROOT, Loaded, RunConfig
-from common.data import prepare
+from common.config.merge import to_yaml
+from common.config.schema import Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
-from common.files import make_folder
+from common.files import create_next, make_folder
 from common.machine import hardware, load, system
-from common.processes import rank_environments, temporary_environment
-from common.run import mllog, resume, set_folder
+from common.machine.hardware import asks_for_gpu, count_gpus
+from common.processes import uninterrupted
+from common.repository import ROOT, benchmark_module
+from common.run import mllog, set_folder
+from common.run.environments import rank_environments, temporary_environment
 from common.run.heartbeat import Board
+from common.run.run_set import Ended, RunSet
 from common.run.set_folder import SetFolder, Way, num_threads
-from common.run.supervision import Watchdog, supervise, uninterrupted
+from common.run.supervision import Watchdog, supervise
 from common.training import ranks
+from common.training.checkpoint_header import tidy
 
-HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
 MAX_DRIFT_MS = 1000
 BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSet:
-    """The runs of one configuration on this system; `directory` holds their results.
-
-    `num_ranks` are to be started here; 1 also where torchrun or srun has started them. Of a set that is
-    continued `num_done` runs are there, whose seeds nobody reads, `num_more` that did not come to their end,
-    and no index below `first_index` is taken.
-    With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a study.
-    """
-
-    loaded: Loaded
-    system: str
-    directory: Path
-    why_apart: str = ""
-    num_runs: int
-    seeds: tuple[int, ...]
-    num_ranks: int = 1
-    num_done: int = 0
-    num_more: int = 0
-    first_index: int = 0
-    hung_after_s: float = HUNG_AFTER_S
-    drops_caches: bool = False
-    checkpoint: Path | None = None
-    cell: str = ""
-    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
-
-    @property
-    def title(self) -> str:
-        """Benchmark, configuration or cell, and size."""
-        config = self.loaded.config
-        return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
-
-
-class Ended(NamedTuple):
-    """How a run ended: its exit code, and what it counts as."""
-
-    code: int
-    outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
@@ -107,19 +70,6 @@ def ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
     return way, Way(usual, "GPU" if has_gpu else "CPU", num_threads(usual, is_asked=False))
 
 
-def asks_for_gpu() -> bool:
-    """Return whether the environment names a GPU to be used; -1 is none."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip() not in ("", "-1")
-
-
-def count_gpus() -> int:
-    """Return how many GPUs a run may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
-    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(hardware.gpu_names())
-    return (
-        count if visible is None else min(count, len([each for each in visible.split(",") if each.strip()]))
-    )
-
-
 def check_share(config: RunConfig, num_ranks: int) -> None:
     """Raise UserError when a rank would get no sample of a batch."""
     if num_ranks > config.global_batch_size:
@@ -132,7 +82,7 @@ def plan_run_set(
     loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1, cell: str = ""
 ) -> RunSet:
     """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
-    name = configs.benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
@@ -160,33 +110,6 @@ def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> 
     while len(seeds) < num_runs:
         seeds |= {each: None for each in [next(drawn)] if each not in used}
     return tuple(seeds)
-
-
-def check_data(loaded: Loaded) -> None:
-    """Verify the prepared data before anything is timed. Raises UserError for the first problem.
-
-    At size full the content is left alone: reading it would warm the page cache, and loaders check it.
-    """
-    config = loaded.config
-    directory = config.data.directory  # type: ignore[attr-defined]
-    problems = prepare.verify(
-        ROOT / directory, config, hint=config.prepared_hint, has_content=config.size == "mini"
-    )
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=config.prepared_hint)
-
-
-def create_next(directory: Path, pattern: str, number: int = 0) -> Path:
-    """Create the first file of `pattern`, such as result_{}.txt from `number`, that does not exist."""
-    while True:
-        path = directory / pattern.format(number)
-        try:
-            path.open("x").close()
-        except FileExistsError:
-            number += 1
-        else:
-            return path
 
 
 def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 0) -> Path:
@@ -234,7 +157,7 @@ def head(run_set: RunSet, command: Sequence[str]) -> str:
     lines += [f"threads: {num_threads(run_set.num_ranks)}"]
     lines += [f"preflight: {found}" for found in run_set.preflight]
     lines += [f"changed by {change}" for change in run_set.loaded.changes]
-    lines += ["--- configuration", *(f"  {line}" for line in configs.to_yaml(config).splitlines())]
+    lines += ["--- configuration", *(f"  {line}" for line in to_yaml(config).splitlines())]
     text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")
     return text.encode("ascii", "backslashreplace").decode()
 
@@ -280,7 +203,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
             with uninterrupted():
                 ballast.close()
                 outcome = close(path, ended, failure, shown)
-                resume.tidy(path, is_done=outcome.code == EXIT_OK)
+                tidy(path, is_done=outcome.code == EXIT_OK)
     return outcome
 
 

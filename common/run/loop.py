@@ -4,30 +4,32 @@
 """
 
 import math
-import os
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 
-from common.config.schema import ROOT, RunConfig, benchmark_module
-from common.data import page_cache
-from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.machine.system import version_of
+from common.config.schema import RunConfig
+from common.errors import UserError
+from common.repository import ROOT
+from common.run import resume
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
 from common.run.stepclock import StepClock, bottleneck, progress_line, time_left
-from common.training import checkpoint, distributed
+from common.training import distributed
 from common.training.benchmark import Benchmark
+from common.training.checkpoint import (
+    captured,
+    modules,
+    write,
+)
+from common.training.checkpoint_header import Facts, checkpoint_of
 from common.training.method import Batch
-from common.training.optim import optimizer_name
-from common.training.ranks import Place
 from common.training.step import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
@@ -99,7 +101,7 @@ class TrainingRun(Training):
             self.watch.start_block()
         for step in range(max(first, self.first_step), last):
             if step > self.first_step and step % self.steps_per_checkpoint == 0:
-                checkpoint.save(self, step)
+                save(self, step)
             self.slot.enter(step, LOADING)
             before = time.perf_counter()
             batch = next(batches)
@@ -217,94 +219,38 @@ class TrainingRun(Training):
         )
 
 
-def log_head(log: RunLog, run: TrainingRun) -> None:
-    """Record who runs what: everything known before the clock starts."""
-    config, spec = run.config, run.spec
-    group = run.optimizer.param_groups[0]
-    for key, value in {
-        "submission_benchmark": run.benchmark.mlperf_name,
-        "submission_division": "open",
-        "submission_org": config.submission.org,
-        "submission_platform": spec.system,
-        "submission_status": config.submission.status,
-        "quality_target": config.target,
-        "stop_at_target": config.stop_at_target,
-        "benchmark_size": config.size,
-        "configuration_name": config.configuration,
-        "seed": spec.seed,
-        "global_batch_size": config.global_batch_size,
-        "gradient_accumulation_steps": run.benchmark.num_accumulation_steps,
-        "opt_name": optimizer_name(run.optimizer),
-        "opt_base_learning_rate": float(group["lr"]),
-        "opt_weight_decay": float(group.get("weight_decay", 0.0)),
-        "opt_learning_rate_warmup_steps": run.plan.warmup_steps,
-        "opt_learning_rate_training_steps": run.plan.num_steps,
-        "train_samples": config.data.num_train_samples,  # type: ignore[attr-defined]
-        "eval_samples": config.data.num_evaluation_samples,  # type: ignore[attr-defined]
-        "device": torch.cuda.get_device_name() if run.device.type == "cuda" else platform.machine(),
-        "num_ranks": run.place.world_size,
-        "num_accelerators": run.place.world_size if run.device.type == "cuda" else 0,
-        "distributed_backend": distributed.backend(),
-        "gradient_compression": config.gradient_compression,
-        "num_threads": torch.get_num_threads(),
-    }.items():
-        log.event(key, value)
-    log_loaded(log, run)
+def save(run: "TrainingRun", step: int) -> None:
+    """Write the checkpoint from which `step` is the next to be taken. Collective; rank 0 writes.
 
-
-def log_loaded(log: RunLog, run: TrainingRun) -> None:
-    """Record the code that computes: optimizer, methods and forms, with the versions of their packages."""
-    kind = type(run.optimizer)
-    log.event("optimizer_class", kind.__qualname__, module=kind.__module__, **version_of(kind.__module__))
-    for method in run.methods:
-        log.event("method", method.name, settings=method.settings.model_dump(), sha256=method.digest)
-    for part, form in run.benchmark.forms().items():
-        log.event("form_used", form.name, part=part, **version_of(form.module))
-
-
-def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
-    """Run once, whole. Returns the exit code: 1 when a run that was to reach the target did not, else 0.
-
-    The log of a run that does not come to its end is closed by the launcher, which knows what ended it.
+    Where it cannot be written, the one before stays, the log and a line say so, and training goes on.
     """
-    module = benchmark_module(spec.config["benchmark"])
-    config = module.Config.model_validate(spec.config)
-    result = ROOT / spec.result if place.rank == 0 else Path(os.devnull)
-    log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
-    benchmark = module.Benchmark(config, seed=spec.seed, place=place)
-    run = TrainingRun(spec, config, benchmark, log, slot)
-    if spec.needs_gpu and not torch.cuda.is_available():
-        hint = "install a build for it, or run on the CPU with CUDA_VISIBLE_DEVICES="
-        raise UserError(
-            "PyTorch cannot use the GPU of this machine", where=f"torch {torch.__version__}", hint=hint
-        )
-    dropped, how = False, ""
-    if place.local_rank == 0:
-        dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
-    log.event("cache_clear", dropped, how=how)
-    log.start("init_start")
-    with distributed.agreed():
-        benchmark.check_ready()
-    run.initialize()
-    log_head(log, run)
-    log.stop("init_stop")
-    gone_s = checkpoint.resume_run(run, Path(spec.checkpoint), result) if spec.checkpoint else 0.0
-    if not spec.checkpoint:
-        log.start("run_start")
-    wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
+    before, now = time.monotonic(), time.time()
+    tensors, states = captured(run)
+    if run.place.rank:
+        return
+    result = ROOT / run.spec.result
+    facts = Facts(
+        step=step,
+        seed=run.spec.seed,
+        world_size=run.place.world_size,
+        system=run.spec.system,
+        dataset_fingerprint=run.benchmark.fingerprint(),
+        config=resume.as_json(run.config),
+        modules=tuple(modules(run)),
+        scaler=run.scaler.state_dict(),
+        random=tuple(states),
+        log=result.read_text("ascii"),
+        log_state=run.log.state,  # type: ignore[arg-type]
+        epoch=run.epoch,
+        quality=run.quality,
+        started=now - (before - run.started),
+        block_started=now - (before - run.clock.block_start),
+        saved=now,
+    )
     try:
-        distributed.barrier()  # no rank opens the data before the clock runs
-        status = "success" if run.train() else "aborted"
-        duration = time.monotonic() - run.started
-        run.log.stop(
-            "run_stop",
-            status=status,
-            samples=run.num_samples,
-            duration_ms=round(duration * 1e3),
-            clock_drift_ms=round((time.time() - wall - duration) * 1e3),
-        )
-    finally:
-        run.log.close()
-        run.clock.close()
-    distributed.barrier()  # the log is whole before any rank is seen to end
-    return EXIT_OK if status == "success" or not config.stop_at_target else EXIT_FINDINGS
+        write(checkpoint_of(result), tensors, facts)
+    except (OSError, SafetensorError) as error:
+        run.clock.line(f"  no checkpoint before step {step + 1}, the one before stays: {error}")
+        run.log.event("checkpoint_failed", step, reason=str(error).encode("ascii", "replace").decode())
+    else:
+        run.log.event("checkpoint", step, duration_ms=round((time.monotonic() - before) * 1e3))

@@ -14,9 +14,9 @@ from typing import Any
 
 from mlperf_logging.mllog.mllog import MLLogger
 
-from common.config.schema import ROOT
 from common.errors import UserError
 from common.files import synchronize
+from common.repository import ROOT
 
 TOKEN = ":::MLLOG"
 RECORDS = {  # key -> (states it may be written in, state afterwards); None: the state stays

@@ -5,86 +5,24 @@ is a new result that says `resumed`, the audit names it and no score counts it u
 """
 
 import shlex
-import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
-from common.config.schema import ROOT, Fraction, Loaded, RunConfig, Strict
+from common.config.schema import Loaded, RunConfig
 from common.data import manifest
 from common.errors import UserError
 from common.evidence.log import parse_log
 from common.files import remove_draft
+from common.repository import ROOT
 from common.training import ranks
+from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 
 if TYPE_CHECKING:
-    from common.run.launch import RunSet
+    from common.run.run_set import RunSet
 
-SUFFIX = ".safetensors"
 MAX_RESUMED = 100  # times that a run went on
 FREE_KEYS = ("checkpoint_every",)  # of the configuration: nothing that is trained depends on them
-
-
-Seconds = Annotated[float, Field(ge=0, le=1e11)]
-
-
-class RandomState(Strict):
-    """What the generators of Python and numpy need, besides torch's, whose states are tensors."""
-
-    python: tuple[int, tuple[int, ...], float | None]
-    numpy: tuple[str, tuple[int, ...], int, int, float]
-
-
-class Facts(Strict):
-    """What a checkpoint says beside its tensors; times are seconds of the wall clock.
-
-    `step` is the next to be taken, `log` the log up to here, `random` the state of every rank.
-    """
-
-    step: int = Field(ge=0)
-    seed: int
-    world_size: int = Field(ge=1)
-    system: str
-    dataset_fingerprint: str
-    config: dict[str, Any]
-    modules: tuple[str, ...]  # the model, and the methods that keep another
-    scaler: dict[str, Any]
-    random: tuple[RandomState, ...]
-    log: str
-    log_state: Literal["block", "epoch"]
-    epoch: int | None  # that is open in the log
-    quality: Fraction
-    started: Seconds
-    block_started: Seconds
-    saved: Seconds
-
-
-def checkpoint_of(result: Path) -> Path:
-    """Return where the checkpoint of a result lies; that of a checkpoint is itself."""
-    return result.with_suffix(SUFFIX)
-
-
-def read_facts(checkpoint: Path) -> Facts:
-    """Return what a checkpoint says beside its tensors. Raises UserError for anything else."""
-    from safetensors import SafetensorError, safe_open  # an extra, which training needs
-
-    try:
-        with safe_open(checkpoint, framework="np") as file:
-            metadata = file.metadata() or {}
-            text = metadata.get("facts", "")
-            if metadata.get("facts_crc32") != crc_of(text):
-                raise ValueError("its facts have another CRC")
-            return Facts.model_validate_json(text)
-    except (OSError, SafetensorError, ValueError) as error:
-        what = f"is not a checkpoint of ttt run ({str(error).splitlines()[0]})"
-        raise UserError(what, where=str(checkpoint)) from error
-
-
-def crc_of(text: str) -> str:
-    """Return the CRC of facts as it stands beside them."""
-    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def last_checkpoint(result: Path) -> Path:
@@ -186,11 +124,3 @@ def first_difference(before: dict[str, Any], now: dict[str, Any], path: str = ""
 def shown(values: dict[str, Any], key: str) -> str:
     """Return a value as text."""
     return str(values[key]) if key in values else "missing"
-
-
-def tidy(result: Path, *, is_done: bool) -> None:
-    """Remove what is of no use when a run has ended: drafts; its checkpoint, where it reached its target."""
-    for path in (result, checkpoint_of(result)):
-        remove_draft(path)
-    if is_done:
-        checkpoint_of(result).unlink(missing_ok=True)

@@ -9,15 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from common.commands import whole_number
+from common.arguments import whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
 from common.evidence.recipes import first_difference, of_configuration
-from common.files import make_folder
-from common.lock import locked
+from common.files import locked, make_folder
 from common.machine.preflight import preflight
 from common.run import launch
-from common.run.launch import RunSet
+from common.run.run_set import HUNG_AFTER_S, RunSet
 from common.run.set_folder import recipe_there, values_of
 from common.training import ranks
 
@@ -39,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hung-after",
         type=whole_number(1, MAX_HUNG_AFTER_S),
-        default=launch.HUNG_AFTER_S,
+        default=HUNG_AFTER_S,
         metavar="S",
         help="end a run when no rank has got on for so many seconds; before the first step, for half an hour",
     )

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from common import repository, yaml_file
-from common.config import schema as configs
-from common.config.schema import ROOT, Loaded, RunConfig
+from common.config.merge import to_yaml
+from common.config.schema import Loaded, RunConfig
 from common.errors import UserError
 from common.evidence.log import Log, read_log
 from common.evidence.recipes import (
@@ -34,6 +34,8 @@ from common.evidence.recipes import (
 )
 from common.machine import system
 from common.machine.load import threads_of_rank
+from common.repository import ROOT
+from common.training.load import load
 
 MAX_LENGTH = 64
 HASH_LENGTH = 8
@@ -67,7 +69,7 @@ def choose(loaded: Loaded, results: Path, mlperf_name: str, way: Way, default: W
     Raises UserError when no name is left.
     """
     config, name = loaded.config, system.system_id(loaded.config)
-    plain = configs.load(config.benchmark, loaded.source, size=config.size, settings=[]).config
+    plain = load(config.benchmark, loaded.source, size=config.size, settings=[]).config
     now = recipe_now(config, way)
     changed = differences(
         of_configuration(values_of(plain)) | default.facts, of_configuration(values_of(config)) | way.facts
@@ -111,7 +113,7 @@ def recipe_now(config: RunConfig, way: Way) -> Recipe:
 
 def values_of(config: RunConfig) -> dict[str, Any]:
     """Return a configuration as the head of a log states it."""
-    return yaml_file.stated([configs.to_yaml(config).replace(f"{ROOT}/", "")]) or {}
+    return yaml_file.stated([to_yaml(config).replace(f"{ROOT}/", "")]) or {}
 
 
 def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:

@@ -3,15 +3,13 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import psutil
 
-from common.config.schema import ROOT
 from common.errors import EXIT_INTERRUPTED
-from common.processes import Exit, Processes, state
+from common.processes import ENDINGS, Exit, Processes, heed_no_more, raise_interrupt, state, uninterrupted
+from common.repository import ROOT
 from common.run.heartbeat import COUNT, POSITION, Board
 
 GRACE_S = 15  # how long a run may take to close its log when it is told to end
@@ -21,7 +19,6 @@ START_S = 1800.0  # before every rank has taken a step: MLPerf's limit for initi
 DUMP_S = 0.5  # for a rank to write its stack
 DUMP = signal.SIGUSR1  # on which a rank writes its stack
 STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def supervise(
@@ -60,32 +57,6 @@ def supervise(
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back what would end this process until the block has ended."""
-    came: list[int] = []
-    previous = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDINGS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
-
-
-def raise_interrupt(number: int, frame: Any) -> None:
-    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
-    heed_no_more()
-    raise KeyboardInterrupt
-
-
-def heed_no_more() -> None:
-    """Ignore what ends a process, which is ending: a second Ctrl-C must not leave the log open."""
-    for number in ENDINGS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 class Watchdog:

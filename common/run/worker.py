@@ -14,14 +14,15 @@ import time
 import traceback
 from typing import NoReturn
 
-from common.config.schema import ROOT
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError
-from common.output import lasting_output
-from common.processes import TEMPORARY
+from common.processes import heed_no_more, lasting_output, raise_interrupt
+from common.repository import ROOT
 from common.run import mllog
+from common.run.environments import TEMPORARY
 from common.run.heartbeat import Board, Slot
-from common.run.loop import Spec, timed_run
-from common.run.supervision import DUMP, heed_no_more, raise_interrupt
+from common.run.loop import Spec
+from common.run.supervision import DUMP
+from common.run.timed_run import timed_run
 from common.training import distributed, memory, ranks
 from common.training.ranks import Place
 

@@ -21,17 +21,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from common.commands import add_results, whole_number
-from common.commands.run import add_nproc, seed
-from common.config import schema as configs
-from common.config.schema import NAME, ROOT, SIZES, RunConfig
+from common.arguments import add_nproc, add_results, seed, whole_number
+from common.config.schema import RunConfig
+from common.data.prepare import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import STUDY, Log, read_log
 from common.machine import system
 from common.machine.preflight import preflight
+from common.repository import NAME, ROOT, SIZES, benchmark_module
 from common.run import batch_check, launch, run_sets
-from common.run.launch import RunSet
+from common.run.run_set import RunSet
 from common.training import ranks
+from common.training.load import load
 
 MAX_SEEDS = 100
 TABLE_WIDTH = 110  # columns, where there is no terminal to ask
@@ -66,7 +67,7 @@ class Study:
 
     @property
     def mlperf_name(self) -> str:
-        return str(configs.benchmark_module(self.benchmark).Benchmark.mlperf_name)
+        return str(benchmark_module(self.benchmark).Benchmark.mlperf_name)
 
     @property
     def report(self) -> Path:
@@ -76,7 +77,7 @@ class Study:
     def directory(self, cell: Cell) -> Path:
         """Return where the results of a cell lie."""
         own = settings(self, cell)
-        config = configs.load(self.benchmark, cell.configuration, size=self.size, settings=own).config
+        config = load(self.benchmark, cell.configuration, size=self.size, settings=own).config
         return self.folder / system.system_id(config, cell.name) / self.mlperf_name
 
 
@@ -175,16 +176,14 @@ def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
     planned: list[RunSet] = []
     directories = set[str]()
     for cell in study.cells:
-        loaded = configs.load(
-            study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell)
-        )
+        loaded = load(study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell))
         num_ranks = launch.choose_ranks(loaded.config, args.nproc)
         loaded = batch_check.compared(loaded, num_ranks)
         batch_check.check_decided(loaded, num_ranks)
         directory = loaded.config.data.directory  # type: ignore[attr-defined]
         if directory not in directories:
             directories.add(directory)
-            launch.check_data(loaded)
+            check_data(loaded)
         run_set = launch.plan_run_set(
             loaded,
             results=study.folder,
@@ -207,7 +206,7 @@ def settings(study: Study, cell: Cell) -> list[str]:
     With a budget of 1 that is only when it is evaluated, and that it does not stop at the target.
     """
     own = ["stop_at_target=false", f"budget={cell.budget}", *cell.settings]
-    config = configs.load(study.benchmark, cell.configuration, size=study.size, settings=own).config
+    config = load(study.benchmark, cell.configuration, size=study.size, settings=own).config
     every = math.ceil(config.plan().num_steps / study.num_evaluations)
     return [f"evaluate_every={every}ba", "evaluate_from=0sp", *own]
 
@@ -331,7 +330,7 @@ def benched(study: Study, cell: Cell, config: RunConfig) -> float | None:
             if figures["size"] == study.size and rate["configuration"] == name
         }
         if rates:
-            benchmark = configs.benchmark_module(study.benchmark).Benchmark(config, seed=0)
+            benchmark = benchmark_module(study.benchmark).Benchmark(config, seed=0)
             shares: dict[str, float] = benchmark.shape_shares()
             if shares.keys() <= rates.keys():
                 return sum(share / rates[shape] for shape, share in shares.items())

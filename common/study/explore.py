@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from scipy import stats
 
-from common.config import schema as configs
+from common.config.merge import merge_files
 from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
@@ -27,6 +27,7 @@ from common.evidence.log import MAX_BYTES, Log, label
 from common.evidence.records import finite, printable
 from common.evidence.report import link, write_whole
 from common.evidence.score import BASELINE, NOTES, run_of
+from common.repository import benchmarks, configurations
 from common.study.prices import Price
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -196,9 +197,9 @@ def own_samples(benchmark: str, configuration: str, size: str) -> float | None:
 
     Of its methods only `scale_schedule` changes the duration.
     """
-    if benchmark not in configs.benchmarks() or configuration not in configs.configurations(benchmark):
+    if benchmark not in benchmarks() or configuration not in configurations(benchmark):
         return None
-    values, _ = configs.merge_files(benchmark, configuration, size)
+    values, _ = merge_files(benchmark, configuration, size)
     scale = (values["methods"].get("scale_schedule") or {}).get("ratio", 1.0)
     own = re.sub(r"^\d+", lambda count: str(int(int(count[0]) * scale)), values["max_duration"])
     return num_samples(own, values["global_batch_size"], values["data"]["num_train_samples"])

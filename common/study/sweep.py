@@ -11,12 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from common.config import schema as configs
 from common.errors import UserError
 from common.evidence.intervals import Estimate
 from common.evidence.log import Log
 from common.evidence.records import printable
 from common.files import write_text
+from common.repository import benchmark_module
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study
 from common.study.curve_plot import draw
@@ -63,7 +63,7 @@ def answer(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None)
 
 def keep(study: Study, found: Answers) -> list[Path]:
     """Write answers and plot beside the study's logs, in place of those of fewer runs."""
-    quality = configs.benchmark_module(study.benchmark).Benchmark.quality_name
+    quality = benchmark_module(study.benchmark).Benchmark.quality_name
     texts = {".json": json.dumps(dataclasses.asdict(found), indent=1) + "\n", ".svg": draw(found, quality)}
     paths = []
     for suffix, text in texts.items():

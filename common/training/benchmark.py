@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 from common.training.method import Batch
 from common.training.ranks import ALONE, Place, part
 

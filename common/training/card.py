@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from common.config import schema as configs
-from common.config.schema import ROOT
+from common.config.merge import merge_files
 from common.errors import UserError, nearest
+from common.repository import ROOT, available, benchmarks, configurations
 
 SECTIONS = ("What", "Effect on quality", "Effect on time", "Relieves", "When not", "Use", "Source")
 RELIEVES = (
@@ -160,19 +160,6 @@ def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
     return [f"from {module} import {', '.join(names[module])}" for module in sorted(names)], lines
 
 
-def available(benchmark: str) -> dict[str, str]:
-    """Return method name -> module of all that a benchmark can use; its own come before the common ones."""
-    found: dict[str, str] = {}
-    for package in ("common", benchmark):
-        for path in sorted((ROOT / package / "methods").glob("[a-z]*.py")):
-            if path.stem in found:
-                raise UserError(
-                    "a common method has this name already", where=f"{package}/methods/{path.name}"
-                )
-            found[path.stem] = f"{package}.methods.{path.stem}"
-    return found
-
-
 def read_card(name: str, module: str) -> Card:
     """Return the card of a method's file. Raises UserError for a file without docstring."""
     path = ROOT / f"{module.replace('.', '/')}.py"
@@ -231,7 +218,7 @@ def read_setting(line: ast.AnnAssign, description: str) -> Setting:
 def cards() -> list[Card]:
     """Return the cards of all methods: those that fit any model, then each benchmark's own."""
     found: dict[str, Card] = {}
-    for benchmark in configs.benchmarks():
+    for benchmark in benchmarks():
         for name, module in available(benchmark).items():
             if module not in found:
                 found[module] = read_card(name, module)
@@ -249,9 +236,9 @@ def find_card(name: str) -> Card:
 def used_by(name: str) -> list[str]:
     """Return the configurations, as `benchmark configuration`, that use a method at size full."""
     found = []
-    for benchmark in configs.benchmarks():
-        for configuration in configs.configurations(benchmark):
-            values, _ = configs.merge_files(benchmark, configuration, "full")
+    for benchmark in benchmarks():
+        for configuration in configurations(benchmark):
+            values, _ = merge_files(benchmark, configuration, "full")
             if (values.get("methods") or {}).get(name, False) is not False:
                 found.append(f"{benchmark} {configuration}")
     return found

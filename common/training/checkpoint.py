@@ -8,7 +8,6 @@ facts stand beside their CRCs, which take a processor 0.26 s for each GiB (SHA-2
 
 import json
 import random
-import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,17 +18,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from common.config.schema import ROOT
 from common.errors import UserError
 from common.files import written_whole
-from common.run import resume
-from common.run.mllog import RunLog
-from common.run.resume import Facts, RandomState
-from common.training import distributed
+from common.training import checkpoint_header, distributed
+from common.training.checkpoint_header import Facts, RandomState
 from common.training.step import Training
 
 if TYPE_CHECKING:
-    from common.run.loop import TrainingRun
+    pass
 
 Tensors = dict[str, Tensor]
 
@@ -132,48 +128,15 @@ def restore_optimizer(training: Training, values: Tensors) -> None:
     training.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def save(run: "TrainingRun", step: int) -> None:
-    """Write the checkpoint from which `step` is the next to be taken. Collective; rank 0 writes.
-
-    Where it cannot be written, the one before stays, the log and a line say so, and training goes on.
-    """
-    before, now = time.monotonic(), time.time()
-    tensors, states = captured(run)
-    if run.place.rank:
-        return
-    result = ROOT / run.spec.result
-    facts = Facts(
-        step=step,
-        seed=run.spec.seed,
-        world_size=run.place.world_size,
-        system=run.spec.system,
-        dataset_fingerprint=run.benchmark.fingerprint(),
-        config=resume.as_json(run.config),
-        modules=tuple(modules(run)),
-        scaler=run.scaler.state_dict(),
-        random=tuple(states),
-        log=result.read_text("ascii"),
-        log_state=run.log.state,  # type: ignore[arg-type]
-        epoch=run.epoch,
-        quality=run.quality,
-        started=now - (before - run.started),
-        block_started=now - (before - run.clock.block_start),
-        saved=now,
-    )
-    try:
-        write(resume.checkpoint_of(result), tensors, facts)
-    except (OSError, SafetensorError) as error:
-        run.clock.line(f"  no checkpoint before step {step + 1}, the one before stays: {error}")
-        run.log.event("checkpoint_failed", step, reason=str(error).encode("ascii", "replace").decode())
-    else:
-        run.log.event("checkpoint", step, duration_ms=round((time.monotonic() - before) * 1e3))
-
-
 def write(checkpoint: Path, tensors: Tensors, facts: Facts) -> None:
     """Replace a checkpoint. Raises OSError or SafetensorError, and leaves the one that was there."""
     tensors = {name: value.cpu() for name, value in tensors.items()}
     crcs, text = {name: crc_of(name, value) for name, value in tensors.items()}, facts.model_dump_json()
-    metadata = {"facts": text, "facts_crc32": resume.crc_of(text), "tensors_crc32": json.dumps(crcs)}
+    metadata = {
+        "facts": text,
+        "facts_crc32": checkpoint_header.crc_of(text),
+        "tensors_crc32": json.dumps(crcs),
+    }
     with written_whole(checkpoint) as draft:
         save_file(tensors, draft, metadata=metadata)
 
@@ -182,32 +145,3 @@ def crc_of(name: str, value: Tensor) -> int:
     """Return the CRC of a tensor on the CPU: its name, type, shape and bytes."""
     described = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode())
     return zlib.crc32(value.contiguous().reshape(-1).view(torch.uint8).numpy().data, described)
-
-
-def resume_run(run: "TrainingRun", checkpoint: Path, result: Path) -> float:
-    """Put an initialized run where a checkpoint stands; returns the seconds since its first run_start.
-
-    `result` becomes the log up to there, then the head of the command that goes on, then `resumed`.
-    """
-    with distributed.agreed():
-        facts = resume.read_facts(checkpoint)
-        restore(run, checkpoint, facts)
-    run.first_step, run.epoch, run.quality = facts.step, facts.epoch, facts.quality
-    run.num_samples = facts.step * run.config.global_batch_size
-    now, evaluated = time.time(), [0, *(each for each in run.plan.evaluation_steps if each <= facts.step)]
-    run.clock.num_steps, run.clock.steps_before_block = facts.step, evaluated[-1]
-    run.clock.block_start = time.monotonic() - (now - facts.block_started)
-    run.log.close()
-    if run.place.rank == 0:
-        head = result.read_text("ascii")
-        with written_whole(result) as draft:
-            draft.write_text(f"{facts.log}# --- resumed by\n{head}", "ascii")
-            log = RunLog(draft, state=facts.log_state)
-            log.event("resumed", facts.step, samples=run.num_samples, gap_ms=round((now - facts.saved) * 1e3))
-            log.close()
-    run.log = RunLog(result, state=facts.log_state)
-    run.clock.line(
-        f"  goes on with step {facts.step + 1} of {run.plan.num_steps} from {checkpoint.name}, "
-        f"saved {now - facts.saved:.0f} s ago, {now - facts.started:.0f} s after the first start"
-    )
-    return now - facts.started

@@ -17,8 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
-from common.processes import STORE
-from common.training.ranks import Place, meeting_point
+from common.training.ranks import STORE, Place, meeting_point
 
 TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than another
 

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from common.config import schema as configs
+from common.config.merge import to_yaml
 from common.config.schema import Loaded
+from common.repository import benchmark_module
 from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
@@ -29,10 +30,10 @@ STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1, "decoupled_sgd": 1}
 def describe_run(loaded: Loaded, num_ranks: int) -> str:
     """Return the merged configuration, the origin of each key, and the whole set-up of a run."""
     config = loaded.config
-    lines = ["# configuration", *configs.to_yaml(config).splitlines(), "# where each key was written"]
+    lines = ["# configuration", *to_yaml(config).splitlines(), "# where each key was written"]
     lines += [f"#   {key}: {where}" for key, where in origins(loaded)]
     lines += [f"# changed by {change}" for change in loaded.changes]
-    kind = configs.benchmark_module(config.benchmark).Benchmark
+    kind = benchmark_module(config.benchmark).Benchmark
     places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
     benchmarks = [kind(config, seed=0, place=place) for place in places]
     largest = max(benchmarks, key=lambda each: each.num_own_samples)

@@ -4,7 +4,6 @@ A method lives in `<benchmark>/methods/<name>.py` or `common/methods/<name>.py`;
 the file in CamelCase and its settings are the class's `Config`.
 """
 
-import importlib
 import inspect
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,11 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from common.config.schema import RunConfig, Strict, benchmarks
-from common.config.validation import validated
-from common.data.manifest import hash_file
-from common.errors import UserError, nearest
-from common.training.card import available
+from common.config.schema import RunConfig, Strict
+from common.files import hash_file
 from common.training.ranks import part
 
 Loss = Callable[[Any, dict[str, Tensor]], Tensor]
@@ -161,39 +157,3 @@ class Method:
 
     def keep(self, model: nn.Module) -> None:
         """Start what `kept` returns; a checkpoint then fills it."""
-
-
-def kind_of(name: str, module: str) -> type[Method]:
-    """Import the class of a method."""
-    kind: type[Method] = getattr(importlib.import_module(module), name.title().replace("_", ""))
-    return kind
-
-
-def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
-    """Return the methods of a configuration in their order, settings checked."""
-    modules = available(config.benchmark)
-    methods = []
-    for name, values in config.methods.items():
-        path = ("methods", name)
-        if name not in modules:
-            where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
-            homes = [other for other in benchmarks() if name in available(other)]
-            if homes:
-                raise UserError(f"belongs to {homes[0]}", where=where)
-            raise UserError("no such method", where=where, hint=nearest(name, modules))
-        kind = kind_of(name, modules[name])
-        method = kind(name, validated(kind.Config, values, origins or {}, path))
-        method.config = config
-        methods.append(method)
-    return methods
-
-
-def refuse_compiled(config: RunConfig, name: str) -> None:
-    """Raise UserError when the model is compiled; steps of the method `name` differ in their graph."""
-    for method in build_methods(config):
-        if method.compiles:
-            raise UserError(
-                "its steps differ in what they compute, so they cannot be compiled",
-                where=f"methods.{name}",
-                hint=f"--set methods.{method.name}=false",
-            )

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from common.errors import UserError
 
+STORE = "TTT_STORE"  # names the file in which the ranks of one machine meet
+
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")  # the last by srun, in no batch script
 HINT = "start the ranks with torchrun or srun"

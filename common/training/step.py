@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from common.config.schema import Plan, RunConfig
 from common.training import distributed, memory
 from common.training.benchmark import Benchmark
-from common.training.method import Batch, Loss, Method, Progress, build_methods
+from common.training.method import Batch, Loss, Method, Progress
 from common.training.optim import build_optimizer, build_schedule, unscale
+from common.training.registry import build_methods
 
 WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
 

@@ -23,7 +23,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from common.config.schema import RunConfig, Strict
 from common.errors import UserError
-from common.training.method import Batch, Method, Progress, refuse_compiled
+from common.training.method import Batch, Method, Progress
+from common.training.registry import refuse_compiled
 
 
 def apply_stochastic_depth(model: nn.Module, drop_rate: float = 0.2) -> int:

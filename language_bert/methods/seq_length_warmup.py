@@ -27,7 +27,8 @@ from torch import Tensor
 
 from common.config.schema import Fraction, RunConfig, Strict
 from common.errors import UserError
-from common.training.method import Batch, Method, Progress, build_methods
+from common.training.method import Batch, Method, Progress
+from common.training.registry import build_methods
 from language_bert.data.batches import IGNORED
 
 TAKES_OVER = "unpad"  # from here on a batch has no rows to cut

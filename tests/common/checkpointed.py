@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.config.schema import load
-from common.run import resume
-from common.run.loop import Spec, TrainingRun
+from common.run.loop import Spec, TrainingRun, save
 from common.run.mllog import RunLog
+from common.run.timed_run import resume_run
 from common.training import checkpoint, distributed, ranks
+from common.training.checkpoint_header import checkpoint_of
+from common.training.load import load
 from common.training.ranks import ALONE
 
 NUM_STEPS, DIES_IN_STEP, DIES_IN_CALL = 6, 4, 2
@@ -67,7 +68,7 @@ def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun, settings=
     run.initialize()
     random.seed(3), np.random.seed(3)  # a run does not: nothing in it draws from them
     if source is not None:
-        checkpoint.resume_run(run, source, result if place.rank == 0 else Path(os.devnull))
+        resume_run(run, source, result if place.rank == 0 else Path(os.devnull))
     return run
 
 
@@ -79,9 +80,9 @@ def train(run, keep=()):
     batches = run.benchmark.train_batches(run.first_step)
     for step in range(run.first_step, NUM_STEPS):
         if step in keep:
-            checkpoint.save(run, step)
+            save(run, step)
             if run.place.rank == 0:
-                written = resume.checkpoint_of(Path(run.spec.result))
+                written = checkpoint_of(Path(run.spec.result))
                 shutil.copy(written, written.with_stem(str(step)))
         run.train_step(next(batches), step)
         random.random(), np.random.random(), torch.rand(1)

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from common.files import draft_folder
-from common.run import resume
 from common.training import checkpoint
+from common.training.checkpoint_header import Facts, read_facts
 
 NUM_TENSORS, NUM_VALUES = 8, 250_000  # 8 MB together
 LONGEST_S = 0.15
@@ -41,7 +41,7 @@ FACTS = {
 
 def write(path, step):
     tensors = {str(number): torch.full((NUM_VALUES,), float(step)) for number in range(NUM_TENSORS)}
-    checkpoint.write(path, tensors, resume.Facts(step=step, **FACTS))
+    checkpoint.write(path, tensors, Facts(step=step, **FACTS))
 
 
 def write_without_end(path, step, told):
@@ -68,7 +68,7 @@ def main(folder, num_kills):
             finished = said.read()
         step = int.from_bytes(finished[-4:], "little") if finished else step
         num_hit += draft_folder(path).exists()
-        found = resume.read_facts(path).step
+        found = read_facts(path).step
         assert step <= found <= step + 1, (step, found)
         tensors = load_file(path)
         assert len(tensors) == NUM_TENSORS and all((each == found).all() for each in tensors.values())

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 from common.training.card import LINE, cards, find_card, plain_loop, read_card, used_by
 from tests.command import ttt_here
 

@@ -18,14 +18,17 @@ from safetensors.torch import load_file, save_file
 
 from common.cli import dispatch
 from common.commands.data import prepare
-from common.config.schema import ROOT, benchmarks, load
 from common.errors import UserError
 from common.evidence.audit import audit_paths
 from common.evidence.log import load as read_sets
 from common.evidence.log import read_log
 from common.evidence.score import score
+from common.repository import ROOT, benchmarks
 from common.run import launch, resume
+from common.run.loop import save
 from common.training import checkpoint
+from common.training.checkpoint_header import Facts, checkpoint_of, crc_of, read_facts
+from common.training.load import load
 from common.training.ranks import ALONE
 from tests.common import checkpointed
 
@@ -85,7 +88,7 @@ def test_killed_between_two_micro_batches_it_goes_on_from_the_step_before(whole,
     done = run(SCRIPT, tmp_path, name)
     assert done.returncode == -signal.SIGKILL, done.stderr
     source = tmp_path / "result_0.safetensors"
-    assert resume.read_facts(source).step == checkpointed.DIES_IN_STEP
+    assert read_facts(source).step == checkpointed.DIES_IN_STEP
     resumed = checkpointed.start(name, tmp_path, source=source)
     assert checkpointed.are_equal(checkpointed.train(resumed), ended)
 
@@ -137,7 +140,7 @@ def facts(**changes):
         "block_started": 0.0,
         "saved": 0.0,
     }
-    return resume.Facts(**known | changes)
+    return Facts(**known | changes)
 
 
 def run_set(*settings, configuration="optimized", **changes):
@@ -153,9 +156,9 @@ def result(tmp_path):
 
 
 def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
-    for named in (result, resume.checkpoint_of(result)):
+    for named in (result, checkpoint_of(result)):
         found = resume.resumed(run_set("checkpoint_every=9ba"), named, seed=None)
-        assert found.seeds == (3,) and found.checkpoint == resume.checkpoint_of(result)
+        assert found.seeds == (3,) and found.checkpoint == checkpoint_of(result)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_another_run_is_refused_with_the_first_difference(result, asked, seed, d
     ids=["data", "system", "size"],
 )
 def test_other_data_another_machine_and_another_size_are_refused(result, change, difference):
-    checkpoint.write(resume.checkpoint_of(result), {}, facts(**change))
+    checkpoint.write(checkpoint_of(result), {}, facts(**change))
     with pytest.raises(UserError) as told:
         resume.resumed(run_set(), result, seed=None)
     assert difference in str(told.value)
@@ -200,9 +203,9 @@ def test_what_is_no_checkpoint_is_refused(result, tmp_path):
         resume.resumed(run_set(), tmp_path / "result_1.txt", seed=None)
     with pytest.raises(UserError, match="--runs 1"):
         resume.resumed(run_set(runs="2"), result, seed=None)
-    whole = resume.checkpoint_of(result).read_bytes()
+    whole = checkpoint_of(result).read_bytes()
     for content in (b"", b"text", whole[:-1], whole[:100], whole.replace(b"step", b"stop")):
-        resume.checkpoint_of(result).write_bytes(content)
+        checkpoint_of(result).write_bytes(content)
         with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
             resume.resumed(run_set(), result, seed=None)
 
@@ -222,16 +225,16 @@ def test_what_is_no_checkpoint_is_refused(result, tmp_path):
     ],
 )
 def test_facts_that_no_run_can_have_written_are_refused(result, change, message):
-    checkpoint.write(resume.checkpoint_of(result), {}, facts(**change))
+    checkpoint.write(checkpoint_of(result), {}, facts(**change))
     with pytest.raises(UserError, match=f"result_0.safetensors: .*{message}"):
         resume.resumed(run_set(), result, seed=None)
 
 
 @pytest.mark.parametrize("change", [{"step": -5}, {"quality": 1.5}, {"saved": -1.0}, {"world_size": 0}])
 def test_facts_out_of_range_are_refused(result, change):
-    path = resume.checkpoint_of(result)
+    path = checkpoint_of(result)
     text = json.dumps(json.loads(facts().model_dump_json()) | change)
-    save_file({}, path, metadata={"facts": text, "facts_crc32": resume.crc_of(text)})
+    save_file({}, path, metadata={"facts": text, "facts_crc32": crc_of(text)})
     with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
         resume.resumed(run_set(), result, seed=None)
 
@@ -253,9 +256,9 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(result):
 
     def resume_from(path):
         found = resume.resumed(run_set(), path, seed=None)
-        checkpoint.restore(training(), path, resume.read_facts(found.checkpoint))
+        checkpoint.restore(training(), path, read_facts(found.checkpoint))
 
-    path = resume.checkpoint_of(result)
+    path = checkpoint_of(result)
     tensors, states = checkpoint.captured(training())
     checkpoint.write(path, tensors, facts(random=tuple(states)))
     resume_from(path)
@@ -273,12 +276,12 @@ def test_a_resumed_run_that_died_before_its_own_checkpoint_goes_on_from_the_one_
     again.write_text(
         f"# command: ttt run a b\n{LOG}# --- resumed by\n# command: ttt run a b --resume {result}\n"
     )
-    last.write_text(f"# command: ttt run a b --resume={resume.checkpoint_of(again).name}\n")
+    last.write_text(f"# command: ttt run a b --resume={checkpoint_of(again).name}\n")
     for path in (again, last):
         found = resume.resumed(run_set(), path, seed=None)
-        assert found.checkpoint == resume.checkpoint_of(result)
+        assert found.checkpoint == checkpoint_of(result)
         assert f"{path.name} has no checkpoint of its own" in capsys.readouterr().out
-    resume.checkpoint_of(result).unlink()
+    checkpoint_of(result).unlink()
     result.write_text(f"# command: ttt run a b --resume {last}\n")  # a circle
     with pytest.raises(UserError, match="no such checkpoint"):
         resume.resumed(run_set(), last, seed=None)
@@ -301,7 +304,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(small_disk):
     checkpoint.write(path, {"a": torch.ones(1000)}, facts(step=1))
     with pytest.raises((OSError, SafetensorError), match="No space left"):
         checkpoint.write(path, {"a": torch.ones(2_000_000)}, facts(step=2))
-    assert resume.read_facts(path).step == 1 and (load_file(path)["a"] == 1).all()
+    assert read_facts(path).step == 1 and (load_file(path)["a"] == 1).all()
     assert [each.name for each in small_disk.iterdir()] == [path.name]
 
 
@@ -309,12 +312,12 @@ def test_on_a_full_disk_training_goes_on_and_the_log_says_so(small_disk, capsys)
     run = checkpointed.start("language_bert", small_disk)
     batches = run.benchmark.train_batches()
     for step in range(2):  # the optimizer's state comes with the first
-        checkpoint.save(run, step)
+        save(run, step)
         run.train_step(next(batches), step)
     run.log.close()
     assert "no checkpoint before step 2, the one before stays" in capsys.readouterr().out
     kept, path = sorted(small_disk.iterdir())
-    assert resume.read_facts(kept).step == 0
+    assert read_facts(kept).step == 0
     written, failed = records(path)
     assert (written["key"], written["value"], failed["value"]) == ("checkpoint", 0, 1)
     assert failed["key"] == "checkpoint_failed" and "No space left" in failed["metadata"]["reason"]

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from common.commands.data import prepare
-from common.config.schema import ROOT, benchmarks, load
 from common.methods.compile import missing_compiler
+from common.repository import ROOT, benchmarks
+from common.training.load import load
 from tests.common.test_distributed import ENVIRONMENT, TORCHRUN
 
 pytestmark = [

@@ -9,9 +9,10 @@ import pytest
 
 from common import yaml_file
 from common.config import schema
-from common.config.schema import ROOT, benchmarks, configurations, load
 from common.errors import UserError
 from common.machine.system import system_id
+from common.repository import ROOT, benchmarks, configurations
+from common.training.load import load
 
 
 def bert(*settings, configuration="baseline", size="mini"):

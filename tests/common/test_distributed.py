@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from common.commands.data import prepare
-from common.config.schema import ROOT, benchmarks, load
 from common.data import sampler
 from common.errors import UserError
 from common.measure import scaling
+from common.repository import ROOT, benchmarks
 from common.run import launch
 from common.training import ranks
+from common.training.load import load
 from common.training.ranks import Place
 from language_bert.data.batches import typical_lengths
 

@@ -14,11 +14,12 @@ import psutil
 import pytest
 
 from common.commands.data import prepare
-from common.config.schema import ROOT, benchmarks, configurations, load
 from common.doctor import devices, first_steps, recipe
 from common.errors import UserError
 from common.machine import gpus, host
 from common.machine.line import FAULT, OK, WARNING
+from common.repository import ROOT, benchmarks, configurations
+from common.training.load import load
 from tests.committed import committed_results
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}

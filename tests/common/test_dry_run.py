@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from common.config import schema as configs
-from common.config.schema import load
+from common.repository import benchmark_module, benchmarks
 from common.training.dry_run import kept_for_backward
+from common.training.load import load
 from common.training.step import Training
 from tests.command import ttt
 
 
-@pytest.mark.parametrize("benchmark", configs.benchmarks())
+@pytest.mark.parametrize("benchmark", benchmarks())
 def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark):
     settings = ["global_batch_size=6", "micro_batch_size=null"]
     config = load(benchmark, "baseline", size="mini", settings=settings).config
-    training = Training(config, configs.benchmark_module(benchmark).Benchmark(config, seed=0), seed=0)
+    training = Training(config, benchmark_module(benchmark).Benchmark(config, seed=0), seed=0)
     training.build(from_scratch=True)
     batch, step = next(training.shapes())
     counted = kept_for_backward(training, batch, step)

@@ -16,9 +16,10 @@ import pytest
 from safetensors import safe_open
 
 from common.commands.data import prepare
-from common.config.schema import ROOT, load
 from common.evidence.log import read_log
-from common.run import resume
+from common.repository import ROOT
+from common.training.checkpoint_header import read_facts
+from common.training.load import load
 from tests.runs import HANG_S
 
 SOURCE = ROOT / "tests/common/faulty_system.c"
@@ -128,7 +129,7 @@ class Machine:
                 assert not log.problems and path.read_bytes().endswith(b"\n")
                 assert log.first("run_start") and (log.last("run_stop") or lasts), path.read_text()[-500:]
             else:
-                assert resume.read_facts(path).step >= 1
+                assert read_facts(path).step >= 1
                 with safe_open(path, framework="pt") as file:
                     assert all(file.get_tensor(name) is not None for name in file.keys())  # noqa: SIM118
         assert not list((self.folder / "temporary").glob("tmp*"))

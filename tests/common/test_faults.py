@@ -20,11 +20,12 @@ import psutil
 import pytest
 
 from common.commands.data import prepare
-from common.config.schema import ROOT, benchmarks, load
 from common.data import manifest
 from common.machine import hardware
+from common.repository import ROOT, benchmarks
 from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Board
 from common.run.supervision import Watchdog
+from common.training.load import load
 from tests.runs import BERT, END_S, HANG_S, RESNET, until
 
 WHEN = "(after step [0-9]+|before the first step)"

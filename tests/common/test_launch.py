@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from common.config.schema import ROOT
 from common.errors import EXIT_INTERRUPTED, UserError
+from common.repository import ROOT
 from common.run import launch, mllog
 
 CHILD = """

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from common.commands.data import prepare
-from common.config.schema import benchmark_module, benchmarks, load
+from common.repository import benchmark_module, benchmarks
+from common.training.load import load
 from tests.runs import BERT, RESNET
 
 NUM_STEPS = 2000

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from common.commands.data import prepare
-from common.config.schema import ROOT, load
 from common.doctor import devices, recipe
 from common.evidence.log import read_log
 from common.machine import host, record, system
 from common.machine import load as machine_load
 from common.machine.line import OK, WARNING, ok
 from common.machine.load import Load, Meter, busy_programs, gpu_state, look, most_threads, read_alone
+from common.repository import ROOT
 from common.run import launch
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
+from common.training.load import load
 from common.training.ranks import ALONE
 from tests.committed import committed_results
 

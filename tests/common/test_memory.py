@@ -7,14 +7,14 @@ import sys
 import pytest
 import torch
 
-from common.config.schema import ROOT
 from common.errors import UserError
+from common.repository import ROOT
 from common.training import memory
 
 FOLLOW = """
 import re, resource
 import psutil
-from common.config.schema import load
+from common.training.load import load
 from common.errors import UserError
 from common.training.step import Training
 from language_bert.benchmark import Benchmark

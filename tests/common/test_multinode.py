@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.commands.data import prepare
-from common.config.schema import ROOT, benchmarks, load
+from common.repository import ROOT, benchmarks
+from common.training.load import load
 
 PYTHON = [sys.executable, "-m"]
 TINY = {

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from common.cli import main
-from common.config.schema import ROOT
 from common.errors import UserError
 from common.measure import scaling
+from common.repository import ROOT
 from tests.committed import committed_results
 
 LINKS = scaling.Links(inside=100.0, network=10.0, latency_us=0.0, share=0.5, overlap=0.9)

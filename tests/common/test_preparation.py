@@ -11,11 +11,12 @@ import time
 
 import pytest
 
-from common import lock
 from common.commands.data import prepare
-from common.config.schema import ROOT, load
 from common.data import manifest
 from common.errors import UserError
+from common.files import locked
+from common.repository import ROOT
+from common.training.load import load
 from tests.command import ttt_here
 from tests.runs import until
 
@@ -94,7 +95,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with lock.locked(tmp_path / ".mini.lock", "prepares mini"):
+    with locked(tmp_path / ".mini.lock", "prepares mini"):
         assert "no locks on this file system" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

@@ -7,11 +7,11 @@ from importlib import metadata
 import pytest
 import torch
 
-from common.config.schema import load
 from common.measure.device_run import build
-from common.run.loop import log_head
 from common.run.mllog import RunLog
+from common.run.timed_run import log_head
 from common.training import method
+from common.training.load import load
 from common.training.optim import DecoupledSGD, optimizer_name
 
 LION = '''

@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.config.schema import load
 from common.errors import UserError
 from common.run import batch_check
+from common.training.load import load
 
 
 def compared(benchmark, num_ranks, *settings, size="full"):

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.config.schema import ROOT, load
 from common.data import manifest as fingerprint
 from common.data import sampler
 from common.errors import UserError
+from common.repository import ROOT
 from common.run import launch, run_sets
+from common.training.load import load
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,13 @@ import sys
 import pytest
 
 from common import repository
-from common.config.schema import ROOT, load
 from common.evidence.audit import audit_paths
 from common.evidence.log import read_log
 from common.evidence.recipes import first_difference, mixture, recipe_of
+from common.repository import ROOT
 from common.run import launch, run_sets, set_folder
 from common.study.explore import page_data
+from common.training.load import load
 from tests.command import ttt_here as ttt
 
 HERE = "submission.hardware=here"

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from common.config.schema import load
 from common.measure.device_run import build
 from common.run.stepclock import bottleneck
+from common.training.load import load
 
 SMALL = [
     "global_batch_size=8",

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from common.cli import COMMANDS
-from common.config.schema import NAME, ROOT
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.system import FIELDS, problems
 from common.machine import hardware, system
+from common.repository import NAME, ROOT
 from tests.command import ttt_here as ttt
 from tests.committed import tracked
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from common.cli import dispatch
-from common.config.schema import load
 from common.errors import EXIT_FINDINGS, UserError
 from common.measure import steptime, throughput
 from common.measure.throughput import LAST_STEPS, stepper, turn_length
-from common.training.method import Batch, build_methods
+from common.training.load import load
+from common.training.method import Batch
+from common.training.registry import build_methods
 from common.training.step import Training
 
 BATCH = Batch(inputs={}, targets={}, num_samples=1)

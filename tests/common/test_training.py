@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from common.config.schema import load
 from common.measure.device_run import build
+from common.training.load import load
 from common.training.method import Method
 
 SCALE = 64.0

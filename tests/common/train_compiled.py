@@ -18,10 +18,10 @@ from unittest import mock
 import torch
 from torch._dynamo.utils import counters
 
-from common.config.schema import load
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
 from common.training import distributed, ranks
+from common.training.load import load
 from language_bert import attention
 
 NUM_STEPS = 60

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.config.schema import load
 from common.errors import UserError
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
 from common.training import distributed, ranks
+from common.training.load import load
 from language_bert.benchmark import Benchmark
 
 NUM_STEPS = 20

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from common.config.schema import load
 from common.errors import UserError
+from common.training.load import load
 from image_classification.methods.alternating_flip import alternate_flips
 
 ON = ["methods.alternating_flip={}"]

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from common.config.schema import load
 from common.errors import UserError
+from common.training.load import load
 from common.training.method import seeded
 from image_classification.augmentation import augmentation, augmented
 from image_classification.benchmark import Benchmark

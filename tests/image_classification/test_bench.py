@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from common.cli import dispatch
-from common.config.schema import load
 from common.measure import throughput
 from common.measure.device_run import build
+from common.training.load import load
 from common.training.method import Batch
 from image_classification.benchmark import BENCH_SIZES_PX, Benchmark
 from image_classification.data.dali import has_dali

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from common.config.schema import Plan, load
+from common.config.schema import Plan
 from common.errors import UserError
 from common.measure.device_run import build
-from common.training.method import build_methods
+from common.training.load import load
 from common.training.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
+from common.training.registry import build_methods
 from image_classification.benchmark import Benchmark
 from image_classification.model import build_resnet
 

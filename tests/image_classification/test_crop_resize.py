@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
 
 STORED_PX = 40

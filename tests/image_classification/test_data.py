@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config.schema import load
 from common.data import manifest as fingerprint
 from common.errors import UserError
+from common.training.load import load
 from image_classification.benchmark import Benchmark
 from image_classification.data.prepare import prepare
 

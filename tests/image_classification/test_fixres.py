@@ -7,8 +7,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from common.config.schema import differences, load
+from common.config.diff import differences
 from common.errors import UserError
+from common.training.load import load
 from image_classification.methods.fixres import Fixres, apply_fixres
 
 

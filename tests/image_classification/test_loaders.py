@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional
 
-from common.config.schema import ROOT
 from common.data import sampler
 from common.errors import UserError
+from common.repository import ROOT
 from image_classification.data import loader
 from image_classification.data.crops import draw_crops
 from image_classification.data.dali import dali_batches

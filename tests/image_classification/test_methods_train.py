@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from common.commands.data import prepare
-from common.config.schema import load
 from common.run.mllog import RunLog
 from common.training import checkpoint
+from common.training.load import load
 from tests.common import checkpointed
 
 TINY = ["global_batch_size=8", "micro_batch_size=4", "data.train_crop_px=32"]

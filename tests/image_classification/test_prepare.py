@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.config.schema import ROOT, load
 from common.data import manifest as fingerprint
 from common.errors import UserError
+from common.repository import ROOT
+from common.training.load import load
 from image_classification.data import sources
 from image_classification.data.images import decode, open_images
 from image_classification.data.prepare import prepare
@@ -406,7 +407,7 @@ def many_images(source):
 PREPARE = """
 import json, sys
 from pathlib import Path
-from common.config.schema import load
+from common.training.load import load
 from image_classification.data.prepare import prepare
 from tests.command import ttt_here as ttt
 settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])

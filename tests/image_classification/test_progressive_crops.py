@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.config.schema import load
 from common.errors import UserError
+from common.training.load import load
 from image_classification.methods.progressive_crops import crops_by_epoch
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from common.config.schema import RunConfig, load
+from common.config.schema import RunConfig
 from common.errors import UserError
+from common.training.load import load
 from common.training.method import Batch, Progress
 from image_classification.methods.progressive_resizing import (
     ProgressiveResizing,

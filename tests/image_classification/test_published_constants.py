@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.config.schema import load
+from common.training.load import load
 from common.training.optim import schedule_factor
 from image_classification.data import crops
 from image_classification.data.loader import MEAN, STD

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchvision
 
-from common.config.schema import load
+from common.training.load import load
 from image_classification.benchmark import Benchmark
 from image_classification.model import build_resnet
 from image_classification.roofline import project, training_work

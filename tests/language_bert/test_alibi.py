@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.config.schema import load
 from common.errors import UserError
+from common.training.load import load
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.methods import alibi

@@ -5,7 +5,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-from common.training.method import build_methods
+from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert import attention
 from language_bert.model import masked_lm_loss

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.config.schema import ROOT, load
 from common.errors import UserError
 from common.methods.compile import MAX_SHAPES
-from common.training.method import build_methods
+from common.repository import ROOT
+from common.training.load import load
 from common.training.optim import schedule_factor
 from common.training.ranks import Place, part
+from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import moved_lengths, typical_lengths
 from language_bert.data.sources import WIKIPEDIA

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from common.commands.data import changed_records
-from common.config.schema import load
 from common.errors import UserError
+from common.training.load import load
 from language_bert.benchmark import Benchmark
 from language_bert.data.corpus import documents
 from language_bert.data.instances import InstanceSettings, Vocabulary, create_instances

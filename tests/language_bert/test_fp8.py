@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from common.config.schema import load
 from common.errors import UserError
-from common.training.method import build_methods
+from common.training.load import load
 from common.training.optim import build_optimizer
+from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.benchmark import Benchmark
 from language_bert.kernel_pairs import fp8_pair

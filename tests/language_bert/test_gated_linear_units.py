@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.config.schema import load
 from common.errors import UserError
+from common.training.load import load
 from language_bert.methods.gated_linear_units import GatedUnit, apply_gated_linear_units, gated_width
 from language_bert.methods.unpad import unpad
 from tests.language_bert.test_parity import make_batch, make_model

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import BertConfig
 
-from common.config.schema import load
 from common.errors import UserError
 from common.methods.compile import missing_compiler
-from common.training.method import build_methods
+from common.training.load import load
 from common.training.optim import build_optimizer
+from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.config.schema import load
+from common.training.load import load
 from common.training.optim import build_optimizer, build_schedule
 from language_bert import benchmark
 from language_bert.benchmark import Benchmark

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from common.config.schema import load
 from common.errors import UserError
 from common.measure.device_run import build
-from common.training.method import Batch, Progress, build_methods
+from common.training.load import load
+from common.training.method import Batch, Progress
+from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
 from language_bert.methods.seq_length_warmup import (
     SeqLengthWarmup,

@@ -14,11 +14,12 @@ import psutil
 import pytest
 import torch
 
-from common.config.schema import ROOT, load
 from common.data import manifest as fingerprint
 from common.errors import UserError
+from common.repository import ROOT
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
+from common.training.load import load
 from language_bert.benchmark import Benchmark
 from language_bert.data import sources, wikipedia
 from language_bert.data.corpus import documents
@@ -338,7 +339,7 @@ def test_full_size_needs_a_source(tmp_path):
 PREPARE = """
 import json, sys
 from pathlib import Path
-from common.config.schema import load
+from common.training.load import load
 from language_bert.data.prepare import prepare
 if __name__ == "__main__":
     settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])

@@ -17,10 +17,10 @@ from typing import Any
 import yaml
 from scipy.optimize import least_squares
 
-from common.config.schema import ROOT
 from common.errors import UserError
 from common.measure import scaling
 from common.measure.without_gpu.kernels import ATTENTION, CONVOLUTION, LIBRARY, MATRIX, OPTIMIZER
+from common.repository import ROOT
 
 FORMULA = (
     "step = sum over library calls of max(bytes / bandwidth, FLOPs / rate) + other bytes / bandwidth",

@@ -21,8 +21,9 @@ from typing import Any
 from rich.console import Console
 
 from common import repository
-from common.config import schema as configs
-from common.config.schema import ROOT, RunConfig
+from common.config.merge import to_yaml
+from common.config.schema import RunConfig
+from common.data.prepare import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.compare.factors import crossing
 from common.evidence.ledger import PATTERN, Ledger, Trained
@@ -31,7 +32,7 @@ from common.evidence.log import Log
 from common.files import write_text
 from common.machine import system
 from common.measure.device_run import NUM_DEVICES, build
-from common.repository import shown
+from common.repository import ROOT, benchmark_module, shown
 from common.run import launch
 from common.study import cells
 from common.study.ablation import amdahl
@@ -41,6 +42,7 @@ from common.study.ablation.ledger import Measurements
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study
 from common.training.card import find_card
+from common.training.load import load
 
 TOGETHER = 8  # models in memory at a time, the base among them
 NUM_EVALUATIONS = 6  # of a run
@@ -51,7 +53,7 @@ def builder(benchmark: str) -> Callable[[RunConfig], None]:
     """Return a function that builds a configuration once, and raises UserError where that fails."""
     from common.measure.steptime import buildable
 
-    kind = configs.benchmark_module(benchmark).Benchmark
+    kind = benchmark_module(benchmark).Benchmark
     return lambda config: buildable(kind, config)
 
 
@@ -97,7 +99,7 @@ def wanted(ablation: Ablation, args: argparse.Namespace) -> dict[str, Any]:
 
 def digest(ablation: Ablation, state: State) -> str:
     """Return what tells the merged configuration of a state from every other."""
-    text = configs.to_yaml(on_one_device(ablation.switches, state)).replace(f"{ROOT}/", "")
+    text = to_yaml(on_one_device(ablation.switches, state)).replace(f"{ROOT}/", "")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -124,7 +126,7 @@ def measure(ablation: Ablation, args: argparse.Namespace, console: Console) -> d
         estimate(ablation, first, time.perf_counter() - before, args, console)
         shares = steptime.measure_parts(first)
         with contextlib.suppress(UserError):  # no data prepared: the share of the loader stays unknown
-            launch.check_data(ablation.switches.load(base))
+            check_data(ablation.switches.load(base))
             waiting = steptime.measure_waiting(first)
             if waiting is not None:
                 shares = {part: share * (1 - waiting) for part, share in shares.items()}
@@ -163,9 +165,7 @@ def on_one_device(switches: Switches, state: State) -> RunConfig:
         return config
     configuration, settings = switches.recipe(state)
     share = [f"global_batch_size={config.global_batch_size // NUM_DEVICES}", "micro_batch_size=null"]
-    return configs.load(
-        switches.benchmark, configuration, size=switches.size, settings=[*settings, *share]
-    ).config
+    return load(switches.benchmark, configuration, size=switches.size, settings=[*settings, *share]).config
 
 
 def estimate(
@@ -173,7 +173,7 @@ def estimate(
 ) -> None:
     """Say what will be measured and how long it takes at most, from one step of the base."""
     from common.measure.steptime import steps_of_turn
-    from common.training.method import build_methods
+    from common.training.registry import build_methods
 
     states, step_s = len(ablation.states), WHOLE_STEP * run.step_s
     methods = build_methods(ablation.switches.load(ablation.switches.all).config)
@@ -304,7 +304,7 @@ def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -
     )
     rows = ledgers.ledger_rows(found, switches, relieved(switches))
     pairs = ledgers.pairs(found, ablation.design, ablation.held) if ablation.design else []
-    benchmark = configs.benchmark_module(switches.benchmark).Benchmark
+    benchmark = benchmark_module(switches.benchmark).Benchmark
     return Ledger(
         benchmark=switches.benchmark,
         configuration=switches.configuration,

@@ -12,9 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from common.config import schema as configs
+from common.config.merge import mapping, merge_files, read
 from common.config.validation import validated
 from common.errors import UserError, nearest
 from common.evidence.recipes import flat
+from common.repository import benchmark_module, configurations
+from common.training.load import load as load_config
 
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
@@ -104,7 +107,7 @@ class Switches:
     def load(self, state: State) -> configs.Loaded:
         """Return the merged configuration of a state."""
         configuration, settings = self.recipe(state)
-        return configs.load(self.benchmark, configuration, size=self.size, settings=settings)
+        return load_config(self.benchmark, configuration, size=self.size, settings=settings)
 
     def problem(self, state: State) -> str:
         """Return why a state cannot be built; '' if it can."""
@@ -161,11 +164,11 @@ class Switches:
 
 def extended(benchmark: str, configuration: str) -> str:
     """Return the name of the configuration that another extends. Raises UserError where there is none."""
-    configs.benchmark_module(benchmark)  # answers an unknown name
-    if configuration not in configs.configurations(benchmark):
-        hint = nearest(configuration, configs.configurations(benchmark))
+    benchmark_module(benchmark)  # answers an unknown name
+    if configuration not in configurations(benchmark):
+        hint = nearest(configuration, configurations(benchmark))
         raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
-    base = configs.read(benchmark, configuration).values.get("extends")
+    base = read(benchmark, configuration).values.get("extends")
     if not isinstance(base, str):
         raise UserError(
             "extends no other configuration: there is nothing to leave out",
@@ -197,11 +200,11 @@ def differences(benchmark: str, base: str, configuration: str, size: str) -> lis
 
 def merged(benchmark: str, configuration: str, size: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return every key with its value, defaults too, and the settings of each method that is on."""
-    values, origins = configs.merge_files(benchmark, configuration, size)
-    switched = configs.mapping(values, "methods", origins)
+    values, origins = merge_files(benchmark, configuration, size)
+    switched = mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= {"benchmark": benchmark, "configuration": "", "size": size}
-    config = validated(configs.benchmark_module(benchmark).Config, values, origins)
+    config = validated(benchmark_module(benchmark).Config, values, origins)
     keys = config.model_dump()
     methods = keys.pop("methods")
     return flat(keys), methods

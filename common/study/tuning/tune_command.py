@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.commands import whole_number
-from common.config import schema as configs
-from common.config.schema import ROOT, Loaded
+from common.arguments import whole_number
+from common.config.schema import Loaded
+from common.data.prepare import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.files import write_text
 from common.machine import system
-from common.repository import shown
+from common.repository import ROOT, benchmark_module, shown
 from common.run import launch
 from common.training import ranks
 
@@ -69,7 +69,7 @@ def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
             raise UserError("was chosen for other settings or ranks", where=shown(path), hint=hint)
         print(f"-O{args.level}: as chosen before, {shown(path)}; remove it to choose anew", flush=True)
         return Path(path)
-    launch.check_data(loaded)
+    check_data(loaded)
     command = ["run", args.benchmark, absolute(loaded.source), "--size", args.size, f"-O{args.level}"]
     command += [part for setting in args.set for part in ("--set", setting)]
     command += ["--tune-seconds", str(args.tune_seconds), "--write-config", str(path.resolve()), "--dry-run"]
@@ -96,7 +96,7 @@ def made_for(args: argparse.Namespace, loaded: Loaded) -> str:
 def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
     """Return `<configuration>-O1.yaml` in the folder of the results that it will have."""
     config = loaded.config.replaced(configuration=f"{loaded.config.configuration}-O{args.level}")
-    name = configs.benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
     folder: Path = args.results.resolve() / system.system_id(config) / name
     return folder / f"{config.configuration}.yaml"
 
@@ -110,7 +110,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     """Tune in this process, print what was tried and chosen; write it where a person said."""
     from common.study.tuning import tune, tune_runs
 
-    launch.check_data(loaded)
+    check_data(loaded)
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
     tuner = tune_runs.Tuner(loaded=loaded, settings=tuple(args.set), seed=args.seed or 0, num_ranks=num_ranks)
     config = loaded.config

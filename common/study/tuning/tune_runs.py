@@ -15,18 +15,20 @@ import torch
 import yaml
 from torch import Tensor
 
-from common.config import schema as configs
+from common.config.merge import merge, merge_files, parse_setting, read_path
 from common.config.schema import Loaded, RunConfig
 from common.measure.throughput import timed
 from common.methods.compile import missing_compiler
+from common.repository import available, benchmark_module, configurations
 from common.study.tuning.apart import Apart
 from common.study.tuning.traces import Trace, take_trace
 from common.study.tuning.tune import Change, Found, Search, Tried
-from common.training import method as methods
 from common.training.benchmark import Benchmark
-from common.training.card import available, read_card
+from common.training.card import read_card
+from common.training.load import load
 from common.training.method import Batch, Method
 from common.training.ranks import Place
+from common.training.registry import kind_of
 from common.training.step import Training
 
 State = tuple[str, ...]  # settings, as after --set, in the order in which they were kept
@@ -49,11 +51,11 @@ class Tuner:
         """Return the configuration with what was kept."""
         config = self.loaded.config
         settings = [*self.settings, *state]
-        return configs.load(config.benchmark, self.loaded.source, size=config.size, settings=settings).config
+        return load(config.benchmark, self.loaded.source, size=config.size, settings=settings).config
 
     def benchmark(self, config: RunConfig) -> Benchmark:
         """Return the benchmark of the first rank."""
-        kind = configs.benchmark_module(config.benchmark).Benchmark
+        kind = benchmark_module(config.benchmark).Benchmark
         built: Benchmark = kind(config, seed=self.seed, place=Place(rank=0, world_size=self.num_ranks))
         return built
 
@@ -124,7 +126,7 @@ def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def kinds(benchmark: str) -> dict[str, type[Method]]:
     """Return the class of every method that a benchmark can use, by its name."""
-    return {name: methods.kind_of(name, module) for name, module in available(benchmark).items()}
+    return {name: kind_of(name, module) for name, module in available(benchmark).items()}
 
 
 class TimedTraining:
@@ -172,10 +174,8 @@ def written_in(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]
     One that the size switches off has its settings of the full size.
     """
     found = {}
-    for name in configs.configurations(benchmark):
-        full, sized = (
-            configs.merge_files(benchmark, name, each)[0].get("methods") or {} for each in ("full", size)
-        )
+    for name in configurations(benchmark):
+        full, sized = (merge_files(benchmark, name, each)[0].get("methods") or {} for each in ("full", size))
         found[name] = {
             method: sized.get(method) or full[method] for method in full if full[method] is not False
         }
@@ -281,10 +281,10 @@ def as_file(tuner: Tuner, found: Found[State], head: str) -> str:
     """
     base, values = tuner.loaded.source, dict[str, Any]()
     if base.endswith(".yaml"):
-        document, base = configs.read_path(Path(base))
-        configs.merge(values, document, {})
+        document, base = read_path(Path(base))
+        merge(values, document, {})
     for setting in [*tuner.settings, *found.state]:
-        configs.merge(values, configs.parse_setting(setting), {})
+        merge(values, parse_setting(setting), {})
     return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import ROOT
 from common.evidence.log import MAX_BYTES, MAX_LINES, parse_log, read_log
 from common.evidence.rules.sets import smallest_total
 from common.evidence.submission import official
+from common.repository import ROOT
 from tests.command import ttt_here as ttt
 
 MEMORY = 2**20 * 400  # of addresses, with numpy's and Python's own 250 MiB

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import ROOT
 from common.evidence.submission.leaks import leaks
+from common.repository import ROOT
 
 
 def kinds(text):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config.schema import ROOT
 from common.evidence.submission import official
 from common.evidence.system import problems
+from common.repository import ROOT
 from tests.command import ttt_here as ttt
 
 RESNET = "results/8xA100-optimized/resnet"

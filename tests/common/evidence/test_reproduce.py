@@ -248,7 +248,7 @@ def raw():
     """The entries of both reported.yaml by source, as they stand in the files."""
     import yaml
 
-    from common.config.schema import ROOT
+    from common.repository import ROOT
 
     facts = [yaml.safe_load(path.read_text()) for path in ROOT.glob("*/reported.yaml")]
     return {entry["source"]: entry for part in facts for entry in part["sets"] + part["peers"]}

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torchvision
 
-from common.config.schema import benchmark_module, load
 from common.errors import UserError
 from common.measure.without_gpu.compile_for import (
     build_training,
@@ -25,6 +24,8 @@ from common.measure.without_gpu.kernels import (
 )
 from common.measure.without_gpu.pretend import GPUS, find_gpu
 from common.measure.without_gpu.report import keep
+from common.repository import benchmark_module
+from common.training.load import load
 from common.training.method import Batch
 from tests.command import ttt_here
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from common import cli
-from common.config.schema import ROOT
 from common.measure import captured, gpu_day, gpu_day_page
 from common.measure.captured import NUM_STEPS
+from common.repository import ROOT
 from common.training.step import Training
 from tests.command import ttt_here
 

@@ -6,8 +6,8 @@ import psutil
 import pytest
 
 from common.commands.data import prepare
-from common.config.schema import load
 from common.measure import neighbour
+from common.training.load import load
 
 
 def spinning():

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.config.schema import load
 from common.errors import UserError
 from common.methods.ema import Ema, copy_model, ema_smoothing, update_average
+from common.training.load import load
 
 
 def test_smoothing_is_the_published_one() -> None:

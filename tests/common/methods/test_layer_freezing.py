@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.config.schema import load
 from common.errors import UserError
 from common.methods.layer_freezing import LayerFreezing, freeze_layers, frozen_share
+from common.training.load import load
 from common.training.method import Batch, Progress
 
 

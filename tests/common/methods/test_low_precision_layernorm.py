@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.config.schema import load
 from common.errors import UserError
 from common.methods.low_precision_layernorm import LowPrecisionLayernorm, apply_low_precision_layernorm
+from common.training.load import load
 
 
 def make_norm():

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 
 PROGRAM = """
 import json, resource, sys

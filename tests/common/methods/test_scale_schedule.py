@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.config.schema import load
 from common.errors import UserError
 from common.methods.scale_schedule import ScaleSchedule, scaled_duration
+from common.training.load import load
 
 
 def test_durations_are_rounded_down() -> None:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.config.schema import load
 from common.errors import UserError
 from common.measure.device_run import build
 from common.methods.selective_backprop import SelectiveBackprop, sample_losses, select_samples
+from common.training.load import load
 from common.training.method import Batch, Progress
 
 

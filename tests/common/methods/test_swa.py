@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from common.config.schema import load
 from common.errors import UserError
 from common.methods.swa import averaged
-from common.training.method import build_methods
+from common.training.load import load
+from common.training.registry import build_methods
 
 
 def loaded(*settings):

@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from common.config.schema import benchmarks, configurations, load
 from common.errors import UserError
+from common.repository import benchmarks, configurations
 from common.study import cells
 from common.study.cells import Cell, Study
+from common.training.load import load
 from common.training.optim import schedule_factor
 
 RECIPES = [

@@ -11,11 +11,11 @@ from urllib.parse import unquote
 
 import pytest
 
-from common.config.schema import ROOT
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.records import printable
 from common.evidence.score import score
+from common.repository import ROOT
 from common.study.explore import COLUMNS, page_data, read_benches, render, write_page
 from common.study.prices import load_prices
 from tests.browser import Browser

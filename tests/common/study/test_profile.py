@@ -43,11 +43,12 @@ def test_slow_storage_makes_it_input_bound(tmp_path):
 
 
 def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
-    from common.config import schema as configs
+    from common.repository import benchmark_module
+    from common.training.load import load
 
     def benchmark(name, *settings):
-        config = configs.load("image_classification", name, size="mini", settings=list(settings)).config
-        return configs.benchmark_module("image_classification").Benchmark(config, seed=0)
+        config = load("image_classification", name, size="mini", settings=list(settings)).config
+        return benchmark_module("image_classification").Benchmark(config, seed=0)
 
     fast = benchmark("optimized")
     assert fast.phases() == [("56 px", range(44)), ("84 px", range(44, 176))]
@@ -58,13 +59,12 @@ def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
 
 
 def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation():
-    from common.config import schema as configs
+    from common.repository import benchmark_module
+    from common.training.load import load
 
     def benchmark(*settings):
-        config = configs.load(
-            "image_classification", "baseline", size="mini", settings=[*chosen, *settings]
-        ).config
-        return configs.benchmark_module("image_classification").Benchmark(config, seed=0)
+        config = load("image_classification", "baseline", size="mini", settings=[*chosen, *settings]).config
+        return benchmark_module("image_classification").Benchmark(config, seed=0)
 
     chosen = ("methods.randaugment={}", "methods.augmix={}")
     variants = benchmark().without_loading()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from common.config.schema import ROOT
+from common.repository import ROOT
 from tests.command import TTT, ttt, ttt_here
 
 TINY = ("max_duration=40ba", "schedule.warmup=4ba", "evaluation_batch_size=128")

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from common.config.schema import ROOT
 from common.errors import UserError
 from common.measure.throughput import timed
+from common.repository import ROOT
 from common.study.tuning.traces import Trace, apart, distance, take_trace
 from common.study.tuning.tune import Change, Refused, Search, TimeUpError, limited, median_gain, table
 from common.study.tuning.tune_model import ModelBench, optimize, with_workers

@@ -5,12 +5,12 @@ import os
 import pytest
 import yaml
 
-from common.config import schema as configs
-from common.config.schema import load
+from common.config.merge import to_yaml
 from common.errors import UserError
 from common.evidence.log import read_log
 from common.study.tuning.tune import Found, Gain, Tried
 from common.study.tuning.tune_runs import Tuner, as_file, candidates
+from common.training.load import load
 from tests.command import ttt, ttt_here
 
 BENCHMARKS = ("image_classification", "language_bert")
@@ -196,7 +196,7 @@ def test_o1_runs_what_it_chose_and_chooses_once(tmp_path):
     written = result.parent / "baseline-O1.yaml"
     config = load("language_bert", str(written), size="mini", settings=[]).config
     log = read_log(result)
-    assert yaml.safe_load("\n".join(log.settings)) == yaml.safe_load(configs.to_yaml(config))
+    assert yaml.safe_load("\n".join(log.settings)) == yaml.safe_load(to_yaml(config))
     assert log.value("configuration_name") == "baseline-O1"
     again = ttt(*command)
     assert "as chosen before" in again.stdout and "tuning took" not in again.stdout

@@ -1,0 +1,114 @@
+"""Arguments that several commands share."""
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from common.errors import UserError, nearest
+
+pass
+pass
+pass
+pass
+
+MAX_RANKS = 1024
+
+
+def add_benchmark(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the argument that names a benchmark; `options` are argparse's."""
+    parser.add_argument("benchmark", type=benchmark_folder, help=f"one of: {listed_benchmarks()}", **options)
+
+
+def add_benchmarks(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names some of the benchmarks."""
+    known = sorted(benchmark_names().values())
+    which = f"of {listed_benchmarks()}; default: all"
+    parser.add_argument(
+        "--benchmarks", nargs="+", type=benchmark_folder, default=known, metavar="NAME", help=which
+    )
+
+
+def benchmark_folder(name: str) -> str:
+    """Return the folder of a benchmark, the `type` of an argument; MLPerf's name is accepted, too.
+
+    Raises UserError with the nearest name.
+    """
+    known = benchmark_names()
+    if name in known or name in known.values():
+        return known.get(name, name)
+    hint = nearest(name, [*known, *known.values()])
+    if hint.startswith("known"):
+        hint = f"known: {listed_benchmarks()}"
+    raise UserError(f"unknown benchmark '{name}'", hint=hint)
+
+
+def listed_benchmarks() -> str:
+    """Return both names of every benchmark."""
+    return ", ".join(f"{name} ({folder})" for name, folder in benchmark_names().items())
+
+
+@cache
+def benchmark_names() -> dict[str, str]:
+    """Return MLPerf's name -> folder of every benchmark, as its source has it: nothing is imported."""
+    from common.repository import ROOT, benchmarks
+
+    found = {}
+    for folder in benchmarks():
+        text = (ROOT / folder / "benchmark.py").read_text(encoding="utf-8")
+        name = re.search(r'^ +mlperf_name = "(\w+)"$', text, re.MULTILINE)
+        found[name[1] if name else folder] = folder
+    return dict(sorted(found.items()))
+
+
+def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:
+    """Add the argument of the verbs that read results."""
+    default = [repository_path("results")]
+    told = f"{help}; default: results/ of the repository"
+    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, default=default, help=told)
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the verbs that write results, or read what others wrote."""
+    told = "the folder of results; default: results/ of the repository"
+    parser.add_argument("--results", type=Path, default=repository_path("results"), metavar="DIR", help=told)
+
+
+def add_systems(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the verbs that describe the machine of their results."""
+    told = "the folder of system descriptions; default: systems/ of the repository"
+    parser.add_argument("--systems", type=Path, default=repository_path("systems"), metavar="DIR", help=told)
+
+
+def repository_path(name: str) -> Path:
+    """Return a path in the repository, as it is reached from the working folder."""
+    from common.repository import ROOT
+
+    return Path(os.path.relpath(ROOT / name))
+
+
+def whole_number(low: int, high: int) -> Callable[[str], int]:
+    """Return what parses a number from `low` to `high`, the `type` of an argument."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+seed = whole_number(0, 2**31 - 1)
+
+
+def add_nproc(parser: argparse.ArgumentParser) -> None:
+    """Declare how many ranks a run has."""
+    parser.add_argument(
+        "--nproc",
+        type=whole_number(1, MAX_RANKS),
+        metavar="N",
+        help="ranks that share each batch, one per GPU; default: as many as this machine has GPUs, else 1",
+    )

@@ -1,0 +1,102 @@
+"""Merges the YAML files of a configuration, and settings from the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common import yaml_file
+from common.config.schema import RunConfig
+from common.errors import UserError, nearest
+from common.repository import NAME, ROOT, configurations
+
+MAX_EXTENDS = 2
+
+
+def merge_files(
+    benchmark: str, configuration: str, size: str
+) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
+    """Return the merged values of the files and where each key was written."""
+    chain: list[yaml_file.Document] = []
+    name: Any = configuration
+    while name:
+        if len(chain) > MAX_EXTENDS:
+            raise UserError("'extends' goes too deep", where=f"{benchmark}/{configuration}.yaml")
+        document = read(benchmark, name)
+        chain.append(document)
+        name = document.values.pop("extends", None)
+    values: dict[str, Any] = {}
+    origins: dict[tuple[str, ...], str] = {}
+    for document in reversed(chain):
+        merge(values, document, origins)
+    if size == "mini":
+        overlay = read(benchmark, size)
+        adjusted = mapping(overlay.values, "methods", overlay.origins)
+        on = mapping(values, "methods", origins)
+        overlay.values["methods"] = {
+            name: adjusted[name] for name in adjusted if on.get(name, False) is not False
+        }
+        merge(values, overlay, origins)
+    return values, origins
+
+
+def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str]) -> dict[str, Any]:
+    """Return the mapping below a key, empty where nothing is written there."""
+    found = values.get(key) or {}
+    if not isinstance(found, dict):
+        raise UserError("expected `name: settings` lines", where=f"{origins.get((key,), '')}: {key}")
+    return found
+
+
+def read(benchmark: str, name: str) -> yaml_file.Document:
+    """Read one YAML file of a benchmark."""
+    path = ROOT / benchmark / f"{name}.yaml"
+    if not NAME.fullmatch(str(name)) or not path.is_file():
+        raise UserError(
+            f"no such file '{name}.yaml'", where=benchmark, hint=nearest(str(name), configurations(benchmark))
+        )
+    return yaml_file.read(path, f"{benchmark}/{name}.yaml")
+
+
+def read_path(path: Path) -> tuple[yaml_file.Document, str]:
+    """Return a file outside the benchmarks' folders, and which configuration it extends."""
+    if not NAME.fullmatch(path.stem):
+        raise UserError(f"a configuration is named after its file: {NAME.pattern}", where=str(path))
+    document = yaml_file.read(path, str(path))
+    base = document.values.pop("extends", None)
+    if not isinstance(base, str):
+        raise UserError("must name a configuration: `extends: NAME`", where=str(path))
+    return document, base
+
+
+def parse_setting(setting: str) -> yaml_file.Document:
+    """Turn `optimizer.learning_rate=0.1` into a document with that one key."""
+    key, equals, text = setting.partition("=")
+    if not equals or not all(key.split(".")):
+        raise UserError(f"--set {setting}: expected key=value", hint="for example --set global_batch_size=64")
+    path = tuple(key.split("."))
+    document = yaml_file.parse(f"value: {text}", "--set")
+    value = document.values["value"]
+    origins = {(*path, *inner[1:]): "--set" for inner in document.origins if inner}
+    for name in reversed(path):
+        value = {name: value}
+    return yaml_file.Document(value, origins)
+
+
+def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[str, ...], str]) -> None:
+    """Lay one document over the values in place, and remember where each of its keys came from."""
+
+    def lay(below: dict[str, Any], above: dict[str, Any]) -> None:
+        for key, value in above.items():
+            if isinstance(value, dict) and isinstance(below.get(key), dict):
+                lay(below[key], value)
+            else:
+                below[key] = value
+
+    lay(values, over.values)
+    origins.update(over.origins)
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return the merged configuration as YAML."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, default_flow_style=None, width=110)

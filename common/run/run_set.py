@@ -1,0 +1,49 @@
+"""A run set, and how one of its runs ended."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from common.config.schema import Loaded
+
+HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSet:
+    """The runs of one configuration on this system; `directory` holds their results.
+
+    `num_ranks` are to be started here; 1 also where torchrun or srun has started them. Of a set that is
+    continued `num_done` runs are there, whose seeds nobody reads, `num_more` that did not come to their end,
+    and no index below `first_index` is taken.
+    With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a study.
+    """
+
+    loaded: Loaded
+    system: str
+    directory: Path
+    why_apart: str = ""
+    num_runs: int
+    seeds: tuple[int, ...]
+    num_ranks: int = 1
+    num_done: int = 0
+    num_more: int = 0
+    first_index: int = 0
+    hung_after_s: float = HUNG_AFTER_S
+    drops_caches: bool = False
+    checkpoint: Path | None = None
+    cell: str = ""
+    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
+
+    @property
+    def title(self) -> str:
+        """Benchmark, configuration or cell, and size."""
+        config = self.loaded.config
+        return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
+
+
+class Ended(NamedTuple):
+    """How a run ended: its exit code, and what it counts as."""
+
+    code: int
+    outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock

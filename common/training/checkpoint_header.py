@@ -1,0 +1,79 @@
+"""The header of a checkpoint: everything beside its tensors. Needs no torch."""
+
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from common.config.schema import Fraction, Strict
+from common.errors import UserError
+from common.files import remove_draft
+
+SUFFIX = ".safetensors"
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
+
+
+class RandomState(Strict):
+    """What the generators of Python and numpy need, besides torch's, whose states are tensors."""
+
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[str, tuple[int, ...], int, int, float]
+
+
+class Facts(Strict):
+    """What a checkpoint says beside its tensors; times are seconds of the wall clock.
+
+    `step` is the next to be taken, `log` the log up to here, `random` the state of every rank.
+    """
+
+    step: int = Field(ge=0)
+    seed: int
+    world_size: int = Field(ge=1)
+    system: str
+    dataset_fingerprint: str
+    config: dict[str, Any]
+    modules: tuple[str, ...]  # the model, and the methods that keep another
+    scaler: dict[str, Any]
+    random: tuple[RandomState, ...]
+    log: str
+    log_state: Literal["block", "epoch"]
+    epoch: int | None  # that is open in the log
+    quality: Fraction
+    started: Seconds
+    block_started: Seconds
+    saved: Seconds
+
+
+def checkpoint_of(result: Path) -> Path:
+    """Return where the checkpoint of a result lies; that of a checkpoint is itself."""
+    return result.with_suffix(SUFFIX)
+
+
+def read_facts(checkpoint: Path) -> Facts:
+    """Return what a checkpoint says beside its tensors. Raises UserError for anything else."""
+    from safetensors import SafetensorError, safe_open  # an extra, which training needs
+
+    try:
+        with safe_open(checkpoint, framework="np") as file:
+            metadata = file.metadata() or {}
+            text = metadata.get("facts", "")
+            if metadata.get("facts_crc32") != crc_of(text):
+                raise ValueError("its facts have another CRC")
+            return Facts.model_validate_json(text)
+    except (OSError, SafetensorError, ValueError) as error:
+        what = f"is not a checkpoint of ttt run ({str(error).splitlines()[0]})"
+        raise UserError(what, where=str(checkpoint)) from error
+
+
+def crc_of(text: str) -> str:
+    """Return the CRC of facts as it stands beside them."""
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def tidy(result: Path, *, is_done: bool) -> None:
+    """Remove what is of no use when a run has ended: drafts; its checkpoint, where it reached its target."""
+    for path in (result, checkpoint_of(result)):
+        remove_draft(path)
+    if is_done:
+        checkpoint_of(result).unlink(missing_ok=True)

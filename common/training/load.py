@@ -1,0 +1,74 @@
+"""Loads a configuration: merged, checked, changed by its methods, frozen."""
+
+from pathlib import Path
+
+from common.config.diff import differences
+from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
+from common.config.schema import Loaded, RunConfig
+from common.config.validation import validated
+from common.errors import UserError, nearest
+from common.repository import benchmark_module, configurations
+
+MAX_EVALUATIONS = 10**6  # a plan lists them all
+
+
+def load(benchmark: str, configuration: str, *, size: str, settings: list[str]) -> Loaded:
+    """Merge, check and freeze a configuration; `settings` are `key.path=value` texts.
+
+    Raises UserError that names file:line and the nearest valid key.
+    """
+    from common.training.registry import build_methods  # it needs this module's types
+
+    module = benchmark_module(benchmark)
+    source, own = configuration, None
+    if source.endswith(".yaml"):
+        own, configuration = read_path(Path(source))
+    if configuration not in configurations(benchmark):
+        hint = nearest(configuration, configurations(benchmark))
+        raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
+    values, origins = merge_files(benchmark, configuration, size)
+    if own:
+        merge(values, own, origins)
+        configuration = Path(source).stem
+    for setting in settings:
+        merge(values, parse_setting(setting), origins)
+    fixed = {"benchmark": benchmark, "configuration": configuration, "size": size}
+    for key in sorted(fixed.keys() & values.keys()):
+        raise UserError("is chosen on the command line", where=f"{origins[key,]}: {key}")
+    switched = mapping(values, "methods", origins)
+    values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
+    values |= fixed
+    config = validated(module.Config, values, origins)
+    methods = build_methods(config, origins)
+    changes = []
+    for each in methods:
+        changed = each.configure(config)
+        changes += [f"{each.name}: {difference}" for difference in differences(config, changed)]
+        config = changed
+    check_plan(config, origins)
+    return Loaded(config=config, origins=origins, changes=changes, source=source)
+
+
+def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
+    """Refuse a configuration that could not take a step or would never be evaluated."""
+
+    def fail(key: str, what: str) -> None:
+        file = f"{config.benchmark}/{config.configuration}.yaml"
+        raise UserError(what, where=f"{origins.get((key,), file)}: {key}")
+
+    if config.steps_per_epoch == 0:
+        fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
+    if config.steps(config.evaluate_every) == 0:
+        fail("evaluate_every", "must be at least one step")
+    if config.steps(config.max_duration) > MAX_EVALUATIONS * config.steps(config.evaluate_every):
+        fail("max_duration", f"{config.max_duration} holds more than {MAX_EVALUATIONS:,} evaluations")
+    plan = config.plan()
+    if plan.num_steps == 0:
+        fail("max_duration", "a run needs at least one step")
+    if config.checkpoint_every is not None and config.steps(config.checkpoint_every) == 0:
+        fail("checkpoint_every", "must be at least one step")
+    if plan.warmup_steps >= plan.num_steps:
+        fail(
+            "schedule",
+            f"warm-up ({config.schedule.warmup}) must be shorter than max_duration ({config.max_duration})",
+        )

@@ -1,0 +1,45 @@
+"""Finds the methods that a configuration names, and builds them."""
+
+import importlib
+
+from common.config.schema import RunConfig
+from common.config.validation import validated
+from common.errors import UserError, nearest
+from common.repository import available, benchmarks
+from common.training.method import Method
+
+
+def kind_of(name: str, module: str) -> type[Method]:
+    """Import the class of a method."""
+    kind: type[Method] = getattr(importlib.import_module(module), name.title().replace("_", ""))
+    return kind
+
+
+def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
+    """Return the methods of a configuration in their order, settings checked."""
+    modules = available(config.benchmark)
+    methods = []
+    for name, values in config.methods.items():
+        path = ("methods", name)
+        if name not in modules:
+            where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
+            homes = [other for other in benchmarks() if name in available(other)]
+            if homes:
+                raise UserError(f"belongs to {homes[0]}", where=where)
+            raise UserError("no such method", where=where, hint=nearest(name, modules))
+        kind = kind_of(name, modules[name])
+        method = kind(name, validated(kind.Config, values, origins or {}, path))
+        method.config = config
+        methods.append(method)
+    return methods
+
+
+def refuse_compiled(config: RunConfig, name: str) -> None:
+    """Raise UserError when the model is compiled; steps of the method `name` differ in their graph."""
+    for method in build_methods(config):
+        if method.compiles:
+            raise UserError(
+                "its steps differ in what they compute, so they cannot be compiled",
+                where=f"methods.{name}",
+                hint=f"--set methods.{method.name}=false",
+            )
