@@ -16,7 +16,7 @@ from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USA
 from common.evidence.command_line import spread_settings
 from common.processes import lasting_output
 
-COMMANDS = {  # verb -> what it does; each is a module in common/commands
+COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in one of its FOLDERS
     "all": "prepare the data, time every configuration, audit, score and report",
     "run": "time one configuration to its target quality, N times",
     "data": "prepare or verify the data of a benchmark",
@@ -39,6 +39,10 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands
     "explore": "write one HTML page to explore every run and bench result",
 }
 
+FOLDERS = {
+    "measure": ("bench", "compile", "inspect", "profile"),
+    "study": ("ablate", "estimate", "explore", "plan", "sweep"),
+}
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
 EXIT_CODES = (
     "exit codes: 0 ok, 1 findings or target not reached, 2 usage, 3 internal error, "
@@ -108,7 +112,8 @@ def dispatch(arguments: list[str]) -> int:
     if verb not in COMMANDS:
         hint = OTHER_WORDS.get(verb) or nearest(verb, COMMANDS)
         raise UserError(f"unknown command '{verb}'", hint=hint)
-    command = importlib.import_module(f"common.commands.{verb}")
+    folder = next((f"{folder}." for folder, verbs in FOLDERS.items() if verb in verbs), "")
+    command = importlib.import_module(f"common.commands.{folder}{verb}")
     parser = Parser(
         prog=f"ttt {verb}", description=command.__doc__, formatter_class=Formatter, epilog=EXIT_CODES
     )

@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from common.config.schema import DataConfig, Fraction, RunConfig, Strict
-from common.data import manifest as fingerprint
 from common.data import sampler
+from common.data.manifest import read_manifest
 from common.training import benchmark
 from common.training.benchmark import Form, KernelPair, Part, Projection, Work
 from common.training.method import Batch
@@ -367,5 +367,5 @@ class Benchmark(benchmark.Benchmark):
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the prepared data."""
-        manifest = fingerprint.read_manifest(self.directory, hint=self.config.prepared_hint)
+        manifest = read_manifest(self.directory, hint=self.config.prepared_hint)
         return str(manifest["fingerprint"])

@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from common.config.schema import DataConfig, Fraction, RunConfig, Strict
-from common.data import manifest as fingerprint
 from common.data import sampler
+from common.data.manifest import read_manifest
 from common.errors import UserError
 from common.methods.compile import MAX_SHAPES
 from common.training import benchmark
@@ -21,13 +21,7 @@ from common.training.method import Batch
 from common.training.registry import build_methods
 from language_bert.attention import kernel_form
 from language_bert.bench_parts import bench_parts
-from language_bert.data.batches import (
-    IGNORED,
-    moved_lengths,
-    padded_batch,
-    random_record,
-    typical_lengths,
-)
+from language_bert.data.batches import IGNORED, moved_lengths, padded_batch, random_record, typical_lengths
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
@@ -400,4 +394,4 @@ class Benchmark(benchmark.Benchmark):
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """The manifest of the prepared data; first read when the clock runs."""
-        return fingerprint.read_manifest(self.directory, hint=self.config.prepared_hint)
+        return read_manifest(self.directory, hint=self.config.prepared_hint)

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from common.arguments import add_benchmarks, add_nproc, add_results, add_systems, repository_path
 from common.commands import check, data, report, score
-from common.data.prepare import check_data
+from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.audit import audit_paths
 from common.machine import system
 from common.repository import SIZES
-from common.run import batch_check, launch, run_sets
-from common.training import ranks
+from common.run import launch, run_sets
+from common.training import batch_check, ranks
 from common.training.load import load
 
 

@@ -23,9 +23,8 @@ from pathlib import Path
 from common import repository
 from common.arguments import add_benchmark
 from common.config import schema as configs
-from common.data import manifest as fingerprint
-from common.data import prepare as preparation
-from common.data import shards
+from common.data import manifest as manifests
+from common.data import preparation, shards
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.repository import ROOT, SIZES
 from common.training.load import load
@@ -64,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     )
     for problem in problems:
         print(repository.shown_in(problem))
-    manifest = fingerprint.read_manifest(directory, hint="")
+    manifest = manifests.read_manifest(directory, hint="")
     state = "damaged" if problems else "intact"
     print(f"{args.benchmark} {args.size}: {state}, fingerprint {manifest['fingerprint']}")
     return EXIT_FINDINGS if problems else EXIT_OK

@@ -28,13 +28,13 @@ import sys
 from pathlib import Path
 
 from common.arguments import add_benchmark, add_nproc, add_results, add_systems, seed
-from common.data.prepare import check_data
+from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
 from common.repository import SIZES, benchmarks, configurations
-from common.run import batch_check, launch, resume, run_sets
+from common.run import launch, resume, run_sets
 from common.study.tuning import tune_command
-from common.training import ranks
+from common.training import batch_check, ranks
 from common.training.load import load
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from common import repository
 from common.config.schema import RunConfig
 from common.data import manifest as fingerprint
-from common.data import prepare
+from common.data import preparation
 from common.errors import UserError
 from common.evidence.compare.reported import load_reported
 from common.evidence.disturbance import SPARE
@@ -32,7 +32,7 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
         return warning(check, f"not prepared at size {config.size}", config.prepared_hint), None
     has_content = config.size == "mini"
     try:
-        problems = prepare.verify(directory, config, hint="", has_content=has_content)
+        problems = preparation.verify(directory, config, hint="", has_content=has_content)
         manifest = fingerprint.read_manifest(directory, hint="")
     except UserError as error:
         return fault(check, repository.shown_in(str(error)), config.prepared_hint), None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.measure.profile import Feed
+from common.measure.profiling.profile import Feed
 from common.measure.throughput import STEPS_PER_TURN, last_steps, stepper, synchronize, timed, turn_length
 from common.run.loop import TrainingRun
 from common.training.benchmark import Benchmark

@@ -23,15 +23,15 @@ from rich.table import Table
 
 from common.arguments import add_nproc, add_results, seed, whole_number
 from common.config.schema import RunConfig
-from common.data.prepare import check_data
+from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import STUDY, Log, read_log
 from common.machine import system
 from common.machine.preflight import preflight
 from common.repository import NAME, ROOT, SIZES, benchmark_module
-from common.run import batch_check, launch, run_sets
+from common.run import launch, run_sets
 from common.run.run_set import RunSet
-from common.training import ranks
+from common.training import batch_check, ranks
 from common.training.load import load
 
 MAX_SEEDS = 100

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.data import manifest, shards
-from common.data import prepare as preparation
+from common.data import manifest, preparation, shards
 from common.errors import UserError
 from image_classification.data.images import PARTS
 from image_classification.data.shards import EncodedImage, cut, write_shard

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from common.data import prepare
+from common.data import preparation
 from common.errors import UserError
 from image_classification.data.images import PARTS, decode_bytes
 
@@ -155,7 +155,7 @@ def check_md5(directory: Path, expected: dict[str, int]) -> None:
         path, (num_images, md5) = directory / TARS[part], OFFICIAL[part]
         if num_expected != num_images or not path.is_file():
             continue
-        prepare.check_md5(path, md5, hint="download it again")
+        preparation.check_md5(path, md5, hint="download it again")
 
 
 def read_image(record: Record) -> tuple[bytes, int, int]:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
-from common.data import manifest
-from common.data import prepare as preparation
+from common.data import manifest, preparation
 from common.errors import UserError
 from language_bert.data import shards
 from language_bert.data.corpus import documents

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.data import prepare
+from common.data import preparation
 from common.errors import UserError
 
 PART = re.compile(r"part-(\d{5})-of-(\d{5})")
@@ -81,7 +81,7 @@ def find_checkpoint(directory: Path) -> Path:
     """Return the index of the checkpoint; of several, the one whose MD5 is published for TensorFlow 1."""
     name = CHECKPOINT + INDEX_SUFFIX
     for path in sorted(directory.rglob(name)):
-        if prepare.md5_of(path) == OFFICIAL_MD5.get(name):
+        if preparation.md5_of(path) == OFFICIAL_MD5.get(name):
             return path
     return find(directory, name)
 
@@ -116,4 +116,4 @@ def check_official(source: Source) -> None:
     for path in files:
         if path is not None and (md5 := OFFICIAL_MD5.get(path.name)):
             hint = CHECKPOINT_HINT if path.name.startswith(CHECKPOINT) else OTHER_HINT
-            prepare.check_md5(path, md5, hint=hint)
+            preparation.check_md5(path, md5, hint=hint)

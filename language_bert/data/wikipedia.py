@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from common.data import prepare, shards
+from common.data import preparation, shards
 from common.errors import UserError
 from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.shards import describe, write_shard
@@ -88,7 +88,7 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     planned = plan(work, listed, config)
     missing = shards.clear_unfinished(work, planned)
     weights_bytes = 4 * 340_000_000 if has_checkpoint else 0
-    prepare.check_free_space(
+    preparation.check_free_space(
         work, sum(shard.num_instances for shard in missing) * MEAN_INSTANCE_BYTES + weights_bytes
     )
     write_missing(missing)
@@ -108,7 +108,7 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
         from language_bert.data.weights import WEIGHTS
 
         convert_checkpoint(listed.checkpoint, config, work / "data" / WEIGHTS)
-    return prepare.finish(directory, work, facts)
+    return preparation.finish(directory, work, facts)
 
 
 def check_settings(source: Source, config: Any) -> None:
@@ -170,7 +170,7 @@ def write_missing(missing: list[PlannedShard]) -> None:
     """Write shards, one process per processor. Raises the UserError of the first that fails."""
     if not missing:
         return
-    progress = prepare.Progress(
+    progress = preparation.Progress(
         num_items=sum(shard.num_instances for shard in missing),
         num_bytes=sum(shard.file.stat().st_size for shard in missing),
         items="instances",

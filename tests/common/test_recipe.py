@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import UserError
-from common.run import batch_check
+from common.training import batch_check
 from common.training.load import load
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from common import repository
 from common.config.merge import to_yaml
 from common.config.schema import RunConfig
-from common.data.prepare import check_data
+from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.compare.factors import crossing
 from common.evidence.ledger import PATTERN, Ledger, Trained

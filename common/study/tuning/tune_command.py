@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.arguments import whole_number
 from common.config.schema import Loaded
-from common.data.prepare import check_data
+from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.files import write_text
 from common.machine import system

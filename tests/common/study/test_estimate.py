@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from common.commands import profile
+from common.commands.measure import profile
 from common.errors import UserError
 from common.evidence.log import read_log
 from common.machine import system

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from common.measure.verdict import Phase, Profile, Saving, at_most, paired, verdict
+from common.measure.profiling.verdict import Phase, Profile, Saving, at_most, paired, verdict
 
 FORWARD, BACKWARD = 20.0, 40.0
 

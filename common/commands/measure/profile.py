@@ -31,12 +31,12 @@ from rich.console import Console
 from common import repository
 from common.arguments import add_benchmark, add_nproc, add_results
 from common.config.schema import Loaded
-from common.data.prepare import check_data
+from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
 from common.measure.device_run import NUM_DEVICES, build
 from common.measure.figures import keep
-from common.measure.verdict import Phase, Profile, at_most, verdict
+from common.measure.profiling.verdict import Phase, Profile, at_most, verdict
 from common.repository import SIZES
 from common.run import launch
 from common.run.environments import rank_environments
@@ -142,7 +142,7 @@ def start_ranks(num_ranks: int) -> int:
 
 def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") -> dict[str, Any]:
     """Measure every phase, then evaluation and other loaders; rank 0 tells and keeps."""
-    from common.measure import profile as measuring
+    from common.measure.profiling import profile as measuring
     from common.measure.throughput import measure_peaks
 
     config, benchmark = loaded.config, run.benchmark

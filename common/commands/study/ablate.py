@@ -29,7 +29,7 @@ from rich.text import Text
 
 from common import repository
 from common.arguments import add_benchmark, whole_number
-from common.data.prepare import check_data
+from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import Ledger
 from common.study import cells

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from common.measure.marks import Marks, taken_apart
+from common.measure.profiling.marks import Marks, taken_apart
+from common.measure.profiling.verdict import WAITING, Phase, Saving, paired
 from common.measure.throughput import Peaks, synchronize
-from common.measure.verdict import WAITING, Phase, Saving, paired
 from common.run.loop import TrainingRun
 from common.training import distributed
 from common.training.benchmark import Benchmark

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 from common.arguments import add_benchmark, add_results, listed_benchmarks
-from common.commands import plan as planning
+from common.commands.study import plan as planning
 from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
 from common.evidence.log import STUDY, find_logs, read_log
@@ -223,7 +223,7 @@ def choose_rates(
 
 def measure(args: argparse.Namespace, values: dict[str, Any]) -> Rates:
     """Profile the configuration on one device of this machine; the figures are kept as `ttt profile` does."""
-    from common.commands import profile
+    from common.commands.measure import profile
 
     parser = argparse.ArgumentParser()
     profile.add_arguments(parser)

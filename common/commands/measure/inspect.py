@@ -67,7 +67,7 @@ def inspect(args: argparse.Namespace, config: configs.RunConfig, directory: Path
 
         return compare_with_eager(config, directory, args.shapes)
     if args.part == "kernels":
-        from common.measure.trace import summarize_trace
+        from common.measure.profiling.trace import summarize_trace
 
         return summarize_trace(config, directory, args.shapes, file=args.trace)
     from common.measure.startup import measure_startup

@@ -1,0 +1,1 @@
+"""The verbs that measure curves and predict."""
