@@ -3,7 +3,7 @@
 What a training batch shows is a function of (images, settings, step): worker processes and DALI (dali.py)
 give the same crops. On the CPU they decode the same pixels. After resizing, these differ from an exact
 filter's by at most 1.01 of 255 levels, on average by 0.35; the outermost pixels of DALI by up to 20, because
-it repeats the edge of the crop. tests/image_classification/test_loaders.py says so.
+it repeats the edge of the crop. tests/image_classification/data/test_loaders.py says so.
 """
 
 import signal

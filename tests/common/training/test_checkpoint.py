@@ -30,12 +30,12 @@ from common.training import checkpoint
 from common.training.checkpoint_header import Facts, checkpoint_of, crc_of, read_facts
 from common.training.load import load
 from common.training.ranks import ALONE
-from tests.common import checkpointed
+from tests.common.training import checkpointed
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-SCRIPT = ROOT / "tests/common/checkpointed.py"
+SCRIPT = ROOT / "tests/common/training/checkpointed.py"
 TINY = ("max_duration=80ba", "evaluate_every=40ba", "evaluate_from=40ba", "schedule.warmup=5ba")
 
 
@@ -105,7 +105,7 @@ def test_each_of_two_ranks_gets_its_own_buffers_and_random_state_back(tmp_path):
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_of_a_writing_leaves_a_whole_checkpoint(tmp_path):
-    done = run(ROOT / "tests/common/kill_writers.py", tmp_path, 40)
+    done = run(ROOT / "tests/common/run/kill_writers.py", tmp_path, 40)
     assert done.returncode == 0, done.stderr
     num_hit, num_written = map(int, done.stdout.split())
     assert num_hit >= 10 and num_written >= 10

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForPreTraining
 from common.errors import UserError
 from language_bert.data.tf_checkpoint import hugging_face_name, read_index, read_tensors, to_hugging_face
 from language_bert.data.weights import load_weights
-from tests.language_bert.tf_files import write_checkpoint
+from tests.language_bert.data.tf_files import write_checkpoint
 
 
 def tf_name(name: str) -> str:

@@ -95,7 +95,7 @@ def test_a_value_that_would_be_lost_or_changed_is_refused(run, value):
 
 
 def test_records_name_their_call_site_relative_to_the_repository(run, path):
-    assert {record["metadata"]["file"] for record in records(path)} == {"tests/common/test_mllog.py"}
+    assert {record["metadata"]["file"] for record in records(path)} == {"tests/common/run/test_mllog.py"}
 
 
 def test_the_log_of_a_dead_process_is_closed_as_aborted_even_inside_a_line(run, path):

@@ -1,6 +1,6 @@
 """Load: memory over thousands of steps, and what launches in a row leave behind.
 
-`LAUNCHES=100 tests/run.sh -m slow -rP tests/common/test_load.py` makes a hundred, and shows the figures.
+`LAUNCHES=100 tests/run.sh -m slow -rP tests/common/run/test_load.py` makes a hundred, and shows figures.
 """
 
 import os

@@ -270,7 +270,7 @@ def test_a_published_set_agrees_with_itself(raw, benchmark, entry):
 
 @pytest.mark.parametrize(("benchmark", "entry"), entries())
 def test_a_published_set_agrees_with_the_collected_runs(raw, benchmark, entry):
-    path = Path(__file__).parents[4] / "shared" / "reference" / "published_runs.csv"
+    path = Path(__file__).parents[5] / "shared" / "reference" / "published_runs.csv"
     if not path.is_file():
         pytest.skip("no collection of published runs beside this checkout")
     facts = raw[entry.score.source]

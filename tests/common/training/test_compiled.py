@@ -11,7 +11,7 @@ from common.commands.data import prepare
 from common.methods.compile import missing_compiler
 from common.repository import ROOT, benchmarks
 from common.training.load import load
-from tests.common.test_distributed import ENVIRONMENT, TORCHRUN
+from tests.common.training.test_distributed import ENVIRONMENT, TORCHRUN
 
 pytestmark = [
     pytest.mark.slow,

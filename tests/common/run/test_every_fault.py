@@ -1,7 +1,7 @@
 """The n-th write, fsync, rename or allocation of a run fails: one line says so, and nothing is lost or torn.
 
-`EVERY_FAULT=1 tests/run.sh -m slow -s tests/common/test_every_fault.py` tries all of some 1,200 n, in hours;
-else a few are tried. Where torch's libraries die of a failed allocation, the line names the signal.
+`EVERY_FAULT=1 tests/run.sh -m slow -s tests/common/run/test_every_fault.py` tries all of some 1,200 n, in
+hours; else a few are tried. Where torch's libraries die of a failed allocation, the line names the signal.
 """
 
 import errno
@@ -22,7 +22,7 @@ from common.training.checkpoint_header import read_facts
 from common.training.load import load
 from tests.runs import HANG_S
 
-SOURCE = ROOT / "tests/common/faulty_system.c"
+SOURCE = ROOT / "tests/common/run/faulty_system.c"
 SETTINGS = (
     "target=0.001",
     "max_duration=4ba",

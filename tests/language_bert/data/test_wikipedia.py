@@ -27,8 +27,8 @@ from language_bert.data.instances import InstanceSettings, create_instances
 from language_bert.data.prepare import prepare, train_vocabulary
 from language_bert.data.shards import Shards
 from language_bert.data.wordpiece import Tokenizer, read_documents
-from tests.language_bert.test_tf_checkpoint import google_tensors
-from tests.language_bert.tf_files import example, write_checkpoint, write_tfrecord
+from tests.language_bert.data.test_tf_checkpoint import google_tensors
+from tests.language_bert.data.tf_files import example, write_checkpoint, write_tfrecord
 
 NUM_PARTS, NUM_TRAIN, NUM_EVALUATION, LENGTH = 4, 600, 40, 64
 TINY = {

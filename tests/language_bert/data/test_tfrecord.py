@@ -8,7 +8,7 @@ import pytest
 from common.errors import UserError
 from language_bert.data.protobuf import masked_crc, read_varints
 from language_bert.data.tfrecord import parse_example, read_instances, read_payloads, to_instance
-from tests.language_bert.tf_files import example, varint, write_tfrecord
+from tests.language_bert.data.tf_files import example, varint, write_tfrecord
 
 LIMITS = {"vocab_size": 30522, "max_seq_length": 16}
 

@@ -10,7 +10,7 @@ from common.commands.data import prepare
 from common.run.mllog import RunLog
 from common.training import checkpoint
 from common.training.load import load
-from tests.common import checkpointed
+from tests.common.training import checkpointed
 
 TINY = ["global_batch_size=8", "micro_batch_size=4", "data.train_crop_px=32"]
 TINY += ["data.evaluation_resize_px=32", "data.evaluation_crop_px=32"]
