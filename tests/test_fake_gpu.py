@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 
 from common.repository import benchmark_module, benchmarks, configurations
 from common.training import step as training
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch
 from common.training.step import Training
 
@@ -108,7 +108,7 @@ def mode(monkeypatch):
 
 def built(benchmark, name, mode, monkeypatch, *settings):
     """Return a training on the GPU, and the first and the last of its synthetic batches."""
-    on = load(benchmark, name, size="full", settings=[]).config.methods
+    on = load_config(benchmark, name, size="full", settings=[]).config.methods
     settings = [
         "global_batch_size=4",
         *settings,
@@ -116,7 +116,7 @@ def built(benchmark, name, mode, monkeypatch, *settings):
     ]
     settings += ["methods.ema.every_steps=1"] if "ema" in on else []
     settings += ["model.num_hidden_layers=3"] if benchmark == "language_bert" else []  # all are alike
-    config = load(benchmark, name, size="full", settings=settings).config
+    config = load_config(benchmark, name, size="full", settings=settings).config
     kind = benchmark_module(benchmark).Benchmark
     monkeypatch.setattr(kind, "device", GPU)
     run = Training(config, kind(config, seed=0), seed=0)

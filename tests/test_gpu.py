@@ -10,7 +10,7 @@ import torchvision
 from transformers import BertConfig
 
 from common.repository import benchmark_module
-from common.training.load import load
+from common.training.load import load_config
 from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.attention import plan_attention, varlen_attention
@@ -39,7 +39,7 @@ def poison_memory():
 
 @pytest.mark.parametrize("benchmark", ["image_classification", "language_bert"])
 def test_kernels_equal_their_plain_forms(benchmark):
-    config = load(benchmark, "optimized", size="mini", settings=[]).config
+    config = load_config(benchmark, "optimized", size="mini", settings=[]).config
     run = benchmark_module(benchmark).Benchmark(config, seed=0)
     for pair in run.kernel_pairs():
         assert pair.error() <= pair.tolerance, pair.name
@@ -125,7 +125,9 @@ def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
     exact = gradients(model.double(), batch, torch.float64)
     settings = [f"methods.{name}=false" for name in ("fused_qkv", "chunked_head")]
     packed = model.float()
-    for method in build_methods(load("language_bert", "optimized", size="mini", settings=settings).config):
+    for method in build_methods(
+        load_config("language_bert", "optimized", size="mini", settings=settings).config
+    ):
         packed, batch = method.model(packed), method.batch(batch, None)
     ours = gradients(packed, batch, torch.bfloat16)
     assert ours.keys() == exact.keys()
@@ -136,7 +138,7 @@ def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
 def test_resnet_in_bf16_is_as_near_to_float64_as_torchvision():
     """The configuration's model, channels last, on 64 pixels."""
     settings = [f"methods.{name}=false" for name in ("blurpool", "compile", "ema")]
-    config = load("image_classification", "optimized", size="mini", settings=settings).config
+    config = load_config("image_classification", "optimized", size="mini", settings=settings).config
     torch.manual_seed(0)
     model = benchmark_module("image_classification").Benchmark(config, seed=0).build_model()
     plain = torchvision.models.resnet18(num_classes=10)

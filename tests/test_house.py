@@ -15,7 +15,7 @@ from common import yaml_file
 from common.commands import methods
 from common.repository import ROOT, benchmarks, configurations
 from common.training.card import PLACES, RELIEVES, SECTIONS, cards, names_in
-from common.training.load import load
+from common.training.load import load_config
 from tests.committed import tracked
 
 PACKAGES = ("common", *benchmarks())
@@ -130,7 +130,7 @@ def test_configurations_load_and_state_only_differences(benchmark):
         text = (ROOT / benchmark / f"{configuration}.yaml").read_text()
         assert len(text.splitlines()) <= 60
         for size in ("full", "mini"):
-            load(benchmark, configuration, size=size, settings=[])
+            load_config(benchmark, configuration, size=size, settings=[])
         if configuration == "baseline":
             continue
         values = yaml_file.parse(text, configuration).values

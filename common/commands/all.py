@@ -26,7 +26,7 @@ from common.machine import system
 from common.repository import SIZES
 from common.run import launch, run_sets
 from common.training import batch_check, ranks
-from common.training.load import load
+from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     sets = {}
     for benchmark in args.benchmarks:
         for name in args.configurations:
-            loaded = load(benchmark, name, size=args.size, settings=args.set)
+            loaded = load_config(benchmark, name, size=args.size, settings=args.set)
             num_ranks = launch.choose_ranks(loaded.config, args.nproc)
             loaded = batch_check.compared(loaded, num_ranks)
             batch_check.check_decided(loaded, num_ranks)

@@ -27,7 +27,7 @@ from common.data import manifest as manifests
 from common.data import preparation, shards
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.repository import ROOT, SIZES
-from common.training.load import load
+from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prepare or verify."""
-    config = load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
+    config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     if args.action == "prepare":
         return prepare(config, args.source)

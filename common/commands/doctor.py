@@ -25,7 +25,7 @@ from common.config.schema import RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine.line import FAULT, WARNING, Line, fault, warning
 from common.repository import ROOT, SIZES, benchmark_module
-from common.training.load import load as load_config
+from common.training.load import load_config
 
 PROCESSES_ON_CPU = 2  # enough to see messages pass
 

@@ -35,7 +35,7 @@ from common.repository import SIZES, benchmarks, configurations
 from common.run import launch, resume, run_sets
 from common.study.tuning import tune_command
 from common.training import batch_check, ranks
-from common.training.load import load
+from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,12 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
-    loaded = load(args.benchmark, args.configuration, size=args.size, settings=args.set)
+    loaded = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set)
     if tune_command.is_asked(args):
         if args.dry_run:
             return tune_command.tune_here(args, loaded)
         path = tune_command.tuned(args, loaded)
-        loaded = load(args.benchmark, str(path), size=args.size, settings=args.set)
+        loaded = load_config(args.benchmark, str(path), size=args.size, settings=args.set)
     if args.dry_run:
         from common.training.dry_run import describe_run
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from common.config import schema as configs
 from common.errors import UserError
 from common.repository import benchmark_module
-from common.training.load import load as load_config
+from common.training.load import load_config
 from common.training.ranks import ALONE, Place
 
 if TYPE_CHECKING:

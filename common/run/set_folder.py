@@ -35,7 +35,7 @@ from common.evidence.recipes import (
 from common.machine import system
 from common.machine.load import threads_of_rank
 from common.repository import ROOT
-from common.training.load import load
+from common.training.load import load_config
 
 MAX_LENGTH = 64
 HASH_LENGTH = 8
@@ -69,7 +69,7 @@ def choose(loaded: Loaded, results: Path, mlperf_name: str, way: Way, default: W
     Raises UserError when no name is left.
     """
     config, name = loaded.config, system.system_id(loaded.config)
-    plain = load(config.benchmark, loaded.source, size=config.size, settings=[]).config
+    plain = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
     now = recipe_now(config, way)
     changed = differences(
         of_configuration(values_of(plain)) | default.facts, of_configuration(values_of(config)) | way.facts

@@ -32,7 +32,7 @@ from common.repository import NAME, ROOT, SIZES, benchmark_module
 from common.run import launch, run_sets
 from common.run.run_set import RunSet
 from common.training import batch_check, ranks
-from common.training.load import load
+from common.training.load import load_config
 
 MAX_SEEDS = 100
 TABLE_WIDTH = 110  # columns, where there is no terminal to ask
@@ -77,7 +77,7 @@ class Study:
     def directory(self, cell: Cell) -> Path:
         """Return where the results of a cell lie."""
         own = settings(self, cell)
-        config = load(self.benchmark, cell.configuration, size=self.size, settings=own).config
+        config = load_config(self.benchmark, cell.configuration, size=self.size, settings=own).config
         return self.folder / system.system_id(config, cell.name) / self.mlperf_name
 
 
@@ -176,7 +176,9 @@ def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
     planned: list[RunSet] = []
     directories = set[str]()
     for cell in study.cells:
-        loaded = load(study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell))
+        loaded = load_config(
+            study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell)
+        )
         num_ranks = launch.choose_ranks(loaded.config, args.nproc)
         loaded = batch_check.compared(loaded, num_ranks)
         batch_check.check_decided(loaded, num_ranks)
@@ -206,7 +208,7 @@ def settings(study: Study, cell: Cell) -> list[str]:
     With a budget of 1 that is only when it is evaluated, and that it does not stop at the target.
     """
     own = ["stop_at_target=false", f"budget={cell.budget}", *cell.settings]
-    config = load(study.benchmark, cell.configuration, size=study.size, settings=own).config
+    config = load_config(study.benchmark, cell.configuration, size=study.size, settings=own).config
     every = math.ceil(config.plan().num_steps / study.num_evaluations)
     return [f"evaluate_every={every}ba", "evaluate_from=0sp", *own]
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from common.config.schema import Loaded
 from common.errors import UserError
 from common.repository import benchmark_module
-from common.training.load import load
+from common.training.load import load_config
 from common.training.ranks import Place
 
 
 def compared(loaded: Loaded, num_ranks: int) -> Loaded:
     """Return the configuration with what makes it an unverified recipe among its changes."""
     config = loaded.config
-    recipe = load(config.benchmark, loaded.source, size=config.size, settings=[]).config
+    recipe = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
     found = []
     if config.global_batch_size != recipe.global_batch_size:
         found.append(f"global_batch_size: {recipe.global_batch_size} -> {config.global_batch_size}")

@@ -12,7 +12,7 @@ from common.repository import benchmark_module, configurations
 MAX_EVALUATIONS = 10**6  # a plan lists them all
 
 
-def load(benchmark: str, configuration: str, *, size: str, settings: list[str]) -> Loaded:
+def load_config(benchmark: str, configuration: str, *, size: str, settings: list[str]) -> Loaded:
     """Merge, check and freeze a configuration; `settings` are `key.path=value` texts.
 
     Raises UserError that names file:line and the nearest valid key.

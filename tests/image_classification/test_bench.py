@@ -9,7 +9,7 @@ import torch
 from common.cli import dispatch
 from common.measure import throughput
 from common.measure.device_run import build
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch
 from image_classification.benchmark import BENCH_SIZES_PX, Benchmark
 from image_classification.data.dali import has_dali
@@ -19,7 +19,9 @@ GB = 10**9
 
 
 def test_every_loader_and_decoder_of_this_machine_is_timed_alone():
-    config = load("image_classification", "optimized", size="mini", settings=["global_batch_size=2"]).config
+    config = load_config(
+        "image_classification", "optimized", size="mini", settings=["global_batch_size=2"]
+    ).config
     names = []
     for part in Benchmark(config, seed=0).bench_parts():
         part.call()
@@ -104,7 +106,9 @@ def test_the_memory_of_a_configuration_is_what_it_takes_beside_the_others(monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_larger_images_take_more_memory_on_a_gpu(tmp_path):
     before = throughput.reserved_bytes()
-    config = load("image_classification", "baseline", size="full", settings=["global_batch_size=16"]).config
+    config = load_config(
+        "image_classification", "baseline", size="full", settings=["global_batch_size=16"]
+    ).config
     run = build(config, tmp_path)
     memory = throughput.step_memory(run, before)
     run.log.close()

@@ -11,7 +11,7 @@ from torch import nn
 from common.config.schema import Plan
 from common.errors import UserError
 from common.measure.device_run import build
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
 from common.training.registry import build_methods
 from image_classification.benchmark import Benchmark
@@ -19,7 +19,9 @@ from image_classification.model import build_resnet
 
 
 def benchmark(configuration: str, size: str) -> Benchmark:
-    return Benchmark(load("image_classification", configuration, size=size, settings=[]).config, seed=1)
+    return Benchmark(
+        load_config("image_classification", configuration, size=size, settings=[]).config, seed=1
+    )
 
 
 def test_steps_are_the_published_ones() -> None:
@@ -81,7 +83,7 @@ def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
 @pytest.mark.parametrize("name", ["sgd", "decoupled_sgd"])
 def test_nesterov_looks_ahead_by_the_momentum(name: str) -> None:
     settings = [f"optimizer.name={name}", "optimizer.nesterov=true", "optimizer.weight_decay=0.0"]
-    config = load("image_classification", "baseline", size="full", settings=settings).config.optimizer
+    config = load_config("image_classification", "baseline", size="full", settings=settings).config.optimizer
     layer = nn.Linear(5, 3).double()
     optimizer = build_optimizer(layer, config)
     value, buffer = layer.weight.detach().clone(), torch.zeros_like(layer.weight)
@@ -96,7 +98,9 @@ def test_nesterov_looks_ahead_by_the_momentum(name: str) -> None:
 @pytest.mark.parametrize("setting", ["optimizer.name=adamw", "optimizer.momentum=0.0"])
 def test_nesterov_without_momentum_is_refused(setting: str) -> None:
     with pytest.raises(UserError, match="nesterov needs sgd or decoupled_sgd with a momentum"):
-        load("image_classification", "baseline", size="full", settings=[setting, "optimizer.nesterov=true"])
+        load_config(
+            "image_classification", "baseline", size="full", settings=[setting, "optimizer.nesterov=true"]
+        )
 
 
 def test_weights_decay_by_the_published_factor_at_the_peak() -> None:
@@ -162,7 +166,7 @@ def test_loss_accepts_indices_and_probabilities() -> None:
 def test_a_step_of_either_configuration_has_a_finite_loss_and_gradient(configuration: str) -> None:
     torch.manual_seed(0)
     settings = ["global_batch_size=4"]
-    config = load("image_classification", configuration, size="mini", settings=settings).config
+    config = load_config("image_classification", configuration, size="mini", settings=settings).config
     bench = Benchmark(config, seed=1)
     model, loss = bench.build_model(), bench.loss
     for method in build_methods(config):
@@ -180,7 +184,7 @@ def test_loss_scaling_takes_the_step_of_full_precision(tmp_path: Path) -> None:
     changes = {}
     for precision in ("fp32", "fp16"):
         settings = ["global_batch_size=16", "data.train_crop_px=64", f"precision={precision}"]
-        config = load("image_classification", "baseline", size="mini", settings=settings).config
+        config = load_config("image_classification", "baseline", size="mini", settings=settings).config
         torch.manual_seed(0)
         run = build(config, tmp_path)
         assert run.scaler.is_enabled() == (precision == "fp16")
@@ -238,7 +242,7 @@ def test_evaluation_compares_float32_logits_and_training_multiplies_in_16_bits()
 
 def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_path):
     settings = ["evaluation_batch_size=50", "global_batch_size=4", "data.loader=resident"]
-    config = load("image_classification", "optimized", size="mini", settings=settings).config
+    config = load_config("image_classification", "optimized", size="mini", settings=settings).config
     run = build(config, tmp_path, warms_up=False)
     trained, evaluated, crops = [], [], []
     add_gradients, count_correct = run.add_gradients, run.count_correct
@@ -263,7 +267,9 @@ def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_pa
 
 def test_the_step_that_a_run_reports_is_that_of_its_first_size(tmp_path, monkeypatch):
     """Warm-up takes 84 pixels before 56, training starts at 56."""
-    config = load("image_classification", "optimized", size="mini", settings=["global_batch_size=4"]).config
+    config = load_config(
+        "image_classification", "optimized", size="mini", settings=["global_batch_size=4"]
+    ).config
     run = build(config, tmp_path, warms_up=False)
     monkeypatch.setattr(run, "warm_up_evaluation", lambda: None)
 

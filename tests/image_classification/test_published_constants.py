@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import schedule_factor
 from image_classification.data import crops
 from image_classification.data.loader import MEAN, STD
@@ -89,7 +89,7 @@ PUBLISHED = {"baseline": BASELINE, "mosaic": MOSAIC, "optimized": OPTIMIZED}
     [(name, key, value) for name, values in PUBLISHED.items() for key, value in values.items()],
 )
 def test_a_configuration_holds_the_published_constant(name, key, value):
-    found = load("image_classification", name, size="full", settings=[]).config.model_dump()
+    found = load_config("image_classification", name, size="full", settings=[]).config.model_dump()
     for part in key.split("."):
         found = found[part]
     if key == "methods":
@@ -98,7 +98,7 @@ def test_a_configuration_holds_the_published_constant(name, key, value):
 
 
 def test_methods_are_applied_in_their_order():
-    config = load("image_classification", "mosaic", size="full", settings=[]).config
+    config = load_config("image_classification", "mosaic", size="full", settings=[]).config
     order = ["scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "progressive_resizing", "ema"]
     assert [name for name in config.methods if name in order] == order
 
@@ -126,7 +126,7 @@ def test_random_crops_and_normalisation_have_the_published_constants():
 def test_evaluation_cuts_the_published_share_of_the_shorter_side():
     shares = []
     for name in ("baseline", "mosaic", "optimized"):
-        data = load("image_classification", name, size="full", settings=[]).config.data
+        data = load_config("image_classification", name, size="full", settings=[]).config.data
         shares.append(data.evaluation_crop_px / data.evaluation_resize_px)
     assert shares == pytest.approx([0.875, 0.9655, 0.9655], abs=5e-5)
 
@@ -134,7 +134,7 @@ def test_evaluation_cuts_the_published_share_of_the_shorter_side():
 def test_weights_decay_over_a_run_as_published():
     """The sum of the decay over all steps: 4.375 e-folds in 28 epochs, 14.06 in 90."""
     for name, expected in (("mosaic", 4.375), ("baseline", 14.0625)):
-        config = load("image_classification", name, size="full", settings=[]).config
+        config = load_config("image_classification", name, size="full", settings=[]).config
         plan = config.plan()
         factors = [schedule_factor(step, config.schedule, plan) for step in range(plan.num_steps)]
         assert config.optimizer.weight_decay * sum(factors) == pytest.approx(expected, abs=2e-3)

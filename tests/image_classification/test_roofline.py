@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchvision
 
-from common.training.load import load
+from common.training.load import load_config
 from image_classification.benchmark import Benchmark
 from image_classification.model import build_resnet
 from image_classification.roofline import project, training_work
@@ -37,7 +37,9 @@ def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
     stem = 2 * 64 * 112**2 * 3 * 7**2  # its input needs no gradient
     expected = 6 * facts["_ops"] * 1e9 - stem
     assert training_work(model, 224, is_fused=True).flops == pytest.approx(expected, rel=1e-3)
-    config = load("image_classification", "baseline", size="full", settings=["model.name=resnet101"]).config
+    config = load_config(
+        "image_classification", "baseline", size="full", settings=["model.name=resnet101"]
+    ).config
     assert Benchmark(config, seed=0).projection({"224 px": 1000.0}, 8) is None
 
 
@@ -52,7 +54,7 @@ def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percen
     ("name", "operations", "traffic"), [("mosaic", 8.96, 8.60), ("optimized", 8.92, 8.85)]
 )
 def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model, name, operations, traffic):
-    benchmark = Benchmark(load("image_classification", name, size="full", settings=[]).config, seed=0)
+    benchmark = Benchmark(load_config("image_classification", name, size="full", settings=[]).config, seed=0)
     sizes = benchmark.epoch_sizes_px()[:27]
     work = {size: training_work(model, size, is_fused=True) for size in {*sizes, 224}}
     assert sum(work[size].flops for size in sizes) / work[224].flops == pytest.approx(operations, abs=0.03)
@@ -61,7 +63,7 @@ def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model,
 
 
 def test_a_projection_adds_epochs_by_size_and_evaluations():
-    data = load("image_classification", "baseline", size="full", settings=[]).config.data
+    data = load_config("image_classification", "baseline", size="full", settings=[]).config.data
     rates = {100: 4000.0, 200: 1000.0}
     two = project([100, 200], rates, data, num_evaluations=0, num_devices=8)
     assert two.minutes == pytest.approx(1281167 * (1 / 4000 + 1 / 1000) / 8 / 60)
@@ -77,7 +79,9 @@ def test_a_run_is_projected_to_the_published_epochs():
     rates = {f"{size} px": 1000.0 for size in (96, 128, 160, 176, 224)}
     minutes = {}
     for name in ("baseline", "mosaic", "optimized"):
-        benchmark = Benchmark(load("image_classification", name, size="full", settings=[]).config, seed=0)
+        benchmark = Benchmark(
+            load_config("image_classification", name, size="full", settings=[]).config, seed=0
+        )
         minutes[name] = benchmark.projection(rates, 8).minutes
     images = {"baseline": 84 * 1281167 + 21 * 50000 / 3, "mosaic": 27 * 1281167 + 9 * 50000 / 3}
     images["optimized"] = 27 * 1281167 + 4 * 50000 / 3

@@ -11,7 +11,7 @@ import torch
 from common.errors import UserError
 from common.methods.compile import MAX_SHAPES
 from common.repository import ROOT
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import schedule_factor
 from common.training.ranks import Place, part
 from common.training.registry import build_methods
@@ -26,7 +26,7 @@ class OnGpu(Benchmark):
 
 
 def config_of(name, *settings, size="full"):
-    return load("language_bert", name, size=size, settings=settings).config
+    return load_config("language_bert", name, size=size, settings=settings).config
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transformers import BertConfig
 
 from common.errors import UserError
 from common.methods.compile import missing_compiler
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import build_optimizer
 from common.training.registry import build_methods
 from common.training.step import to_device
@@ -62,7 +62,7 @@ def configuration(next_sentence, methods):
     off = {"unpad", "fused_qkv", "sparse_head", "last_layer_subset", "chunked_head"} - set(methods)
     settings += [f"methods.{name}=false" for name in off]
     settings += [f"methods.{name}={FURTHER[name]}" for name in FURTHER.keys() & set(methods)]
-    return load("language_bert", "optimized", size="mini", settings=settings).config
+    return load_config("language_bert", "optimized", size="mini", settings=settings).config
 
 
 def gradients(model):
@@ -275,7 +275,7 @@ def test_padding_tokens_lie_in_sequences_that_are_not_too_long(round_to):
 
 def test_eager_attention_is_the_same_model():
     one, other = (
-        Benchmark(load("language_bert", name, size="mini", settings=[]).config, seed=0)
+        Benchmark(load_config("language_bert", name, size="mini", settings=[]).config, seed=0)
         for name in ("baseline", "eager")
     )
     batch = next(one.synthetic_batches())

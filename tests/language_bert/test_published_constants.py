@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import build_optimizer, build_schedule
 from language_bert import benchmark
 from language_bert.benchmark import Benchmark
@@ -120,7 +120,7 @@ NAMES = {  # in the checkpoint, in Hugging Face's model
 
 
 def config_of(name, *settings):
-    return load("language_bert", name, size="full", settings=settings).config
+    return load_config("language_bert", name, size="full", settings=settings).config
 
 
 def value_of(config, key):

@@ -42,7 +42,7 @@ from common.run import launch
 from common.run.environments import rank_environments
 from common.run.supervision import supervise
 from common.training import ranks
-from common.training.load import load as load_config
+from common.training.load import load_config
 
 if TYPE_CHECKING:
     from common.run.loop import TrainingRun

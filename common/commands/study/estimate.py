@@ -39,7 +39,7 @@ from common.study import estimate as estimating
 from common.study.estimate import Rates, Samples
 from common.study.figures import newest, of_bench, of_profile, read_json
 from common.study.prices import PRICES, Price, choose_prices, load_prices
-from common.training.load import load
+from common.training.load import load_config
 
 ESTIMATES = "estimates"
 
@@ -107,7 +107,7 @@ def main(args: argparse.Namespace) -> int:
 
 def make(args: argparse.Namespace, devices: int) -> dict[str, Any]:
     """Return an estimate with everything that it rests on."""
-    config = load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
+    config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")

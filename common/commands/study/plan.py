@@ -23,7 +23,7 @@ from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
 from common.measure import scaling
 from common.repository import ROOT, SIZES, benchmark_module
-from common.training.load import load
+from common.training.load import load_config
 
 MAX_DEVICES = 1024
 STARTUP_S = 3.0  # published: 0.9 to 2.6 s
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         report_checks(scaling.check_published(ROOT), args.json)
         return EXIT_OK
     check_numbers(args)
-    config = load(args.benchmark, args.configuration, size=args.size, settings=args.set).config
+    config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     work, assumptions = measured_work(args, config)
     recipe, more = choose_recipe(args, config)
     links = scaling.Links(

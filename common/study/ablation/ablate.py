@@ -42,7 +42,7 @@ from common.study.ablation.ledger import Measurements
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study
 from common.training.card import find_card
-from common.training.load import load
+from common.training.load import load_config
 
 TOGETHER = 8  # models in memory at a time, the base among them
 NUM_EVALUATIONS = 6  # of a run
@@ -165,7 +165,9 @@ def on_one_device(switches: Switches, state: State) -> RunConfig:
         return config
     configuration, settings = switches.recipe(state)
     share = [f"global_batch_size={config.global_batch_size // NUM_DEVICES}", "micro_batch_size=null"]
-    return load(switches.benchmark, configuration, size=switches.size, settings=[*settings, *share]).config
+    return load_config(
+        switches.benchmark, configuration, size=switches.size, settings=[*settings, *share]
+    ).config
 
 
 def estimate(

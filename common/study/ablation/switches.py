@@ -17,7 +17,7 @@ from common.config.validation import validated
 from common.errors import UserError, nearest
 from common.evidence.recipes import flat
 from common.repository import benchmark_module, configurations
-from common.training.load import load as load_config
+from common.training.load import load_config
 
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]

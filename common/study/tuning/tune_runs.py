@@ -25,7 +25,7 @@ from common.study.tuning.traces import Trace, take_trace
 from common.study.tuning.tune import Change, Found, Search, Tried
 from common.training.benchmark import Benchmark
 from common.training.card import read_card
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch, Method
 from common.training.ranks import Place
 from common.training.registry import kind_of
@@ -51,7 +51,7 @@ class Tuner:
         """Return the configuration with what was kept."""
         config = self.loaded.config
         settings = [*self.settings, *state]
-        return load(config.benchmark, self.loaded.source, size=config.size, settings=settings).config
+        return load_config(config.benchmark, self.loaded.source, size=config.size, settings=settings).config
 
     def benchmark(self, config: RunConfig) -> Benchmark:
         """Return the benchmark of the first rank."""

@@ -12,11 +12,11 @@ from common.config import schema
 from common.errors import UserError
 from common.machine.system import system_id
 from common.repository import ROOT, benchmarks, configurations
-from common.training.load import load
+from common.training.load import load_config
 
 
 def bert(*settings, configuration="baseline", size="mini"):
-    return load("language_bert", configuration, size=size, settings=list(settings))
+    return load_config("language_bert", configuration, size=size, settings=list(settings))
 
 
 def test_numbers_are_numbers_and_names_are_names():
@@ -69,7 +69,7 @@ def test_a_wrong_setting_is_refused_with_the_key_and_what_was_expected(setting, 
 
 def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(UserError, match="did you mean language_bert"):
-        load("langage_bert", "baseline", size="mini", settings=[])
+        load_config("langage_bert", "baseline", size="mini", settings=[])
     with pytest.raises(UserError, match="did you mean optimized"):
         bert(configuration="optimised")
 
@@ -82,7 +82,9 @@ def test_a_method_can_be_removed_and_keeps_its_place_otherwise():
 def test_a_size_adjusts_methods_and_never_switches_one_on():
     for benchmark in benchmarks():
         for name in configurations(benchmark):
-            full, mini = (load(benchmark, name, size=size, settings=[]).config for size in ("full", "mini"))
+            full, mini = (
+                load_config(benchmark, name, size=size, settings=[]).config for size in ("full", "mini")
+            )
             assert [method for method in full.methods if method in mini.methods] == list(mini.methods)
 
 
@@ -95,8 +97,8 @@ def test_the_plan_counts_in_epochs_batches_and_samples():
 
 
 def test_the_published_resnet_plan():
-    baseline = load("image_classification", "baseline", size="full", settings=[]).config.plan()
-    optimized = load("image_classification", "optimized", size="full", settings=[]).config.plan()
+    baseline = load_config("image_classification", "baseline", size="full", settings=[]).config.plan()
+    optimized = load_config("image_classification", "optimized", size="full", settings=[]).config.plan()
     assert (baseline.steps_per_epoch, baseline.num_steps, baseline.warmup_steps) == (625, 56250, 5000)
     assert (optimized.num_steps, optimized.warmup_steps) == (17500, 5000)
 
@@ -199,7 +201,9 @@ def test_an_empty_methods_key_means_no_methods():
 
 
 def test_a_person_can_name_the_machine():
-    named = load("language_bert", "baseline", size="mini", settings=["submission.hardware=my-laptop"]).config
+    named = load_config(
+        "language_bert", "baseline", size="mini", settings=["submission.hardware=my-laptop"]
+    ).config
     assert system_id(named) == "my-laptop-mini-baseline"
     with pytest.raises(UserError, match=r"submission\.hardware"):
-        load("language_bert", "baseline", size="mini", settings=["submission.hardware=../elsewhere"])
+        load_config("language_bert", "baseline", size="mini", settings=["submission.hardware=../elsewhere"])

@@ -16,7 +16,7 @@ from common.data import manifest
 from common.errors import UserError
 from common.files import locked
 from common.repository import ROOT
-from common.training.load import load
+from common.training.load import load_config
 from tests.command import ttt_here
 from tests.runs import until
 
@@ -102,7 +102,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_several_commands_prepare_the_same_text_at_the_same_time(tmp_path):
-    config = load("language_bert", "baseline", size="mini", settings=[]).config
+    config = load_config("language_bert", "baseline", size="mini", settings=[]).config
     prepare(config)
     expected = manifest.read_manifest(ROOT / config.data.directory, hint="")["fingerprint"]
     where = ("language_bert", "--size", "mini", "--set", f"data.directory={tmp_path}/mini")
@@ -119,7 +119,7 @@ def text(tmp_path):
     """A manifest of prose, and the options that name it."""
     directory = tmp_path / "mini"
     directory.mkdir()
-    config = load("language_bert", "baseline", size="mini", settings=[]).config
+    config = load_config("language_bert", "baseline", size="mini", settings=[]).config
     for name in ("train.index.npy", "evaluation.index.npy"):
         (directory / name).write_bytes(b"x")
     manifest.write_manifest(directory, {"settings": config.prepared_with()})

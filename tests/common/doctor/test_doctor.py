@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.machine import gpus, host
 from common.machine.line import FAULT, OK, WARNING
 from common.repository import ROOT, benchmarks, configurations
-from common.training.load import load
+from common.training.load import load_config
 from tests.committed import committed_results
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -32,7 +32,7 @@ MIB = 2**20
 def prepared():
     """The data of size mini."""
     for name in benchmarks():
-        prepare(load(name, "baseline", size="mini", settings=[]).config)
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 def run(*command, timeout=120):
@@ -135,7 +135,7 @@ print([host.shared_memory("mini", place, is_needed=needed).state for needed in (
 def config(tmp_path):
     """The optimized BERT on a copy of its data."""
     shutil.copytree(ROOT / "data/language_bert/mini", tmp_path / "data")
-    return load(
+    return load_config(
         "language_bert", "optimized", size="mini", settings=[f"data.directory={tmp_path / 'data'}"]
     ).config
 
@@ -181,7 +181,7 @@ def test_a_kernel_that_answers_nothing_but_nan_is_a_fault(config, monkeypatch):
 def test_the_loss_of_the_first_steps_lies_in_the_band_and_another_recipes_outside():
     lines = []
     for settings in ([], ["optimizer.learning_rate=1.0e-5"], ["data.max_seq_length=160", "target=0.5"]):
-        config = load("language_bert", "optimized", size="mini", settings=settings).config
+        config = load_config("language_bert", "optimized", size="mini", settings=settings).config
         lines += first_steps.check("loss", config)
     assert [line.state for line in lines] == [OK, FAULT, OK], list(map(str, lines))
     assert "outside the band" in lines[1].found and lines[0].values["samples_per_s"] > 1
@@ -207,14 +207,18 @@ def test_a_loss_that_is_no_number_lies_in_no_band():
 
 def test_the_time_is_that_of_earlier_runs_else_predicted_from_speed_and_samples():
     settings = ["submission.hardware=reference-2cpu"]
-    config = load("language_bert", "optimized", size="mini", settings=settings).config
+    config = load_config("language_bert", "optimized", size="mini", settings=settings).config
     line = recipe.check_minutes(config, committed_results(), None, 1)
     assert line.state == OK and "the median of this system's runs" in line.found
-    elsewhere = load("language_bert", "optimized", size="mini", settings=["submission.hardware=x"]).config
+    elsewhere = load_config(
+        "language_bert", "optimized", size="mini", settings=["submission.hardware=x"]
+    ).config
     predicted = recipe.check_minutes(elsewhere, committed_results(), 1300.0, 1)
     assert predicted.values["minutes"] == pytest.approx(line.values["minutes"], rel=0.3)
     assert recipe.check_minutes(elsewhere, committed_results(), None, 1).state == WARNING
-    full = load("image_classification", "optimized", size="full", settings=["submission.hardware=x"]).config
+    full = load_config(
+        "image_classification", "optimized", size="full", settings=["submission.hardware=x"]
+    ).config
     line = recipe.check_minutes(full, committed_results(), None, 8)
     assert line.state == WARNING and "published: 23.8 min on 8x A100 80 GB" in line.found
 

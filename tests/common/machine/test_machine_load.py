@@ -23,7 +23,7 @@ from common.repository import ROOT
 from common.run import launch
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
-from common.training.load import load
+from common.training.load import load_config
 from common.training.ranks import ALONE
 from tests.committed import committed_results
 
@@ -97,7 +97,7 @@ def test_a_person_who_chose_the_number_of_threads_keeps_it(monkeypatch):
     ],
 )
 def test_each_thread_gets_a_core_for_itself(load, num_ranks, threads):
-    assert load.threads(num_ranks) == threads
+    assert load_config.threads(num_ranks) == threads
 
 
 def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
@@ -113,8 +113,8 @@ def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
     meter = Meter()
     time.sleep(0.1)
     write(10)
-    load = read_alone(meter)
-    assert 0.4 / 0.3 < load.steal < 0.4 / 0.09 and load.cores == 4
+    load_config = read_alone(meter)
+    assert 0.4 / 0.3 < load_config.steal < 0.4 / 0.09 and load_config.cores == 4
     quota.write_text("150000 100000\n")
     assert machine_load.usable_cores() == 1.5
     quota.write_text("max 100000\n")
@@ -163,7 +163,7 @@ def test_threads_stay_on_gpus_beside_other_ranks_and_where_a_person_chose(two_th
 
 @pytest.mark.slow
 def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path):
-    prepare(load("language_bert", "optimized", size="mini", settings=[]).config)
+    prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
     tiny = (
         "target=0.01",
         "max_duration=60ba",
@@ -259,7 +259,7 @@ def test_a_core_is_compared_with_its_best(folder):
 
 
 def test_minutes_measured_beside_other_programs_are_a_warning(folder, tmp_path):
-    config = load("language_bert", "baseline", size="mini", settings=[]).config
+    config = load_config("language_bert", "baseline", size="mini", settings=[]).config
     results = committed_results()
 
     def line(rate, others=0.0):

@@ -25,7 +25,7 @@ from common.measure.without_gpu.kernels import (
 from common.measure.without_gpu.pretend import GPUS, find_gpu
 from common.measure.without_gpu.report import keep
 from common.repository import benchmark_module
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch
 from tests.command import ttt_here
 
@@ -44,7 +44,7 @@ SMALL = [
 
 def bert(*settings):
     """Return BERT-large's optimized configuration, small."""
-    config = load("language_bert", "optimized", size="full", settings=[*SMALL, *settings]).config
+    config = load_config("language_bert", "optimized", size="full", settings=[*SMALL, *settings]).config
     return benchmark_module("language_bert").Benchmark(config, seed=0)
 
 
@@ -122,7 +122,7 @@ def test_a_stage_of_resnet_compiles_without_a_gpu():
 
 @pytest.mark.parametrize("architecture", sorted(GPUS))
 def test_the_suites_own_kernels_compile(architecture):
-    config = load("image_classification", "baseline", size="mini", settings=[]).config
+    config = load_config("image_classification", "baseline", size="mini", settings=[]).config
     with open_compiler(GPUS[architecture]) as compiler:
         compiler.add_own_kernels(benchmark_module("image_classification").Benchmark(config, seed=0))
     (kernel,) = compiler.kernels

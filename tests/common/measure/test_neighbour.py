@@ -7,7 +7,7 @@ import pytest
 
 from common.commands.data import prepare
 from common.measure import neighbour
-from common.training.load import load
+from common.training.load import load_config
 
 
 def spinning():
@@ -50,7 +50,7 @@ def test_the_table_tells_medians_ranges_and_runs_that_were_ended():
 @pytest.mark.slow
 def test_a_run_is_timed_beside_a_busy_process_with_the_threads_that_were_set(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # is not taken over
-    prepare(load("language_bert", "optimized", size="mini", settings=[]).config)
+    prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
     steps = (
         "max_duration=4ba",
         "evaluate_every=4ba",

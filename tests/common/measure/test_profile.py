@@ -44,10 +44,10 @@ def test_slow_storage_makes_it_input_bound(tmp_path):
 
 def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
     from common.repository import benchmark_module
-    from common.training.load import load
+    from common.training.load import load_config
 
     def benchmark(name, *settings):
-        config = load("image_classification", name, size="mini", settings=list(settings)).config
+        config = load_config("image_classification", name, size="mini", settings=list(settings)).config
         return benchmark_module("image_classification").Benchmark(config, seed=0)
 
     fast = benchmark("optimized")
@@ -60,10 +60,12 @@ def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
 
 def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation():
     from common.repository import benchmark_module
-    from common.training.load import load
+    from common.training.load import load_config
 
     def benchmark(*settings):
-        config = load("image_classification", "baseline", size="mini", settings=[*chosen, *settings]).config
+        config = load_config(
+            "image_classification", "baseline", size="mini", settings=[*chosen, *settings]
+        ).config
         return benchmark_module("image_classification").Benchmark(config, seed=0)
 
     chosen = ("methods.randaugment={}", "methods.augmix={}")

@@ -10,7 +10,7 @@ from common.cli import dispatch
 from common.errors import EXIT_FINDINGS, UserError
 from common.measure import steptime, throughput
 from common.measure.throughput import LAST_STEPS, stepper, turn_length
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch
 from common.training.registry import build_methods
 from common.training.step import Training
@@ -19,7 +19,9 @@ BATCH = Batch(inputs={}, targets={}, num_samples=1)
 
 
 def methods(size, *settings):
-    return build_methods(load("image_classification", "optimized", size=size, settings=list(settings)).config)
+    return build_methods(
+        load_config("image_classification", "optimized", size=size, settings=list(settings)).config
+    )
 
 
 @pytest.mark.parametrize(

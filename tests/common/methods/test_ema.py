@@ -6,7 +6,7 @@ from torch import nn
 
 from common.errors import UserError
 from common.methods.ema import Ema, copy_model, ema_smoothing, update_average
-from common.training.load import load
+from common.training.load import load_config
 
 
 def test_smoothing_is_the_published_one() -> None:
@@ -72,7 +72,7 @@ def test_an_average_may_start_later() -> None:
 def test_an_average_that_would_never_start_is_refused() -> None:
     settings = ["methods.ema.first_step=17500"]
     with pytest.raises(UserError, match=r"ema.first_step: 17500 is not before the last of 17500 steps"):
-        load("image_classification", "mosaic", size="full", settings=settings)
+        load_config("image_classification", "mosaic", size="full", settings=settings)
 
 
 def test_shared_parameters_stay_shared() -> None:

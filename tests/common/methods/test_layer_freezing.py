@@ -8,7 +8,7 @@ from torch import nn
 
 from common.errors import UserError
 from common.methods.layer_freezing import LayerFreezing, freeze_layers, frozen_share
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch, Progress
 
 
@@ -95,4 +95,4 @@ def test_several_ranks_are_refused(monkeypatch):
 def test_a_compiled_model_is_refused(method):
     settings = [f"methods.{method}={{}}", "methods.compile={}"]
     with pytest.raises(UserError, match=f"methods.{method}: its steps differ .*methods.compile=false"):
-        load("language_bert", "baseline", size="mini", settings=settings)
+        load_config("language_bert", "baseline", size="mini", settings=settings)

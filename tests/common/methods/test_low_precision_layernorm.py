@@ -9,7 +9,7 @@ from torch import nn
 
 from common.errors import UserError
 from common.methods.low_precision_layernorm import LowPrecisionLayernorm, apply_low_precision_layernorm
-from common.training.load import load
+from common.training.load import load_config
 
 
 def make_norm():
@@ -64,7 +64,7 @@ def test_nothing_to_gain_is_refused():
     with pytest.raises(UserError, match="no LayerNorm in this model"):
         method.model(nn.Linear(2, 2))
     with pytest.raises(UserError, match="precision is fp32"):
-        load(
+        load_config(
             "language_bert",
             "baseline",
             size="mini",

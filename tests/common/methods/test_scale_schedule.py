@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import UserError
 from common.methods.scale_schedule import ScaleSchedule, scaled_duration
-from common.training.load import load
+from common.training.load import load_config
 
 
 def test_durations_are_rounded_down() -> None:
@@ -14,12 +14,12 @@ def test_durations_are_rounded_down() -> None:
 
 
 def test_warm_up_keeps_its_length() -> None:
-    config = load("image_classification", "baseline", size="full", settings=[]).config
+    config = load_config("image_classification", "baseline", size="full", settings=[]).config
     changed = ScaleSchedule("scale_schedule", ScaleSchedule.Config(ratio=0.32)).configure(config)
     assert (changed.plan().num_steps, changed.plan().warmup_steps) == (17_500, 5_000)
 
 
 def test_a_ratio_without_effect_is_refused() -> None:
-    config = load("image_classification", "baseline", size="full", settings=[]).config
+    config = load_config("image_classification", "baseline", size="full", settings=[]).config
     with pytest.raises(UserError, match="max_duration stays 90ep"):
         ScaleSchedule("scale_schedule", ScaleSchedule.Config(ratio=1.001)).configure(config)

@@ -10,7 +10,7 @@ from torch import nn
 from common.errors import UserError
 from common.measure.device_run import build
 from common.methods.selective_backprop import SelectiveBackprop, sample_losses, select_samples
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch, Progress
 
 
@@ -30,7 +30,9 @@ class Classifier(nn.Module):
 def built(**settings):
     torch.manual_seed(0)
     method = SelectiveBackprop("selective_backprop", SelectiveBackprop.Config(**settings))
-    method.config = load("image_classification", "baseline", size="mini", settings=["precision=fp32"]).config
+    method.config = load_config(
+        "image_classification", "baseline", size="mini", settings=["precision=fp32"]
+    ).config
     model = method.model(Classifier())
     inputs, labels = torch.randn(10, 4), torch.arange(10) % 3
     return method, model, Batch(inputs={"x": inputs}, targets={"labels": labels}, num_samples=10)
@@ -89,7 +91,9 @@ def test_a_batch_is_thinned_out_between_start_and_end_and_pairs_stay_together():
 def test_a_micro_batch_counts_by_the_samples_that_it_had(tmp_path):
     settings = ["global_batch_size=7", "micro_batch_size=4", "precision=fp32", "data.train_crop_px=64"]
     settings += ["methods.selective_backprop={start: 0.0}", "methods.label_smoothing=false"]
-    run = build(load("image_classification", "baseline", size="mini", settings=settings).config, tmp_path)
+    run = build(
+        load_config("image_classification", "baseline", size="mini", settings=settings).config, tmp_path
+    )
     (method,) = (each for each in run.methods if each.name == "selective_backprop")
     batch, state = run.benchmark.noise(7, 64), copy.deepcopy(run.model.state_dict())
     run.clear_gradients()
@@ -123,7 +127,7 @@ def test_samples_without_a_label_each_are_refused():
 )
 def test_settings_that_select_nothing_are_refused(setting, message):
     with pytest.raises(UserError, match=message):
-        load(
+        load_config(
             "image_classification",
             "baseline",
             size="mini",
@@ -134,11 +138,11 @@ def test_settings_that_select_nothing_are_refused(setting, message):
 @pytest.mark.parametrize("setting", ["{}", "{whole_every: 5}"])
 def test_sam_is_welcome_in_whole_steps(setting):
     settings = [f"methods.selective_backprop={setting}", "methods.sam={every_steps: 10}"]
-    load("image_classification", "baseline", size="mini", settings=settings)
+    load_config("image_classification", "baseline", size="mini", settings=settings)
 
 
 @pytest.mark.parametrize("setting", ["{whole_every: 0}", "{whole_every: 3}", "{whole_every: 20}"])
 def test_sam_in_steps_that_select_is_refused(setting):
     settings = ["methods.sam={every_steps: 10}", f"methods.selective_backprop={setting}"]
     with pytest.raises(UserError, match="methods.sam: its second pass would be over other samples"):
-        load("image_classification", "baseline", size="mini", settings=settings)
+        load_config("image_classification", "baseline", size="mini", settings=settings)

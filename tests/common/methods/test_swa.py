@@ -6,13 +6,13 @@ from torch import nn
 
 from common.errors import UserError
 from common.methods.swa import averaged
-from common.training.load import load
+from common.training.load import load_config
 from common.training.registry import build_methods
 
 
 def loaded(*settings):
     settings = ["max_duration=20ba", "evaluate_every=5ba", "schedule.warmup=2ba", *settings]
-    return load("image_classification", "baseline", size="mini", settings=settings).config
+    return load_config("image_classification", "baseline", size="mini", settings=settings).config
 
 
 def test_the_mean_of_parameters_and_statistics_is_the_plain_one():

@@ -19,7 +19,7 @@ from common.commands.data import prepare
 from common.evidence.log import read_log
 from common.repository import ROOT
 from common.training.checkpoint_header import read_facts
-from common.training.load import load
+from common.training.load import load_config
 from tests.runs import HANG_S
 
 SOURCE = ROOT / "tests/common/run/faulty_system.c"
@@ -57,7 +57,7 @@ class Machine:
     """A folder with an earlier result, in which runs meet a fault."""
 
     def __init__(self, folder, library):
-        prepare(load("language_bert", "optimized", size="mini", settings=[]).config)
+        prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
         self.folder, self.library, self.disk = folder, library, folder / "disk"
         (folder / "temporary").mkdir(parents=True)
         self.disk.mkdir()

@@ -25,7 +25,7 @@ from common.machine import hardware
 from common.repository import ROOT, benchmarks
 from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Board
 from common.run.supervision import Watchdog
-from common.training.load import load
+from common.training.load import load_config
 from tests.runs import BERT, END_S, HANG_S, RESNET, until
 
 WHEN = "(after step [0-9]+|before the first step)"
@@ -36,7 +36,7 @@ HUNG = r"no progress for 3 s \(--hung-after\), stopped, (computing a step|waitin
 @pytest.fixture(scope="module", autouse=True)
 def prepared():
     for name in benchmarks():
-        prepare(load(name, "baseline", size="mini", settings=[]).config)
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 def stop_of(path):

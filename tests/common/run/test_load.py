@@ -15,7 +15,7 @@ import pytest
 
 from common.commands.data import prepare
 from common.repository import benchmark_module, benchmarks
-from common.training.load import load
+from common.training.load import load_config
 from tests.runs import BERT, RESNET
 
 NUM_STEPS = 2000
@@ -37,7 +37,7 @@ TINY += ("stop_at_target=false",)  # three steps reach none
 @pytest.fixture(scope="module", autouse=True)
 def prepared():
     for name in benchmarks():
-        prepare(load(name, "baseline", size="mini", settings=[]).config)
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 def memory_of(pid):
@@ -86,7 +86,7 @@ def test_memory_of_every_process_is_flat_over_2000_steps(place, ttt):
 @pytest.mark.slow
 def test_memory_of_a_worker_and_its_reader_is_flat_over_2000_batches():
     benchmark, name, *settings = (*RESNET, *PIXELS)
-    config = load(benchmark, name, size="mini", settings=settings).config
+    config = load_config(benchmark, name, size="mini", settings=settings).config
     batches = benchmark_module(benchmark).Benchmark(config, seed=0).train_batches()
     samples = {}
     for number in range(NUM_STEPS):

@@ -12,7 +12,7 @@ import pytest
 
 from common.commands.data import prepare
 from common.repository import ROOT, benchmarks
-from common.training.load import load
+from common.training.load import load_config
 
 PYTHON = [sys.executable, "-m"]
 TINY = {
@@ -33,7 +33,7 @@ WITHIN_S = 400  # a quiet machine takes 25: seven processes import torch
 @pytest.fixture(scope="module", autouse=True)
 def prepared():
     for name in TINY:
-        prepare(load(name, "baseline", size="mini", settings=[]).config)
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 @pytest.fixture

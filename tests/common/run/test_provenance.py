@@ -11,7 +11,7 @@ from common.measure.device_run import build
 from common.run.mllog import RunLog
 from common.run.timed_run import log_head
 from common.training import method
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import DecoupledSGD, optimizer_name
 
 LION = '''
@@ -30,7 +30,9 @@ class Lion(Method):
 
 def head(folder, benchmark, *settings, **more):
     """Return the records of a run's head, by key."""
-    config = load(benchmark, "optimized", size="mini", settings=["global_batch_size=4", *settings]).config
+    config = load_config(
+        benchmark, "optimized", size="mini", settings=["global_batch_size=4", *settings]
+    ).config
     methods = {**config.methods, **more}
     run = build(config.model_copy(update={"methods": methods}), folder, warms_up=False)
     run.log.close()

@@ -12,7 +12,7 @@ from common.data import sampler
 from common.errors import UserError
 from common.repository import ROOT
 from common.run import launch, run_sets
-from common.training.load import load
+from common.training.load import load_config
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_a_result_is_reserved_once_and_never_overwritten(tmp_path):
 
 def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(tmp_path):
     for benchmark, expected in (("image_classification", 5), ("language_bert", 10)):
-        loaded = load(benchmark, "baseline", size="mini", settings=[])
+        loaded = load_config(benchmark, "baseline", size="mini", settings=[])
         drawn = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None)
         assert len(set(drawn.seeds)) == drawn.num_runs == expected
         counted = launch.plan_run_set(loaded, results=tmp_path, runs="3", seed=7)
@@ -108,10 +108,10 @@ def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tm
         copy = tmp_path / system / name / path.name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
-    loaded = load(benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu"])
+    loaded = load_config(benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu"])
     planned = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None, cell="baseline")
     assert run_sets.continued(planned).num_done == planned.num_runs
-    halved = load(
+    halved = load_config(
         benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu", "budget=0.5"]
     )
     with pytest.raises(UserError, match=r"budget is 1.0 there, 0.5 now"):
@@ -130,7 +130,9 @@ def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tm
     ids=["aliases", "date", "brackets", "escape", "empty"],
 )
 def test_a_hostile_head_of_a_result_is_refused_in_one_line(lines, tmp_path):
-    loaded = load("language_bert", "baseline", size="mini", settings=["submission.hardware=reference-2cpu"])
+    loaded = load_config(
+        "language_bert", "baseline", size="mini", settings=["submission.hardware=reference-2cpu"]
+    )
     planned = launch.plan_run_set(loaded, results=tmp_path, runs="2", seed=None)
     source = ROOT / "results" / planned.system / "bert" / "result_0.txt"
     records = "".join(line for line in source.read_text().splitlines(True) if not line.startswith("#"))

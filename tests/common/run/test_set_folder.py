@@ -14,7 +14,7 @@ from common.evidence.recipes import first_difference, mixture, recipe_of
 from common.repository import ROOT
 from common.run import launch, run_sets, set_folder
 from common.study.explore import page_data
-from common.training.load import load
+from common.training.load import load_config
 from tests.command import ttt_here as ttt
 
 HERE = "submission.hardware=here"
@@ -28,7 +28,7 @@ def usual_threads(monkeypatch):
 
 
 def planned(results, *settings, num_ranks=1):
-    loaded = load("language_bert", "optimized", size="mini", settings=[HERE, *settings])
+    loaded = load_config("language_bert", "optimized", size="mini", settings=[HERE, *settings])
     return launch.plan_run_set(loaded, results=results, runs="1", seed=None, num_ranks=num_ranks)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from common.measure.device_run import build
 from common.run.stepclock import bottleneck
-from common.training.load import load
+from common.training.load import load_config
 
 SMALL = [
     "global_batch_size=8",
@@ -48,7 +48,7 @@ def test_rates_alone_and_together(waited_s, computed_s, loading_s, line):
 )
 def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatch):
     """Real steps of 8 sequences, which take 0.05 s and wait for `wait_s` by a clock of the test's own."""
-    run = build(load("language_bert", "optimized", size="mini", settings=SMALL).config, tmp_path)
+    run = build(load_config("language_bert", "optimized", size="mini", settings=SMALL).config, tmp_path)
     batch, train_step, now = next(run.benchmark.synthetic_batches()), run.train_step, [0.0]
     run.step_s = 0.01
 

@@ -8,7 +8,7 @@ from common.errors import UserError
 from common.repository import benchmarks, configurations
 from common.study import cells
 from common.study.cells import Cell, Study
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import schedule_factor
 
 RECIPES = [
@@ -21,7 +21,7 @@ STUDY_KEYS = {"stop_at_target", "evaluate_every", "evaluate_from"}
 
 
 def loaded(benchmark, configuration, size, *settings):
-    return load(benchmark, configuration, size=size, settings=list(settings)).config
+    return load_config(benchmark, configuration, size=size, settings=list(settings)).config
 
 
 @pytest.mark.parametrize(("benchmark", "configuration", "size"), RECIPES)

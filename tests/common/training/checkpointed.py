@@ -20,7 +20,7 @@ from common.run.mllog import RunLog
 from common.run.timed_run import resume_run
 from common.training import checkpoint, distributed, ranks
 from common.training.checkpoint_header import checkpoint_of
-from common.training.load import load
+from common.training.load import load_config
 from common.training.ranks import ALONE
 
 NUM_STEPS, DIES_IN_STEP, DIES_IN_CALL = 6, 4, 2
@@ -59,7 +59,7 @@ def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun, settings=
     """
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
     short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *(settings or SETTINGS[name])]
-    config = load(name, "baseline", size="mini", settings=short).config
+    config = load_config(name, "baseline", size="mini", settings=short).config
     result = folder / "result_0.txt"
     spec = Spec(config={}, seed=3, system="test", result=str(result), label="", expected_s=None)
     log = RunLog(result if place.rank == 0 else Path(os.devnull), state="block")

@@ -4,11 +4,13 @@ import pytest
 
 from common.errors import UserError
 from common.training import batch_check
-from common.training.load import load
+from common.training.load import load_config
 
 
 def compared(benchmark, num_ranks, *settings, size="full"):
-    return batch_check.compared(load(benchmark, "optimized", size=size, settings=list(settings)), num_ranks)
+    return batch_check.compared(
+        load_config(benchmark, "optimized", size=size, settings=list(settings)), num_ranks
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])

@@ -28,7 +28,7 @@ from common.run import launch, resume
 from common.run.loop import save
 from common.training import checkpoint
 from common.training.checkpoint_header import Facts, checkpoint_of, crc_of, read_facts
-from common.training.load import load
+from common.training.load import load_config
 from common.training.ranks import ALONE
 from tests.common.training import checkpointed
 
@@ -43,7 +43,7 @@ TINY = ("max_duration=80ba", "evaluate_every=40ba", "evaluate_from=40ba", "sched
 def prepared():
     """The data of size mini, and one thread: the same sums in the same order."""
     for name in benchmarks():
-        prepare(load(name, "baseline", size="mini", settings=[]).config)
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -144,7 +144,7 @@ def facts(**changes):
 
 
 def run_set(*settings, configuration="optimized", **changes):
-    loaded = load("language_bert", configuration, size="mini", settings=list(settings))
+    loaded = load_config("language_bert", configuration, size="mini", settings=list(settings))
     known = {"results": ROOT / "results", "runs": "1", "seed": None} | changes
     return launch.plan_run_set(loaded, **known)
 

@@ -10,7 +10,7 @@ import torch
 from common.commands.data import prepare
 from common.methods.compile import missing_compiler
 from common.repository import ROOT, benchmarks
-from common.training.load import load
+from common.training.load import load_config
 from tests.common.training.test_distributed import ENVIRONMENT, TORCHRUN
 
 pytestmark = [
@@ -27,7 +27,7 @@ NUM_SHAPES = {"image_classification": 2, "language_bert": 3}  # at least
 def prepared():
     """The data of size mini."""
     for name in benchmarks():
-        prepare(load(name, "baseline", size="mini", settings=[]).config)
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -17,7 +17,7 @@ from common.measure import scaling
 from common.repository import ROOT, benchmarks
 from common.run import launch
 from common.training import ranks
-from common.training.load import load
+from common.training.load import load_config
 from common.training.ranks import Place
 from language_bert.data.batches import typical_lengths
 
@@ -67,12 +67,12 @@ def test_balanced_ranks_share_the_samples_of_a_batch_and_have_about_equal_tokens
 def prepared():
     """The data of size mini, for the ranks of these tests and whoever runs them."""
     for name in benchmarks():
-        prepare(load(name, "baseline", size="mini", settings=[]).config)
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 def benchmark(name, place, *settings):
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
-    config = load(name, "baseline", size="mini", settings=list(settings)).config
+    config = load_config(name, "baseline", size="mini", settings=list(settings)).config
     return module.Benchmark(config, seed=4, place=place)
 
 
@@ -155,7 +155,7 @@ def test_ranks_of_a_slurm_step_meet_on_its_first_host():
 
 
 def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
-    config = load("language_bert", "optimized", size="mini", settings=[]).config
+    config = load_config("language_bert", "optimized", size="mini", settings=[]).config
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(launch.hardware, "gpu_names", list)
     assert launch.choose_ranks(config, None) == 1 and launch.choose_ranks(config, 16) == 16

@@ -5,7 +5,7 @@ import torch
 
 from common.repository import benchmark_module, benchmarks
 from common.training.dry_run import kept_for_backward
-from common.training.load import load
+from common.training.load import load_config
 from common.training.step import Training
 from tests.command import ttt
 
@@ -13,7 +13,7 @@ from tests.command import ttt
 @pytest.mark.parametrize("benchmark", benchmarks())
 def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark):
     settings = ["global_batch_size=6", "micro_batch_size=null"]
-    config = load(benchmark, "baseline", size="mini", settings=settings).config
+    config = load_config(benchmark, "baseline", size="mini", settings=settings).config
     training = Training(config, benchmark_module(benchmark).Benchmark(config, seed=0), seed=0)
     training.build(from_scratch=True)
     batch, step = next(training.shapes())

@@ -14,7 +14,7 @@ from common.training import memory
 FOLLOW = """
 import re, resource
 import psutil
-from common.training.load import load
+from common.training.load import load_config
 from common.errors import UserError
 from common.training.step import Training
 from language_bert.benchmark import Benchmark
@@ -22,7 +22,7 @@ from language_bert.benchmark import Benchmark
 setting = "micro_batch_size=null"
 for attempt in range(12):
     settings = ["global_batch_size=2048", "schedule.warmup=5ba", setting]
-    config = load("language_bert", "baseline", size="mini", settings=settings).config
+    config = load_config("language_bert", "baseline", size="mini", settings=settings).config
     run = Training(config, Benchmark(config, seed=0), seed=0)
     run.build(from_scratch=True)
     run.replica = run.model

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.measure.device_run import build
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Method
 
 SCALE = 64.0
@@ -31,7 +31,7 @@ def start(folder, precision, recorder, *settings):
     """Return a run that is ready for its first step, and a batch."""
     torch.manual_seed(0)
     sets = [*SHORT, f"precision={precision}", *settings]
-    config = load("image_classification", "baseline", size="mini", settings=sets).config
+    config = load_config("image_classification", "baseline", size="mini", settings=sets).config
     run = build(config, folder, warms_up=False)
     run.methods.append(recorder)
     run.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, enabled=precision == "fp16")

@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
 from common.training import distributed, ranks
-from common.training.load import load
+from common.training.load import load_config
 from language_bert import attention
 
 NUM_STEPS = 60
@@ -107,7 +107,7 @@ def register_kernels():
 def start(name, place, settings):
     """Return an initialized run."""
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
-    config = load(name, "optimized", size="mini", settings=list(settings)).config
+    config = load_config(name, "optimized", size="mini", settings=list(settings)).config
     spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
     log = RunLog(Path(os.devnull), state="run")
     run = TrainingRun(spec, config, module.Benchmark(config, seed=3, place=place), log)

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
 from common.training import distributed, ranks
-from common.training.load import load
+from common.training.load import load_config
 from language_bert.benchmark import Benchmark
 
 NUM_STEPS = 20
@@ -45,7 +45,7 @@ def train(case, place):
     configuration, settings = CASES[case]
     settings = [*(f"model.{each}" for each in SMALL), *GLOBAL, *settings, TWICE, "schedule.warmup=2ba"]
     settings += ["methods.fused_qkv=false"] if configuration == "optimized" else []
-    config = load("language_bert", configuration, size="mini", settings=settings).config
+    config = load_config("language_bert", configuration, size="mini", settings=settings).config
     spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
     log = RunLog(Path(os.devnull), state="run")
     run = ExactRun(spec, config, Benchmark(config, seed=3, place=place), log)

@@ -9,14 +9,14 @@ import torch
 
 from common.data import manifest as fingerprint
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from image_classification.benchmark import Benchmark
 from image_classification.data.prepare import prepare
 
 
 def mini(directory: Path, *settings: str, seed: int = 1) -> Benchmark:
     where = [f"data.directory={directory}", *settings]
-    config = load("image_classification", "baseline", size="mini", settings=where).config
+    config = load_config("image_classification", "baseline", size="mini", settings=where).config
     return Benchmark(config, seed=seed)
 
 

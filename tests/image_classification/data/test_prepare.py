@@ -20,7 +20,7 @@ from PIL import Image
 from common.data import manifest as fingerprint
 from common.errors import UserError
 from common.repository import ROOT
-from common.training.load import load
+from common.training.load import load_config
 from image_classification.data import sources
 from image_classification.data.images import decode, open_images
 from image_classification.data.prepare import prepare
@@ -32,7 +32,7 @@ SHARD_BYTES = 20_000
 
 
 def config_of(directory, num_train=NUM_TRAIN, num_validation=NUM_VALIDATION, num_classes=NUM_CLASSES):
-    return load(
+    return load_config(
         "image_classification",
         "baseline",
         size="full",
@@ -407,11 +407,11 @@ def many_images(source):
 PREPARE = """
 import json, sys
 from pathlib import Path
-from common.training.load import load
+from common.training.load import load_config
 from image_classification.data.prepare import prepare
 from tests.command import ttt_here as ttt
 settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])
-config = load("image_classification", "baseline", size="full", settings=settings).config
+config = load_config("image_classification", "baseline", size="full", settings=settings).config
 prepare(Path(config.data.directory), config, source, shard_bytes=20_000)
 """
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from image_classification.methods.alternating_flip import alternate_flips
 
 ON = ["methods.alternating_flip={}"]
@@ -26,14 +26,14 @@ def test_each_image_is_mirrored_in_every_other_epoch() -> None:
 
 
 def test_it_reaches_the_settings_of_the_loaders() -> None:
-    config = load("image_classification", "optimized", size="full", settings=ON).config
+    config = load_config("image_classification", "optimized", size="full", settings=ON).config
     assert config.data.alternates_flips
-    plain = load("image_classification", "optimized", size="full", settings=[]).config
+    plain = load_config("image_classification", "optimized", size="full", settings=[]).config
     assert not plain.data.alternates_flips
 
 
 def test_data_that_are_not_mirrored_are_refused() -> None:
     with pytest.raises(UserError, match=r"methods.alternating_flip: .*flip_probability is 0; set it to 0.5"):
-        load("image_classification", "baseline", size="mini", settings=ON)
+        load_config("image_classification", "baseline", size="mini", settings=ON)
     with pytest.raises(UserError, match="alternates_flips needs a flip_probability of 0.5"):
-        load("image_classification", "baseline", size="mini", settings=["data.alternates_flips=true"])
+        load_config("image_classification", "baseline", size="mini", settings=["data.alternates_flips=true"])

@@ -6,7 +6,7 @@ import torch
 from torchvision.transforms import v2
 
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import seeded
 from image_classification.augmentation import augmentation, augmented
 from image_classification.benchmark import Benchmark
@@ -17,7 +17,7 @@ SMALL = ["data.train_crop_px=32", "global_batch_size=6"]
 
 
 def loaded(*settings):
-    return load("image_classification", "baseline", size="mini", settings=[*SMALL, *settings]).config
+    return load_config("image_classification", "baseline", size="mini", settings=[*SMALL, *settings]).config
 
 
 def pixels():

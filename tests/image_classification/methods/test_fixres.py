@@ -9,12 +9,12 @@ from torchvision.transforms import v2
 
 from common.config.diff import differences
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from image_classification.methods.fixres import Fixres, apply_fixres
 
 
 def test_two_sizes_change() -> None:
-    config = load("image_classification", "baseline", size="full", settings=[]).config
+    config = load_config("image_classification", "baseline", size="full", settings=[]).config
     method = Fixres("fixres", Fixres.Config(train_crop_px=176, evaluation_resize_px=232))
     changed = method.configure(config)
     assert differences(config, changed) == [

@@ -3,12 +3,12 @@
 import pytest
 
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from image_classification.methods.progressive_crops import crops_by_epoch
 
 
 def configured(*settings, size="full"):
-    return load("image_classification", "optimized", size=size, settings=list(settings)).config
+    return load_config("image_classification", "optimized", size=size, settings=list(settings)).config
 
 
 def test_the_sizes_cost_what_the_reference_calculates():

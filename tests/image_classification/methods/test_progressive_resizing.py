@@ -5,7 +5,7 @@ import torch
 
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch, Progress
 from image_classification.methods.progressive_resizing import (
     ProgressiveResizing,
@@ -27,7 +27,7 @@ def resizing(**changes: float) -> ProgressiveResizing:
 
 
 def mini_config(configuration: str) -> RunConfig:
-    return load("image_classification", configuration, size="mini", settings=[]).config
+    return load_config("image_classification", configuration, size="mini", settings=[]).config
 
 
 def test_sizes_of_the_published_run() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from common.commands.data import changed_records
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from language_bert.benchmark import Benchmark
 from language_bert.data.corpus import documents
 from language_bert.data.instances import InstanceSettings, Vocabulary, create_instances
@@ -164,7 +164,7 @@ def test_a_record_that_none_can_be_is_named_with_file_and_place(tmp_path, values
 def test_a_run_reads_no_record_that_its_model_cannot_take(tmp_path, name):
     settings = [f"data.directory={tmp_path}", "data.num_train_samples=64", "data.num_evaluation_samples=64"]
     settings += ["data.max_seq_length=32", "model.vocab_size=100"]
-    config = load("language_bert", "baseline", size="mini", settings=settings).config
+    config = load_config("language_bert", "baseline", size="mini", settings=settings).config
     instances = make_instances()[:64]
     instances[6] = changed(instances[6], input_ids=[2, 5, 6, 100, 3], masked_positions=[1], masked_ids=[7])
     for part in ("train", "evaluation"):
@@ -185,7 +185,9 @@ def test_no_paragraph_of_the_corpus_stands_in_two_documents():
 
 def test_a_folder_of_something_else_is_not_replaced(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    config = load("language_bert", "baseline", size="mini", settings=[f"data.directory={tmp_path}"]).config
+    config = load_config(
+        "language_bert", "baseline", size="mini", settings=[f"data.directory={tmp_path}"]
+    ).config
     with pytest.raises(UserError, match="not replaced"):
         prepare(tmp_path, config)
     assert (tmp_path / "thesis.txt").read_text() == "mine"

@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.repository import ROOT
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
-from common.training.load import load
+from common.training.load import load_config
 from language_bert.benchmark import Benchmark
 from language_bert.data import sources, wikipedia
 from language_bert.data.corpus import documents
@@ -54,7 +54,9 @@ def settings_of(directory, **changes):
 
 
 def config_of(directory, **changes):
-    return load("language_bert", "baseline", size="full", settings=settings_of(directory, **changes)).config
+    return load_config(
+        "language_bert", "baseline", size="full", settings=settings_of(directory, **changes)
+    ).config
 
 
 def prepared(directory, source, **changes):
@@ -339,11 +341,11 @@ def test_full_size_needs_a_source(tmp_path):
 PREPARE = """
 import json, sys
 from pathlib import Path
-from common.training.load import load
+from common.training.load import load_config
 from language_bert.data.prepare import prepare
 if __name__ == "__main__":
     settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])
-    config = load("language_bert", "baseline", size="full", settings=settings).config
+    config = load_config("language_bert", "baseline", size="full", settings=settings).config
     prepare(Path(config.data.directory), config, source)
 """
 

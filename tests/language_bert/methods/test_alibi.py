@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.methods import alibi
@@ -120,7 +120,7 @@ def test_flash_attention_gets_the_slopes(monkeypatch):
 
 
 def configured(*settings, name="optimized", size="mini"):
-    return load("language_bert", name, size=size, settings=["methods.alibi={}", *settings])
+    return load_config("language_bert", name, size=size, settings=["methods.alibi={}", *settings])
 
 
 def test_trained_weights_are_refused():

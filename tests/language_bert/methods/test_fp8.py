@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from common.training.optim import build_optimizer
 from common.training.registry import build_methods
 from common.training.step import to_device
@@ -17,7 +17,7 @@ SETTINGS = ("model.num_hidden_layers=3", "methods.chunked_head=false")  # three 
 
 
 def build(*settings):
-    config = load("language_bert", "optimized", size="mini", settings=[*SETTINGS, *settings]).config
+    config = load_config("language_bert", "optimized", size="mini", settings=[*SETTINGS, *settings]).config
     benchmark, methods = Benchmark(config, seed=0), build_methods(config)
     torch.manual_seed(5)
     model = benchmark.build_model()

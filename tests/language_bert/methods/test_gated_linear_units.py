@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from common.errors import UserError
-from common.training.load import load
+from common.training.load import load_config
 from language_bert.methods.gated_linear_units import GatedUnit, apply_gated_linear_units, gated_width
 from language_bert.methods.unpad import unpad
 from tests.language_bert.test_parity import make_batch, make_model
@@ -58,5 +58,5 @@ def test_a_layer_is_the_formula_with_its_norm_and_the_same_when_packed():
 def test_trained_weights_are_refused():
     settings = ["methods.gated_linear_units={}"]
     with pytest.raises(UserError, match="methods.gated_linear_units: the starting weights"):
-        load("language_bert", "baseline", size="full", settings=settings)
-    load("language_bert", "baseline", size="mini", settings=settings)
+        load_config("language_bert", "baseline", size="full", settings=settings)
+    load_config("language_bert", "baseline", size="mini", settings=settings)

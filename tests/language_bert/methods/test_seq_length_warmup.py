@@ -5,7 +5,7 @@ import torch
 
 from common.errors import UserError
 from common.measure.device_run import build
-from common.training.load import load
+from common.training.load import load_config
 from common.training.method import Batch, Progress
 from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
@@ -106,7 +106,7 @@ def test_a_micro_batch_counts_by_the_masked_tokens_that_it_had(tmp_path):
 
 
 def configured(*settings, name="optimized"):
-    return load(
+    return load_config(
         "language_bert", name, size="mini", settings=["methods.seq_length_warmup={}", *settings]
     ).config
 

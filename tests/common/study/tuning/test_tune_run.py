@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.evidence.log import read_log
 from common.study.tuning.tune import Found, Gain, Tried
 from common.study.tuning.tune_runs import Tuner, as_file, candidates
-from common.training.load import load
+from common.training.load import load_config
 from tests.command import ttt, ttt_here
 
 BENCHMARKS = ("image_classification", "language_bert")
@@ -38,7 +38,7 @@ def places(folder):
 
 
 def tuner(benchmark, configuration, *settings):
-    loaded = load(benchmark, configuration, size="mini", settings=list(settings))
+    loaded = load_config(benchmark, configuration, size="mini", settings=list(settings))
     return Tuner(loaded=loaded, settings=settings, seed=0, num_ranks=1)
 
 
@@ -55,7 +55,7 @@ def one_line(done, *words):
 def test_a_configuration_by_its_path_is_laid_over_the_size_and_named_after_its_file(tmp_path):
     path = tmp_path / "mine-1.yaml"
     path.write_text(CHOSEN)
-    loaded = load("image_classification", str(path), size="mini", settings=["target=0.5"])
+    loaded = load_config("image_classification", str(path), size="mini", settings=["target=0.5"])
     assert loaded.config.configuration == "mine-1" and loaded.source == str(path)
     assert loaded.config.data.num_train_samples == 99  # the size says 1437
     assert loaded.config.methods["scale_schedule"] == {"ratio": 0.25}
@@ -75,7 +75,7 @@ def test_a_bad_file_is_refused(tmp_path, text, what):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=what):
-        load("language_bert", str(path), size="mini", settings=[])
+        load_config("language_bert", str(path), size="mini", settings=[])
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
@@ -127,7 +127,7 @@ def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_p
     assert yaml.safe_load(text) == stated | {"model": {"attention": "eager"}}
     path = tmp_path / "baseline-O1.yaml"
     path.write_text(text)
-    read = load("language_bert", str(path), size="mini", settings=[]).config
+    read = load_config("language_bert", str(path), size="mini", settings=[]).config
     assert read == own.config(state).replaced(configuration="baseline-O1")
 
 
@@ -194,7 +194,7 @@ def test_o1_runs_what_it_chose_and_chooses_once(tmp_path):
     assert done.returncode == 1, done.stderr
     (result,) = (tmp_path / "results").rglob("result_*.txt")
     written = result.parent / "baseline-O1.yaml"
-    config = load("language_bert", str(written), size="mini", settings=[]).config
+    config = load_config("language_bert", str(written), size="mini", settings=[]).config
     log = read_log(result)
     assert yaml.safe_load("\n".join(log.settings)) == yaml.safe_load(to_yaml(config))
     assert log.value("configuration_name") == "baseline-O1"
