@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.config.schema import RunConfig, Strict
+from common.errors import UserError
 from common.files import hash_file
 from common.training.ranks import part
 
@@ -105,6 +106,10 @@ class Method:
     def digest(self) -> str:
         """The first 12 digits of the SHA-256 of its file."""
         return hash_file(Path(inspect.getfile(type(self))))[:12]
+
+    def refuse(self, what: str, *, setting: str = "", hint: str = "") -> NoReturn:
+        """Raise UserError that names this method, or one of its settings, as the place."""
+        raise UserError(what, where=f"methods.{self.name}" + (f".{setting}" if setting else ""), hint=hint)
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Return the configuration this method wants; what it changed is printed and logged."""
