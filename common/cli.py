@@ -98,6 +98,11 @@ def overview() -> str:
     )
 
 
+def command_module(verb: str) -> str:
+    folder = next((f"{folder}." for folder, verbs in FOLDERS.items() if verb in verbs), "")
+    return f"common.commands.{folder}{verb}"
+
+
 def dispatch(arguments: list[str]) -> int:
     """Run one command and return its exit code; raises UserError for a person's mistake."""
     if len(arguments) > 1 and arguments[0] == "help":
@@ -112,8 +117,7 @@ def dispatch(arguments: list[str]) -> int:
     if verb not in COMMANDS:
         hint = OTHER_WORDS.get(verb) or nearest(verb, COMMANDS)
         raise UserError(f"unknown command '{verb}'", hint=hint)
-    folder = next((f"{folder}." for folder, verbs in FOLDERS.items() if verb in verbs), "")
-    command = importlib.import_module(f"common.commands.{folder}{verb}")
+    command = importlib.import_module(command_module(verb))
     parser = Parser(
         prog=f"ttt {verb}", description=command.__doc__, formatter_class=Formatter, epilog=EXIT_CODES
     )

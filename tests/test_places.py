@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import command_module
 from common.repository import ROOT, shown, shown_in
 from tests.command import ttt_here
 
@@ -42,7 +43,7 @@ def elsewhere(tmp_path, monkeypatch):
 def defaults(verb):
     """Return what a command takes where nothing is said."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"common.commands.{verb}").add_arguments(parser)
+    importlib.import_module(command_module(verb)).add_arguments(parser)
     return {action.dest: action.default for action in parser._actions}
 
 

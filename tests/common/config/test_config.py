@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from common import yaml_file
-from common.config import schema
+from common import repository, yaml_file
+from common.config import merge
 from common.errors import UserError
 from common.machine.system import system_id
 from common.repository import ROOT, benchmarks, configurations
@@ -122,10 +122,12 @@ def test_steps_round_up_and_the_last_step_is_evaluated_once():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A copy of the configurations of language_bert that a test may edit."""
+    for methods in ("language_bert/methods", "common/methods"):
+        shutil.copytree(ROOT / methods, tmp_path / methods)
     for file in ("benchmark.py", "baseline.yaml", "optimized.yaml", "mini.yaml"):
-        (tmp_path / "language_bert").mkdir(exist_ok=True)
-        (tmp_path / "language_bert" / file).write_text((ROOT / "language_bert" / file).read_text())
-    monkeypatch.setattr(schema, "ROOT", tmp_path)
+        shutil.copy(ROOT / "language_bert" / file, tmp_path / "language_bert")
+    for module in (repository, merge):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
     return tmp_path / "language_bert"
 
 
@@ -157,9 +159,14 @@ def test_a_file_that_is_no_text_is_named_with_its_line(folder):
     with pytest.raises(UserError, match="language_bert/derived.yaml:2: .*UTF-8"):
         bert(configuration="derived")
     append(folder / "baseline.yaml", "# für\n")
-    code = "from common import config; print(config.read('language_bert', 'baseline').values['target'])"
+    code = "from common.config.merge import read; print(read('language_bert', 'baseline').values['target'])"
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    shutil.copytree(ROOT / "common", folder.parent / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "common",
+        folder.parent / "common",
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | plain,

@@ -25,7 +25,7 @@ SLOW_WRITER = """
 import shutil, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from common import fingerprint, preparation
+from common.data import manifest, preparation
 
 def embedded(directory, work, config):
     shutil.rmtree(work, ignore_errors=True)
@@ -36,8 +36,8 @@ def embedded(directory, work, config):
     while Path(sys.argv[1], "hold").exists():
         time.sleep(0.01)
     print("written", flush=True)
-    digest = fingerprint.write_manifest(work, {"settings": {}})
-    fingerprint.put_in_place(work, directory)
+    digest = manifest.write_manifest(work, {"settings": {}})
+    manifest.put_in_place(work, directory)
     return digest
 
 config = SimpleNamespace(size="mini", prepared_with=dict, prepared_files=set)

@@ -89,7 +89,7 @@ def test_a_full_or_unwritable_folder_is_a_fault(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
     code = f"""
 import pathlib
-from common.doctor import host
+from common.machine import host
 pathlib.Path({str(tmp_path)!r}, "filler").write_bytes(bytes(3 * 2**19))
 print(host.space("results", pathlib.Path({str(tmp_path)!r})))
 """
@@ -111,7 +111,7 @@ def test_few_open_files_are_a_fault_with_what_to_type():
 def test_little_shared_memory_is_a_fault_for_full_size(tmp_path):
     code = f"""
 import pathlib
-from common.doctor import host
+from common.machine import host
 print([host.shared_memory(size, pathlib.Path({str(tmp_path)!r})).state for size in ("full", "mini")])
 """
     assert "['fault', 'warning']" in on_a_small_disk(tmp_path, '"$@"', sys.executable, "-c", code).stdout
@@ -121,7 +121,7 @@ print([host.shared_memory(size, pathlib.Path({str(tmp_path)!r})).state for size 
 def test_shared_memory_that_holds_no_batch_is_a_fault_for_workers_of_size_mini(tmp_path):
     code = f"""
 import pathlib
-from common.doctor import host
+from common.machine import host
 place = pathlib.Path({str(tmp_path)!r})
 print([host.shared_memory("mini", place, is_needed=needed).state for needed in (True, False)])
 """

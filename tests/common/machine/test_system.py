@@ -260,7 +260,7 @@ def test_the_description_of_a_run_states_who_and_what_status():
 WRITER = """
 import os, sys, time
 from pathlib import Path
-from common import system
+from common.machine import system
 
 os.fsync = lambda descriptor: None
 system.describe = lambda config, name: {"system_name": name, "notes": "x" * 100_000}
@@ -304,7 +304,7 @@ def test_gpus_are_named_by_their_model(monkeypatch):
 
 def test_processes_that_first_ask_at_once_get_one_name(tmp_path):
     code = (
-        "import pathlib, sys; from common import system;"
+        "import pathlib, sys; from common.machine import system;"
         "system.LOCAL = pathlib.Path(sys.argv[1]); print(system.random_number())"
     )
     command = [sys.executable, "-c", code, tmp_path / "new"]

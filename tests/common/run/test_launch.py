@@ -23,7 +23,7 @@ pathlib.Path(sys.argv[1], "closed").touch()
 """
 PARENT = """
 import sys
-from common import supervision
+from common.run import supervision
 supervision.GRACE_S = 3
 sys.exit(supervision.supervise(sys.argv[1:]).code)
 """

@@ -10,7 +10,7 @@ import torch
 from common.measure.device_run import build
 from common.run.mllog import RunLog
 from common.run.timed_run import log_head
-from common.training import method
+from common.training import registry
 from common.training.load import load_config
 from common.training.optim import DecoupledSGD, optimizer_name
 
@@ -53,8 +53,8 @@ def lion(tmp_path, monkeypatch):
     path.parent.mkdir()
     path.write_text(LION)
     monkeypatch.syspath_prepend(path.parent)
-    available = method.available
-    monkeypatch.setattr(method, "available", lambda benchmark: {**available(benchmark), "lion": "lion"})
+    available = registry.available
+    monkeypatch.setattr(registry, "available", lambda benchmark: {**available(benchmark), "lion": "lion"})
     return path
 
 

@@ -220,9 +220,9 @@ def test_a_commit_to_a_page_or_a_report_is_no_other_code(clone):
 def test_a_run_loads_nothing_of_the_rooms_that_are_left_out():
     code = """
 import sys, importlib, common.run.loop
-from common import card, config, repository
-for name in config.benchmarks():
-    for module in [f"{name}.benchmark", *card.available(name).values()]:
+from common import repository
+for name in repository.benchmarks():
+    for module in [f"{name}.benchmark", *repository.available(name).values()]:
         importlib.import_module(module)
 rooms = tuple(f"common.{room}" for room in repository.NO_RUN_LOADS)
 print([module for module in sys.modules if module.startswith(rooms)])
