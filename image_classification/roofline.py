@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.config.duration import evaluation_seconds
 from common.config.schema import DataConfig
 from common.training.benchmark import Projection, Work
 
@@ -70,7 +71,7 @@ def project(
     measured = sorted((size**2, 1 / rate) for size, rate in images_per_s.items())
     areas, seconds = (np.array(column) for column in zip(*measured, strict=True))
     train_s = np.interp(np.array(sizes_px) ** 2, areas, seconds).sum() * data.num_train_samples
-    evaluation_s = seconds[-1] / 3 * data.num_evaluation_samples * num_evaluations
+    evaluation_s = evaluation_seconds(num_evaluations, data.num_evaluation_samples, 1 / seconds[-1])
     return Projection(
         minutes=float(train_s + evaluation_s) / num_devices / 60,
         assuming=(

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from common.config.duration import evaluation_seconds
 from common.config.schema import DataConfig, Fraction, RunConfig, Strict
 from common.data import sampler
 from common.data.manifest import read_manifest
@@ -285,9 +286,10 @@ class Benchmark(benchmark.Benchmark):
             return None
         (rate,) = samples_per_s.values()
         every = self.config.steps(self.config.evaluate_every) * self.config.global_batch_size
-        evaluated = SAMPLES_TO_TARGET // every * self.config.data.num_evaluation_samples / 3
+        num_samples = self.config.data.num_evaluation_samples
+        evaluation_s = evaluation_seconds(SAMPLES_TO_TARGET // every, num_samples, rate)
         return benchmark.Projection(
-            minutes=(SAMPLES_TO_TARGET + evaluated) / rate / num_devices / 60,
+            minutes=(SAMPLES_TO_TARGET / rate + evaluation_s) / num_devices / 60,
             assuming=(
                 f"if {SAMPLES_TO_TARGET:,} samples suffice for a true 0.72, which is an estimate and no "
                 "measurement, devices scale perfectly and an evaluated sequence takes a third of a trained"

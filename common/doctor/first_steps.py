@@ -4,18 +4,16 @@ A benchmark's first_steps.yaml holds, for each configuration at size mini, what 
 loss of the first step and the mean of the last steps. `ttt doctor --store-bands SEEDS` writes it.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
 from common import repository, yaml_file
 from common.config.schema import RunConfig, Strict
 from common.config.validation import validated
 from common.errors import UserError
+from common.evidence.intervals import prediction_half_width
 from common.files import write_text
 from common.machine import system
 from common.machine.line import Line, fault, ok
@@ -59,9 +57,9 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     """Return between what values the next one lies, but for `FALSE_ALARMS`: Student's prediction interval."""
     if len(values) < FEWEST_SEEDS:
         raise UserError(f"{len(values)} seeds are no band", where=FILE, hint="ttt doctor --store-bands 10")
-    number, middle = len(values), statistics.mean(values)
-    reach = float(stats.t.ppf(1 - FALSE_ALARMS / 2, number - 1)) * math.sqrt(1 + 1 / number)
-    return middle - reach * statistics.stdev(values), middle + reach * statistics.stdev(values)
+    middle = statistics.mean(values)
+    half = prediction_half_width(statistics.stdev(values), len(values), 1 - FALSE_ALARMS)
+    return middle - half, middle + half
 
 
 def take(config: RunConfig, *, seed: int, num_steps: int) -> Taken:

@@ -78,6 +78,24 @@ def rate(amounts: Sequence[float], durations: Sequence[float]) -> Estimate:
     return Estimate(value=value, interval=limits)
 
 
+def median(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
+    """Return the median and its interval between two order statistics, which holds for any distribution.
+
+    The interval is None where the values are too few: below 6 at 95 %, below 8 at 99 %.
+    """
+    centre, limits = float(np.median(values)), None
+    test = stats.quantile_test(values, q=centre, p=0.5)
+    low, high = map(float, test.confidence_interval(confidence))
+    if low <= high:  # not NaN
+        limits = Interval(low=low, high=high, method="order statistics of turns")
+    return Estimate(value=centre, interval=limits)
+
+
+def prediction_half_width(deviation: float, num_values: float, confidence: float = CONFIDENCE) -> float:
+    """Return half of Student's interval for one further value, from the deviation of `num_values`."""
+    return _t(num_values - 1, confidence) * deviation * math.sqrt(1 + 1 / num_values)
+
+
 def student_of_logs(values: Sequence[float]) -> Interval | None:
     """Return Student's interval of the geometric mean; None below two values.
 

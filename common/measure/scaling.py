@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from common.config.duration import BACKWARD, evaluation_seconds
 from common.errors import UserError, nearest
 
 FORMULA = (
@@ -41,8 +42,6 @@ OPTIMIZER_BYTES = {
     "sgd": 20,
     "decoupled_sgd": 20,
 }  # a parameter: each float32 read, each written
-BACKWARD = 2 / 3  # of the compute time
-EVALUATED = 1 / 3  # of a trained sample's time: forward only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +196,8 @@ def predict(
         taken = step(work, links, machines=number, per_machine=each, batch=batch)
         alone = found[0].step if found else taken
         steps = math.ceil(recipe.samples_to_target / batch)
-        evaluated = recipe.num_evaluations * recipe.evaluation_samples / devices * work.sample_s * EVALUATED
+        per_s = devices / work.sample_s
+        evaluated = evaluation_seconds(recipe.num_evaluations, recipe.evaluation_samples, per_s)
         minutes = (steps * taken.seconds + evaluated + recipe.startup_s) / 60
         found.append(
             Prediction(

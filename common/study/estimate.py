@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
-
 from common import yaml_file
-from common.evidence.intervals import CONFIDENCE
+from common.config.duration import evaluation_seconds
+from common.evidence.intervals import prediction_half_width
 from common.evidence.log import Log
 from common.evidence.recipes import flat
 
@@ -29,7 +28,6 @@ RECIPE = (
 OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
 ASSUMED_NOISE = 0.05  # where figures state none
-EVALUATED = 1 / 3  # of a trained sample's time: forward only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class Rates:
     @property
     def half_width(self) -> float:
         """On logarithms, of one further run, by Student's t; the normal distribution's for unknown turns."""
-        return further(self.noise, self.num_turns or math.inf)
+        return prediction_half_width(self.noise, self.num_turns or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +71,7 @@ class Samples:
         """On logarithms, of one further run, by Student's t; None for a single run."""
         if len(self.values) < 2:
             return None
-        return further(statistics.stdev(map(math.log, self.values)), len(self.values))
-
-
-def further(deviation: float, number: float) -> float:
-    """Return the half width of the interval that holds one value more, by the deviation of so many."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1)) * deviation * math.sqrt(1 + 1 / number)
+        return prediction_half_width(statistics.stdev(map(math.log, self.values)), len(self.values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +121,7 @@ def estimate(
     if rates.evaluation_s is not None:
         evaluation_s = rates.evaluation_s[0] + (count - 1) * rates.evaluation_s[1] if count else 0.0
     else:
-        evaluation_s = count * num_evaluated * EVALUATED / rates.per_s[phases[-1][0]]
+        evaluation_s = evaluation_seconds(count, num_evaluated, rates.per_s[phases[-1][0]])
     evaluation_s /= devices
     run_s = training_s + evaluation_s
     half = math.hypot(samples.half_width or 0.0, rates.half_width)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common.arguments import add_benchmark, listed_benchmarks
+from common.config.duration import FORWARD
 from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
 from common.measure import scaling
@@ -195,7 +196,7 @@ def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[scaling.
     num_evaluated: int = config.data.num_evaluation_samples  # type: ignore[attr-defined]
     assumptions = [
         f"samples to the target: {samples:,} ({why}); start-up {args.startup_s:g} s; {num_evaluations} "
-        f"evaluations of {num_evaluated:,} samples, each {scaling.EVALUATED:.2f} of a trained one"
+        f"evaluations of {num_evaluated:,} samples, each {FORWARD:.2f} of a trained one"
     ]
     if args.batch_per_device is not None:
         assumptions.append(

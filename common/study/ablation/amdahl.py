@@ -32,19 +32,6 @@ def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None
     return 1 / (1 - share) if share < 1 - 1e-9 else math.inf
 
 
-def median(values: Sequence[float]) -> Estimate:
-    """Return the median and its interval between two order statistics: none below six values.
-
-    It holds for any distribution; the ratios of turns have long tails.
-    """
-    ordered = sorted(values)
-    rank = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5))
-    limits = None
-    if rank > 0:
-        limits = Interval(low=ordered[rank - 1], high=ordered[-rank], method="order statistics of turns")
-    return Estimate(value=float(np.median(ordered)), interval=limits)
-
-
 def exponential(logs: Estimate) -> Estimate:
     """Return an estimate of a ratio from that of its logarithm."""
     limits = logs.interval

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from common.evidence import intervals
 from common.evidence.intervals import Estimate
 from common.evidence.ledger import SMALLEST_LOSS, Composition, Effect, Pair, Row, Trained
 from common.study.ablation import amdahl
@@ -37,7 +38,7 @@ class Measurements:
         return [math.log(one / other) for one, other in pairs]
 
     def log_ratio(self, after: State, before: State) -> Estimate:
-        return amdahl.median(self.log_ratios(after, before))
+        return intervals.median(self.log_ratios(after, before))
 
     def log_samples(self, state: State) -> list[float] | None:
         """Return the logarithms of the samples to the target; None where those of a run are unknown."""
@@ -140,7 +141,7 @@ def compositions(found: Measurements, switches: Switches) -> list[Composition]:
     alone = [switches.alone(switch) for switch in switches.switches]
     steps = [(step.after, step.before) for step in alone]
     logs = zip(*(found.log_ratios(*step) for step in steps), strict=True)
-    product = amdahl.median([math.fsum(turn) for turn in logs])
+    product = intervals.median([math.fsum(turn) for turn in logs])
     turns = zip(
         *(zip(found.turns[after], found.turns[before], strict=True) for after, before in steps), strict=True
     )
@@ -150,7 +151,7 @@ def compositions(found: Measurements, switches: Switches) -> list[Composition]:
             of="throughput",
             measured=faster(found.log_ratio(whole, base)),
             product=faster(product),
-            added=faster(amdahl.median([math.log(each) for each in left])) if min(left) > 0 else None,
+            added=faster(intervals.median([math.log(each) for each in left])) if min(left) > 0 else None,
         )
     ]
     in_whole, samples = found.log_samples_ratio((whole, base)), found.log_samples_ratio(*steps)
@@ -185,7 +186,7 @@ def pairs(found: Measurements, design: Design, held: State) -> list[Pair]:
     measured = []
     for string in design.interactions():
         one, other = sorted(string[0], key=design.factors.index)
-        lost = amdahl.median([2 * effect(string[0], responses) for responses in turns])
+        lost = intervals.median([2 * effect(string[0], responses) for responses in turns])
         both = [-sum(effect(Word({name}), responses) for name in (one, other)) for responses in turns]
         together = statistics.median(both)
         measured.append(

@@ -11,7 +11,6 @@ unchanged model is. What does not run exactly is compared in the training's own 
 
 import math
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,9 +20,9 @@ from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from scipy import stats
 
 from common.errors import UserError
+from common.evidence import intervals
 from common.study.tuning.apart import Subject
 from common.study.tuning.traces import Trace, distance
 
@@ -303,15 +302,10 @@ def race(before: Subject, after: Subject) -> Gain:
 
 
 def median_gain(ratios: Sequence[float]) -> Gain:
-    """Return the median with the interval that the binomial distribution gives two of the sorted ratios.
-
-    Below 8 ratios no two are far enough apart: the interval is then all of the line.
-    """
-    ordered, number = sorted(ratios), len(ratios)
-    tails = 2 * stats.binom.cdf(range(number // 2), number, 0.5)
-    rank = int((tails <= 1 - CONFIDENCE).sum())
-    low, high = (ordered[rank - 1], ordered[-rank]) if rank > 0 else (0.0, math.inf)
-    return Gain(median=statistics.median(ordered), low=low, high=high, num_pairs=number)
+    """Return the median gain with its interval, which is (0, inf) below 8 ratios."""
+    found = intervals.median(ratios, CONFIDENCE)
+    low, high = (found.interval.low, found.interval.high) if found.interval else (0.0, math.inf)
+    return Gain(median=found.value, low=low, high=high, num_pairs=len(ratios))
 
 
 @contextmanager

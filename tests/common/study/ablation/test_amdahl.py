@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from common.evidence import intervals
 from common.evidence.intervals import Estimate, Interval
 from common.study.ablation import amdahl
 
@@ -42,10 +43,10 @@ def test_a_step_that_waits_for_nothing_has_the_same_bound_however_slow_the_loade
 
 
 def test_the_interval_of_a_median_lies_between_order_statistics():
-    assert amdahl.median([3.0, 1.0, 2.0, 5.0, 4.0]) == Estimate(value=3.0, interval=None)
-    found = amdahl.median([6.0, 3.0, 1.0, 2.0, 5.0, 4.0])
+    assert intervals.median([3.0, 1.0, 2.0, 5.0, 4.0]) == Estimate(value=3.0, interval=None)
+    found = intervals.median([6.0, 3.0, 1.0, 2.0, 5.0, 4.0])
     assert (found.value, found.interval.low, found.interval.high) == (3.5, 1.0, 6.0)
-    found = amdahl.median(range(1, 16))  # P(X <= 3) = 0.0176 of Binomial(15, 1/2): the 4th and the 12th
+    found = intervals.median(range(1, 16))  # P(X <= 3) = 0.0176 of Binomial(15, 1/2): the 4th and the 12th
     assert (found.value, found.interval.low, found.interval.high) == (8, 4, 12)
 
 
@@ -53,7 +54,7 @@ def test_the_interval_of_a_median_holds_95_percent():
     generator = np.random.default_rng(0)
     held = [
         limits.low <= 0 <= limits.high
-        for limits in (amdahl.median(generator.standard_cauchy(15)).interval for _ in range(2000))
+        for limits in (intervals.median(generator.standard_cauchy(15)).interval for _ in range(2000))
     ]
     assert np.mean(held) > 0.95
 
