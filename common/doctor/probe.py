@@ -7,6 +7,8 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common.machine.load import own_gpu
-from common.measure.throughput import COPY_BYTES, GEMM_SIZE, synchronize
+from common.measure.clock import PeakLoad, synchronize, time_call
 from common.training import distributed, ranks
 
 SECONDS = {"cuda": 2.0, "cpu": 0.5}  # of each: long enough for a GPU to become warm
@@ -41,38 +43,30 @@ def main() -> None:
 
 
 def measure(device: torch.device) -> dict[str, Any]:
-    """Return the speed of a bfloat16 product and of a copy, what the product was, and the clock meanwhile."""
-    size, num_bytes = GEMM_SIZE[device.type], COPY_BYTES[device.type]
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(size, size, generator=generator).bfloat16().to(device)
-    product = torch.empty_like(matrix)
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    products_per_s, state = rate(lambda: torch.mm(matrix, matrix, out=product), device)
-    copies_per_s, _ = rate(lambda: target.copy_(source), device)
+    """Return the sustained peaks, a checksum of the product, and the state of the device under the matmul."""
+    load, states = PeakLoad(device), list[dict[str, int]]()
+    peaks = load.measure(partial(sustain, device=device, states=states))
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "flops_per_s": 2 * size**3 * products_per_s,
-        "bytes_per_s": 2 * num_bytes * copies_per_s,
-        "checksum": int(product.view(torch.int16).long().sum()),
-        **state,
+        **asdict(peaks),
+        "checksum": int(load.product.view(torch.int16).long().sum()),
+        **states[0],
     }
 
 
-def rate(call: Callable[[], object], device: torch.device) -> tuple[float, dict[str, int]]:
-    """Return the calls per second while all ranks do the same, and the state of the device among them."""
-    call()
-    synchronize(device)
+def sustain(call: Callable[[], object], *, device: torch.device, states: list[dict[str, int]]) -> float:
+    """Return the seconds of a call that all ranks repeat at once; adds the state of the device among them."""
+    time_call(call, device)
     distributed.barrier()
     num_calls, state, started = 0, {}, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < SECONDS[device.type]:
+    while time.perf_counter() - started < SECONDS[device.type]:
         for _ in range(CALLS[device.type]):
             call()
         num_calls += CALLS[device.type]
         state = own_gpu()
         synchronize(device)
-    elapsed = time.perf_counter() - started
-    return num_calls / elapsed, state
+    states.append(state)
+    return (time.perf_counter() - started) / num_calls
 
 
 def exchange(device: torch.device, num_ranks: int) -> dict[str, Any]:
@@ -80,17 +74,13 @@ def exchange(device: torch.device, num_ranks: int) -> dict[str, Any]:
 
     `bus_bytes_per_s` counts what each rank sends at least, so that any number of ranks compares.
     """
-    own = dist.get_rank() + 1
     message = torch.empty(MESSAGE_BYTES[device.type] // 4, device=device)
     times, is_right = [], True
     for _ in range(NUM_MESSAGES):
-        message.fill_(own)
+        message.fill_(dist.get_rank() + 1)
         synchronize(device)
         distributed.barrier()
-        started = time.perf_counter()
-        dist.all_reduce(message)
-        synchronize(device)
-        times.append(time.perf_counter() - started)
+        times.append(time_call(lambda: dist.all_reduce(message), device))
         is_right &= bool((message == num_ranks * (num_ranks + 1) / 2).all())
     fastest = min(distributed.mean(seconds) for seconds in times)
     num_wrong = distributed.total(int(not is_right))[0]

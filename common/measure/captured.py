@@ -5,7 +5,6 @@ tell whether graphs are used: skipped ones, graph breaks, compilation after the 
 """
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor
 
 from common.config.schema import RunConfig
+from common.measure.clock import time_call_and_host
 from common.measure.device_run import build
-from common.measure.throughput import bench_batches, synchronize
+from common.measure.throughput import bench_batches
 from common.run.loop import TrainingRun
 from common.training.method import Batch
 
@@ -119,16 +119,11 @@ def compare_evaluations(eager: TrainingRun, compiled: TrainingRun) -> float:
 
 
 def time_steps(run: TrainingRun, batches: list[Batch]) -> dict[str, float]:
-    """Return the milliseconds that a step takes, and the microseconds in which the host has asked for it."""
-    host_s = 0.0
-    synchronize(run.device)
-    started = time.perf_counter()
-    for step, batch in enumerate(islice(cycle(batches), NUM_STEPS)):
-        before = time.perf_counter()
-        run.train_step(batch, step)
-        host_s += time.perf_counter() - before
-    synchronize(run.device)
-    return {
-        "step_ms": (time.perf_counter() - started) / NUM_STEPS * 1e3,
-        "host_us_per_step": host_s / NUM_STEPS * 1e6,
-    }
+    """Return the milliseconds of a step, and the microseconds that the host takes to launch it."""
+
+    def train() -> None:
+        for step, batch in enumerate(islice(cycle(batches), NUM_STEPS)):
+            run.train_step(batch, step)
+
+    seconds, host_s = time_call_and_host(train, run.device)
+    return {"step_ms": seconds / NUM_STEPS * 1e3, "host_us_per_step": host_s / NUM_STEPS * 1e6}

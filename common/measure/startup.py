@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from common.config.schema import RunConfig
+from common.measure.clock import synchronize, time_call
 from common.measure.device_run import build
-from common.measure.throughput import synchronize
 
 
 def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:
@@ -26,17 +27,16 @@ def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:
     sizes = [*repeat(size, num_samples // size), *([num_samples % size] if num_samples % size else [])]
     batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
     model = run.evaluation_model()
-    started = time.perf_counter()
+    counts: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        counts = [run.count_correct(model, batches[size]) for size in sizes]
-    synchronize(run.device)
-    evaluated_s = time.perf_counter() - started
-    num_forms = sum(1 for _ in run.shapes())
+        evaluated_s = time_call(
+            lambda: counts.extend(run.count_correct(model, batches[size]) for size in sizes), run.device
+        )
     return {
         "initialization_s": initialized_s,
-        "num_forms": num_forms,
+        "num_forms": sum(1 for _ in run.shapes()),
         "evaluation_s": evaluated_s,
         "num_evaluated": num_samples,
         "evaluated_per_s": num_samples / evaluated_s,
-        "num_predictions": sum(int(counted) for _, counted in counts),
+        "num_predictions": sum(int(num_predictions) for _, num_predictions in counts),
     }

@@ -4,24 +4,32 @@ Batches are synthetic and in memory, so no loader is waited for; each shape coun
 training samples. All times are seconds.
 """
 
-import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from typing import cast
+from functools import partial
 
-from torch import Tensor
+import torch
 
 from common.config.schema import RunConfig
 from common.errors import UserError
+from common.measure.clock import interleave, synchronize, time_call
+from common.measure.profiling.marks import Marks, taken_apart
 from common.measure.profiling.profile import Feed
-from common.measure.throughput import STEPS_PER_TURN, last_steps, stepper, synchronize, timed, turn_length
+from common.measure.throughput import STEPS_PER_TURN, stepper, turn_length
 from common.run.loop import TrainingRun
 from common.training.benchmark import Benchmark
 from common.training.method import Batch, Method
-from common.training.step import WARM_UP_CALLS, Training, to_device
+from common.training.step import WARM_UP_CALLS, Training
 
+Steps = list[tuple[Callable[[], object], float]]  # of each shape, and the weight of its seconds
 LONG_STEP_S = 0.1  # one of these is a turn of its own, unless a method acts every few
+PART_OF = {  # the part that ablate names, by the part that marks name
+    "batch methods": "host-to-device copy",
+    "host to device": "host-to-device copy",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "optimizer": "optimizer",
+}
 PART_STEPS = 6  # of each shape, timed part by part, at least
 LOADED_STEPS = 24  # with batches from the loader
 FIRST_LOADED = 4  # not counted: the loader starts
@@ -36,26 +44,22 @@ def measure_turns(
     runs: dict[str, TrainingRun], num_turns: int, report: Callable[[int], None]
 ) -> dict[str, list[float]]:
     """Return the seconds per sample of every run in each turn; each turn begins with another run."""
-    steps = {name: steppers(run) for name, run in runs.items()}
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
-    for turn in range(num_turns):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            seconds = (timed(step, runs[name].device) * weight for step, weight in steps[name])
-            found[name].append(sum(seconds))
-        report(turn + 1)
-    return found
+    trials = {name: partial(time_sample, steppers(run), run.device) for name, run in runs.items()}
+    return interleave(trials, rounds=num_turns, rotates=True, report=report)
 
 
-def steppers(run: TrainingRun) -> list[tuple[Callable[[], object], float]]:
+def time_sample(steps: Steps, device: torch.device) -> float:
+    return sum(time_call(step, device) * weight for step, weight in steps)
+
+
+def steppers(run: TrainingRun) -> Steps:
     """Return a turn of each shape and what its seconds count: so that they add up to those of a sample."""
     found = []
     for batch, share in shapes(run):
         once = stepper(run, batch, 1)
         for _ in range(WARM_UP_CALLS):
             once()
-        num_steps = steps_of_turn(run.methods, timed(once, run.device))
+        num_steps = steps_of_turn(run.methods, time_call(once, run.device))
         turn = stepper(run, batch, num_steps)
         turn()  # what methods begin with
         found.append((turn, share / num_steps / batch.num_samples))
@@ -77,48 +81,23 @@ def shapes(run: TrainingRun) -> Iterator[tuple[Batch, float]]:
 
 
 def measure_parts(run: TrainingRun) -> dict[str, float]:
-    """Return the share of a step that each part takes, waiting for nothing else; their sum is 1."""
-    totals: dict[str, float] = {}
+    """Return the share of a step that each part takes on batches in memory; their sum is 1."""
+    totals = dict.fromkeys(PART_OF.values(), 0.0)
+    marks = Marks(run.device)
     for batch, share in shapes(run):
-        count = turn_length(run.methods, PART_STEPS)
-        for number, step in enumerate(itertools.islice(last_steps(run), 1 + count)):
-            for part, seconds in one_step(run, batch, step):
-                totals[part] = totals.get(part, 0.0) + (seconds * share if number else 0.0)
+        step = stepper(run, batch, 1)
+        with taken_apart(run, marks):
+            for number in range(1 + turn_length(run.methods, PART_STEPS)):
+                if number == 1:  # what methods begin with does not count
+                    marks.steps = []
+                marks.start()
+                step()
+                marks.end("optimizer")
+            synchronize(run.device)
+        for part, seconds in marks.taken().items():
+            if part in PART_OF:
+                totals[PART_OF[part]] += seconds * share
     return {part: seconds / sum(totals.values()) for part, seconds in totals.items()}
-
-
-def one_step(run: TrainingRun, batch: Batch, step: int) -> Iterator[tuple[str, float]]:
-    """Take a step of the whole batch at once, and yield the seconds of each part, in their order."""
-    run.set_rate(step)
-    run.clear_gradients()
-    values: dict[str, object] = {}
-
-    def prepare() -> None:
-        values["batch"] = to_device(run.prepared(batch, run.progress(step)), run.device)
-
-    def forward() -> None:
-        ready = cast(Batch, values["batch"])
-        with run.autocast(run.config.precision):
-            outputs = run.replica(**ready.inputs)
-        values["loss"] = run.loss(outputs, ready.targets)
-
-    def optimizer() -> None:
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
-        for method in run.methods:
-            method.after_step(run.model, step + 1)
-
-    def backward() -> None:
-        run.scaler.scale(cast(Tensor, values["loss"])).backward()  # type: ignore[no-untyped-call]
-
-    parts: list[tuple[str, Callable[[], object]]] = [
-        ("host-to-device copy", prepare),
-        ("forward pass", forward),
-        ("backward pass", backward),
-        ("optimizer", optimizer),
-    ]
-    for name, part in parts:
-        yield name, timed(part, run.device)
 
 
 def measure_waiting(run: TrainingRun) -> float | None:
@@ -128,16 +107,15 @@ def measure_waiting(run: TrainingRun) -> float | None:
     """
     num_steps = run.plan.num_steps
     steps = range(max(0, num_steps - LOADED_STEPS), num_steps)
-    waited = worked = 0.0
     with closing(Feed(run.benchmark, steps)) as feed:
         if run.benchmark.loads_once and not feed.keeps and run.config.steps_per_epoch < num_steps:
             return None
-        for number, step in enumerate(steps):
-            before = time.perf_counter()
-            batch = next(feed)
-            between = time.perf_counter()
-            run.train_step(batch, step)
-            synchronize(run.device)
-            if number >= min(FIRST_LOADED, len(steps) // 2):
-                waited, worked = waited + between - before, worked + time.perf_counter() - between
+        numbers, ready = iter(steps), list[Batch]()
+        calls: dict[str, Callable[[], object]] = {
+            "load": lambda: ready.append(next(feed)),
+            "train": lambda: run.train_step(ready.pop(), next(numbers)),
+        }
+        trials = {name: partial(time_call, call, run.device) for name, call in calls.items()}
+        times = interleave(trials, rounds=len(steps))
+    waited, worked = (sum(seconds[min(FIRST_LOADED, len(steps) // 2) :]) for seconds in times.values())
     return waited / (waited + worked)

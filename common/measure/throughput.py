@@ -3,13 +3,14 @@
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from common.errors import UserError
+from common.measure.clock import Peaks, interleave, synchronize, time_call, warm_up
 from common.run.loop import TrainingRun
 from common.training.benchmark import Part, Work
 from common.training.memory import OutOfMemory
@@ -17,18 +18,6 @@ from common.training.method import Batch, Method
 
 STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
 LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
-WARM_UP_TURNS = 2  # compile, record and replay captured graphs, choose kernels
-GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
-COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
-PEAK_REPEATS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peaks:
-    """What this device does at best, measured: a bfloat16 matrix product, and a copy (read and write)."""
-
-    flops_per_s: float
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,32 +49,6 @@ class Failure:
     error: str
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was asked."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def timed(function: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call, to its end on the device."""
-    synchronize(device)
-    before = time.perf_counter()
-    function()
-    synchronize(device)
-    return time.perf_counter() - before
-
-
-def measure_peaks(device: torch.device) -> Peaks:
-    """Time the two; the best of several calls counts."""
-    size, num_bytes = GEMM_SIZE[device.type], COPY_BYTES[device.type]
-    matrix = torch.randn(size, size, device=device).bfloat16()
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    product_s = min(timed(lambda: matrix @ matrix, device) for _ in range(PEAK_REPEATS))
-    copy_s = min(timed(lambda: target.copy_(source), device) for _ in range(PEAK_REPEATS))
-    return Peaks(flops_per_s=2 * size**3 / product_s, bytes_per_s=2 * num_bytes / copy_s)
-
-
 def measure(
     runs: dict[str, TrainingRun],
     peaks: Peaks,
@@ -111,22 +74,16 @@ def measure(
         steps = {name: stepper(run, batches[name][shape], lengths[name]) for name, run in runs.items()}
         for name in list(steps):
             try:
-                for _ in range(WARM_UP_TURNS):
-                    steps[name]()
+                warm_up(steps[name])
             except OutOfMemory as error:
                 del steps[name]
                 free_memory(runs[name])
                 report(Failure(configuration=name, shape=shape, error=error.what))
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        ends = time.perf_counter() + seconds * len(steps)
-        while steps and (time.perf_counter() < ends or len(next(iter(times.values()))) < 2):
-            for name, step in steps.items():
-                times[name].append(timed(step, runs[name].device) / lengths[name])
-        for name in steps:
+        trials = {name: partial(time_call, step, runs[name].device) for name, step in steps.items()}
+        for name, turns_s in interleave(trials, rounds=2, seconds=seconds * len(steps)).items():
+            times = [turn_s / lengths[name] for turn_s in turns_s]
             work = runs[name].benchmark.work(shape)
-            report(
-                compute_rate(name, shape, times[name], batches[name][shape].num_samples, work, peaks, memory)
-            )
+            report(compute_rate(name, shape, times, batches[name][shape].num_samples, work, peaks, memory))
 
 
 def compute_rate(
@@ -176,12 +133,9 @@ def measure_parts(
     """Return the samples per second of each part by its name, timed for about `seconds`."""
     rates = {}
     for part in parts:
-        for _ in range(WARM_UP_TURNS):
-            part.call()
-        times, ends = [timed(part.call, device)], time.perf_counter() + seconds
-        while time.perf_counter() < ends:
-            times.append(timed(part.call, device))
-        rates[part.name] = part.num_samples / statistics.mean(times)
+        warm_up(part.call)
+        times = interleave({part.name: partial(time_call, part.call, device)}, seconds=seconds)
+        rates[part.name] = part.num_samples / statistics.mean(times[part.name])
         report(part.name, rates[part.name])
     return rates
 
@@ -243,8 +197,7 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
         torch.cuda.reset_peak_memory_stats()
         step = stepper(run, batch, turn_length(run.methods))
         try:
-            for _ in range(WARM_UP_TURNS):
-                step()
+            warm_up(step)
         except OutOfMemory:
             free_memory(run)
             continue

@@ -36,7 +36,8 @@ from common.repository import SIZES, benchmark_module, configurations
 if TYPE_CHECKING:
     import torch
 
-    from common.measure.throughput import Failure, Peaks, Rate
+    from common.measure.clock import Peaks
+    from common.measure.throughput import Failure, Rate
     from common.run.loop import TrainingRun
     from common.training.benchmark import Projection
 
@@ -70,7 +71,8 @@ def main(args: argparse.Namespace) -> int:
     names = args.configurations or configurations(args.benchmark)
     if args.seconds <= 0:
         raise UserError("--seconds must be positive")
-    from common.measure.throughput import Failure, measure_peaks, reserved_bytes, step_memory
+    from common.measure.clock import measure_peaks
+    from common.measure.throughput import Failure, reserved_bytes, step_memory
     from common.training.memory import is_out_of_memory
 
     sizes = {name: getattr(args, name) for name in ("size", "batch_size", "micro_batch_size")}

@@ -142,8 +142,8 @@ def start_ranks(num_ranks: int) -> int:
 
 def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") -> dict[str, Any]:
     """Measure every phase, then evaluation and other loaders; rank 0 tells and keeps."""
+    from common.measure.clock import measure_peaks
     from common.measure.profiling import profile as measuring
-    from common.measure.throughput import measure_peaks
 
     config, benchmark = loaded.config, run.benchmark
     is_quiet = run.place.rank > 0

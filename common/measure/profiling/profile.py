@@ -10,21 +10,23 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
 import torch
 
+from common.measure.clock import Peaks, interleave, synchronize, time_call
 from common.measure.profiling.marks import Marks, taken_apart
 from common.measure.profiling.verdict import WAITING, Phase, Saving, paired
-from common.measure.throughput import Peaks, synchronize
 from common.run.loop import TrainingRun
 from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.step import to_device
 
+Turn = tuple[float, dict[str, float]]  # seconds of a step, and of its parts
 AS_IT_IS, KEPT = "as it is", "kept batches"
 ON_KEPT = ("no transfer", "no communication")  # variants on kept batches
 TURN_S, MIN_STEPS, MAX_STEPS = 0.5, 4, 64
@@ -126,10 +128,8 @@ class Bench:
         """What a turn takes."""
         return SETTLING + self.num_steps
 
-    def turn(
-        self, batches: Callable[[], Batch], steps: Iterator[int], *, exchanged: bool = True
-    ) -> tuple[float, dict[str, float]]:
-        """Return seconds of a step and of its parts."""
+    def turn(self, batches: Callable[[], Batch], steps: Iterator[int], *, exchanged: bool = True) -> Turn:
+        """Train on a turn of batches."""
         run, marks = self.run, self.marks
         with (
             taken_apart(run, marks),
@@ -158,8 +158,8 @@ class Turns:
     """Seconds of a step in each turn: of each variant, and of the parts of the loop as it is."""
 
     loader_per_s: float
-    times: dict[str, list[float]] = field(default_factory=dict)
-    parts: list[dict[str, float]] = field(default_factory=list)
+    times: dict[str, list[float]]
+    parts: list[dict[str, float]]
 
     def mean(self, name: str) -> float:
         """Return the mean over the turns of a variant."""
@@ -178,33 +178,40 @@ class Turns:
 
 
 def take_turns(bench: Bench, feed: Feed, others: dict[str, Feed], num_turns: int) -> Turns:
-    """Let the loop as it is and each variant take turns."""
-    run, numbers = bench.run, cycle(feed.steps)
-    found = Turns(loader_per_s=feed.rate())
-    used: list[Batch] = []
+    """Interleave turns of the loop as it is and of each variant."""
+    run, numbers, used = bench.run, cycle(feed.steps), list[Batch]()
 
-    def real() -> Batch:
+    def trial(
+        open_batches: Callable[[], Callable[[], Batch]], *, exchanged: bool = True
+    ) -> Callable[[], Turn]:
+        return lambda: bench.turn(open_batches(), numbers, exchanged=exchanged)
+
+    def load_and_keep() -> Batch:
         used.append(next(feed))
         return used[-1]
 
-    def took(name: str, batches: Callable[[], Batch], *, exchanged: bool = True) -> dict[str, float]:
-        seconds, parts = bench.turn(batches, numbers, exchanged=exchanged)
-        found.times.setdefault(name, []).append(seconds)
-        return parts
-
-    for _ in range(num_turns):
+    def open_feed() -> Callable[[], Batch]:
         used.clear()
         feed.ready(bench.num_batches)
-        found.parts.append(took(AS_IT_IS, real))
-        took(KEPT, iter(used).__next__)
-        if run.device.type == "cuda":
-            took("no transfer", iter([to_device(batch, run.device) for batch in used]).__next__)
-        if run.place.world_size > 1:
-            took("no communication", iter(used).__next__, exchanged=False)
-        for name, other in others.items():
-            other.ready(bench.num_batches)
-            took(f"no {name}", other.__next__)
-    return found
+        return load_and_keep
+
+    def open_other(other: Feed) -> Callable[[], Batch]:
+        other.ready(bench.num_batches)
+        return other.__next__
+
+    trials = {AS_IT_IS: trial(open_feed), KEPT: trial(lambda: iter(used).__next__)}
+    if run.device.type == "cuda":
+        trials["no transfer"] = trial(lambda: iter([to_device(batch, run.device) for batch in used]).__next__)
+    if run.place.world_size > 1:
+        trials["no communication"] = trial(lambda: iter(used).__next__, exchanged=False)
+    trials |= {f"no {name}": trial(partial(open_other, other)) for name, other in others.items()}
+    loader_per_s = feed.rate()
+    turns = interleave(trials, rounds=num_turns)
+    return Turns(
+        loader_per_s=loader_per_s,
+        times={name: [seconds for seconds, _ in results] for name, results in turns.items()},
+        parts=[parts for _, parts in turns[AS_IT_IS]],
+    )
 
 
 def measure_phase(
@@ -269,12 +276,7 @@ def waits(phase: Phase) -> bool:
 
 def measure_evaluation(run: TrainingRun) -> tuple[float, float]:
     """Return the seconds of the first evaluation, and of one that may find what the first one kept."""
-    seconds = []
-    for _ in range(2):
-        before = time.perf_counter()
-        run.evaluate()
-        seconds.append(time.perf_counter() - before)
-    return seconds[0], seconds[1]
+    return time_call(run.evaluate, run.device), time_call(run.evaluate, run.device)
 
 
 def write_trace(bench: Bench, steps: range, path: Path) -> None:

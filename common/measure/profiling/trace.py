@@ -1,9 +1,8 @@
 """A profiler's trace of training steps, summed by class of kernel."""
 
 import re
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from common.config.schema import RunConfig
+from common.measure.clock import time_call, time_call_and_host, warm_up
 from common.measure.device_run import build
-from common.measure.throughput import WARM_UP_TURNS, bench_batches, stepper, synchronize, timed
+from common.measure.throughput import bench_batches, stepper
 
 CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
     "compiled": r"^triton_|graph_\d+_cpp|cpp_fused",  # named after all that they fuse
@@ -50,11 +50,10 @@ def summarize_trace(
     with closing(run.log):
         for shape, batch in bench_batches(run, shapes).items():
             step = stepper(run, batch, num_steps)
-            for _ in range(WARM_UP_TURNS):
-                step()
-            step_s, host_s = time_turn(step, run.device)  # a profiler slows the host down
+            warm_up(step)
+            step_s, host_s = time_call_and_host(step, run.device)  # a profiler slows the host down
             with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
-                timed(step, run.device)
+                time_call(step, run.device)
             events = profiler.events()
             spans = kernel_spans(events) if on_gpu else operator_spans(events)
             summaries[shape] = summarize_spans(spans, num_steps, step_s)
@@ -62,16 +61,6 @@ def summarize_trace(
             if file is not None:
                 profiler.export_chrome_trace(str(file))
     return summaries
-
-
-def time_turn(step: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Return the seconds of a turn of steps, and those until the host had asked for it."""
-    synchronize(device)
-    started = time.perf_counter()
-    step()
-    asked = time.perf_counter()
-    synchronize(device)
-    return time.perf_counter() - started, asked - started
 
 
 def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:

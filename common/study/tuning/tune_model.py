@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from common.errors import UserError
-from common.measure.throughput import timed
+from common.measure.clock import time_call
 from common.methods.channels_last import apply_channels_last
 from common.methods.compile import missing_compiler
 from common.study.tuning.traces import Trace, take_trace
@@ -256,7 +256,7 @@ class TimedModel:
         """Return the seconds of a few steps."""
         for _ in range(self.num_drained):  # made ready while the other had its turn
             next(self.batches)
-        return timed(self.steps, self.tuned.loader.device)
+        return time_call(self.steps, self.tuned.loader.device)
 
     def steps(self) -> None:
         """Take the steps of a turn."""

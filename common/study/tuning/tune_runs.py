@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.config.merge import merge, merge_files, parse_setting, read_path
 from common.config.schema import Loaded, RunConfig
-from common.measure.throughput import timed
+from common.measure.clock import time_call
 from common.methods.compile import missing_compiler
 from common.repository import available, benchmark_module, configurations
 from common.study.tuning.apart import Apart
@@ -161,7 +161,7 @@ class TimedTraining:
         if self.loader:  # batches that were made ready while the other had its turn
             for _ in range(self.num_drained):
                 next(self.loader)
-        return timed(self.steps, self.training.device) / NUM_POINTS * self.training.plan.num_steps
+        return time_call(self.steps, self.training.device) / NUM_POINTS * self.training.plan.num_steps
 
     def close(self) -> None:
         """End the processes of the loader."""

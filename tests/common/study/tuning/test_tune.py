@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.errors import UserError
-from common.measure.throughput import timed
+from common.measure.clock import time_call
 from common.repository import ROOT
 from common.study.tuning.traces import Trace, apart, distance, take_trace
 from common.study.tuning.tune import Change, Refused, Search, TimeUpError, limited, median_gain, table
@@ -38,7 +38,7 @@ class Trained:
         return float(loss.detach())
 
     def turn(self):
-        return timed(self.step, torch.device("cpu"))
+        return time_call(self.step, torch.device("cpu"))
 
     def close(self):
         self.state = None
