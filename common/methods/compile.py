@@ -1,11 +1,11 @@
 """Compile.
 
-What. Hands the model to `torch.compile`, one static graph for each input shape; mode `reduce-overhead` also
+What. Passes the model to `torch.compile`, one static graph for each input shape; mode `reduce-overhead` also
 captures forward and backward as CUDA graphs. All shapes are compiled in initialisation, on synthetic batches.
-Effect on quality. None but rounding: fused operations keep intermediate results in float32.
-Effect on time. Fuses batch norm, ReLU and addition, or bias and GELU, into fewer passes over memory; captured
-graphs remove the cost of launching kernels, which small images and short sequences feel most. Not measured
-here yet.
+Effect on quality. None except rounding: fused operations keep intermediate results in float32.
+Effect on time. Fuses batch norm, ReLU and addition, or bias and GELU, into fewer passes over memory; CUDA
+graphs remove the cost of launching kernels, which is largest for small images and short sequences. Not
+measured here yet.
 Relieves. Forward pass, backward pass: memory traffic and the host.
 When not. Shapes that change from step to step; more than about eight of them; CPUs without a C++ compiler.
 Use. With the model: `compile_model(model)`.
@@ -27,7 +27,7 @@ MAX_SHAPES = 64  # of all models of a process; torch's own limit is 8, beyond wh
 
 
 def compile_options(mode: str, backend: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return torch.compile's arguments: one static graph for each shape, failing beyond `MAX_SHAPES`.
+    """Return the arguments of torch.compile: static shapes, and an error beyond `MAX_SHAPES` of them.
 
     `options` are added to those of the mode.
     """
@@ -44,38 +44,39 @@ def compile_model(
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Compile the forward and backward pass of a model in place, each input shape on its own."""
-    # under DDP torch cuts this graph where buckets end, so that they are exchanged during the backward pass
+    """Compile the forward and backward pass of a model in place, each input shape on its own.
+
+    Under DDP torch cuts the graph where buckets end, so that their all-reduce overlaps the backward pass.
+    """
     model.compile(**compile_options(mode, backend, options))
 
 
 def missing_compiler() -> str:
-    """Return what torch.compile lacks here, nothing where it can produce code."""
+    """Return what torch.compile lacks on this machine, an empty string if nothing."""
     names = (os.environ.get("CXX", "g++"), "clang++")
     return "" if any(shutil.which(name) for name in names) else "no C++ compiler"
 
 
 class Eager(nn.Module):
-    """A model called without its compiled form."""
+    """Calls a model without its compiled form."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the model's own forward."""
         return self.model.forward(*inputs, **named)
 
 
 class Compile(Method):
-    """Compiles last: methods that change the model come before it."""
+    """Methods that change the model come before it."""
 
     compiles = True
-    keeps_mathematics = True  # but for dropout, whose random numbers inductor draws anew: -O1 then refuses it
+    keeps_mathematics = (
+        True  # but not the random numbers of dropout, which inductor draws itself: -O1 then refuses it
+    )
 
     class Config(Strict):
-        """torch.compile's."""
-
         mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = Field(
             default="reduce-overhead", description="of torch.compile; reduce-overhead captures CUDA graphs"
         )
@@ -88,14 +89,12 @@ class Compile(Method):
 
     @property
     def captures_graphs(self) -> bool:
-        """Whether the mode does that."""
         return bool(self.settings.mode == "reduce-overhead")
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Compile it in place."""
         compile_model(model, self.settings.mode, self.settings.backend, self.settings.options)
         return model
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Evaluate eagerly: its shapes would be compiled while the clock runs."""
+        """Return the eager model: other shapes would be compiled while the clock runs."""
         return Eager(model)

@@ -3,8 +3,9 @@
 What. Keeps a second copy of the model whose parameters and buffers follow the trained ones slowly, and
 evaluates it. The trained weights are never touched.
 Effect on quality. The average behaves like a lower learning rate, so accuracy is higher in the middle of
-training and a target is reached earlier. Its share of the published result was not measured here.
-Effect on time. One pass over weights and average every `every_steps`; one more copy of the model in memory.
+training and a target is reached earlier. How much of the published result is due to it was not measured here.
+Effect on time. One pass over weights and average in every `every_steps`-th step; one more copy of the model
+in memory.
 Relieves. Number of steps.
 When not. When the learning rate has decayed to zero anyway before the first evaluation that counts.
 Use. With the model: `average = copy_model(model)  # evaluate it in the place of the model`.
@@ -13,6 +14,10 @@ Source. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; MosaicML Comp
 (half-life 100 steps, updated every 20, buffers too).
 """
 
+# CUDA graphs (`compile` with reduce-overhead) read and write the trained parameters at fixed addresses. The
+# average is never swapped into the model: it is a second module with its own storage. An update writes in
+# place, between two replays. The average is evaluated eagerly: a deep copy has no compiled form.
+
 import copy
 
 import torch
@@ -20,20 +25,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config.schema import RunConfig, Strict
-from common.errors import UserError
 from common.training.method import Method
 
 
 def ema_smoothing(half_life_steps: float, every_steps: int) -> float:
-    """Return the weight that the average keeps in an update, so that it halves in `half_life_steps`."""
+    """Return the factor of the old average in an update, so that it halves in `half_life_steps`."""
     return float(2 ** (-every_steps / half_life_steps))
 
 
 def copy_model(model: nn.Module) -> nn.Module:
     """Return a copy without gradients, for evaluation."""
-    copies: dict[int, Tensor] = {id(each): each.detach().clone() for each in model.buffers()}
-    for each in model.parameters():
-        copies[id(each)] = nn.Parameter(each.detach().clone(), requires_grad=False)
+    copies: dict[int, Tensor] = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
+    for parameter in model.parameters():
+        copies[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
     return copy.deepcopy(model, copies)
 
 
@@ -41,7 +45,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 def update_average(average: nn.Module, model: nn.Module, smoothing: float) -> None:
     """Set average <- smoothing * average + (1 - smoothing) * model, in place, for parameters and buffers.
 
-    Buffers that are not of a float type, such as counters, are copied.
+    Integer buffers, such as counters, are copied.
     """
     pairs: list[tuple[Tensor, Tensor]] = [
         *zip(average.parameters(), model.parameters(), strict=True),
@@ -58,8 +62,6 @@ class Ema(Method):
     """Evaluates the average; before its first update, the model itself."""
 
     class Config(Strict):
-        """Published: 100 and 20."""
-
         half_life_steps: float = Field(gt=0, description="after so many steps old weights count half")
         every_steps: int = Field(ge=1, description="how often the average moves")
         first_step: int = Field(default=0, ge=0, description="the average starts here at the earliest")
@@ -67,22 +69,17 @@ class Ema(Method):
     average: nn.Module | None = None
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Raise UserError where the average would start after the last step."""
         num_steps = config.plan().num_steps
         if self.settings.first_step >= num_steps:
-            where = f"methods.{self.name}.first_step"
-            raise UserError(
-                f"{self.settings.first_step} is not before the last of {num_steps} steps", where=where
-            )
+            what = f"{self.settings.first_step} is not before the last of {num_steps} steps"
+            self.refuse(what, setting="first_step")
         return config
 
     @property
     def period(self) -> int:
-        """How often the average moves."""
         return int(self.settings.every_steps)
 
     def after_step(self, model: nn.Module, num_steps: int) -> None:
-        """Start the average as a copy, later move it."""
         if num_steps % self.settings.every_steps or num_steps < self.settings.first_step:
             return
         if self.average is None:
@@ -92,13 +89,10 @@ class Ema(Method):
             update_average(self.average, model, smoothing)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return the average."""
         return self.average or model
 
     def kept(self) -> nn.Module | None:
-        """Return the average."""
         return self.average
 
     def keep(self, model: nn.Module) -> None:
-        """Start the average as a copy."""
         self.average = copy_model(model)

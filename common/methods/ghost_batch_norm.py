@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config.schema import Strict
-from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 
 TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def apply_ghost_batch_norm(model: nn.Module, samples: int = 32) -> int:
-    """Give every batch norm groups of `samples`, in place, with the tensors it has; returns how many changed.
+    """Replace every batch norm, in place, by one over groups of `samples`; returns how many there are.
 
-    A remainder is spread over the groups, which are then a little larger; a batch of less is one group.
+    The tensors stay the same objects. A remainder is spread over the groups, which are then a little larger;
+    a batch of fewer samples is one group.
     """
     norms = [
         (parent, name, child)
@@ -50,10 +50,9 @@ class GhostNorm(_BatchNorm):
         self.samples, self.training = samples, norm.training
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Accept what the norm in its place would."""
+        """Accept every shape: the norm that this one replaces did."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize each group by itself in training."""
         if not self.training:
             return super().forward(input)
         groups = input.tensor_split(max(1, len(input) // self.samples))
@@ -61,25 +60,20 @@ class GhostNorm(_BatchNorm):
 
 
 class GhostBatchNorm(Method):
-    """Replaces the batch norms of the model once."""
+    """Replaces every batch norm. Raises UserError for a training batch of less than two groups."""
 
     class Config(Strict):
-        """`samples`: of a group, at least."""
-
-        samples: int = Field(default=32, ge=1)
+        samples: int = Field(default=32, ge=1, description="of a group, at least")
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Raise UserError when the model has no batch norm."""
-        if apply_ghost_batch_norm(model, self.settings.samples) == 0:
-            raise UserError("no batch norm in this model", where=f"methods.{self.name}")
+        if not apply_ghost_batch_norm(model, self.settings.samples):
+            self.refuse("no batch norm in this model")
         return model
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Return a training batch; raise UserError when it is less than two groups."""
-        samples, found = self.settings.samples, batch.num_samples
-        if progress is not None and found < 2 * samples:
-            raise UserError(
-                f"groups of {samples} need {2 * samples} samples at a time, found {found}",
-                where=f"methods.{self.name}.samples",
+        samples, num = self.settings.samples, batch.num_samples
+        if progress is not None and num < 2 * samples:
+            self.refuse(
+                f"groups of {samples} need {2 * samples} samples at a time, found {num}", setting="samples"
             )
         return batch

@@ -19,43 +19,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.config.schema import RunConfig
-from common.errors import UserError
 from common.training.method import Method
 
 
 class LowPrecisionLayerNorm(nn.LayerNorm):
-    """A LayerNorm that computes in autocast's type; outside of autocast it is the plain one."""
+    """A LayerNorm in the dtype of autocast; without autocast it is the plain one."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize, from and to the low-precision type."""
         device = input.device.type
         if not torch.is_autocast_enabled(device):
             return super().forward(input)
         dtype = torch.get_autocast_dtype(device)
-        weight, bias = (None if each is None else each.to(dtype) for each in (self.weight, self.bias))
+        weight, bias = (None if x is None else x.to(dtype) for x in (self.weight, self.bias))
         with torch.autocast(device, enabled=False):
             return F.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
 
 
 def apply_low_precision_layernorm(model: nn.Module) -> int:
-    """Convert every LayerNorm in place, parameters and names kept; returns how many there are."""
-    found = [module for module in model.modules() if type(module) is nn.LayerNorm]
-    for module in found:
-        module.__class__ = LowPrecisionLayerNorm
-    return len(found)
+    """Convert every LayerNorm in place, with its parameters; returns how many there are."""
+    norms = [module for module in model.modules() if type(module) is nn.LayerNorm]
+    for norm in norms:
+        norm.__class__ = LowPrecisionLayerNorm
+    return len(norms)
 
 
 class LowPrecisionLayernorm(Method):
-    """Converts the model once."""
+    """Converts the model."""
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Change nothing; raise UserError for float32."""
         if config.precision == "fp32":
-            raise UserError("precision is fp32: there is no lower one", where=f"methods.{self.name}")
+            self.refuse("precision is fp32: there is no lower one")
         return config
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Raise UserError when the model has no LayerNorm."""
-        if apply_low_precision_layernorm(model) == 0:
-            raise UserError("no LayerNorm in this model", where=f"methods.{self.name}")
+        if not apply_low_precision_layernorm(model):
+            self.refuse("no LayerNorm in this model")
         return model

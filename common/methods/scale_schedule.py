@@ -5,7 +5,7 @@ length.
 Effect on quality. Costs accuracy, which other methods must buy back.
 Effect on time. The number of steps times `ratio`: 90 -> 28 epochs at 0.32.
 Relieves. Everything: number of steps.
-When not. Alone, unless the recipe has accuracy to spare.
+When not. Alone, unless the recipe exceeds its target.
 Use. With the data: `num_epochs = scaled(num_epochs, 0.32)  # before the schedule is built on it`.
 Source. MosaicML Composer 0.7, scale_schedule_ratio (its warm-up is not scaled either).
 """
@@ -13,7 +13,6 @@ Source. MosaicML Composer 0.7, scale_schedule_ratio (its warm-up is not scaled e
 from pydantic import Field
 
 from common.config.schema import RunConfig, Strict
-from common.errors import UserError
 from common.training.method import Method
 
 
@@ -31,13 +30,10 @@ class ScaleSchedule(Method):
     """Changes `max_duration`."""
 
     class Config(Strict):
-        """How much shorter."""
-
         ratio: float = Field(gt=0, description="new length over old length; published: 0.32 for ResNet-50")
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Raise UserError when the duration stays what it is."""
         changed = config.replaced(max_duration=scaled_duration(config.max_duration, self.settings.ratio))
         if changed == config:
-            raise UserError(f"max_duration stays {config.max_duration}", where=f"methods.{self.name}")
+            self.refuse(f"max_duration stays {config.max_duration}")
         return changed

@@ -138,9 +138,7 @@ class Training:
         )
 
     def autocast(self, precision: str) -> torch.autocast:
-        """Mixed precision: matrix products in 16 bits, parameters in float32."""
-        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype, enabled=precision != "fp32")
+        return autocast(self.device, precision)
 
     def prepared(self, batch: Batch, progress: Progress | None) -> Batch:
         """Let each method change a batch, and move it to the device."""
@@ -219,6 +217,12 @@ class Training:
         for method in self.methods:
             method.after_step(self.model, step + 1)
         return loss
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Mixed precision: matrix products in 16 bits, parameters in float32; nothing for `fp32`."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype, enabled=precision != "fp32")
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
