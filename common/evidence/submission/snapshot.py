@@ -92,7 +92,7 @@ def code(
         items.append(
             Item(
                 path=f"{prefix}/{target}",
-                content=adapted(path, content, sorted(others)),
+                content=adapted(path, content),
                 source=path,
                 is_executable=content.startswith(b"#!"),
             )
@@ -100,11 +100,8 @@ def code(
     return items, findings
 
 
-def adapted(path: str, content: bytes, others: Sequence[str]) -> bytes:
-    """Return a file as it works in a package: without the other benchmarks, and with `ci/` for `.ci/`."""
-    if path == "pyproject.toml":
-        for other in others:
-            content = re.sub(rb'"%s(\.[\w.]+)?",? *' % re.escape(other).encode(), b"", content)
+def adapted(path: str, content: bytes) -> bytes:
+    """Return a file as it works in a package: scripts call `ci/` what is `.ci/` here."""
     if path.endswith(".sh"):
         content = re.sub(rb"(?<![\w/])\.ci/", b"ci/", content)
     return content

@@ -165,7 +165,8 @@ def test_a_stranger_can_install_and_start_the_code(full):
     root = full[0] / "Example/benchmarks/resnet/implementations/time-to-train"
     project = tomllib.loads((root / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert all(list(root.glob(f"{pattern}/__init__.py")) for pattern in patterns)
+    found = {path.parent.name for pattern in patterns for path in root.glob(f"{pattern}/__init__.py")}
+    assert found == {"common", "image_classification"}
     assert (root / project["project"]["readme"]).is_file()
     assert "source ci/setup.sh train" in (root / "run_all.sh").read_text()
     assert ".ci/" not in (root / "ci/setup.sh").read_text()
