@@ -4,7 +4,7 @@ import io
 import re
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +80,6 @@ def code(
     files: dict[str, tarfile.TarInfo | bytes], benchmark: str, prefix: str
 ) -> tuple[list[Item], list[str]]:
     """Return the files of one benchmark below `prefix`, and a finding for each that cannot be published."""
-    others = {path.split("/")[0] for path in files if re.fullmatch(r"\w+/benchmark\.py", path)} - {benchmark}
     items, findings = [], []
     for path, content in sorted(files.items()):
         if not path.startswith((*ALWAYS, f"{benchmark}/")):
