@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from common.repository import ROOT, benchmarks
-from tests.command import TTT
+from tests.command import TTT, ttt_here
 
 STEPS = ("max_duration=40ba", "evaluate_every=20ba", "schedule.warmup=5ba")
 SHORT = {
@@ -103,6 +104,15 @@ def test_every_python_block_of_the_pages_runs(clone, block):
         [sys.executable, "-c", short], cwd=clone, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_picture_is_drawn_from_the_committed_logs(tmp_path):
+    picture, committed = tmp_path / "quality.svg", ROOT / "results/quality.svg"
+    done = ttt_here("report", *sorted((ROOT / "results").glob("reference-*")), "--plot", picture)
+    assert done.returncode == 0, done.stderr
+    assert {child.tag.rpartition("}")[2] for child in ElementTree.parse(picture).getroot()} >= {"style", "g"}
+    drawn, kept = (re.sub("Matplotlib v.*", "", path.read_text()) for path in (picture, committed))
+    assert drawn == kept, "draw it again: ttt report results/reference-* --plot results/quality.svg"
 
 
 def test_every_page_is_read():

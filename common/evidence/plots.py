@@ -1,7 +1,7 @@
 """The plots of the report, as SVG with readable labels that follows the page's theme."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -17,7 +17,7 @@ from common.evidence.score import Score, number
 PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white
 PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
 INK = "#010203"  # becomes currentColor, so that a plot follows the page's theme
-OWN_THEME = (  # of a file of its own, where currentColor is black on whatever the viewer has
+OWN_THEME = Markup(  # of a file of its own, where currentColor is black on whatever the viewer has
     "<style>svg { color: #1f2328; background: #ffffff } "
     "@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117 } }</style>"
 )
@@ -40,15 +40,28 @@ def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
     """Return the plots of one benchmark on one hardware."""
     with matplotlib.rc_context():
         matplotlib.rcParams.update(STYLE)
+        figure, axes = new_figure(3.2)
+        _plot_quality(axes, run_sets)
         return [
-            as_svg(_quality(run_sets), "quality against time, one line a run"),
+            as_svg(figure, "quality against time, one line a run"),
             as_svg(_factors(scores), "samples to target and samples per second"),
             as_svg(_split(scores), "mean minutes of start-up, training, evaluation and overshoot"),
         ]
 
 
-def _quality(run_sets: Sequence[RunSet]) -> Figure:
-    figure, axes = new_figure(3.2)
+def draw_quality(groups: Mapping[str, Sequence[RunSet]]) -> Markup:
+    """Return an SVG file of quality against time: a panel for each titled group, a line for each run."""
+    with matplotlib.rc_context():
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(4 * len(groups), 3), layout="constrained")
+        panels = figure.subplots(1, len(groups), squeeze=False)[0]
+        for axes, (title, run_sets) in zip(panels, groups.items(), strict=True):
+            _plot_quality(axes, run_sets)
+            axes.set_title(ascii_name(title))
+        return stand_alone(as_svg(figure, "quality against time, one line a run"))
+
+
+def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:
     points = [point for run_set in run_sets for log in run_set.logs for point in log.curve]
     unit, label = unit_of(max((point.minutes for point in points), default=0.0))
     for run_set, colour in zip(run_sets, colours(run_sets), strict=True):
@@ -68,10 +81,9 @@ def _quality(run_sets: Sequence[RunSet]) -> Figure:
     target = run_sets[0].lead.target
     if target < 1:
         axes.axhline(target, color=INK, lw=0.8, ls="--", label=f"target {target:g}")
-    axes.set(xlabel=f"{label} since run_start", ylabel="quality")
+    axes.set(xlabel=f"{label} since run_start", ylabel="quality", xlim=(0, None))
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="lower right")
-    return figure
+        axes.legend(frameon=False, loc="best")
 
 
 def _factors(scores: Sequence[Score]) -> Figure:

@@ -24,7 +24,7 @@ from common.evidence.compare.reproduce import Reproduction, reproduce
 from common.evidence.intervals import Interval
 from common.evidence.ledger import Ledger
 from common.evidence.log import RunSet
-from common.evidence.plots import ascii_name, draw
+from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
 from common.evidence.rules.systems import described as with_description
 from common.evidence.rules.systems import fields_of
@@ -96,6 +96,15 @@ def write_report(
 ) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if the folder cannot be written."""
     write_whole(path, render(checked, published, path.parent, ledgers), "report")
+
+
+def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
+    """Write an SVG file of quality against time: a panel for each benchmark and hardware, baselines first."""
+    groups: dict[str, list[RunSet]] = {}
+    for run_set in sorted(run_sets, key=lambda each: each.lead.configuration != BASELINE):
+        entry = score(run_set)
+        groups.setdefault(f"{entry.benchmark} on {entry.hardware}", []).append(run_set)
+    write_whole(path, draw_quality(groups), "plot")
 
 
 def check_folder(folder: Path) -> None:
