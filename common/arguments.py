@@ -20,13 +20,13 @@ MAX_RANKS = 1024
 
 def add_benchmark(parser: argparse.ArgumentParser, **options: Any) -> None:
     """Add the argument that names a benchmark; `options` are argparse's."""
-    parser.add_argument("benchmark", type=benchmark_folder, help=f"one of: {listed_benchmarks()}", **options)
+    parser.add_argument("benchmark", type=benchmark_folder, help=f"one of: {list_benchmarks()}", **options)
 
 
 def add_benchmarks(parser: argparse.ArgumentParser) -> None:
     """Add the option that names some of the benchmarks."""
     known = sorted(benchmark_names().values())
-    which = f"of {listed_benchmarks()}; default: all"
+    which = f"of {list_benchmarks()}; default: all"
     parser.add_argument(
         "--benchmarks", nargs="+", type=benchmark_folder, default=known, metavar="NAME", help=which
     )
@@ -42,11 +42,11 @@ def benchmark_folder(name: str) -> str:
         return known.get(name, name)
     hint = nearest(name, [*known, *known.values()])
     if hint.startswith("known"):
-        hint = f"known: {listed_benchmarks()}"
+        hint = f"known: {list_benchmarks()}"
     raise UserError(f"unknown benchmark '{name}'", hint=hint)
 
 
-def listed_benchmarks() -> str:
+def list_benchmarks() -> str:
     """Return both names of every benchmark."""
     return ", ".join(f"{name} ({folder})" for name, folder in benchmark_names().items())
 

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.evidence.command_line import spread_settings
-from common.processes import lasting_output
+from common.processes import tolerate_lost_output
 
 COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in one of its FOLDERS
     "all": "prepare the data, time every configuration, audit, score and report",
@@ -176,7 +176,7 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
 
 def main() -> int:
     """Entry point of `ttt`."""
-    with ended_as_by_ctrl_c(), lasting_output() as output:
+    with ended_as_by_ctrl_c(), tolerate_lost_output() as output:
         code = answer(sys.argv[1:])
         output.flush()
         if output.error is None:

@@ -23,7 +23,7 @@ def draft_folder(path: Path) -> Path:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def write_whole(path: Path) -> Iterator[Path]:
     """Let the block write a draft, which then takes the place of `path`; the disk has it when this returns.
 
     An error leaves what `path` held. So does a kill, and what it leaves beside it is removed by the next
@@ -44,7 +44,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write a file of UTF-8 text, and the folders above it where they are missing."""
     make_folder(path.parent)
-    with written_whole(path) as draft:
+    with write_whole(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple, Self
 
 import psutil
 
-ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 POLL_S = 0.05
 REST_S = 2.0  # for what the processes started to end after them
@@ -48,7 +48,7 @@ class Processes:
                     [sys.executable, *arguments],
                     env=os.environ | environment,
                     start_new_session=True,
-                    preexec_fn=lambda: end_with(parent),
+                    preexec_fn=lambda: end_with_parent(parent),
                     **options,
                 )
                 self.processes.append(process)
@@ -100,7 +100,7 @@ class Processes:
             process.send_signal(number)
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have this process told to end when its parent dies, where Linux can, or has died already."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -108,7 +108,7 @@ def end_with(parent: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def state(pid: int) -> str:
+def process_status(pid: int) -> str:
     """Return what the system says of a process: running, sleeping, stopped, ..."""
     try:
         return str(psutil.Process(pid).status())
@@ -147,7 +147,7 @@ class Output:
 
 
 @contextmanager
-def lasting_output() -> Iterator[Output]:
+def tolerate_lost_output() -> Iterator[Output]:
     """Have what is printed lost where it cannot be written; gives the standard output.
 
     A standard stream that was closed is opened, to nowhere: the next file would take its number, and get
@@ -166,10 +166,12 @@ def lasting_output() -> Iterator[Output]:
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Hold back what would end this process until the block has ended."""
     came: list[int] = []
-    previous = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDINGS}
+    previous = {
+        number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING_SIGNALS
+    }
     try:
         yield
     finally:
@@ -181,11 +183,11 @@ def uninterrupted() -> Iterator[None]:
 
 def raise_interrupt(number: int, frame: Any) -> None:
     """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
-    heed_no_more()
+    ignore_ending_signals()
     raise KeyboardInterrupt
 
 
-def heed_no_more() -> None:
+def ignore_ending_signals() -> None:
     """Ignore what ends a process, which is ending: a second Ctrl-C must not leave the log open."""
-    for number in ENDINGS:
+    for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -93,14 +93,14 @@ def head_lines() -> list[str]:
     return [f"commit: {state.commit}", *named, f"code: {state.digest}"]
 
 
-def shown(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """Return a path as it is reached from the working folder; one outside the repository as it is."""
     return os.path.relpath(path) if path.resolve().is_relative_to(ROOT) else str(path)
 
 
-def shown_in(text: str) -> str:
+def relative_paths_in(text: str) -> str:
     """Return a message whose paths in the repository are as they are reached from the working folder."""
-    return text.replace(f"{ROOT}/", "" if Path.cwd() == ROOT else f"{shown(ROOT)}/")
+    return text.replace(f"{ROOT}/", "" if Path.cwd() == ROOT else f"{relative_path(ROOT)}/")
 
 
 def benchmarks() -> list[str]:
@@ -124,7 +124,7 @@ def benchmark_module(benchmark: str) -> ModuleType:
     return importlib.import_module(f"{benchmark}.benchmark")
 
 
-def available(benchmark: str) -> dict[str, str]:
+def available_methods(benchmark: str) -> dict[str, str]:
     """Return method name -> module of all that a benchmark can use; its own come before the common ones."""
     found: dict[str, str] = {}
     for package in ("common", benchmark):

@@ -82,7 +82,7 @@ def parse(text: str, source: str) -> Document:
     return Document(_value(root, (), source, origins), origins)
 
 
-def stated(lines: Iterable[str]) -> dict[str, Any] | None:
+def parse_head(lines: Iterable[str]) -> dict[str, Any] | None:
     """Return the mapping that lines of a log's head state; None where anything else stands there."""
     try:
         return parse("\n".join(lines), "").values

@@ -314,9 +314,9 @@ class Benchmark(benchmark.Benchmark):
         """Return this rank's samples of a batch, one micro-batch behind the other."""
         num_parts = self.num_micro_batches
         if not self.balances_parts or self.place.world_size * num_parts == 1:
-            return sampler.own(indices, self.place)
-        own = sampler.balanced(np.arange(len(indices)), lengths, self.place)
-        return indices[own[np.concatenate(sampler.dealt(lengths[own], num_parts))]]
+            return sampler.rank_part(indices, self.place)
+        own = sampler.balanced_part(np.arange(len(indices)), lengths, self.place)
+        return indices[own[np.concatenate(sampler.partition_by_load(lengths[own], num_parts))]]
 
     @cached_property
     def balances_parts(self) -> bool:

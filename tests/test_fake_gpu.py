@@ -92,7 +92,7 @@ def mode(monkeypatch):
     mode = FakeTensorMode()
     monkeypatch.setattr(training, "to_device", partial(to_device, mode))
     monkeypatch.setattr(nn.Module, "to", lambda module, *args, **named: moved(mode, module, *args, **named))
-    monkeypatch.setattr(Training, "prepared", on_host(Training.prepared))
+    monkeypatch.setattr(Training, "prepare_batch", on_host(Training.prepare_batch))
     monkeypatch.setattr(Batch, "parts", on_host(Batch.parts))
     for kind in (benchmark_module(benchmark).Benchmark for benchmark in benchmarks()):
         monkeypatch.setattr(kind, "num_targets", on_host(kind.num_targets))
@@ -152,7 +152,7 @@ def train(run, batches, mode):
             assert loss.device == GPU and not loss.requires_grad
         model = reduce(lambda used, method: method.evaluation_model(used), run.methods, run.model)
         model.eval()
-        evaluated = run.prepared(batches[0], None)
+        evaluated = run.prepare_batch(batches[0], None)
         with torch.no_grad(), run.autocast(run.config.evaluation_precision):
             outputs = model(**evaluated.inputs)
         counts = run.benchmark.count_correct(outputs, evaluated.targets)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.cli import command_module
-from common.repository import ROOT, shown, shown_in
+from common.repository import ROOT, relative_path, relative_paths_in
 from tests.command import ttt_here
 
 FOLDERS = {"results": ROOT / "results", "systems": ROOT / "systems"}
@@ -87,5 +87,5 @@ def test_a_printed_path_is_one_from_here(tmp_path):
     done = ttt_here("estimate", "bert", "optimized", "--size", "mini", *measured)
     (path,) = re.findall(r"^-> (.+)$", done.stdout, re.MULTILINE)
     assert Path(path).resolve().is_relative_to(results) and Path(path).is_file()
-    assert Path(shown(ROOT / "README.md")).samefile(ROOT / "README.md")
-    assert Path(shown_in(f"{ROOT}/README.md: changed").partition(":")[0]).is_file()
+    assert Path(relative_path(ROOT / "README.md")).samefile(ROOT / "README.md")
+    assert Path(relative_paths_in(f"{ROOT}/README.md: changed").partition(":")[0]).is_file()

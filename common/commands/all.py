@@ -56,8 +56,8 @@ def main(args: argparse.Namespace) -> int:
         for name in args.configurations:
             loaded = load_config(benchmark, name, size=args.size, settings=args.set)
             num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-            loaded = batch_check.compared(loaded, num_ranks)
-            batch_check.check_decided(loaded, num_ranks)
+            loaded = batch_check.mark_unverified(loaded, num_ranks)
+            batch_check.check_asked(loaded, num_ranks)
             sets[benchmark, name] = launch.plan_run_set(
                 loaded,
                 results=args.results.resolve(),
@@ -65,9 +65,9 @@ def main(args: argparse.Namespace) -> int:
                 seed=None,
                 num_ranks=num_ranks,
             )
-    with run_sets.alone([each.directory for each in sets.values()] if args.continues else []):
+    with run_sets.lock_folders([each.directory for each in sets.values()] if args.continues else []):
         for key, planned in sets.items():
-            sets[key] = run_sets.with_options(planned, args)
+            sets[key] = run_sets.apply_options(planned, args)
             system.write_description(planned.loaded.config, args.systems, planned.system)
         for benchmark in args.benchmarks:
             loaded = sets[benchmark, args.configurations[-1]].loaded

@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         explain=partial(changed_records, args.benchmark),
     )
     for problem in problems:
-        print(repository.shown_in(problem))
+        print(repository.relative_paths_in(problem))
     manifest = manifests.read_manifest(directory, hint="")
     state = "damaged" if problems else "intact"
     print(f"{args.benchmark} {args.size}: {state}, fingerprint {manifest['fingerprint']}")
@@ -86,9 +86,9 @@ def prepare(config: configs.RunConfig, source: str | None = None) -> int:
     name: str = config.data.directory  # type: ignore[attr-defined]
     directory = ROOT / name
     if preparation.is_intact(directory, config):
-        print(f"{config.benchmark}: {repository.shown(directory)} is prepared and intact")
+        print(f"{config.benchmark}: {repository.relative_path(directory)} is prepared and intact")
         return EXIT_OK
     module = importlib.import_module(f"{config.benchmark}.data.prepare")
     digest = module.prepare(directory, config, None if source is None else Path(source))
-    print(f"{config.benchmark}: {repository.shown(directory)} prepared, fingerprint {digest}")
+    print(f"{config.benchmark}: {repository.relative_path(directory)} prepared, fingerprint {digest}")
     return EXIT_OK

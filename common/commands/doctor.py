@@ -101,7 +101,7 @@ def lines(args: argparse.Namespace, loaded: dict[str, dict[str, RunConfig]]) -> 
     num_gpus = count_gpus()
     if num_gpus:
         yield gpus.kernel_xids()
-    with gpus.watched() as seen:
+    with gpus.watch_xids() as seen:
         num_ranks = args.nproc or num_gpus or PROCESSES_ON_CPU
         yield from answered("devices", partial(devices.check_devices, num_ranks))
         for named in loaded.values():

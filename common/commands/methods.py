@@ -76,7 +76,7 @@ def write(path: Path) -> None:
     if path.suffix != ".md":
         raise UserError("expected a file NAME.md", where=f"--write {path}")
     try:
-        with files.written_whole(path) as draft:
+        with files.write_whole(path) as draft:
             draft.write_text(page())
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=str(path)) from None

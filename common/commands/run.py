@@ -88,13 +88,13 @@ def main(args: argparse.Namespace) -> int:
         from common.training.dry_run import describe_run
 
         num_ranks = args.nproc or launch.choose_ranks(loaded.config, None)
-        launch.check_share(loaded.config, num_ranks)
-        print(describe_run(batch_check.compared(loaded, num_ranks), num_ranks))
+        launch.check_batch_share(loaded.config, num_ranks)
+        print(describe_run(batch_check.mark_unverified(loaded, num_ranks), num_ranks))
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
     together = max(num_ranks, ranks.place().world_size)
-    loaded = batch_check.compared(loaded, together)
-    batch_check.check_decided(loaded, together)
+    loaded = batch_check.mark_unverified(loaded, together)
+    batch_check.check_asked(loaded, together)
     if ranks.place().rank:
         return launch.take_part(args.hung_after)
     print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
@@ -106,9 +106,9 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("--index names one result; use it with --runs 1, without --continue")
     if args.resume is not None and args.continues:
         raise UserError("--resume goes on with one run, --continue with a set; choose one")
-    with run_sets.alone([run_set.directory] if args.continues else []):
-        run_set = run_sets.with_options(run_set, args, args.seed)
+    with run_sets.lock_folders([run_set.directory] if args.continues else []):
+        run_set = run_sets.apply_options(run_set, args, args.seed)
         if args.resume is not None:
-            run_set = resume.resumed(run_set, args.resume, seed=args.seed)
+            run_set = resume.resume_run_set(run_set, args.resume, seed=args.seed)
         system.write_description(loaded.config, args.systems.resolve(), run_set.system)
         return run_sets.run_all([run_set], sys.argv[1:], fail_fast=args.fail_fast, index=args.index)

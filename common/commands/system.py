@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     facts: dict[str, Any] = {}
     for path in args.merge:
         facts |= stated(path)
-    description = system.collected(system.hardware_name()) | facts
+    description = system.collect_description(system.hardware_name()) | facts
     if args.out is not None:
         description["system_name"] = args.out.stem
     for problem in problems(description):  # only a person's facts can be wrong

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from common.config.validation import DURATION, validated
+from common.config.validation import DURATION, validate
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[str, Field(pattern=DURATION)]
@@ -178,7 +178,7 @@ class RunConfig(Strict):
 
     def replaced(self, **changes: Any) -> "RunConfig":
         """Return a checked copy with top-level keys changed."""
-        return validated(type(self), self.model_dump() | changes, {})
+        return validate(type(self), self.model_dump() | changes, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ DURATION = r"^[0-9]{1,12}(ep|ba|sp)$"  # epochs, batches or samples
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def validated(
+def validate(
     model: type[ModelT],
     values: dict[str, Any],
     origins: dict[tuple[str, ...], str],
@@ -56,18 +56,18 @@ def duration_hint(model: type[BaseModel], path: tuple[str, ...], value: object) 
 def nearest_key(model: type[BaseModel], path: tuple[str, ...]) -> str:
     """Return a hint: the nearest key of the same mapping, or the same name in another one."""
     known, name = known_keys(model, path[:-1]), path[-1]
-    if name not in known and (elsewhere := [key for key in dotted(model) if key.endswith(f".{name}")]):
+    if name not in known and (elsewhere := [key for key in dotted_keys(model) if key.endswith(f".{name}")]):
         return f"did you mean {elsewhere[0]}?"
     return nearest(name, known)
 
 
-def dotted(model: type[BaseModel]) -> list[str]:
+def dotted_keys(model: type[BaseModel]) -> list[str]:
     """Return the keys of a model and of the models in it, with dots."""
     found = []
     for name, field in model.model_fields.items():
         found.append(name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += [f"{name}.{key}" for key in dotted(field.annotation)]
+            found += [f"{name}.{key}" for key in dotted_keys(field.annotation)]
     return found
 
 

@@ -23,7 +23,7 @@ def batches(num_samples: int, batch_size: int, *, seed: int, start_step: int = 0
     """Yield the sample indices (batch_size,) of every step from `start_step` on, without end.
 
     Each epoch is shuffled anew and its incomplete last batch dropped, as in both published recipes. These are
-    the batches of all ranks together; each takes its own part of them, see `own` and `balanced`.
+    the batches of all ranks together; each takes its own part of them, see `rank_part` and `balanced_part`.
     """
 
     def order(epoch: int) -> np.ndarray:
@@ -61,7 +61,7 @@ def shard(num_samples: int, batch_size: int, *, seed: int, place: Place) -> np.n
     return np.sort(epoch_order(num_samples, seed=seed, epoch=SHARDS)[bounds.start : bounds.stop])
 
 
-def sharded(
+def shard_batches(
     samples: np.ndarray, num_samples: int, batch_size: int, *, seed: int, place: Place, start_step: int = 0
 ) -> Iterator[np.ndarray]:
     """Yield a rank's part of every step, of its own `samples` out of all, its `shard`, without end.
@@ -76,23 +76,23 @@ def sharded(
     return in_epochs(order, size, num_samples // batch_size, start_step)
 
 
-def own(samples: np.ndarray, place: Place) -> np.ndarray:
+def rank_part(samples: np.ndarray, place: Place) -> np.ndarray:
     """Return a rank's part of a global batch: one behind the other the parts are the batch."""
     taken = part(len(samples), place.rank, place.world_size)
     return samples[taken.start : taken.stop]
 
 
-def balanced(samples: np.ndarray, loads: np.ndarray, place: Place) -> np.ndarray:
-    """Return a rank's part of a global batch, as many samples as `own`, by which all ranks have equal loads.
+def balanced_part(samples: np.ndarray, loads: np.ndarray, place: Place) -> np.ndarray:
+    """Return a rank's part of a global batch such that all ranks have equal loads; as many as `rank_part`.
 
-    Every rank deals alike, so none sends anything; each keeps the order of the batch. `loads` (batch,) is the
-    work on each sample.
+    Every rank computes the same partition, so none sends anything, and each keeps the order of the batch.
+    `loads` (batch,) is the work on each sample.
     """
-    own: np.ndarray = samples[dealt(loads, place.world_size)[place.rank]]
-    return own
+    samples_of_rank: np.ndarray = samples[partition_by_load(loads, place.world_size)[place.rank]]
+    return samples_of_rank
 
 
-def dealt(loads: np.ndarray, num_parts: int) -> list[np.ndarray]:
+def partition_by_load(loads: np.ndarray, num_parts: int) -> list[np.ndarray]:
     """Return which of the samples with these loads (num_samples,) each part takes, in ascending order.
 
     From the heaviest down, each sample goes to the part with least so far that still takes one. Parts are as

@@ -70,7 +70,7 @@ class PlannedShard(ABC):
     number: int
 
     @abstractmethod
-    def described(self) -> Any:
+    def describe_source(self) -> Any:
         """Return what it is made from, as a JSON value."""
 
     @property
@@ -81,7 +81,7 @@ class PlannedShard(ABC):
     @property
     def rows(self) -> Path:
         """Where its rows of the index go."""
-        digest = hashlib.blake2b(json.dumps(self.described()).encode(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(json.dumps(self.describe_source()).encode(), digest_size=16).hexdigest()
         return self.work / "rows" / f"{self.part}-{self.number:05}-{digest}.npy"
 
     def is_finished(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.machine import gpus
 from common.machine.line import OK, Line, fault, ok, warning
-from common.machine.record import judged
+from common.machine.record import judge_speed
 from common.processes import Exit, Processes
 from common.repository import ROOT
 from common.run.environments import rank_environments
@@ -101,7 +101,7 @@ def since_best(line: Line, key: str, found: Sequence[dict[str, Any]]) -> Line:
     if line.state != OK:
         return line
     what = f"{line.check} of {len(found)} x {found[0]['device']}"
-    return judged(line, what, sum(each[key] for each in found))
+    return judge_speed(line, what, sum(each[key] for each in found))
 
 
 def clocks(found: Sequence[dict[str, Any]]) -> list[Line]:
@@ -112,7 +112,7 @@ def clocks(found: Sequence[dict[str, Any]]) -> list[Line]:
     lines = [
         line
         for rank, each in enumerate(found)
-        for line in gpus.slow_downs(f"GPU of rank {rank}", each.get("reasons", 0))
+        for line in gpus.find_slow_downs(f"GPU of rank {rank}", each.get("reasons", 0))
     ]
     return lines or [ok(check, f"{shown} MHz of {found[0]['max_clock_mhz']}")]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common import repository, yaml_file
 from common.config.schema import RunConfig, Strict
-from common.config.validation import validated
+from common.config.validation import validate
 from common.errors import UserError
 from common.evidence.intervals import prediction_half_width
 from common.files import write_text
@@ -49,7 +49,7 @@ def stored(benchmark: str) -> dict[str, Band]:
     path = ROOT / benchmark / f"{FILE}.yaml"
     document = yaml_file.read(path, path.relative_to(ROOT).as_posix())
     return {
-        name: validated(Band, values, document.origins, (name,)) for name, values in document.values.items()
+        name: validate(Band, values, document.origins, (name,)) for name, values in document.values.items()
     }
 
 
@@ -124,4 +124,4 @@ def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> str:
         lines += [f"  last: [{', '.join(f'{taken.last:.4f}' for taken in losses)}]"]
     path = ROOT / benchmark / f"{FILE}.yaml"
     write_text(path, "\n".join(lines) + "\n")
-    return repository.shown(path)
+    return repository.relative_path(path)

@@ -28,7 +28,7 @@ NUM_MESSAGES = 10
 def main() -> None:
     """Measure, and let rank 0 write."""
     place = ranks.place()
-    with distributed.joined(place):
+    with distributed.process_group(place):
         is_gpu = torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
         found = measure(device)
@@ -82,8 +82,8 @@ def exchange(device: torch.device, num_ranks: int) -> dict[str, Any]:
         distributed.barrier()
         times.append(time_call(lambda: dist.all_reduce(message), device))
         is_right &= bool((message == num_ranks * (num_ranks + 1) / 2).all())
-    fastest = min(distributed.mean(seconds) for seconds in times)
-    num_wrong = distributed.total(int(not is_right))[0]
+    fastest = min(distributed.all_reduce_mean(seconds) for seconds in times)
+    num_wrong = distributed.all_reduce_sum(int(not is_right))[0]
     num_bytes = message.numel() * 4
     return {
         "message_bytes": num_bytes,

@@ -15,7 +15,7 @@ from common.evidence.log import Log, read_log
 from common.machine import system
 from common.machine.line import OK, Line, fault, ok, warning
 from common.machine.load import Load
-from common.machine.record import judged
+from common.machine.record import judge_speed
 from common.repository import ROOT, benchmark_module
 from common.run import launch
 
@@ -35,9 +35,11 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
         problems = preparation.verify(directory, config, hint="", has_content=has_content)
         manifest = fingerprint.read_manifest(directory, hint="")
     except UserError as error:
-        return fault(check, repository.shown_in(str(error)), config.prepared_hint), None
+        return fault(check, repository.relative_paths_in(str(error)), config.prepared_hint), None
     if problems:
-        first = repository.shown_in(problems[0]) + (f" and {len(problems) - 1} more" * (len(problems) > 1))
+        first = repository.relative_paths_in(problems[0]) + (
+            f" and {len(problems) - 1} more" * (len(problems) > 1)
+        )
         return fault(check, first, config.prepared_hint, problems=len(problems)), None
     found = manifest["fingerprint"]
     earlier = {log.value("dataset_fingerprint") for log in logs(config, results, "*")} - {None}
@@ -107,7 +109,7 @@ def check_minutes(
 
 def judged_now(line: Line, samples_per_s: float, load: Load | None) -> Line:
     """Return the line, or a warning when the speed is not what this machine can do alone."""
-    line = judged(line, line.check, samples_per_s)
+    line = judge_speed(line, line.check, samples_per_s)
     if line.state == OK and load is not None and load.taken > SPARE:
         meanwhile = (
             f"other programs used {load.taken:.1f} of {load.cores:g} cores meanwhile: end them, or wait"

@@ -82,7 +82,7 @@ def recipe_of(log: Log, complete: Callable[[dict[str, Any]], dict[str, Any]] = d
 @cache
 def configuration_of(settings: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the configuration at the head of a log; None where none is stated."""
-    return yaml_file.stated(settings) or None
+    return yaml_file.parse_head(settings) or None
 
 
 def software(versions: str, code: str, commit: str) -> Recipe:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.machine import hardware
-from common.machine.hardware import asked
+from common.machine.hardware import ask_nvml
 from common.machine.line import Line, fault, ok, warning
 
 BUSY_BYTES = 2**30  # of memory that others hold
@@ -18,7 +18,7 @@ HARDWARE_XIDS = (48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140)  # not thos
 CHECK = "GPU health"
 
 
-def visible(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the handles of the GPUs that a run may use, by name: those of CUDA_VISIBLE_DEVICES, else all."""
     import pynvml
 
@@ -30,19 +30,19 @@ def visible(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     for each in (text.strip() for text in named.split(",")):
         handle = handles.get(each)
         if each.startswith("GPU-"):  # CUDA takes the beginning of a UUID
-            uuids = {str(asked(pynvml.nvmlDeviceGetUUID, one)): one for one in handles.values()}
+            uuids = {str(ask_nvml(pynvml.nvmlDeviceGetUUID, one)): one for one in handles.values()}
             handle = next((one for uuid, one in uuids.items() if uuid.startswith(each)), None)
         elif each.startswith("MIG-"):
-            handle = asked(pynvml.nvmlDeviceGetHandleByUUID, each)
+            handle = ask_nvml(pynvml.nvmlDeviceGetHandleByUUID, each)
         if handle is None:
             break  # CUDA ignores what follows a name that it does not know
         found[f"GPU {each}"] = handle
     return found
 
 
-def presence(size: str, environment: Mapping[str, str] = os.environ) -> Line:
+def check_presence(size: str, environment: Mapping[str, str] = os.environ) -> Line:
     """Check that the GPUs that a person or a scheduler asks for are there, and that torch reaches them."""
-    check, there = "GPUs", len(visible(environment))
+    check, there = "GPUs", len(visible_gpus(environment))
     named = [text.strip() for text in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     named = [text for text in named if text and text not in ("-1", "NoDevFiles")]
     allocated = environment.get("SLURM_GPUS_ON_NODE", "")
@@ -67,36 +67,36 @@ def presence(size: str, environment: Mapping[str, str] = os.environ) -> Line:
     return ok(check, f"{there} x {hardware.gpu_names()[0]}", there=there)
 
 
-def health() -> list[Line]:
+def check_health() -> list[Line]:
     """Check each visible GPU; one line for all that are well."""
-    handles = visible()
-    lines = [line for name, handle in handles.items() for line in problems(name, handle)]
+    handles = visible_gpus()
+    lines = [line for name, handle in handles.items() for line in find_problems(name, handle)]
     if handles and not lines:
         lines.append(ok(CHECK, "no uncorrected memory error, nothing slowed down, nobody else on them"))
     return lines
 
 
-def problems(name: str, handle: Any) -> Iterator[Line]:
+def find_problems(name: str, handle: Any) -> Iterator[Line]:
     """Yield what is wrong with one GPU; what its driver does not tell is not judged."""
     import pynvml
 
     uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    if count := asked(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile):
+    if count := ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile):
         found = f"{name}: {count} uncorrected memory errors (ECC) since the driver started"
         yield fault(CHECK, found, "reset the GPU or reboot; replace it if they come back", gpu=name)
-    _, _, is_pending, has_failed = asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, False, False)
+    _, _, is_pending, has_failed = ask_nvml(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, False, False)
     if has_failed:
         yield fault(CHECK, f"{name}: a memory row could not be remapped", "replace the GPU", gpu=name)
     elif is_pending:
         yield warning(CHECK, f"{name}: a memory row waits for remapping", "reset the GPU or reboot", gpu=name)
-    yield from slow_downs(name, asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
-    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    yield from find_slow_downs(name, ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
+    memory = ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is not None and getattr(memory, "used", 0) > BUSY_BYTES:
         found = f"{name}: {memory.used / 2**30:.1f} GiB of its memory are in use"
         yield warning(CHECK, found, "nvidia-smi names the processes; a run would share the GPU", gpu=name)
 
 
-def slow_downs(name: str, reasons: int) -> Iterator[Line]:
+def find_slow_downs(name: str, reasons: int) -> Iterator[Line]:
     """Yield why a GPU runs below its clock, from NVML's bits; idleness and the power limit are usual."""
     import pynvml
 
@@ -143,22 +143,22 @@ def read_kernel_log(path: Path) -> str:
 
 
 @contextmanager
-def watched() -> Iterator[list[Line]]:
+def watch_xids() -> Iterator[list[Line]]:
     """Watch the GPUs while the block runs; its list then holds a line about Xid errors if there are GPUs."""
     import pynvml
 
     lines: list[Line] = []
-    handles = visible()
-    events = asked(pynvml.nvmlEventSetCreate) if handles else None
+    handles = visible_gpus()
+    events = ask_nvml(pynvml.nvmlEventSetCreate) if handles else None
     kind = pynvml.nvmlEventTypeXidCriticalError if handles else 0
     if events is not None:
         for handle in handles.values():
-            asked(pynvml.nvmlDeviceRegisterEvents, handle, kind, events)
+            ask_nvml(pynvml.nvmlDeviceRegisterEvents, handle, kind, events)
     yield lines
     if events is None:
         return
     numbers = []
-    while (event := asked(pynvml.nvmlEventSetWait_v2, events, 0)) is not None:  # raises when none is left
+    while (event := ask_nvml(pynvml.nvmlEventSetWait_v2, events, 0)) is not None:  # raises when none is left
         numbers.append(event.eventData)
     pynvml.nvmlEventSetFree(events)
     check = "Xid errors now"

@@ -157,7 +157,7 @@ def counted(kinds: Counter[str]) -> str:
 # Accelerators, through NVML, the library beneath nvidia-smi.
 
 
-def asked(function: Callable[..., Any], *arguments: Any) -> Any:
+def ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return what NVML answers; None where this driver or GPU cannot tell."""
     import pynvml  # the module of nvidia-ml-py
 
@@ -191,8 +191,8 @@ def driver() -> dict[str, str]:
 
     if not gpus():
         return {}
-    found = {"NVIDIA driver": asked(pynvml.nvmlSystemGetDriverVersion)}
-    if cuda := asked(pynvml.nvmlSystemGetCudaDriverVersion):
+    found = {"NVIDIA driver": ask_nvml(pynvml.nvmlSystemGetDriverVersion)}
+    if cuda := ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion):
         found["CUDA driver"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
     return {name: str(version) for name, version in found.items() if version}
 
@@ -205,24 +205,24 @@ def accelerators() -> dict[str, str]:
     if not handles:
         return {"accelerators_per_node": "0"} | dict.fromkeys(ACCELERATOR, NO_ACCELERATOR)
     first = handles[0]
-    memory = asked(pynvml.nvmlDeviceGetMemoryInfo, first)
+    memory = ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, first)
     links = nvlinks(pynvml, first)
     return {
         "accelerators_per_node": str(len(handles)),
         "accelerator_model_name": ", ".join(sorted({*map(pynvml.nvmlDeviceGetName, handles)})),
         "accelerator_host_interconnect": filled(
             "PCIe Gen{} x{}",
-            asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, first),
-            asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, first),
+            ask_nvml(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, first),
+            ask_nvml(pynvml.nvmlDeviceGetMaxPcieLinkWidth, first),
         ),
         "accelerator_frequency": filled(
-            "up to {} MHz", asked(pynvml.nvmlDeviceGetMaxClockInfo, first, pynvml.NVML_CLOCK_SM)
+            "up to {} MHz", ask_nvml(pynvml.nvmlDeviceGetMaxClockInfo, first, pynvml.NVML_CLOCK_SM)
         ),
         "accelerator_on-chip_memories": PERSON,
         "accelerator_memory_configuration": filled(
             "{}-bit bus at {} MHz",
-            asked(pynvml.nvmlDeviceGetMemoryBusWidth, first),
-            asked(pynvml.nvmlDeviceGetMaxClockInfo, first, pynvml.NVML_CLOCK_MEM),
+            ask_nvml(pynvml.nvmlDeviceGetMemoryBusWidth, first),
+            ask_nvml(pynvml.nvmlDeviceGetMaxClockInfo, first, pynvml.NVML_CLOCK_MEM),
         ),
         "accelerator_memory_capacity": filled("{:.0f} GiB", memory.total / 2**30 if memory else None),
         "accelerator_interconnect": links or ("none" if len(handles) == 1 else "PCIe"),
@@ -238,7 +238,7 @@ def filled(pattern: str, *values: object) -> str:
 def active_links(nvml: ModuleType, handle: Any) -> list[int]:
     """Return the numbers of a GPU's NVLinks that are up."""
     numbers = range(nvml.NVML_NVLINK_MAX_LINKS)
-    return [n for n in numbers if asked(nvml.nvmlDeviceGetNvLinkState, handle, n) == NVLINK_ACTIVE]
+    return [n for n in numbers if ask_nvml(nvml.nvmlDeviceGetNvLinkState, handle, n) == NVLINK_ACTIVE]
 
 
 def nvlinks(nvml: ModuleType, handle: Any) -> str:
@@ -246,7 +246,7 @@ def nvlinks(nvml: ModuleType, handle: Any) -> str:
     links = active_links(nvml, handle)
     if not links:
         return ""
-    version = NVLINK_VERSIONS.get(asked(nvml.nvmlDeviceGetNvLinkVersion, handle, links[0]), "")
+    version = NVLINK_VERSIONS.get(ask_nvml(nvml.nvmlDeviceGetNvLinkVersion, handle, links[0]), "")
     return f"NVLink {version}".strip() + f", {len(links)} links each"
 
 
@@ -256,10 +256,10 @@ def topology(nvml: ModuleType, handles: Sequence[Any], *, has_links: bool) -> st
         return "none: one accelerator"
     if has_links:
         link = active_links(nvml, handles[0])[0]
-        is_switched = asked(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handles[0], link) == NVLINK_SWITCH
+        is_switched = ask_nvml(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handles[0], link) == NVLINK_SWITCH
         return "all to all through NVSwitch" if is_switched else "NVLink from GPU to GPU, without a switch"
     pairs = [(a, b) for i, a in enumerate(handles) for b in handles[i + 1 :]]
-    levels = {asked(nvml.nvmlDeviceGetTopologyCommonAncestor, *pair) for pair in pairs}
+    levels = {ask_nvml(nvml.nvmlDeviceGetTopologyCommonAncestor, *pair) for pair in pairs}
     known = [PATHS[level] for level in sorted(levels - {None}) if level in PATHS]
     return f"through {', '.join(known)}" if known else NO_ANSWER
 

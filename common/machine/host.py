@@ -16,7 +16,7 @@ from common.machine import hardware
 from common.machine import load as machine_load
 from common.machine.line import Line, fault, ok, warning
 from common.machine.load import Meter
-from common.machine.record import judged
+from common.machine.record import judge_speed
 
 MIB, GIB = 2**20, 2**30
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
@@ -83,7 +83,7 @@ def core_speed() -> Line:
         torch.set_num_threads(num_threads)
     rate = 2 * PRODUCT_SIZE**3 * num_products / elapsed
     check = "speed of a core"
-    return judged(ok(check, f"{rate / 1e9:.3g} GFLOP/s", flops_per_s=rate), check, rate)
+    return judge_speed(ok(check, f"{rate / 1e9:.3g} GFLOP/s", flops_per_s=rate), check, rate)
 
 
 def existing(directory: Path) -> Path:

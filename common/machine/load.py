@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from common.evidence.disturbance import SPARE
-from common.machine.hardware import asked
+from common.machine.hardware import ask_nvml
 
 STAT = Path("/proc/stat")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -233,11 +233,11 @@ def gpu_state(bus: str) -> dict[str, int]:
     handle = gpu_handle(bus)
     if handle is None:
         return {}
-    processes = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    processes = ask_nvml(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
     found = {
-        "clock_mhz": asked(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "max_clock_mhz": asked(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "reasons": asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        "clock_mhz": ask_nvml(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "max_clock_mhz": ask_nvml(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "reasons": ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         "other_processes": None if processes is None else max(0, len(processes) - 1),
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -16,14 +16,14 @@ def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool
     """Yield what can be known without processes, training, or reading data."""
     meter = Meter()
     yield host.versions()
-    yield gpus.presence(size)
-    yield from gpus.health()
+    yield gpus.check_presence(size)
+    yield from gpus.check_health()
     yield host.space("results", results)
     yield host.space("temporary files", Path(tempfile.gettempdir()))
     yield host.shared_memory(size, is_needed=has_workers)
     yield host.open_files(num_shards)
     yield host.processors(meter)
-    if not gpus.visible():
+    if not gpus.visible_gpus():
         yield host.core_speed()
 
 

@@ -45,7 +45,7 @@ def compare_with_record(what: str, rate: float, folder: Path | None = None) -> t
     return (None, "the first of this machine is kept") if best is None else (best / rate, "")
 
 
-def judged(line: Line, what: str, rate: float, folder: Path | None = None) -> Line:
+def judge_speed(line: Line, what: str, rate: float, folder: Path | None = None) -> Line:
     """Return a line about a speed that was ok, or a warning when this machine has been much faster."""
     factor, note = compare_with_record(what, rate, folder)
     if factor is None:

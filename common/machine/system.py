@@ -133,7 +133,7 @@ def operating_system() -> str:
     return ", ".join(part for part in (name, f"{platform.system()} {platform.release()}") if part)
 
 
-def collected(name: str) -> dict[str, str]:
+def collect_description(name: str) -> dict[str, str]:
     """Return the description of this machine under a name; what cannot be collected says why."""
     software = versions() | hardware.driver()
     torch = software.get("torch")
@@ -155,7 +155,7 @@ def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
     """Return the description of this machine for the runs of a configuration; `name` is not its own."""
     stated = {"submitter": config.submission.org, "status": STATUS[config.submission.status]}
     notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
-    return collected(name or system_id(config)) | stated | notes
+    return collect_description(name or system_id(config)) | stated | notes
 
 
 def write_description(config: RunConfig, directory: Path, name: str = "") -> Path:

@@ -110,7 +110,7 @@ def compare_evaluations(eager: TrainingRun, compiled: TrainingRun) -> float:
     outputs = []
     for run in (eager, compiled):
         model = run.evaluation_model()
-        prepared = run.prepared(batch, None)
+        prepared = run.prepare_batch(batch, None)
         with run.autocast(run.config.evaluation_precision):
             output = model(**prepared.inputs)
         outputs.append((output if isinstance(output, Tensor) else output[0]).float())

@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common import files
 from common.measure.without_gpu import gpu_model
-from common.repository import shown
+from common.repository import relative_path
 
 
 def describe_row(record: dict[str, Any]) -> str:
@@ -87,4 +87,4 @@ def write_page(rows: Sequence[dict[str, Any]], path: Path) -> str:
     details = [describe_row(row).splitlines()[1:] for row in rows]
     page = environment.get_template("gpu_day.html").render(rows=list(zip(rows, details, strict=True)))
     files.write_text(path.resolve(), page)
-    return shown(path)
+    return relative_path(path)

@@ -27,7 +27,7 @@ def apply_channels_last(model: nn.Module) -> int:
 class ChannelsLast(Method):
     """Converts the model; the image loaders deliver this layout already."""
 
-    keeps_mathematics = True
+    is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
         if not apply_channels_last(model):

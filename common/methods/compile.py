@@ -72,9 +72,7 @@ class Compile(Method):
     """Methods that change the model come before it."""
 
     compiles = True
-    keeps_mathematics = (
-        True  # but not the random numbers of dropout, which inductor draws itself: -O1 then refuses it
-    )
+    is_exact = True  # but not the random numbers of dropout, which inductor draws itself: -O1 then refuses it
 
     class Config(Strict):
         mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] = Field(

@@ -83,7 +83,7 @@ class Ema(Method):
         if num_steps % self.settings.every_steps or num_steps < self.settings.first_step:
             return
         if self.average is None:
-            self.keep(model)
+            self.init_extra_state(model)
         else:
             smoothing = ema_smoothing(self.settings.half_life_steps, self.settings.every_steps)
             update_average(self.average, model, smoothing)
@@ -91,8 +91,8 @@ class Ema(Method):
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         return self.average or model
 
-    def kept(self) -> nn.Module | None:
+    def extra_state(self) -> nn.Module | None:
         return self.average
 
-    def keep(self, model: nn.Module) -> None:
+    def init_extra_state(self, model: nn.Module) -> None:
         self.average = copy_model(model)

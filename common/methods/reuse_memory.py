@@ -34,7 +34,7 @@ def reuse_memory() -> bool:
 class ReuseMemory(Method):
     """Applies to the whole process, from before the first step."""
 
-    keeps_mathematics = True
+    is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
         if not reuse_memory():

@@ -9,8 +9,8 @@ of the weights in memory.
 Relieves. Nothing: it buys accuracy, in long trainings.
 When not. Short trainings (the study uses it above 60 epochs only).
 Use. Before each step:
-`again = lambda: (optimizer.zero_grad(), F.cross_entropy(model(images), labels).backward())`,
-`if (step + 1) % 10 == 0: sharpness_aware_gradients(model.parameters(), again)`.
+`closure = lambda: (optimizer.zero_grad(), F.cross_entropy(model(images), labels).backward())`,
+`if (step + 1) % 10 == 0: sharpness_aware_gradients(model.parameters(), closure)`.
 Source. Foret et al. 2021, https://arxiv.org/abs/2010.01412; MosaicML Composer 0.7, algorithms/sam. As there,
 both passes update the statistics of batch norm. Uphill is the direction of the gradient of the global batch;
 the paper takes the gradient of each rank.
@@ -29,13 +29,13 @@ from common.training.method import Method, Progress
 
 @torch.no_grad()
 def sharpness_aware_gradients(
-    parameters: Iterable[Tensor], again: Callable[[], object], rho: float = 0.5
+    parameters: Iterable[Tensor], closure: Callable[[], object], rho: float = 0.5
 ) -> None:
     """Replace the gradients at the weights by those at weights + rho * gradient / |gradient|.
 
-    `again()` clears the gradients and computes those of the same batch; call this between backward() and the
-    optimizer's step. The weights are restored to the last bit. The norm is over all parameters. Gradients may
-    be scaled; where one is not finite nothing is moved.
+    `closure()` clears the gradients and computes those of the same batch; call this between backward() and
+    the optimizer's step. The weights are restored to the last bit. The norm is over all parameters. Gradients
+    may be scaled; where one is not finite nothing is moved.
     """
     moved = [parameter for parameter in parameters if parameter.grad is not None]
     weights = [parameter.clone() for parameter in moved]
@@ -45,7 +45,7 @@ def sharpness_aware_gradients(
     uphill = [torch.nan_to_num(gradient * factor, 0, 0, 0) for gradient in gradients]
     torch._foreach_add_(moved, uphill)
     with torch.enable_grad():
-        again()
+        closure()
     torch._foreach_copy_(moved, weights)
 
 
@@ -60,6 +60,6 @@ class Sam(Method):
     def period(self) -> int:
         return int(self.settings.every_steps)
 
-    def gradients(self, model: nn.Module, progress: Progress, again: Callable[[], Tensor]) -> None:
+    def gradients(self, model: nn.Module, progress: Progress, closure: Callable[[], Tensor]) -> None:
         if (progress.step + 1) % self.settings.every_steps == 0:
-            sharpness_aware_gradients(model.parameters(), again, self.settings.rho)
+            sharpness_aware_gradients(model.parameters(), closure, self.settings.rho)

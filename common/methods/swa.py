@@ -70,8 +70,8 @@ class Swa(Method):
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         return self.mean.module if self.mean is not None else model
 
-    def kept(self) -> nn.Module | None:
+    def extra_state(self) -> nn.Module | None:
         return self.mean
 
-    def keep(self, model: nn.Module) -> None:
+    def init_extra_state(self, model: nn.Module) -> None:
         self.mean = averaged(model)

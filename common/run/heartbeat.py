@@ -25,7 +25,7 @@ BETWEEN, EVALUATING, EVALUATED, LOADING, COMPUTING = range(len(PHASES))
 
 SLOT_BYTES = 1024  # of a rank: words of 8 bytes, then a text
 TEXT_AT = 64
-POSITION, COUNT, FAILED_AT, ATTENDED = range(4)  # words; a time is monotonic and in nanoseconds
+POSITION, COUNT, FAILED_AT, SHUTTING_DOWN = range(4)  # words; a time is monotonic and in nanoseconds
 FIRST = 1  # a time before any other
 OFTEN: dict[int, str] = {  # what a signal often means
     signal.SIGKILL: " (kill -9, or out of memory)",
@@ -45,7 +45,7 @@ class Slot:
         """Note that after `step` whole steps this rank enters a phase."""
         self.words[POSITION] = step * len(PHASES) + phase
 
-    def count(self) -> None:
+    def count_progress(self) -> None:
         """Note that something was done inside a phase."""
         self.words[COUNT] += 1
 
@@ -74,13 +74,13 @@ class Slot:
         return bytes(self.memory[TEXT_AT:]).rstrip(b"\0").decode(errors="ignore")
 
 
-def described(step: int, cause: str, who: str = "") -> str:
+def describe_failure(step: int, cause: str, who: str = "") -> str:
     """Return who failed, when and why, in one line without folders of this machine."""
     when = f"after step {step:,}" if step else "before the first step"
     return " ".join(f"{who}{', ' if who else ''}{when}: {cause}".replace(f"{ROOT}/", "").split())
 
 
-class Board:
+class Heartbeat:
     """The slots of all ranks, and behind them what rank 0 is to do."""
 
     def __init__(self, file: IO[bytes], path: str, num_ranks: int) -> None:
@@ -91,7 +91,7 @@ class Board:
         ]
 
     @classmethod
-    def create(cls, num_ranks: int, orders: dict[str, Any]) -> "Board":
+    def create(cls, num_ranks: int, orders: dict[str, Any]) -> "Heartbeat":
         """Return a new board; on Linux its memory has no name, and is gone with the last who maps it."""
         if hasattr(os, "memfd_create"):
             file: IO[bytes] = os.fdopen(os.memfd_create("board"), "r+b")
@@ -104,7 +104,7 @@ class Board:
         return cls(file, path, num_ranks)
 
     @classmethod
-    def open(cls, path: str, num_ranks: int) -> "Board":
+    def open(cls, path: str, num_ranks: int) -> "Heartbeat":
         """Return the board that the launcher made."""
         with Path(path).open("r+b") as file:
             return cls(file, path, num_ranks)
@@ -119,20 +119,20 @@ class Board:
         return dict(json.loads(bytes(self.memory[len(self.slots) * SLOT_BYTES :])))
 
     @property
-    def is_attended(self) -> bool:
+    def is_shutting_down(self) -> bool:
         """True when the launcher is ending the ranks and will close the log."""
-        return any(slot.words[ATTENDED] for slot in self.slots)
+        return any(slot.words[SHUTTING_DOWN] for slot in self.slots)
 
-    def attend(self) -> None:
+    def announce_shutdown(self) -> None:
         """Note that the launcher is ending the ranks and will close the log."""
         for slot in self.slots:
-            slot.words[ATTENDED] = 1
+            slot.words[SHUTTING_DOWN] = 1
 
-    def killed(self, rank: int, number: int) -> None:
+    def record_signal(self, rank: int, number: int) -> None:
         """Note from outside that a signal ended a rank."""
-        self.died(rank, f"ended by {signal.Signals(number).name}{OFTEN.get(number, '')}")
+        self.record_death(rank, f"ended by {signal.Signals(number).name}{OFTEN.get(number, '')}")
 
-    def died(self, rank: int, cause: str) -> None:
+    def record_death(self, rank: int, cause: str) -> None:
         """Note from outside why a rank ended: before all that others met because of it."""
         if not any(slot.words[FAILED_AT] == FIRST for slot in self.slots):
             self.slots[rank].fail(cause, at_ns=FIRST)
@@ -144,8 +144,8 @@ class Board:
             return ""
         rank = min(failed, key=lambda each: self.slots[each].words[FAILED_AT])
         slot = self.slots[rank]
-        return described(slot.step, slot.cause, f"rank {rank} of {len(self.slots)}")
+        return describe_failure(slot.step, slot.cause, f"rank {rank} of {len(self.slots)}")
 
     def interruption(self) -> str:
         """Return after which step the run was interrupted."""
-        return described(max(slot.step for slot in self.slots), "interrupted")
+        return describe_failure(max(slot.step for slot in self.slots), "interrupted")

@@ -24,11 +24,11 @@ from common.evidence.log import NUM_RUNS, Log, read_log
 from common.files import create_next, make_folder
 from common.machine import hardware, load, system
 from common.machine.hardware import asks_for_gpu, count_gpus
-from common.processes import uninterrupted
+from common.processes import delay_signals
 from common.repository import ROOT, benchmark_module
 from common.run import mllog, set_folder
 from common.run.environments import rank_environments, temporary_environment
-from common.run.heartbeat import Board
+from common.run.heartbeat import Heartbeat
 from common.run.run_set import Ended, RunSet
 from common.run.set_folder import SetFolder, Way, num_threads
 from common.run.supervision import Watchdog, supervise
@@ -48,7 +48,7 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
     if asked is not None and num_started > 1:
         raise UserError(f"--nproc {asked}: {num_started} ranks were started already", hint="leave it out")
     chosen = asked or (1 if num_started > 1 else min(num_gpus or 1, config.global_batch_size))
-    check_share(config, max(chosen, num_started))
+    check_batch_share(config, max(chosen, num_started))
     if asks_for_gpu() and not hardware.gpu_names():
         hint = "leave the variable empty to run on the CPU"
         raise UserError("is set but no GPU was found", where="CUDA_VISIBLE_DEVICES", hint=hint)
@@ -57,7 +57,7 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
     return chosen
 
 
-def ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
+def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
     """Return how a run is made that starts now, and how this machine makes one unasked.
 
     What torchrun or srun has started is as it was asked for there.
@@ -70,7 +70,7 @@ def ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
     return way, Way(usual, "GPU" if has_gpu else "CPU", num_threads(usual, is_asked=False))
 
 
-def check_share(config: RunConfig, num_ranks: int) -> None:
+def check_batch_share(config: RunConfig, num_ranks: int) -> None:
     """Raise UserError when a rank would get no sample of a batch."""
     if num_ranks > config.global_batch_size:
         raise UserError(
@@ -90,7 +90,7 @@ def plan_run_set(
         raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
     folder = SetFolder(system.system_id(loaded.config, cell), "")
     if not cell:
-        folder = set_folder.choose(loaded, results, name, *ways(loaded.config, num_ranks))
+        folder = set_folder.choose_folder(loaded, results, name, *choose_ways(loaded.config, num_ranks))
     return RunSet(
         loaded=loaded,
         system=folder.system,
@@ -143,7 +143,7 @@ def write_head(path: Path, text: str) -> None:
         raise
 
 
-def head(run_set: RunSet, command: Sequence[str]) -> str:
+def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
     """Return the plain lines at the head of a result: command, commit, versions, merged configuration."""
     config = run_set.loaded.config
     facts = {
@@ -177,13 +177,13 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
     if crowd:
         run_set = replace(run_set, preflight=(*run_set.preflight, f"warning: {crowd}"))
         print(f"  warning: {crowd}", file=sys.stderr)
-    label, text = f"run {number + 1}/{run_set.num_runs}", head(run_set, command)
+    label, text = f"run {number + 1}/{run_set.num_runs}", compose_head(run_set, command)
     path: Path | None = None
     ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
     try:
-        with uninterrupted():
+        with delay_signals():
             reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
-            ballast, shown, path = keep_free(reserved), os.path.relpath(reserved), reserved
+            ballast, shown, path = reserve_disk_space(reserved), os.path.relpath(reserved), reserved
         print(f"{run_set.title}, {label} -> {shown}", flush=True)
         spec: dict[str, Any] = {
             "config": config.model_dump(),
@@ -200,9 +200,9 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
         ended, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
     finally:
         if path is not None:
-            with uninterrupted():
+            with delay_signals():
                 ballast.close()
-                outcome = close(path, ended, failure, shown)
+                outcome = close_log(path, ended, failure, shown)
                 tidy(path, is_done=outcome.code == EXIT_OK)
     return outcome
 
@@ -217,7 +217,7 @@ def choose_threads(run_set: RunSet) -> tuple[int | None, str]:
     return load.most_threads(run_set.num_ranks)
 
 
-def keep_free(path: Path) -> IO[bytes]:
+def reserve_disk_space(path: Path) -> IO[bytes]:
     """Return a nameless file beside a result: what it holds is free again when it is closed, or is gone.
 
     Gives the result back and raises UserError when the disk has not even that.
@@ -241,7 +241,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     own = range(place.rank, place.rank + num_ranks)
     with (
         tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
-        closing(Board.create(max(num_ranks, place.world_size), spec)) as board,
+        closing(Heartbeat.create(max(num_ranks, place.world_size), spec)) as board,
     ):
         environments = [
             {**each, **temporary_environment(folder)} for each in rank_environments(num_ranks, folder)
@@ -251,7 +251,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     if code == EXIT_INTERRUPTED:
         return code, board.interruption()
     if code < 0:
-        board.killed(own[number], -code)
+        board.record_signal(own[number], -code)
     return (EXIT_FINDINGS if code < 0 else code), board.failure()
 
 
@@ -263,7 +263,7 @@ def take_part(hung_after_s: float) -> int:
     return code
 
 
-def warn(log: Log, failure: str) -> None:
+def warn_after_end(log: Log, failure: str) -> None:
     """Say what failed after the end of a run, and that the clock of MLPerf's times was set meanwhile."""
     if failure:
         print(f"  warning: after its end: {failure}", file=sys.stderr)
@@ -280,7 +280,7 @@ def warn_of_disturbance(log: Log) -> None:
         print(f"  warning: {text}")
 
 
-def close(path: Path, code: int, failure: str, shown: str) -> Ended:
+def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     """See that the log of an ended run is whole, and say in one line how it ended."""
     was_open = True
     try:
@@ -301,11 +301,11 @@ def close(path: Path, code: int, failure: str, shown: str) -> Ended:
     if log.is_study and code == EXIT_OK and not was_open:
         quality = log.curve[-1].accuracy if log.curve else math.nan
         print(f"  done: {log.duration_s:.1f} s to the end, quality {quality:.4f}; {shown}")
-        warn(log, failure)
+        warn_after_end(log, failure)
         return Ended(code, "ended")
     if log.is_converged:
         print(f"  success: {log.duration_s:.1f} s to the target; {shown}")
-        warn(log, failure)
+        warn_after_end(log, failure)
         return Ended(code, "converged")
     has_failed = was_open or bool(failure)
     why = failure or (f"it ended with code {code}" if has_failed else "the target was not reached")

@@ -24,7 +24,7 @@ from common.run.stepclock import StepClock, bottleneck, progress_line, time_left
 from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.checkpoint import (
-    captured,
+    capture,
     modules,
     write,
 )
@@ -121,7 +121,7 @@ class TrainingRun(Training):
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.rate, **where)
         self.watch.log_block(self.log, **where)
-        value = distributed.mean(self.clock.finish_loss(loss))
+        value = distributed.all_reduce_mean(self.clock.finish_loss(loss))
         if not math.isfinite(value):
             raise UserError(
                 f"the loss is {value} at step {last}", where="training", hint="lower the learning rate"
@@ -161,15 +161,15 @@ class TrainingRun(Training):
         number = self.benchmark.epochs_finished(self.num_samples)
         self.log.start("eval_start", epoch_num=number)
         model = self.evaluation_model()
-        distributed.share_statistics(model, self.config.evaluated_statistics)
+        distributed.sync_batch_norm(model, self.config.evaluated_statistics)
         correct = total = torch.zeros((), dtype=torch.int64, device=self.device)
         for batch in self.benchmark.evaluation_batches():
             right, counted = self.count_correct(model, batch)
             correct, total = correct + right, total + counted
-            self.slot.count()
+            self.slot.count_progress()
         self.model.train()
         self.slot.enter(step, EVALUATED)
-        num_correct, num_total = distributed.total(int(correct), int(total))
+        num_correct, num_total = distributed.all_reduce_sum(int(correct), int(total))
         if num_total != self.benchmark.num_evaluation_targets:
             expected = self.benchmark.num_evaluation_targets
             raise UserError(
@@ -225,7 +225,7 @@ def save(run: "TrainingRun", step: int) -> None:
     Where it cannot be written, the one before stays, the log and a line say so, and training goes on.
     """
     before, now = time.monotonic(), time.time()
-    tensors, states = captured(run)
+    tensors, states = capture(run)
     if run.place.rank:
         return
     result = ROOT / run.spec.result

@@ -50,7 +50,7 @@ class MachineWatch:
 
     def log_block(self, log: RunLog, **where: Any) -> None:
         """Record who used the processors and GPUs of all ranks since the block began."""
-        readings = distributed.gathered((self.place.local_rank, self.block.read(), own_gpu()))
+        readings = distributed.all_gather((self.place.local_rank, self.block.read(), own_gpu()))
         ranks = [reading for _, reading, _ in readings if reading]
         machines = [reading for local_rank, reading, _ in readings if reading and local_rank == 0]
         load = load_of(machines, ranks) if machines else Load(cores=0.0, others=0.0, steal=0.0)

@@ -28,14 +28,14 @@ FREE_KEYS = ("checkpoint_every",)  # of the configuration: nothing that is train
 def last_checkpoint(result: Path) -> Path:
     """Return the checkpoint of a result; where it died before its first, of the one that it went on from."""
     for _ in range(MAX_RESUMED):
-        before = None if checkpoint_of(result).is_file() else resumed_from(result)
+        before = None if checkpoint_of(result).is_file() else find_resumed_result(result)
         if before is None:
             break
         result = before
     return checkpoint_of(result)
 
 
-def resumed_from(result: Path) -> Path | None:
+def find_resumed_result(result: Path) -> Path | None:
     """Return the result that a run went on from, which lies beside its own, as its command says."""
     lines = result.read_text("ascii", errors="replace").splitlines() if result.is_file() else []
     commands = [line for line in lines if line.startswith("# command: ")]
@@ -65,7 +65,7 @@ def check_facts(facts: Facts, num_steps: int, where: Path) -> None:
             raise UserError(what, where=str(where))
 
 
-def resumed(run_set: "RunSet", result: Path, *, seed: int | None) -> "RunSet":
+def resume_run_set(run_set: "RunSet", result: Path, *, seed: int | None) -> "RunSet":
     """Return the run that goes on from the last checkpoint of `result`; `seed` is what a person asked for.
 
     Raises UserError when there is none, or it belongs to another run: the first difference.

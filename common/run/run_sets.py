@@ -17,7 +17,7 @@ from common.files import locked, make_folder
 from common.machine.preflight import preflight
 from common.run import launch
 from common.run.run_set import HUNG_AFTER_S, RunSet
-from common.run.set_folder import recipe_there, values_of
+from common.run.set_folder import recipe_of_result, values_of
 from common.training import ranks
 
 MAX_HUNG_AFTER_S = 86400
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def alone(directories: Iterable[Path]) -> Iterator[None]:
+def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
     """Make the missing runs of some folders while no other process does: it waits for that one, then looks.
 
     Raises UserError where nothing can be written.
@@ -69,7 +69,7 @@ def alone(directories: Iterable[Path]) -> Iterator[None]:
         yield
 
 
-def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
+def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
     """Return the set as the options want it; `seed` is the first, if a person chose one.
 
     Raises UserError for a fault of this machine, unless it is to be run in spite of it.
@@ -83,12 +83,12 @@ def with_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = N
     if run_set.why_apart:
         print(f"{run_set.why_apart}; these runs go to {os.path.relpath(run_set.directory)}")
     if args.continues:
-        run_set = continued(run_set, seed)
-        print(f"{run_set.title}: {there(run_set)}")
+        run_set = find_missing_runs(run_set, seed)
+        print(f"{run_set.title}: {describe_existing_runs(run_set)}")
     return run_set
 
 
-def continued(run_set: RunSet, seed: int | None = None) -> RunSet:
+def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     """Return a set without the runs that its folder holds, with seeds and numbers that nothing there has.
 
     A run counts when it came to its own end, converged or not; one that a fault ended is kept, and made anew.
@@ -96,7 +96,7 @@ def continued(run_set: RunSet, seed: int | None = None) -> RunSet:
     """
     logs = {path: read_log(path) for path in sorted(run_set.directory.glob("result_*.txt"))}
     for path, log in logs.items():
-        refuse_another(run_set, path, log)
+        check_same_recipe(run_set, path, log)
     num_ended = sum(map(came_to_its_end, logs.values()))
     num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
@@ -111,7 +111,7 @@ def continued(run_set: RunSet, seed: int | None = None) -> RunSet:
     )
 
 
-def there(run_set: RunSet) -> str:
+def describe_existing_runs(run_set: RunSet) -> str:
     """Return what of a set that is continued is there."""
     more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
     return f"{run_set.num_done} of {run_set.num_runs} runs are there{more}"
@@ -123,13 +123,13 @@ def came_to_its_end(log: Log) -> bool:
     return stop is not None and "reason" not in stop.metadata
 
 
-def refuse_another(run_set: RunSet, path: Path, log: Log) -> None:
+def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
     """Raise UserError that names the first difference between a result and what is to be run.
 
     The code is left aside: a set's folder holds none of other code, and a study says which codes it has.
     """
     config = run_set.loaded.config
-    there = recipe_there(log, config)
+    there = recipe_of_result(log, config)
     now = of_configuration(values_of(config)) | {"ranks": max(run_set.num_ranks, ranks.place().world_size)}
     if "benchmark" in there:
         if (difference := first_difference(there, now)) is None:
@@ -175,11 +175,11 @@ def run_all(
     finally:
         for run_set in run_sets:
             if run_set.num_runs > 1:
-                print(summary(run_set, outcomes[run_set.title]), flush=True)
+                print(summarize(run_set, outcomes[run_set.title]), flush=True)
     return next((code for code in codes if code), EXIT_OK)
 
 
-def summary(run_set: RunSet, outcomes: Counter[str]) -> str:
+def summarize(run_set: RunSet, outcomes: Counter[str]) -> str:
     """Return how the runs of a set ended, and what is missing."""
     num_new = run_set.num_runs - run_set.num_done
     failed = outcomes["failed"] + outcomes["refused"]

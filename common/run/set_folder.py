@@ -63,7 +63,7 @@ class SetFolder(NamedTuple):
     why: str
 
 
-def choose(loaded: Loaded, results: Path, mlperf_name: str, way: Way, default: Way) -> SetFolder:
+def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, way: Way, default: Way) -> SetFolder:
     """Return where the runs of a configuration belong; results/<system>/<resnet|bert> holds no others.
 
     Raises UserError when no name is left.
@@ -113,19 +113,19 @@ def recipe_now(config: RunConfig, way: Way) -> Recipe:
 
 def values_of(config: RunConfig) -> dict[str, Any]:
     """Return a configuration as the head of a log states it."""
-    return yaml_file.stated([to_yaml(config).replace(f"{ROOT}/", "")]) or {}
+    return yaml_file.parse_head([to_yaml(config).replace(f"{ROOT}/", "")]) or {}
 
 
 def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:
     """Return the first result of another recipe in a folder, the keys that differ, and the first of them."""
     for path in sorted(directory.glob("result_*.txt")):
-        there = recipe_there(read_log(path), config)
+        there = recipe_of_result(read_log(path), config)
         if difference := first_difference(there, now):
             return path, differences(there, now), difference
     return None
 
 
-def recipe_there(log: Log, config: RunConfig) -> Recipe:
+def recipe_of_result(log: Log, config: RunConfig) -> Recipe:
     """Return the recipe of a result with the defaults of keys that are younger than it."""
     return recipe_of(log, partial(with_defaults, type(config)))
 

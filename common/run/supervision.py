@@ -8,9 +8,17 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from common.errors import EXIT_INTERRUPTED
-from common.processes import ENDINGS, Exit, Processes, heed_no_more, raise_interrupt, state, uninterrupted
+from common.processes import (
+    ENDING_SIGNALS,
+    Exit,
+    Processes,
+    delay_signals,
+    ignore_ending_signals,
+    process_status,
+    raise_interrupt,
+)
 from common.repository import ROOT
-from common.run.heartbeat import COUNT, POSITION, Board
+from common.run.heartbeat import COUNT, POSITION, Heartbeat
 
 GRACE_S = 15  # how long a run may take to close its log when it is told to end
 PEERS_GRACE_S = 5  # how long the other ranks may take after one has failed
@@ -31,13 +39,13 @@ def supervise(
     An interruption is passed on, the processes get time to close their log, and the code is EXIT_INTERRUPTED.
     When this process dies, they are told by SIGTERM.
     """
-    previous = {number: signal.getsignal(number) for number in ENDINGS}
+    previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     processes, grace_s = None, float(PEERS_GRACE_S)
     try:
         for number, handler in previous.items():
             if handler != signal.SIG_IGN:  # as under nohup
                 signal.signal(number, raise_interrupt)
-        with uninterrupted():  # nothing may tear a start
+        with delay_signals():  # nothing may tear a start
             processes = Processes(arguments, environments, cwd=ROOT)
         if watchdog:
             watchdog.start(processes)
@@ -49,7 +57,7 @@ def supervise(
         return Exit(0, EXIT_INTERRUPTED)
     finally:
         try:
-            heed_no_more()
+            ignore_ending_signals()
             if watchdog:
                 watchdog.stop()
             if processes:
@@ -65,7 +73,7 @@ class Watchdog:
     It looks at their memory once a second and counts the looks: a machine that slept is not a hung rank.
     """
 
-    def __init__(self, board: Board, own: Sequence[int], limit_s: float) -> None:
+    def __init__(self, board: Heartbeat, own: Sequence[int], limit_s: float) -> None:
         self.board, self.own, self.limit_s = board, own, limit_s
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
@@ -77,7 +85,7 @@ class Watchdog:
 
     def stop(self) -> None:
         """Cease to look: the ranks have ended, or are told to."""
-        self.board.attend()
+        self.board.announce_shutdown()
         self.is_over.set()
         if self.thread.is_alive():
             self.thread.join()
@@ -106,7 +114,7 @@ class Watchdog:
         """Dump the stacks of the ranks, note who was late, and kill all: a hung rank heeds nothing else."""
         slots = self.board.slots
         running = dict(zip(self.own, self.processes.processes, strict=True))
-        states = {rank: state(process.pid) for rank, process in running.items()}
+        states = {rank: process_status(process.pid) for rank, process in running.items()}
         late = self.late(states)
         for rank in sorted(self.own, key=lambda each: states[each] in STUCK):  # the stuck last: they wake up
             who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
@@ -118,7 +126,7 @@ class Watchdog:
         cause = f"no progress for {quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
         if len(late) > 1:
             cause += f"; {len(late)} ranks stand there, their stacks are above"
-        self.board.died(late[0], cause)
+        self.board.record_death(late[0], cause)
         self.processes.signal(signal.SIGKILL)
 
     def late(self, states: dict[int, str]) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 
 from common.data import page_cache
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.files import written_whole
+from common.files import write_whole
 from common.machine.system import version_of
 from common.repository import ROOT, benchmark_module
 from common.run.heartbeat import Slot
@@ -88,7 +88,7 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
         dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
-    with distributed.agreed():
+    with distributed.raise_on_all_ranks():
         benchmark.check_ready()
     run.initialize()
     log_head(log, run)
@@ -120,7 +120,7 @@ def resume_run(run: "TrainingRun", checkpoint: Path, result: Path) -> float:
 
     `result` becomes the log up to there, then the head of the command that goes on, then `resumed`.
     """
-    with distributed.agreed():
+    with distributed.raise_on_all_ranks():
         facts = read_facts(checkpoint)
         restore(run, checkpoint, facts)
     run.first_step, run.epoch, run.quality = facts.step, facts.epoch, facts.quality
@@ -131,7 +131,7 @@ def resume_run(run: "TrainingRun", checkpoint: Path, result: Path) -> float:
     run.log.close()
     if run.place.rank == 0:
         head = result.read_text("ascii")
-        with written_whole(result) as draft:
+        with write_whole(result) as draft:
             draft.write_text(f"{facts.log}# --- resumed by\n{head}", "ascii")
             log = RunLog(draft, state=facts.log_state)
             log.event("resumed", facts.step, samples=run.num_samples, gap_ms=round((now - facts.saved) * 1e3))

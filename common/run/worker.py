@@ -15,11 +15,11 @@ import traceback
 from typing import NoReturn
 
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError
-from common.processes import heed_no_more, lasting_output, raise_interrupt
+from common.processes import ignore_ending_signals, raise_interrupt, tolerate_lost_output
 from common.repository import ROOT
 from common.run import mllog
 from common.run.environments import TEMPORARY
-from common.run.heartbeat import Board, Slot
+from common.run.heartbeat import Heartbeat, Slot
 from common.run.loop import Spec
 from common.run.supervision import DUMP
 from common.run.timed_run import timed_run
@@ -31,7 +31,7 @@ PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and end
 INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
 
 
-def run_rank(place: Place, board: Board, slot: Slot) -> int:
+def run_rank(place: Place, board: Heartbeat, slot: Slot) -> int:
     """Run as one of the ranks, or alone; the specification is that of rank 0. Returns the exit code.
 
     Who fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits: the
@@ -39,13 +39,13 @@ def run_rank(place: Place, board: Board, slot: Slot) -> int:
     """
     try:
         try:
-            with distributed.joined(place):
+            with distributed.process_group(place):
                 own = board.orders if place.rank == 0 else {}
                 code = timed_run(Spec(**distributed.broadcast(own)), place, slot)
                 leave(code)  # the group's own end may abort a rank whose result is whole
         except Exception as error:
-            slot.fail(named(error))
-            code = code_of(error)
+            slot.fail(describe_error(error))
+            code = exit_code_of(error)
             if place.world_size > 1 and (place.rank or code != EXIT_USAGE):
                 time.sleep(PEERS_END_S)
             if code == EXIT_INTERNAL:
@@ -56,16 +56,16 @@ def run_rank(place: Place, board: Board, slot: Slot) -> int:
         return EXIT_INTERRUPTED
 
 
-def tidy_up(place: Place, board: Board) -> None:
+def tidy_up(place: Place, board: Heartbeat) -> None:
     """Do for an interrupted run what the launcher would have done if it were not gone."""
-    if not board.is_attended:
+    if not board.is_shutting_down:
         if place.rank == 0:
             mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
         if TEMPORARY in os.environ:
             shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
 
 
-def end_in_time(place: Place, board: Board) -> None:
+def end_in_time(place: Place, board: Heartbeat) -> None:
     """Heed SIGTERM, and end this process even where its main thread waits for a device or a dead peer.
 
     Python tells its main thread of a signal between two of its instructions only; the system tells the file
@@ -90,7 +90,7 @@ def end_in_time(place: Place, board: Board) -> None:
 def leave(code: int) -> NoReturn:
     """End this process now, its loader's workers first, and with nothing that could still fail after them."""
     if threading.current_thread() is threading.main_thread():
-        heed_no_more()
+        ignore_ending_signals()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
     threading.excepthook = lambda _: None  # of a thread that reads what a worker sends
     workers, deadline = multiprocessing.active_children(), time.monotonic() + WORKERS_END_S
@@ -104,7 +104,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def code_of(error: Exception) -> int:
+def exit_code_of(error: Exception) -> int:
     """Return the exit code of a rank that met this error."""
     if isinstance(error, UserError) or memory.is_out_of_memory(error):
         return EXIT_USAGE
@@ -112,7 +112,7 @@ def code_of(error: Exception) -> int:
     return EXIT_FINDINGS if is_killed else EXIT_INTERNAL  # as for a rank that was killed
 
 
-def named(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return what a person's mistake says, else the kind of an error and the first line of what it says."""
     if isinstance(error, UserError):
         return str(error)
@@ -122,11 +122,11 @@ def named(error: Exception) -> str:
 def main() -> NoReturn:
     """Entry point of the process: `python -m common.run.worker BOARD`, started by `launch`."""
     place = ranks.place()
-    board = Board.open(sys.argv[1], place.world_size)
+    board = Heartbeat.open(sys.argv[1], place.world_size)
     faulthandler.enable()
     faulthandler.register(DUMP, all_threads=True)
     end_in_time(place, board)
-    with lasting_output():
+    with tolerate_lost_output():
         leave(run_rank(place, board, board.slots[place.rank]))
 
 

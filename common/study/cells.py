@@ -134,7 +134,7 @@ def run(study: Study, args: argparse.Namespace) -> int:
     if args.dry_run:
         show(study, planned)
         return EXIT_OK
-    with run_sets.alone([study.folder]):
+    with run_sets.lock_folders([study.folder]):
         return make_missing(study, args)
 
 
@@ -180,8 +180,8 @@ def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
             study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell)
         )
         num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-        loaded = batch_check.compared(loaded, num_ranks)
-        batch_check.check_decided(loaded, num_ranks)
+        loaded = batch_check.mark_unverified(loaded, num_ranks)
+        batch_check.check_asked(loaded, num_ranks)
         directory = loaded.config.data.directory  # type: ignore[attr-defined]
         if directory not in directories:
             directories.add(directory)
@@ -194,7 +194,7 @@ def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
             num_ranks=num_ranks,
             cell=cell.name,
         )
-        planned.append(run_sets.continued(run_set, study.first_seed))
+        planned.append(run_sets.find_missing_runs(run_set, study.first_seed))
     found = preflight(planned[0].loaded.config, study.folder, is_forced=args.force)
     return [
         replace(each, hung_after_s=args.hung_after, drops_caches=args.drop_caches, preflight=found)

@@ -138,7 +138,7 @@ def estimate(
 
 def settings_of(log: Log) -> dict[str, Any]:
     """Return the configuration that a log states; nothing where it cannot be read."""
-    found = yaml_file.stated(log.settings)
+    found = yaml_file.parse_head(log.settings)
     return {"budget": 1.0} | found if found else {}  # older ones trained all of it
 
 

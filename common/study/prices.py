@@ -9,7 +9,7 @@ from pydantic import Field
 
 from common import yaml_file
 from common.config.schema import Strict
-from common.config.validation import validated
+from common.config.validation import validate
 from common.errors import UserError, nearest
 
 PRICES = Path(__file__).with_name("prices.yaml")
@@ -62,7 +62,7 @@ def load_prices(path: Path = PRICES) -> list[Price]:
         document = yaml_file.parse(path.read_text(encoding="utf-8"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"no prices here ({error})", where=str(path)) from error
-    rows = validated(Prices, document.values, document.origins).prices
+    rows = validate(Prices, document.values, document.origins).prices
     names: set[str] = set()
     for number, row in enumerate(rows):
         if row.name in names:

@@ -13,7 +13,7 @@ from common.training.load import load_config
 from common.training.ranks import Place
 
 
-def compared(loaded: Loaded, num_ranks: int) -> Loaded:
+def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
     """Return the configuration with what makes it an unverified recipe among its changes."""
     config = loaded.config
     recipe = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
@@ -43,7 +43,7 @@ def unverified(loaded: Loaded) -> list[str]:
     return [change for change in loaded.changes if change.startswith("unverified recipe")]
 
 
-def check_decided(loaded: Loaded, num_ranks: int) -> None:
+def check_asked(loaded: Loaded, num_ranks: int) -> None:
     """Raise UserError for an unverified recipe that no --set has asked for."""
     keys = ("global_batch_size", "micro_batch_size")
     found = unverified(loaded)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common.config.merge import merge_files
 from common.errors import UserError, nearest
-from common.repository import ROOT, available, benchmarks, configurations
+from common.repository import ROOT, available_methods, benchmarks, configurations
 
 SECTIONS = ("What", "Effect on quality", "Effect on time", "Relieves", "When not", "Use", "Source")
 RELIEVES = (
@@ -47,7 +47,7 @@ USUAL = {"F": "torch.nn", "v2": "torchvision.transforms"}  # names that a person
 LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})\.(?: |$)", re.MULTILINE)
 LINE = re.compile(rf"(?:({'|'.join(PLACES)})(?: after ([a-z0-9_, ]+))?: )?`([^`]+)`")
-TOLD = re.compile(r"`(\w+)`: ([^;`]+?)(?:[;.]|$)")  # of a setting, by the docstring of the Config
+DESCRIBED = re.compile(r"`(\w+)`: ([^;`]+?)(?:[;.]|$)")  # of a setting, by the docstring of the Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Card:
         place, lines = "", []
         for found, _, code in LINE.findall(self.sections.get("Use", "")):
             place = found or place
-            lines.append((place, laid_out(code)))
+            lines.append((place, format_line(code)))
         return lines
 
     @property
@@ -119,7 +119,7 @@ class Card:
         return found
 
 
-def laid_out(code: str) -> str:
+def format_line(code: str) -> str:
     """Return a line as formatters have it: what follows a condition below it, two spaces before a comment."""
     if code.startswith("if "):
         condition, _, block = code.partition(": ")
@@ -144,14 +144,14 @@ def names_in(code: str) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def in_order(card: Card) -> list[Card]:
+def find_needed(card: Card) -> list[Card]:
     """Return the cards whose lines a plain loop needs for this one: those it comes after, then itself."""
     return [*(find_card(name) for name in card.after), card]
 
 
 def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the imports that a plain loop needs for a method, and its lines with their places, in order."""
-    needed = in_order(card)
+    needed = find_needed(card)
     lines = [line for each in needed for line in each.use]
     lines.sort(key=lambda line: PLACES.index(line[0]))
     names: dict[str, list[str]] = {}
@@ -185,7 +185,7 @@ def read_settings(tree: ast.Module) -> list[Setting]:
     found = []
     for each in ast.walk(tree):
         if isinstance(each, ast.ClassDef) and each.name == "Config":
-            told = dict(TOLD.findall(" ".join((ast.get_docstring(each) or "").split())))
+            told = dict(DESCRIBED.findall(" ".join((ast.get_docstring(each) or "").split())))
             lines = [line for line in each.body if isinstance(line, ast.AnnAssign)]
             found += [read_setting(line, told.get(ast.unparse(line.target), "")) for line in lines]
     return found
@@ -219,7 +219,7 @@ def cards() -> list[Card]:
     """Return the cards of all methods: those that fit any model, then each benchmark's own."""
     found: dict[str, Card] = {}
     for benchmark in benchmarks():
-        for name, module in available(benchmark).items():
+        for name, module in available_methods(benchmark).items():
             if module not in found:
                 found[module] = read_card(name, module)
     return sorted(found.values(), key=lambda card: (not card.module.startswith("common."), card.module))

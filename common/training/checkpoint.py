@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.files import written_whole
+from common.files import write_whole
 from common.training import checkpoint_header, distributed
 from common.training.checkpoint_header import Facts, RandomState
 from common.training.step import Training
@@ -32,7 +32,7 @@ Tensors = dict[str, Tensor]
 
 def modules(training: Training) -> dict[str, nn.Module]:
     """Return the model and what methods keep beside it, by name."""
-    kept = {f"methods.{method.name}": method.kept() for method in training.methods}
+    kept = {f"methods.{method.name}": method.extra_state() for method in training.methods}
     return {"model": training.model} | {name: module for name, module in kept.items() if module is not None}
 
 
@@ -48,14 +48,14 @@ def module_tensors(training: Training) -> tuple[Tensors, Tensors]:
     return shared, own
 
 
-def captured(training: Training) -> tuple[Tensors, list[RandomState]]:
+def capture(training: Training) -> tuple[Tensors, list[RandomState]]:
     """Return what a checkpoint holds of all ranks. Collective."""
     shared, own = module_tensors(training)
     for number, state in training.optimizer.state_dict()["state"].items():
         shared |= {f"optimizer.{number}.{key}": value for key, value in state.items()}
     kind, keys, *counts = np.random.get_state()
     state = RandomState(python=random.getstate(), numpy=(kind, tuple(keys.tolist()), *counts))  # type: ignore[arg-type,attr-defined]
-    ranks = distributed.gathered(({name: value.cpu() for name, value in own.items()}, state))
+    ranks = distributed.all_gather(({name: value.cpu() for name, value in own.items()}, state))
     tensors = shared | {
         f"rank{rank}.{name}": value
         for rank, (of_rank, _) in enumerate(ranks)
@@ -72,7 +72,7 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
     """
     for method in training.methods:
         if f"methods.{method.name}" in facts.modules:
-            method.keep(training.model)
+            method.init_extra_state(training.model)
     shared, own = module_tensors(training)
     targets = shared | {f"rank{training.place.rank}.{name}": value for name, value in own.items()}
     try:
@@ -137,7 +137,7 @@ def write(checkpoint: Path, tensors: Tensors, facts: Facts) -> None:
         "facts_crc32": checkpoint_header.crc_of(text),
         "tensors_crc32": json.dumps(crcs),
     }
-    with written_whole(checkpoint) as draft:
+    with write_whole(checkpoint) as draft:
         save_file(tensors, draft, metadata=metadata)
 
 

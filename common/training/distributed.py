@@ -24,7 +24,7 @@ TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than an
 T = TypeVar("T")
 
 
-def take_device(place: Place) -> None:
+def set_device(place: Place) -> None:
     """Make this rank's GPU the current one. Raises UserError where it has none of its own."""
     count = torch.cuda.device_count()
     if place.world_size == 1 or not torch.cuda.is_available():
@@ -35,7 +35,7 @@ def take_device(place: Place) -> None:
 
 
 @contextmanager
-def joined(place: Place) -> Iterator[None]:
+def process_group(place: Place) -> Iterator[None]:
     """Join the other ranks until the block ends; a rank that fails leaves without a farewell."""
     if place.world_size == 1:
         yield
@@ -43,7 +43,7 @@ def joined(place: Place) -> Iterator[None]:
     file = os.environ.get(STORE)
     if file is None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
-    take_device(place)
+    set_device(place)
     on_gpu = torch.cuda.is_available()
     try:
         dist.init_process_group(
@@ -68,30 +68,30 @@ def backend() -> str:
     return str(dist.get_backend()) if dist.is_initialized() else "none"
 
 
-def messages_on() -> torch.device:
+def comm_device() -> torch.device:
     """Return the device that the messages of this group lie on."""
     return torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
 
 
 def barrier() -> None:
     """Wait until every rank is here."""
-    total(0)
+    all_reduce_sum(0)
 
 
-def total(*counts: int) -> list[int]:
+def all_reduce_sum(*counts: int) -> list[int]:
     """Return each count summed over the ranks."""
     if not dist.is_initialized():
         return list(counts)
-    summed = torch.tensor(counts, dtype=torch.int64, device=messages_on())
+    summed = torch.tensor(counts, dtype=torch.int64, device=comm_device())
     dist.all_reduce(summed)
     return [int(count) for count in summed.tolist()]
 
 
-def mean(value: float) -> float:
+def all_reduce_mean(value: float) -> float:
     """Return the mean of a value over the ranks, the same on all of them."""
     if not dist.is_initialized():
         return value
-    summed = torch.tensor(value, dtype=torch.float64, device=messages_on())
+    summed = torch.tensor(value, dtype=torch.float64, device=comm_device())
     dist.all_reduce(summed)
     return float(summed) / dist.get_world_size()
 
@@ -101,11 +101,11 @@ def broadcast(value: T) -> T:
     if not dist.is_initialized():
         return value
     values = [value]
-    dist.broadcast_object_list(values, device=messages_on())
+    dist.broadcast_object_list(values, device=comm_device())
     return values[0]
 
 
-def gathered(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """Return the value of each rank, on all of them."""
     if not dist.is_initialized():
         return [value]
@@ -115,7 +115,7 @@ def gathered(value: T) -> list[T]:
 
 
 @contextmanager
-def agreed() -> Iterator[None]:
+def raise_on_all_ranks() -> Iterator[None]:
     """Let every rank raise the UserError of the first one that met one; no messages inside the block."""
     error: UserError | None = None
     try:
@@ -126,13 +126,13 @@ def agreed() -> Iterator[None]:
         if error is not None:
             raise error
         return
-    told = gathered({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
+    told = all_gather({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
     first = next((each for each in told if each is not None), None)
     if first is not None:
         raise UserError(**first)
 
 
-def replicated(model: nn.Module, *, compression: str, is_static: bool) -> nn.Module:
+def wrap_ddp(model: nn.Module, *, compression: str, is_static: bool) -> nn.Module:
     """Return the model whose backward pass leaves the mean of the ranks' gradients; alone the model itself.
 
     Gradients are exchanged in buckets while the pass goes on, in bfloat16 with `compression` bf16. Buffers
@@ -153,7 +153,7 @@ def replicated(model: nn.Module, *, compression: str, is_static: bool) -> nn.Mod
     return replica
 
 
-def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     """Return a context in which backward passes add to this rank's gradients only."""
     if isinstance(model, DistributedDataParallel):
         context: AbstractContextManager[None] = model.no_sync()
@@ -162,7 +162,7 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @torch.no_grad()
-def share_statistics(model: nn.Module, of: Literal["mean", "rank_0"]) -> None:
+def sync_batch_norm(model: nn.Module, of: Literal["mean", "rank_0"]) -> None:
     """Give every rank the same batch norm statistics, in place: all evaluate one model.
 
     They are the `mean` of the ranks', or those of rank 0, as in the published runs.

@@ -31,7 +31,7 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     """Return the merged configuration, the origin of each key, and the whole set-up of a run."""
     config = loaded.config
     lines = ["# configuration", *to_yaml(config).splitlines(), "# where each key was written"]
-    lines += [f"#   {key}: {where}" for key, where in origins(loaded)]
+    lines += [f"#   {key}: {where}" for key, where in list_origins(loaded)]
     lines += [f"# changed by {change}" for change in loaded.changes]
     kind = benchmark_module(config.benchmark).Benchmark
     places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
@@ -39,12 +39,19 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     largest = max(benchmarks, key=lambda each: each.num_own_samples)
     lines += [
         "# plan",
-        *(f"#   {line}" for line in (*plan(loaded), *shares(benchmarks, largest), *set_up(largest))),
+        *(
+            f"#   {line}"
+            for line in (
+                *describe_plan(loaded),
+                *describe_shares(benchmarks, largest),
+                *describe_rank(largest),
+            )
+        ),
     ]
     return "\n".join(lines)
 
 
-def origins(loaded: Loaded) -> list[tuple[str, str]]:
+def list_origins(loaded: Loaded) -> list[tuple[str, str]]:
     """Return where each value of the configuration was written, by its key; a list is one value."""
     found = []
 
@@ -60,7 +67,7 @@ def origins(loaded: Loaded) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def plan(loaded: Loaded) -> list[str]:
+def describe_plan(loaded: Loaded) -> list[str]:
     """Return steps, evaluations and schedule, which no number of ranks changes."""
     config, steps = loaded.config, loaded.config.plan()
     evaluations = steps.evaluation_steps
@@ -76,36 +83,36 @@ def plan(loaded: Loaded) -> list[str]:
     ]
 
 
-def shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
+def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
     """Return what each rank takes of a batch and of the evaluation set; `ranks` are the benchmarks of all."""
     own = [rank.num_own_samples for rank in ranks]
     evaluated = [len(rank.own_evaluation_samples) for rank in ranks]
     return [
-        f"batch per rank: {between(own)} of {sum(own):,} samples, in {largest.num_micro_batches} "
+        f"batch per rank: {format_range(own)} of {sum(own):,} samples, in {largest.num_micro_batches} "
         f"micro-batch(es) of at most {largest.micro_batch_sizes[0]:,}",
-        f"evaluation per rank: {between(evaluated)} of {sum(evaluated):,} samples, "
+        f"evaluation per rank: {format_range(evaluated)} of {sum(evaluated):,} samples, "
         f"at most {largest.own_evaluation_batch_size:,} at a time",
     ]
 
 
-def between(counts: list[int]) -> str:
+def format_range(counts: list[int]) -> str:
     """Return the smallest and the largest count, once where they are equal."""
     low, high = min(counts), max(counts)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def set_up(benchmark: Benchmark) -> list[str]:
+def describe_rank(benchmark: Benchmark) -> list[str]:
     """Build what a rank builds, and return its part of the exchange and the memory that it needs."""
     config, num_ranks = benchmark.config, benchmark.place.world_size
-    with alone_in_a_group(benchmark.place):
+    with fake_process_group(benchmark.place):
         training = Training(config, benchmark, seed=0)
         left_out = [method.name for method in training.methods if method.compiles]
         training.methods = [method for method in training.methods if not method.compiles]
         training.build(from_scratch=True)
-        distributed.replicated(training.model, compression=config.gradient_compression, is_static=True)
+        distributed.wrap_ddp(training.model, compression=config.gradient_compression, is_static=True)
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
     size, states = parameters * BYTES["float32"] / GIGA, STATES_PER_PARAMETER[config.optimizer.name]
-    activations = max(kept_for_backward(training, *shape) for shape in training.shapes()) / GIGA
+    activations = max(activation_bytes(training, *shape) for shape in training.shapes()) / GIGA
     parts = {
         "parameters": size,
         "gradients": size,
@@ -126,7 +133,7 @@ def set_up(benchmark: Benchmark) -> list[str]:
 
 
 @contextmanager
-def alone_in_a_group(place: Place) -> Iterator[None]:
+def fake_process_group(place: Place) -> Iterator[None]:
     """Be a rank of a process group in which messages go nowhere and are answered at once."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -139,13 +146,13 @@ def alone_in_a_group(place: Place) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def kept_for_backward(training: Training, batch: Batch, step: int) -> int:
+def activation_bytes(training: Training, batch: Batch, step: int) -> int:
     """Return the bytes that the forward pass of a micro-batch keeps for the backward pass.
 
     Values are not computed, shapes are (FakeTensorMode), by the operators that this machine would use.
     """
     model, parameters = training.model, {id(each) for each in training.model.parameters()}
-    batch = training.prepared(batch, training.progress(step))
+    batch = training.prepare_batch(batch, training.progress(step))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     kept: dict[int, int] = {}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from common.config.diff import differences
 from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
 from common.config.schema import Loaded, RunConfig
-from common.config.validation import validated
+from common.config.validation import validate
 from common.errors import UserError, nearest
 from common.repository import benchmark_module, configurations
 
@@ -38,7 +38,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     switched = mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= fixed
-    config = validated(module.Config, values, origins)
+    config = validate(module.Config, values, origins)
     methods = build_methods(config, origins)
     changes = []
     for each in methods:

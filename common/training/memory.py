@@ -22,7 +22,7 @@ class OutOfMemory(UserError):
 
 
 @contextmanager
-def explained(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[None]:
+def explain_out_of_memory(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[None]:
     """Turn a failed allocation in the block into an OutOfMemory that names the next smaller value of `key`.
 
     `size` samples are computed at a time of `num_samples`; a smaller size leaves `kept` as it is.

@@ -93,7 +93,7 @@ class Method:
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
-    keeps_mathematics: ClassVar[bool] = False  # loss, gradients, step equal to rounding; a test shows it
+    is_exact: ClassVar[bool] = False  # loss, gradients, step equal to rounding; a test shows it
     config: RunConfig
 
     class Config(Strict):
@@ -131,12 +131,12 @@ class Method:
         """Return the batch to use, before it moves to the device; `progress` is None in evaluation."""
         return batch
 
-    def gradients(self, model: nn.Module, progress: Progress, again: Callable[[], Tensor]) -> None:
+    def gradients(self, model: nn.Module, progress: Progress, closure: Callable[[], Tensor]) -> None:
         """Change the gradients of a step before the optimizer takes it.
 
         They are those of all ranks and micro-batches, and true to scale also where fp16 scales the loss; an
-        overflow leaves some of them not finite and skips the step, whatever is made of them. `again()` puts
-        in their place those of the same batch at the weights that the model has by then.
+        overflow leaves some of them not finite and skips the step, whatever is made of them. `closure()`
+        recomputes the gradients of the same batch at the current weights, in place.
         """
 
     @property
@@ -146,7 +146,7 @@ class Method:
 
     @property
     def period(self) -> int:
-        """After how many steps what it does begins anew."""
+        """The length of its cycle in steps; 1: it does the same in every step."""
         return 1
 
     def after_step(self, model: nn.Module, num_steps: int) -> None:
@@ -156,9 +156,9 @@ class Method:
         """Return the model to evaluate."""
         return model
 
-    def kept(self) -> nn.Module | None:
-        """Return what a checkpoint has to hold beside the model; None while there is nothing."""
+    def extra_state(self) -> nn.Module | None:
+        """Return the module that a checkpoint has to hold beside the model; None while there is none."""
         return None
 
-    def keep(self, model: nn.Module) -> None:
-        """Start what `kept` returns; a checkpoint then fills it."""
+    def init_extra_state(self, model: nn.Module) -> None:
+        """Make the module that `extra_state` returns; a checkpoint then fills it."""

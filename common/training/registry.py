@@ -3,9 +3,9 @@
 import importlib
 
 from common.config.schema import RunConfig
-from common.config.validation import validated
+from common.config.validation import validate
 from common.errors import UserError, nearest
-from common.repository import available, benchmarks
+from common.repository import available_methods, benchmarks
 from common.training.method import Method
 
 
@@ -17,18 +17,18 @@ def kind_of(name: str, module: str) -> type[Method]:
 
 def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
     """Return the methods of a configuration in their order, settings checked."""
-    modules = available(config.benchmark)
+    modules = available_methods(config.benchmark)
     methods = []
     for name, values in config.methods.items():
         path = ("methods", name)
         if name not in modules:
             where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
-            homes = [other for other in benchmarks() if name in available(other)]
+            homes = [other for other in benchmarks() if name in available_methods(other)]
             if homes:
                 raise UserError(f"belongs to {homes[0]}", where=where)
             raise UserError("no such method", where=where, hint=nearest(name, modules))
         kind = kind_of(name, modules[name])
-        method = kind(name, validated(kind.Config, values, origins or {}, path))
+        method = kind(name, validate(kind.Config, values, origins or {}, path))
         method.config = config
         methods.append(method)
     return methods

@@ -39,11 +39,11 @@ class Training:
         With `from_scratch` prepared starting weights are not needed; without `warms_up` no shape is run.
         """
         torch.backends.cudnn.benchmark = True  # convolutions by measured time; no effect on a CPU
-        with distributed.agreed():
+        with distributed.raise_on_all_ranks():
             self.build(from_scratch=from_scratch)
         is_static = not any(method.compiles for method in self.methods)
         compression = self.config.gradient_compression
-        self.replica = distributed.replicated(self.model, compression=compression, is_static=is_static)
+        self.replica = distributed.wrap_ddp(self.model, compression=compression, is_static=is_static)
         if warms_up:
             self.warm_up()
 
@@ -78,7 +78,7 @@ class Training:
         for number, (batch, step) in enumerate(largest_first):
             for _ in range(WARM_UP_CALLS):
                 before = time.perf_counter()
-                with self.memory_explained():
+                with self.explain_out_of_memory():
                     self.clear_gradients()
                     self.add_gradients(batch, step, exchanged=number == 0).item()
                 alone_s = time.perf_counter() - before
@@ -107,8 +107,8 @@ class Training:
     def count_correct(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return how many predictions of a batch are right and how many there are, as integer scalars."""
         size = self.config.evaluation_batch_size
-        with memory.explained("evaluation_batch_size", size, num_samples=size, kept="the result"):
-            batch = self.prepared(batch, None)
+        with memory.explain_out_of_memory("evaluation_batch_size", size, num_samples=size, kept="the result"):
+            batch = self.prepare_batch(batch, None)
             with self.autocast(self.config.evaluation_precision):
                 outputs = model(**batch.inputs)
         return self.benchmark.count_correct(outputs, batch.targets)
@@ -120,7 +120,7 @@ class Training:
         shapes = set()
         for batch in self.benchmark.synthetic_batches():
             for step in first_steps:
-                inputs = self.prepared(batch, self.progress(step)).inputs.values()
+                inputs = self.prepare_batch(batch, self.progress(step)).inputs.values()
                 shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
                 if shape not in shapes:
                     shapes.add(shape)
@@ -140,7 +140,7 @@ class Training:
     def autocast(self, precision: str) -> torch.autocast:
         return autocast(self.device, precision)
 
-    def prepared(self, batch: Batch, progress: Progress | None) -> Batch:
+    def prepare_batch(self, batch: Batch, progress: Progress | None) -> Batch:
         """Let each method change a batch, and move it to the device."""
         for method in self.methods:
             batch = method.batch(batch, progress)
@@ -163,8 +163,8 @@ class Training:
         self, batch: Batch, step: int, *, weight: float | None = None, exchanged: bool = True
     ) -> Tensor:
         """Return the loss of a micro-batch, with its gradients added to the parameters'."""
-        batch = self.prepared(batch, self.progress(step))
-        with nullcontext() if exchanged else distributed.without_exchange(self.replica):
+        batch = self.prepare_batch(batch, self.progress(step))
+        with nullcontext() if exchanged else distributed.no_sync(self.replica):
             with self.autocast(self.config.precision):
                 outputs = self.replica(**batch.inputs)
             loss = self.loss(outputs, batch.targets)
@@ -189,9 +189,9 @@ class Training:
             total = total + self.add_gradients(each, step, weight=count * scale, exchanged=is_last)
         return total
 
-    def memory_explained(self) -> AbstractContextManager[None]:
+    def explain_out_of_memory(self) -> AbstractContextManager[None]:
         """Return a context in which a failed allocation names the micro-batches that may fit."""
-        return memory.explained(
+        return memory.explain_out_of_memory(
             "micro_batch_size",
             self.benchmark.micro_batch_sizes[0],
             num_samples=self.benchmark.num_own_samples,
@@ -208,7 +208,7 @@ class Training:
             return loss
 
         self.set_rate(step)
-        with self.memory_explained():
+        with self.explain_out_of_memory():
             loss = compute()
             for method in self.methods:
                 method.gradients(self.model, self.progress(step), compute)

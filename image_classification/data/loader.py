@@ -94,10 +94,10 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
     drawn = {"seed": settings.seed, "start_step": start_step}
     if settings.own is not None:
         place = settings.place
-        order = sampler.sharded(settings.own, num_samples, settings.batch_size, place=place, **drawn)
+        order = sampler.shard_batches(settings.own, num_samples, settings.batch_size, place=place, **drawn)
     else:
         whole = sampler.batches(num_samples, settings.batch_size, **drawn)
-        order = (sampler.own(samples, settings.place) for samples in whole)
+        order = (sampler.rank_part(samples, settings.place) for samples in whole)
     for step, samples in enumerate(order, start_step):
         epoch = step // steps_per_epoch
         draw = partial(

@@ -67,7 +67,7 @@ class PlannedShard(shards.PlannedShard):
     records: list[Record]
     labels: dict[str, int]
 
-    def described(self) -> list[tuple[object, ...]]:
+    def describe_source(self) -> list[tuple[object, ...]]:
         """Return the records with their labels."""
         return [(*record, self.labels[record.synset]) for record in self.records]
 

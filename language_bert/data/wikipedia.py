@@ -43,7 +43,7 @@ class PlannedShard(shards.PlannedShard):
     num_instances: int
     settings: InstanceSettings
 
-    def described(self) -> list[Any]:
+    def describe_source(self) -> list[Any]:
         """Return the files as they are now, and the settings."""
         files = [path for path in (self.file, self.vocabulary) if path is not None]
         seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]

@@ -98,7 +98,7 @@ def chunk_head(model: UnpaddedBert, chunk_tokens: int = 4096) -> None:
 class ChunkedHead(Method):
     """The loss takes over what the head leaves out."""
 
-    keeps_mathematics = True
+    is_exact = True
 
     class Config(Strict):
         """How large the chunks are."""

@@ -52,7 +52,7 @@ class CompileLayers(Method):
     """Compiles last: methods that change the model come before it."""
 
     compiles = True
-    keeps_mathematics = True
+    is_exact = True
 
     class Config(Strict):
         """torch.compile's."""

@@ -34,7 +34,7 @@ def fuse_qkv(model: PackedBert) -> int:
 class FusedQkv(Method):
     """Fuses every layer."""
 
-    keeps_mathematics = True
+    is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
         """Operate on the packed encoder."""

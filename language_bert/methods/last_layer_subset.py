@@ -52,7 +52,7 @@ def compute_needed_tokens(model: UnpaddedBert) -> None:
 class LastLayerSubset(Method):
     """The last layer on needed tokens."""
 
-    keeps_mathematics = True
+    is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
         """Check that the head reads masked tokens only."""

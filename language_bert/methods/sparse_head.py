@@ -45,7 +45,7 @@ def read_masked_tokens(model: UnpaddedBert, round_to: int = 1) -> None:
 class SparseHead(Method):
     """The head on masked tokens."""
 
-    keeps_mathematics = True
+    is_exact = True
 
     class Config(Strict):
         """How many distinct shapes."""

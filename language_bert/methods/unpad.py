@@ -127,7 +127,7 @@ def unpad(model: "BertModule", round_to: int = 1) -> UnpaddedBert:
 class Unpad(Method):
     """The packed encoder in place of Hugging Face's, on the same parameters."""
 
-    keeps_mathematics = True
+    is_exact = True
 
     class Config(Strict):
         """How many distinct shapes, and which samples a rank gets."""

@@ -16,7 +16,7 @@ import argparse
 import importlib.util
 import json
 
-from common.arguments import add_benchmark, add_results, listed_benchmarks
+from common.arguments import add_benchmark, add_results, list_benchmarks
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
 from common.repository import SIZES, benchmark_module, configurations
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         check_published(args.json)
         return EXIT_OK
     if args.benchmark is None:
-        raise UserError("which benchmark?", hint=f"ttt compile BENCHMARK, one of {listed_benchmarks()}")
+        raise UserError("which benchmark?", hint=f"ttt compile BENCHMARK, one of {list_benchmarks()}")
     if args.architecture is None:
         raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
     if importlib.util.find_spec("torch") is None:

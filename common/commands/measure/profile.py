@@ -111,7 +111,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     loaded = load(args, [], place.world_size)
     if place.rank == 0:
         check_data(loaded)
-    with distributed.joined(place), tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
+    with distributed.process_group(place), tempfile.TemporaryDirectory() as directory, ExitStack() as logs:
         run = build(loaded.config, Path(directory), place)
         logs.callback(run.log.close)
         run.clock.console, run.clock.live = Console(quiet=True), None

@@ -113,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     path = ablate.ledger_path(study)
     ablate.save(path, ledger.model_dump_json(indent=1))
     show(ledger)
-    console.print(f"-> {repository.shown(path)}")
+    console.print(f"-> {repository.relative_path(path)}")
     return code
 
 

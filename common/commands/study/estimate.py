@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import add_benchmark, add_results, listed_benchmarks
+from common.arguments import add_benchmark, add_results, list_benchmarks
 from common.commands.study import plan as planning
 from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
             print(*price_lines(record, rows), sep="\n")
         return EXIT_OK
     if args.configuration is None:
-        hint = f"ttt estimate BENCHMARK CONFIGURATION, of {listed_benchmarks()}"
+        hint = f"ttt estimate BENCHMARK CONFIGURATION, of {list_benchmarks()}"
         raise UserError("no benchmark and configuration were given", hint=hint)
     devices = args.nodes * args.gpus
     if args.nodes < 1 or args.gpus < 1 or devices > planning.MAX_DEVICES:

@@ -18,7 +18,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from common.arguments import add_benchmark, listed_benchmarks
+from common.arguments import add_benchmark, list_benchmarks
 from common.config.duration import FORWARD
 from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
 def check_numbers(args: argparse.Namespace) -> None:
     """Raise UserError for what no prediction can be made from."""
     if args.configuration is None:
-        hint = f"ttt plan BENCHMARK CONFIGURATION, of {listed_benchmarks()}"
+        hint = f"ttt plan BENCHMARK CONFIGURATION, of {list_benchmarks()}"
         raise UserError("no benchmark and configuration were given", hint=hint)
     if args.nodes < 1 or args.gpus < 1 or args.nodes * args.gpus > MAX_DEVICES:
         raise UserError(f"--nodes {args.nodes} --gpus {args.gpus}: expected 1 to {MAX_DEVICES} devices")

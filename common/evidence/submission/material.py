@@ -64,7 +64,7 @@ class Entry:
     @property
     def settings(self) -> dict[str, Any]:
         """The merged configuration in the logs; empty where there is none."""
-        return yaml_file.stated(self.run_set.lead.settings[:MAX_SETTINGS]) or {}
+        return yaml_file.parse_head(self.run_set.lead.settings[:MAX_SETTINGS]) or {}
 
     @property
     def methods(self) -> list[str]:

@@ -70,7 +70,7 @@ def taken_apart(run: Training, marks: Marks) -> Iterator[None]:
 
     def prepared(*arguments: Any) -> Any:
         marks.end("backward" if marks.last == "forward" else "optimizer")  # of the micro-batch before
-        batch = run_prepared(*arguments)
+        batch = run_prepare_batch(*arguments)
         marks.end("host to device")
         return batch
 
@@ -86,16 +86,20 @@ def taken_apart(run: Training, marks: Marks) -> Iterator[None]:
         marks.end("backward")
         return run_optimizer(*arguments)
 
-    run_prepared, run_optimizer, run_loss = run.prepared, run.scaler.step, run.loss
+    run_prepare_batch, run_optimizer, run_loss = run.prepare_batch, run.scaler.step, run.loss
     last = run.methods[-1] if run.methods else None
     wrapped: Any = run  # its methods are replaced on the instance, and found again on the class
-    wrapped.prepared, wrapped.scaler.step, wrapped.loss = prepared, optimizer_step, after(run_loss, "forward")
+    wrapped.prepare_batch, wrapped.scaler.step, wrapped.loss = (
+        prepared,
+        optimizer_step,
+        after(run_loss, "forward"),
+    )
     if last:
         last.batch = after(last.batch, "batch methods")  # type: ignore[method-assign]
     try:
         yield
     finally:
         run.loss = run_loss
-        del wrapped.prepared, wrapped.scaler.step
+        del wrapped.prepare_batch, wrapped.scaler.step
         if last:
             del last.batch

@@ -133,7 +133,7 @@ class Bench:
         run, marks = self.run, self.marks
         with (
             taken_apart(run, marks),
-            nullcontext() if exchanged else distributed.without_exchange(run.replica),
+            nullcontext() if exchanged else distributed.no_sync(run.replica),
         ):
             for number in range(self.num_batches):
                 if number == SETTLING:

@@ -270,7 +270,7 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
         ) -> Any:
             return original(model, inputs, inner_compile=inner_compile, **named)
 
-        to_device, prepared = step.to_device, Training.prepared
+        to_device, prepared = step.to_device, Training.prepare_batch
 
         def faked(batch: Batch, device: torch.device) -> Batch:
             with fake_mode, compiler.counter:
@@ -283,7 +283,7 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
         with (
             mock.patch.object(compile_fx, "compile_fx", compile_graph),
             mock.patch.object(step, "to_device", faked),
-            mock.patch.object(Training, "prepared", on_host),
+            mock.patch.object(Training, "prepare_batch", on_host),
             fake_mode,
             compiler.counter,
         ):

@@ -32,7 +32,7 @@ from common.evidence.log import Log
 from common.files import write_text
 from common.machine import system
 from common.measure.device_run import NUM_DEVICES, build
-from common.repository import ROOT, benchmark_module, shown
+from common.repository import ROOT, benchmark_module, relative_path
 from common.run import launch
 from common.study import cells
 from common.study.ablation import amdahl
@@ -78,7 +78,7 @@ def kept_steps(ablation: Ablation, study: Study, args: argparse.Namespace, conso
     if any(kept.get(key) != value for key, value in wanted(ablation, args).items()):
         return None
     of = f"{kept['date']}, commit {kept['commit'][:7]},"
-    console.print(f"step times of {of} are kept ({shown(path)}); --remeasure repeats them")
+    console.print(f"step times of {of} are kept ({relative_path(path)}); --remeasure repeats them")
     return kept
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.config import schema as configs
 from common.config.merge import mapping, merge_files, read
-from common.config.validation import validated
+from common.config.validation import validate
 from common.errors import UserError, nearest
 from common.evidence.recipes import flat
 from common.repository import benchmark_module, configurations
@@ -204,7 +204,7 @@ def merged(benchmark: str, configuration: str, size: str) -> tuple[dict[str, Any
     switched = mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= {"benchmark": benchmark, "configuration": "", "size": size}
-    config = validated(benchmark_module(benchmark).Config, values, origins)
+    config = validate(benchmark_module(benchmark).Config, values, origins)
     keys = config.model_dump()
     methods = keys.pop("methods")
     return flat(keys), methods

@@ -65,7 +65,7 @@ class Change(Generic[State]):
 
     name: str
     apply: Callable[[State], State]
-    keeps_mathematics: bool = True
+    is_exact: bool = True
     evidence: str = ""
     is_of_loader: bool = False
     missing: str = ""
@@ -82,7 +82,7 @@ class Tried:
     is_finished: bool = True
     gain: Gain | None = None
     difference: str = ""
-    keeps_mathematics: bool = True
+    is_exact: bool = True
 
     @property
     def outcome(self) -> str:
@@ -181,7 +181,7 @@ class Search(Generic[State]):
                 subject.close()
         if is_kept:
             self.found.state = state
-            if not change.keeps_mathematics:  # what follows is compared with the training as it is now
+            if not change.is_exact:  # what follows is compared with the training as it is now
                 self.start, self.references = state, {}
         return Tried(
             name=change.name,
@@ -190,7 +190,7 @@ class Search(Generic[State]):
             is_finished=is_finished,
             gain=gain,
             difference=difference,
-            keeps_mathematics=change.keeps_mathematics,
+            is_exact=change.is_exact,
         )
 
     def examined(self, change: Change[State], subjects: list[Subject]) -> tuple[State, Gain | None, str, str]:
@@ -204,7 +204,7 @@ class Search(Generic[State]):
             raise NotTriedError(f"an alternative to {taken[0]}, which is kept")
         state = change.apply(self.found.state)
         difference = ""
-        if change.keeps_mathematics:
+        if change.is_exact:
             difference = self.compared(state, is_exact=False)
             if change.is_of_loader:
                 difference += f"; {self.compared(state, is_exact=True)}"
@@ -214,7 +214,7 @@ class Search(Generic[State]):
             gain = min(gain, self.timed(state, change, subjects), key=lambda gain: gain.low)
         if gain.low <= 1 and not change.evidence:
             raise Refused("slower" if gain.high < 1 else "no gain beyond noise", gain, difference)
-        if change.keeps_mathematics and not change.is_of_loader:
+        if change.is_exact and not change.is_of_loader:
             try:
                 difference += f"; {self.compared(state, is_exact=True)}"
             except Refused as refused:
@@ -346,7 +346,7 @@ def table(tried: Sequence[Tried], seconds: float) -> str:
         (
             each.name,
             str(each.gain) if each.gain else "-",
-            each.difference or ("-" if each.keeps_mathematics else "CHANGES TRAINING"),
+            each.difference or ("-" if each.is_exact else "CHANGES TRAINING"),
             each.outcome,
             each.why,
         )

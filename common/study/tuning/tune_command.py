@@ -12,7 +12,7 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.files import write_text
 from common.machine import system
-from common.repository import ROOT, benchmark_module, shown
+from common.repository import ROOT, benchmark_module, relative_path
 from common.run import launch
 from common.training import ranks
 
@@ -66,8 +66,10 @@ def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
     if path.exists():
         if not path.read_text(errors="replace").startswith(f"{made_for(args, loaded)}\n"):
             hint = "remove it to choose anew"
-            raise UserError("was chosen for other settings or ranks", where=shown(path), hint=hint)
-        print(f"-O{args.level}: as chosen before, {shown(path)}; remove it to choose anew", flush=True)
+            raise UserError("was chosen for other settings or ranks", where=relative_path(path), hint=hint)
+        print(
+            f"-O{args.level}: as chosen before, {relative_path(path)}; remove it to choose anew", flush=True
+        )
         return Path(path)
     check_data(loaded)
     command = ["run", args.benchmark, absolute(loaded.source), "--size", args.size, f"-O{args.level}"]
@@ -121,7 +123,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
 
     found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
     seen = tune.table(found.tried, found.seconds)
-    if all(each.keeps_mathematics for each in found.tried if each.is_kept):
+    if all(each.is_exact for each in found.tried if each.is_kept):
         losses = tuner.losses(()), tuner.losses(found.state)
         seen += "\n" + tune_runs.side_by_side(*losses, config.precision)
     else:

@@ -19,7 +19,7 @@ from common.config.merge import merge, merge_files, parse_setting, read_path
 from common.config.schema import Loaded, RunConfig
 from common.measure.clock import time_call
 from common.methods.compile import missing_compiler
-from common.repository import available, benchmark_module, configurations
+from common.repository import available_methods, benchmark_module, configurations
 from common.study.tuning.apart import Apart
 from common.study.tuning.traces import Trace, take_trace
 from common.study.tuning.tune import Change, Found, Search, Tried
@@ -126,7 +126,7 @@ def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def kinds(benchmark: str) -> dict[str, type[Method]]:
     """Return the class of every method that a benchmark can use, by its name."""
-    return {name: kind_of(name, module) for name, module in available(benchmark).items()}
+    return {name: kind_of(name, module) for name, module in available_methods(benchmark).items()}
 
 
 class TimedTraining:
@@ -202,7 +202,7 @@ def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
     without: list[Change[State]] = []
     for name in names:
         kind, homes = found[name], [each for each in written.values() if name in each]
-        keeps = kind.keeps_mathematics
+        keeps = kind.is_exact
         if name in config.methods:
             if keeps:
                 without.append(off(name))
@@ -227,8 +227,8 @@ def on(name: str, kind: type[Method], settings: Any, *, apart_from: tuple[str, .
     return Change(
         name=name,
         apply=adding(setting),
-        keeps_mathematics=kind.keeps_mathematics,
-        evidence="" if kind.keeps_mathematics else worth(name, kind),
+        is_exact=kind.is_exact,
+        evidence="" if kind.is_exact else worth(name, kind),
         missing=f"not available: {lacks}" if lacks else "",
         apart_from=apart_from,
     )

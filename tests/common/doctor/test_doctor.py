@@ -399,13 +399,13 @@ def nvml(monkeypatch):
 )
 def test_a_sick_gpu_is_named_and_only_a_visible_one(nvml, monkeypatch, answers, state, found):
     nvml(**answers)
-    (line,) = gpus.health()
+    (line,) = gpus.check_health()
     assert line.state == state and line.found.startswith(found)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert [line.state for line in gpus.health()] == [OK]
+    assert [line.state for line in gpus.check_health()] == [OK]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0f,GPU-2f-7")
-    assert list(gpus.visible()) == ["GPU GPU-0f", "GPU GPU-2f-7"]
-    assert [line.state for line in gpus.health()] == [state]
+    assert list(gpus.visible_gpus()) == ["GPU GPU-0f", "GPU GPU-2f-7"]
+    assert [line.state for line in gpus.check_health()] == [state]
 
 
 def test_gpus_that_are_asked_for_but_not_there_are_a_fault(nvml, monkeypatch):
@@ -415,31 +415,31 @@ def test_gpus_that_are_asked_for_but_not_there_are_a_fault(nvml, monkeypatch):
         ({"CUDA_VISIBLE_DEVICES": "9"}, "CUDA_VISIBLE_DEVICES asks for 1, 0 are there"),
         ({"SLURM_GPUS_ON_NODE": "8"}, "SLURM_GPUS_ON_NODE asks for 8, 2 are there"),
     ):
-        line = gpus.presence("mini", environment)
+        line = gpus.check_presence("mini", environment)
         assert (line.state, line.found) == (FAULT, found)
     nvml(num_gpus=0)
-    assert gpus.presence("mini", {"CUDA_VISIBLE_DEVICES": ""}).state == OK
-    line = gpus.presence("full", {})
+    assert gpus.check_presence("mini", {"CUDA_VISIBLE_DEVICES": ""}).state == OK
+    line = gpus.check_presence("full", {})
     assert line.state == FAULT and "--size mini" in line.advice
     nvml(num_gpus=2)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     for size, state in (("full", FAULT), ("mini", WARNING)):
-        line = gpus.presence(size, {})
+        line = gpus.check_presence(size, {})
         assert (line.state, line.found) == (state, "2 there, torch reaches 0")
 
 
 def test_xid_errors_during_the_checks_are_a_fault(nvml):
     fake = nvml(xids=(79, 79, 31))
-    with gpus.watched() as lines:
+    with gpus.watch_xids() as lines:
         assert lines == []
     assert fake.registered == [0, 1, 2, 3]
     assert (lines[0].state, lines[0].found) == (FAULT, "Xid 31, 79 during these checks")
     nvml()
-    with gpus.watched() as lines:
+    with gpus.watch_xids() as lines:
         pass
     assert lines[0].state == OK
     nvml(num_gpus=0)
-    with gpus.watched() as lines:
+    with gpus.watch_xids() as lines:
         pass
     assert lines == []
 

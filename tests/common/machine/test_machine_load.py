@@ -114,7 +114,7 @@ def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
     time.sleep(0.1)
     write(10)
     load_config = read_alone(meter)
-    assert 0.4 / 0.3 < load_config.steal < 0.4 / 0.09 and load_config.cores == 4
+    assert 0.4 / 0.3 < load.steal < 0.4 / 0.09 and load_config.cores == 4
     quota.write_text("150000 100000\n")
     assert machine_load.usable_cores() == 1.5
     quota.write_text("max 100000\n")
@@ -204,7 +204,7 @@ def test_a_run_whose_blocks_were_disturbed_ends_with_a_warning(tmp_path, capsys)
     records = [{"time_ms": 1_700_000_000_000, "key": k, "value": v, "metadata": m} for k, v, m in events]
     path = tmp_path / "result_0.txt"
     path.write_text("".join(f":::MLLOG {json.dumps(record)}\n" for record in records))
-    launch.close(path, 1, "", "here")
+    launch.close_log(path, 1, "", "here")
     assert "  warning: 1 of 1 blocks were disturbed" in capsys.readouterr().out
 
 
@@ -213,15 +213,15 @@ def test_a_run_whose_blocks_were_disturbed_ends_with_a_warning(tmp_path, capsys)
 
 def test_half_the_record_is_a_warning_and_a_better_speed_is_kept(folder):
     line = ok("speed", "so fast")
-    assert record.judged(line, "product", 100.0).state == OK
-    slow = record.judged(line, "product", 50.0)
+    assert record.judge_speed(line, "product", 100.0).state == OK
+    slow = record.judge_speed(line, "product", 50.0)
     assert slow.state == WARNING and slow.values["factor"] == 2.0 and "2.0 times as fast" in slow.found
-    assert record.judged(line, "product", 200.0).state == OK
-    assert record.judged(line, "product", 100.0).state == WARNING
-    assert record.judged(line, "copy", 1.0).state == OK
+    assert record.judge_speed(line, "product", 200.0).state == OK
+    assert record.judge_speed(line, "product", 100.0).state == WARNING
+    assert record.judge_speed(line, "copy", 1.0).state == OK
     (path,) = folder.iterdir()
     path.write_text("[" * 9999)
-    assert record.judged(line, "product", 1.0).state == OK
+    assert record.judge_speed(line, "product", 1.0).state == OK
 
 
 def test_each_machine_has_a_record_of_its_own(folder, monkeypatch, tmp_path):
@@ -238,7 +238,7 @@ def test_each_machine_has_a_record_of_its_own(folder, monkeypatch, tmp_path):
 def test_a_record_that_cannot_be_kept_is_no_fault(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setattr(record, "FOLDER", tmp_path / "file")
-    line = record.judged(ok("speed", "so fast"), "product", 1.0)
+    line = record.judge_speed(ok("speed", "so fast"), "product", 1.0)
     assert line.state == OK and "cannot be kept" in line.found
 
 

@@ -23,7 +23,7 @@ from common.commands.data import prepare
 from common.data import manifest
 from common.machine import hardware
 from common.repository import ROOT, benchmarks
-from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Board
+from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Heartbeat
 from common.run.supervision import Watchdog
 from common.training.load import load_config
 from tests.runs import BERT, END_S, HANG_S, RESNET, until
@@ -478,7 +478,7 @@ def test_a_gpu_that_cannot_be_used_is_missed_and_no_cpu_stands_in(place, ttt, mo
 
 
 def test_the_rank_that_the_others_wait_for_is_late():
-    board = Board.create(3, {})
+    board = Heartbeat.create(3, {})
     for slot, phase in zip(board.slots, (COMPUTING, LOADING, COMPUTING), strict=True):
         slot.enter(7, phase)
     watchdog = Watchdog(board, range(3), limit_s=1)

@@ -109,7 +109,7 @@ def test_the_length_of_a_run_is_that_of_the_clock_which_nobody_sets(tmp_path, mo
     log.event("eval_accuracy", 0.6, samples=10)
     log.stop("run_stop", status="success", duration_ms=20_000, clock_drift_ms=-3_600_000)
     log.close()
-    ended = launch.close(path, 0, "", path.name)
+    ended = launch.close_log(path, 0, "", path.name)
     out, err = capsys.readouterr()
     assert ended.outcome == "converged" and "success: 20.0 s to the target" in out
     assert "the clock was set by -3600 s" in err

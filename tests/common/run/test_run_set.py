@@ -110,12 +110,12 @@ def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tm
         copy.write_text(text)
     loaded = load_config(benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu"])
     planned = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None, cell="baseline")
-    assert run_sets.continued(planned).num_done == planned.num_runs
+    assert run_sets.find_missing_runs(planned).num_done == planned.num_runs
     halved = load_config(
         benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu", "budget=0.5"]
     )
     with pytest.raises(UserError, match=r"budget is 1.0 there, 0.5 now"):
-        run_sets.continued(replace(planned, loaded=halved))
+        run_sets.find_missing_runs(replace(planned, loaded=halved))
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_a_hostile_head_of_a_result_is_refused_in_one_line(lines, tmp_path):
     planned.directory.mkdir(parents=True)
     (planned.directory / "result_0.txt").write_text(f"# --- configuration\n{head}{records}")
     with pytest.raises(UserError, match=r"result_0.txt: "):
-        run_sets.continued(planned)
+        run_sets.find_missing_runs(planned)

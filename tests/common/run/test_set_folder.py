@@ -39,7 +39,7 @@ def leave_result(run_set, *changes):
     threads = f'"num_threads", "value": {set_folder.num_threads(run_set.num_ranks)}'
     records = re.sub(r'"num_threads", "value": \d+', threads, records)
     records = records.replace('"num_ranks", "value": 1', f'"num_ranks", "value": {run_set.num_ranks}')
-    text = launch.head(run_set, ["run"]) + records
+    text = launch.compose_head(run_set, ["run"]) + records
     for before, after in changes:
         assert re.search(before, text)
         text = re.sub(before, after, text)
@@ -92,7 +92,7 @@ def test_runs_of_other_code_get_a_folder_that_is_found_again(tmp_path):
     leave_result(second)
     again = planned(tmp_path)
     assert again.directory == second.directory
-    assert run_sets.continued(again).num_done == 1
+    assert run_sets.find_missing_runs(again).num_done == 1
 
 
 def test_a_set_goes_on_after_a_commit_that_changes_no_code(tmp_path):
@@ -222,7 +222,7 @@ def test_a_run_loads_nothing_of_the_rooms_that_are_left_out():
 import sys, importlib, common.run.loop
 from common import repository
 for name in repository.benchmarks():
-    for module in [f"{name}.benchmark", *repository.available(name).values()]:
+    for module in [f"{name}.benchmark", *repository.available_methods(name).values()]:
         importlib.import_module(module)
 rooms = tuple(f"common.{room}" for room in repository.NO_RUN_LOADS)
 print([module for module in sys.modules if module.startswith(rooms)])

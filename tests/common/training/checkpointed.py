@@ -87,7 +87,7 @@ def train(run, keep=()):
         run.train_step(next(batches), step)
         random.random(), np.random.random(), torch.rand(1)
     run.log.close()
-    return (*checkpoint.captured(run), run.scaler.state_dict())
+    return (*checkpoint.capture(run), run.scaler.state_dict())
 
 
 def are_equal(one, other):
@@ -103,7 +103,7 @@ def main():
         train(start(str(names[0]), folder, kind=Dying), keep=range(NUM_STEPS))
         return
     place = ranks.place()
-    with distributed.joined(place):
+    with distributed.process_group(place):
         whole = train(start(RANKS_TRAIN, folder, place=place), keep=[3])
         distributed.barrier()
         again = train(start(RANKS_TRAIN, folder, place=place, source=folder / "3.safetensors"))

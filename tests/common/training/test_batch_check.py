@@ -8,7 +8,7 @@ from common.training.load import load_config
 
 
 def compared(benchmark, num_ranks, *settings, size="full"):
-    return batch_check.compared(
+    return batch_check.mark_unverified(
         load_config(benchmark, "optimized", size=size, settings=list(settings)), num_ranks
     )
 
@@ -18,7 +18,7 @@ def test_fewer_gpus_accumulate_and_batch_norm_sees_what_the_recipe_says(num_rank
     loaded = compared("image_classification", num_ranks)
     assert loaded.config.global_batch_size == 2048 and batch_check.unverified(loaded) == []
     assert batch_check.statistics_sizes(loaded, num_ranks) == [256]
-    batch_check.check_decided(loaded, num_ranks)
+    batch_check.check_asked(loaded, num_ranks)
 
 
 @pytest.mark.parametrize(("num_ranks", "sizes"), [(3, "227, 228"), (16, "128"), (1000, "2, 3")])
@@ -27,10 +27,10 @@ def test_a_number_that_changes_batch_norm_needs_a_decision_that_the_log_repeats(
     loaded = compared("image_classification", num_ranks)
     assert batch_check.unverified(loaded) == loaded.changes[-1:] == [difference]
     with pytest.raises(UserError, match="unverified recipe") as met:
-        batch_check.check_decided(loaded, num_ranks)
+        batch_check.check_asked(loaded, num_ranks)
     decision = met.value.hint.split()[1]
     decided = compared("image_classification", num_ranks, decision)
-    batch_check.check_decided(decided, num_ranks)
+    batch_check.check_asked(decided, num_ranks)
     assert batch_check.unverified(decided) == [difference]
 
 
@@ -42,7 +42,7 @@ def test_a_model_without_batch_norm_computes_the_same_on_any_number(num_ranks):
 def test_another_global_batch_is_an_unverified_recipe():
     loaded = compared("language_bert", 8, "global_batch_size=896")
     assert batch_check.unverified(loaded) == ["unverified recipe: global_batch_size: 448 -> 896"]
-    batch_check.check_decided(loaded, 8)
+    batch_check.check_asked(loaded, 8)
 
 
 def test_size_mini_prescribes_no_number_of_ranks():

@@ -58,7 +58,7 @@ def whole(request, tmp_path_factory):
     """A training that was not interrupted: its benchmark, what it ended with, checkpoints of some steps."""
     folder = tmp_path_factory.mktemp("whole")
     run = checkpointed.start(request.param, folder)
-    before = {name: value.clone() for name, value in checkpoint.captured(run)[0].items()}
+    before = {name: value.clone() for name, value in checkpoint.capture(run)[0].items()}
     ended = checkpointed.train(run, KEPT[request.param])
     unmoved = {name for name, value in before.items() if torch.equal(value, ended[0][name])}
     assert not any(name.startswith("model.") for name in unmoved)
@@ -157,7 +157,7 @@ def result(tmp_path):
 
 def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
     for named in (result, checkpoint_of(result)):
-        found = resume.resumed(run_set("checkpoint_every=9ba"), named, seed=None)
+        found = resume.resume_run_set(run_set("checkpoint_every=9ba"), named, seed=None)
         assert found.seeds == (3,) and found.checkpoint == checkpoint_of(result)
 
 
@@ -178,7 +178,7 @@ def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
 )
 def test_another_run_is_refused_with_the_first_difference(result, asked, seed, difference):
     with pytest.raises(UserError, match="is of another run") as told:
-        resume.resumed(asked(), result, seed=seed)
+        resume.resume_run_set(asked(), result, seed=seed)
     assert difference in str(told.value)
 
 
@@ -194,20 +194,20 @@ def test_another_run_is_refused_with_the_first_difference(result, asked, seed, d
 def test_other_data_another_machine_and_another_size_are_refused(result, change, difference):
     checkpoint.write(checkpoint_of(result), {}, facts(**change))
     with pytest.raises(UserError) as told:
-        resume.resumed(run_set(), result, seed=None)
+        resume.resume_run_set(run_set(), result, seed=None)
     assert difference in str(told.value)
 
 
 def test_what_is_no_checkpoint_is_refused(result, tmp_path):
     with pytest.raises(UserError, match="no such checkpoint"):
-        resume.resumed(run_set(), tmp_path / "result_1.txt", seed=None)
+        resume.resume_run_set(run_set(), tmp_path / "result_1.txt", seed=None)
     with pytest.raises(UserError, match="--runs 1"):
-        resume.resumed(run_set(runs="2"), result, seed=None)
+        resume.resume_run_set(run_set(runs="2"), result, seed=None)
     whole = checkpoint_of(result).read_bytes()
     for content in (b"", b"text", whole[:-1], whole[:100], whole.replace(b"step", b"stop")):
         checkpoint_of(result).write_bytes(content)
         with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
-            resume.resumed(run_set(), result, seed=None)
+            resume.resume_run_set(run_set(), result, seed=None)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_what_is_no_checkpoint_is_refused(result, tmp_path):
 def test_facts_that_no_run_can_have_written_are_refused(result, change, message):
     checkpoint.write(checkpoint_of(result), {}, facts(**change))
     with pytest.raises(UserError, match=f"result_0.safetensors: .*{message}"):
-        resume.resumed(run_set(), result, seed=None)
+        resume.resume_run_set(run_set(), result, seed=None)
 
 
 @pytest.mark.parametrize("change", [{"step": -5}, {"quality": 1.5}, {"saved": -1.0}, {"world_size": 0}])
@@ -236,7 +236,7 @@ def test_facts_out_of_range_are_refused(result, change):
     text = json.dumps(json.loads(facts().model_dump_json()) | change)
     save_file({}, path, metadata={"facts": text, "facts_crc32": crc_of(text)})
     with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
-        resume.resumed(run_set(), result, seed=None)
+        resume.resume_run_set(run_set(), result, seed=None)
 
 
 def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(result):
@@ -255,11 +255,11 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(result):
         )
 
     def resume_from(path):
-        found = resume.resumed(run_set(), path, seed=None)
+        found = resume.resume_run_set(run_set(), path, seed=None)
         checkpoint.restore(training(), path, read_facts(found.checkpoint))
 
     path = checkpoint_of(result)
-    tensors, states = checkpoint.captured(training())
+    tensors, states = checkpoint.capture(training())
     checkpoint.write(path, tensors, facts(random=tuple(states)))
     resume_from(path)
     whole = path.read_bytes()
@@ -278,13 +278,13 @@ def test_a_resumed_run_that_died_before_its_own_checkpoint_goes_on_from_the_one_
     )
     last.write_text(f"# command: ttt run a b --resume={checkpoint_of(again).name}\n")
     for path in (again, last):
-        found = resume.resumed(run_set(), path, seed=None)
+        found = resume.resume_run_set(run_set(), path, seed=None)
         assert found.checkpoint == checkpoint_of(result)
         assert f"{path.name} has no checkpoint of its own" in capsys.readouterr().out
     checkpoint_of(result).unlink()
     result.write_text(f"# command: ttt run a b --resume {last}\n")  # a circle
     with pytest.raises(UserError, match="no such checkpoint"):
-        resume.resumed(run_set(), last, seed=None)
+        resume.resume_run_set(run_set(), last, seed=None)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def places(world_size):
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 12])
 def test_the_ranks_of_any_number_see_the_samples_of_one_in_their_order(world_size):
     for batch in (np.arange(12), np.array([5, 3, 8, 1, 0, 2, 9])):
-        parts = [sampler.own(batch, place) for place in places(world_size)]
+        parts = [sampler.rank_part(batch, place) for place in places(world_size)]
         assert np.array_equal(np.concatenate(parts), batch)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -46,10 +46,10 @@ def test_balanced_ranks_share_the_samples_of_a_batch_and_have_about_equal_tokens
         batch = rng.permutation(100_000)[: world_size * share + extra]
         lengths = rng.permutation(typical_lengths(10_000, 512))[: len(batch)].astype(np.uint16)  # as stored
         length_of = dict(zip(batch, lengths, strict=True))
-        parts = [sampler.balanced(batch, lengths, place) for place in places(world_size)]
+        parts = [sampler.balanced_part(batch, lengths, place) for place in places(world_size)]
         assert sorted(np.concatenate(parts)) == sorted(batch)
         for part, place in zip(parts, places(world_size), strict=True):
-            assert len(part) == len(sampler.own(batch, place))
+            assert len(part) == len(sampler.rank_part(batch, place))
             assert list(part) == [each for each in batch if each in set(part)]
         loads = [sum(int(length_of[each]) for each in part) for part in parts]
         if extra == 0:

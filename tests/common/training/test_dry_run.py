@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.repository import benchmark_module, benchmarks
-from common.training.dry_run import kept_for_backward
+from common.training.dry_run import activation_bytes
 from common.training.load import load_config
 from common.training.step import Training
 from tests.command import ttt
@@ -17,7 +17,7 @@ def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark)
     training = Training(config, benchmark_module(benchmark).Benchmark(config, seed=0), seed=0)
     training.build(from_scratch=True)
     batch, step = next(training.shapes())
-    counted = kept_for_backward(training, batch, step)
+    counted = activation_bytes(training, batch, step)
 
     parameters, saved = {id(each) for each in training.model.parameters()}, {}
 
@@ -27,7 +27,7 @@ def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark)
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        batch = training.prepared(batch, training.progress(step))
+        batch = training.prepare_batch(batch, training.progress(step))
         with training.autocast(config.precision):
             outputs = training.model(**batch.inputs)
         loss = training.loss(outputs, batch.targets)

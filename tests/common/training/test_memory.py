@@ -64,7 +64,7 @@ def test_following_the_message_leads_to_micro_batches_that_fit():
 def test_a_failed_allocation_names_the_next_smaller_size(allocate, asked):
     with (
         pytest.raises(UserError) as met,
-        memory.explained("evaluation_batch_size", 256, num_samples=256, kept="the result"),
+        memory.explain_out_of_memory("evaluation_batch_size", 256, num_samples=256, kept="the result"),
     ):
         allocate()
     hint = "--set evaluation_batch_size=128 keeps the result"
@@ -74,7 +74,10 @@ def test_a_failed_allocation_names_the_next_smaller_size(allocate, asked):
 
 
 def test_other_errors_pass():
-    with pytest.raises(RuntimeError, match="shapes"), memory.explained("k", 2, num_samples=2, kept=""):
+    with (
+        pytest.raises(RuntimeError, match="shapes"),
+        memory.explain_out_of_memory("k", 2, num_samples=2, kept=""),
+    ):
         torch.ones(2, 3) @ torch.ones(2, 3)
 
 

@@ -19,10 +19,10 @@ class Recorder(Method):
         super().__init__("recorder", self.Config())
         self.num_more, self.norms = num_more, []
 
-    def gradients(self, model, progress, again):
+    def gradients(self, model, progress, closure):
         for number in range(self.num_more + 1):
             if number:
-                again()
+                closure()
             parameters = list(model.parameters())
             self.norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in parameters])))
 

@@ -141,8 +141,8 @@ def train(name, place):
             copy_weights(runs["eager"].model, runs["compiled"].model)
         for kind, context in contexts.items():
             with context():
-                losses[kind].append(distributed.mean(float(runs[kind].train_step(batch, step))))
-        inputs = runs["eager"].prepared(batch, runs["eager"].progress(step)).inputs
+                losses[kind].append(distributed.all_reduce_mean(float(runs[kind].train_step(batch, step))))
+        inputs = runs["eager"].prepare_batch(batch, runs["eager"].progress(step)).inputs
         shapes.add((*inputs.get("x", inputs.get("input_ids")).shape, len(inputs.get("needed", ()))))
     batches.close()
     changes = [
@@ -164,7 +164,7 @@ def main():
     output, name = sys.argv[1:]
     register_kernels()
     place = ranks.place()
-    with distributed.joined(place):
+    with distributed.process_group(place):
         outcome = train(name, place)
         if place.rank == 0:
             torch.save(outcome, output)

@@ -51,21 +51,23 @@ def train(case, place):
     run = ExactRun(spec, config, Benchmark(config, seed=3, place=place), log)
     run.initialize()
     batches = run.benchmark.train_batches()
-    losses = [distributed.mean(float(run.train_step(next(batches), step))) for step in range(NUM_STEPS)]
+    losses = [
+        distributed.all_reduce_mean(float(run.train_step(next(batches), step))) for step in range(NUM_STEPS)
+    ]
     quality = run.evaluate()
     log.close()
     parameters = {name: value.detach() for name, value in run.model.named_parameters()}
     average = dict(next(each for each in run.methods if each.name == "ema").average.named_parameters())
     drift = 0.0
     for value in (*parameters.values(), *average.values()):
-        drift = max(drift, abs(distributed.mean(float(value.sum())) - float(value.sum())))
+        drift = max(drift, abs(distributed.all_reduce_mean(float(value.sum())) - float(value.sum())))
     return {
         "parameters": parameters,
         "average": average,
         "losses": losses,
         "quality": quality,
         "drift": drift,
-        "micro_batches": distributed.total(run.num_micro_batches)[0],
+        "micro_batches": distributed.all_reduce_sum(run.num_micro_batches)[0],
     }
 
 
@@ -74,14 +76,14 @@ def shared_statistics(place, of):
     norm = nn.BatchNorm2d(3)
     norm.running_mean.fill_(place.rank + 1)
     norm.running_var.fill_(2 * place.rank + 2)
-    distributed.share_statistics(nn.Sequential(norm), of)
+    distributed.sync_batch_norm(nn.Sequential(norm), of)
     return [*norm.running_mean.tolist(), *norm.running_var.tolist()]
 
 
 def agreed_error(place):
     """Return what a rank is told of a mistake that the last rank alone has met."""
     try:
-        with distributed.agreed():
+        with distributed.raise_on_all_ranks():
             if place.rank == place.world_size - 1:
                 raise UserError(f"met by rank {place.rank}", where="here")
     except UserError as error:
@@ -102,7 +104,7 @@ def main():
         if all_ranks.rank >= world_size:
             break
         place = replace(all_ranks, world_size=world_size)
-        with distributed.joined(place):
+        with distributed.process_group(place):
             found[world_size] = {
                 "trained": {case: train(case, place) for case in CASES},
                 "statistics": {of: shared_statistics(place, of) for of in ("mean", "rank_0")},

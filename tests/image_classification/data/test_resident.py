@@ -161,7 +161,7 @@ def test_ranks_share_the_images_and_each_decodes_its_own_once(images):
         num_own = len(range(NUM_IMAGES * (8 * rank // 3) // 8, NUM_IMAGES * (8 * (rank + 1) // 3) // 8))
         assert len(loader.pixels) == num_own == sampler.shard_size(NUM_IMAGES, 8, place)
         batches = [samples for samples, _ in islice(loader, 12)]
-        assert all(len(samples) == len(sampler.own(np.arange(8), place)) for samples in batches)
+        assert all(len(samples) == len(sampler.rank_part(np.arange(8), place)) for samples in batches)
         for epoch in range(6):  # of 2 steps
             drawn = np.concatenate(batches[2 * epoch : 2 * epoch + 2])
             assert len(set(drawn)) == len(drawn)

@@ -81,7 +81,7 @@ def test_pieces_stay_whole_where_ranks_exchange_gradients(group):
         compile_layers(model, backend=counter)
         called = model
         if is_replicated:
-            called = distributed.replicated(model, compression="none", is_static=False)
+            called = distributed.wrap_ddp(model, compression="none", is_static=False)
         called(**inputs).prediction_logits.sum().backward()
         counts[is_replicated] = counter.frame_count
     assert counts == {False: 3, True: 3}  # embeddings, layer, head

@@ -56,11 +56,11 @@ class Bench:
         return take_trace(trained.model, trained.step, 3, dtype)
 
 
-def changed(name, *, keeps_mathematics=True, evidence="", missing="", apart_from=(), **values):
+def changed(name, *, is_exact=True, evidence="", missing="", apart_from=(), **values):
     return Change(
         name=name,
         apply=lambda state: state | values,
-        keeps_mathematics=keeps_mathematics,
+        is_exact=is_exact,
         evidence=evidence,
         missing=missing,
         apart_from=apart_from,
@@ -114,9 +114,9 @@ def test_the_faster_is_kept_the_slower_the_wrong_and_the_broken_are_refused_with
 
 def test_what_changes_training_is_kept_for_its_time_or_by_its_card_and_not_beside_an_alternative():
     _, tried = searched(
-        changed("smaller", keeps_mathematics=False, evidence="costs quality", repeats=2, scale=2.0),
-        changed("better", keeps_mathematics=False, evidence="higher quality", repeats=10),
-        changed("other", keeps_mathematics=False, evidence="as good", apart_from=("better",)),
+        changed("smaller", is_exact=False, evidence="costs quality", repeats=2, scale=2.0),
+        changed("better", is_exact=False, evidence="higher quality", repeats=10),
+        changed("other", is_exact=False, evidence="as good", apart_from=("better",)),
         changed("exact", repeats=1),
     )
     assert tried["smaller"].why == "faster" and tried["better"].why == "by its card: higher quality"

@@ -95,7 +95,7 @@ def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the
     assert "model.attention=sdpa" not in found and "ema" not in found
     assert found["unpad"].apply(()) == ("methods.unpad={round_to: 64}",)  # of size mini
     assert found["compile_layers"].apply(()) == ("methods.compile_layers={}",)  # which size mini switches off
-    assert all(change.keeps_mathematics for change in found.values())
+    assert all(change.is_exact for change in found.values())
 
 
 def test_o1_also_tries_without_what_is_on_and_leaves_alone_what_a_person_set():
@@ -108,7 +108,7 @@ def test_o1_also_tries_without_what_is_on_and_leaves_alone_what_a_person_set():
 
 def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_alternatives():
     found = named(candidates(tuner("image_classification", "baseline"), 2))
-    assert not found["ema"].keeps_mathematics and "average" in found["ema"].evidence
+    assert not found["ema"].is_exact and "average" in found["ema"].evidence
     assert found["progressive_resizing"].evidence == ""  # its card promises time: it has to gain some
     assert found["scale_schedule"].apply(()) == ("methods.scale_schedule={ratio: 0.5}",)
     assert "progressive_resizing" in found["progressive_crops"].apart_from
