@@ -107,11 +107,11 @@ class ResidentLoader:
 
     Yields samples (batch,) int64 and their crops (batch, 3, size, size) on `device` in `dtype`, normalised,
     channels last. The order is that of `sampler.shard_batches`, alone that of every loader, and crops are
-    those of `loader.worker_batches`, also from a later `start_step`. A step decodes only what is not stored yet, with
-    the `decoder` of that name, whose `num_threads` threads end with the iterator. The pixels lie on the
-    device, beside a training on `micro_batch_size` images at once, or in memory of the host, from which each
-    batch is copied. Raises UserError at once if they would not fit, and when its turn comes for an image that
-    cannot be decoded.
+    those of `loader.worker_batches`, also from a later `start_step`. A step decodes only what is not stored
+    yet, with the `decoder` of that name, whose `num_threads` threads end with the iterator. The pixels lie on
+    the device, beside a training on `micro_batch_size` images at once, or in memory of the host, from which
+    each batch is copied. Raises UserError at once if they would not fit, and when its turn comes for an image
+    that cannot be decoded.
     """
 
     def __init__(

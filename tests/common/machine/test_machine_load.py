@@ -97,7 +97,7 @@ def test_a_person_who_chose_the_number_of_threads_keeps_it(monkeypatch):
     ],
 )
 def test_each_thread_gets_a_core_for_itself(load, num_ranks, threads):
-    assert load_config.threads(num_ranks) == threads
+    assert load.threads(num_ranks) == threads
 
 
 def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
@@ -114,7 +114,7 @@ def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
     time.sleep(0.1)
     write(10)
     load_config = read_alone(meter)
-    assert 0.4 / 0.3 < load.steal < 0.4 / 0.09 and load_config.cores == 4
+    assert 0.4 / 0.3 < load.steal < 0.4 / 0.09 and load.cores == 4
     quota.write_text("150000 100000\n")
     assert machine_load.usable_cores() == 1.5
     quota.write_text("max 100000\n")

@@ -53,8 +53,8 @@ def lion(tmp_path, monkeypatch):
     path.parent.mkdir()
     path.write_text(LION)
     monkeypatch.syspath_prepend(path.parent)
-    available = registry.available
-    monkeypatch.setattr(registry, "available", lambda benchmark: {**available(benchmark), "lion": "lion"})
+    available = registry.available_methods
+    monkeypatch.setattr(registry, "available_methods", lambda benchmark: {**available(benchmark), "lion": "lion"})
     return path
 
 
