@@ -113,7 +113,7 @@ def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
     meter = Meter()
     time.sleep(0.1)
     write(10)
-    load_config = read_alone(meter)
+    load = read_alone(meter)
     assert 0.4 / 0.3 < load.steal < 0.4 / 0.09 and load.cores == 4
     quota.write_text("150000 100000\n")
     assert machine_load.usable_cores() == 1.5
