@@ -32,17 +32,17 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in
     "compile": "compile a training step for a GPU that is not here; count what it launches",
     "ablate": "what each method of a configuration is worth, alone and together",
     "doctor": "check this machine before a run",
-    "plan": "predict step time, efficiency, minutes and cost on more devices",
     "methods": "list the methods, or print the card of one",
     "profile": "say where a training step goes, and what bounds it",
-    "estimate": "minutes and cost to the target, here or elsewhere; scored later",
+    "estimate": "minutes and cost to the target, here, on more devices or elsewhere",
     "explore": "write one HTML page to explore every run and bench result",
 }
 
 FOLDERS = {
     "measure": ("bench", "compile", "inspect", "profile"),
-    "study": ("ablate", "estimate", "explore", "plan", "sweep"),
+    "study": ("ablate", "estimate", "explore", "sweep"),
 }
+OLD_NAMES = {"plan": ("estimate", "--scaling")}  # until the next release
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
 EXIT_CODES = (
     "exit codes: 0 ok, 1 findings or target not reached, 2 usage, 3 internal error, "
@@ -114,6 +114,10 @@ def dispatch(arguments: list[str]) -> int:
         print(f"ttt {importlib.metadata.version('time-to-train')}")
         return 0
     verb, *rest = arguments
+    if verb in OLD_NAMES:
+        verb, *options = OLD_NAMES[verb]
+        print(f"note: {arguments[0]} is now: ttt {verb} {' '.join(options)}", file=sys.stderr)
+        rest = [*options, *rest]
     if verb not in COMMANDS:
         hint = OTHER_WORDS.get(verb) or nearest(verb, COMMANDS)
         raise UserError(f"unknown command '{verb}'", hint=hint)

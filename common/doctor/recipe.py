@@ -1,6 +1,5 @@
 """Checks of a benchmark on this machine: its data, its kernels, the minutes that a run will take."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from common.machine.load import Load
 from common.machine.record import judge_speed
 from common.repository import ROOT, benchmark_module
 from common.run import launch
+from common.study.predict.sources import find_newest, read_json
 
 PROJECTED_DEVICES = 8  # of `ttt bench`
 
@@ -121,8 +121,8 @@ def judged_now(line: Line, samples_per_s: float, load: Load | None) -> Line:
 def benched(check: str, config: RunConfig, results: Path, num_devices: int) -> Line:
     """Predict from what `ttt bench` measured on this hardware, and the samples of published runs."""
     folder = results / "throughput" / system.hardware_name()
-    for path in sorted(folder.glob(f"{config.benchmark}_*.json"), key=lambda path: -path.stat().st_mtime):
-        figures = json.loads(path.read_text())
+    for path in find_newest(folder, config.benchmark):
+        figures = read_json(path)
         projected = figures.get("projected", {}).get(config.configuration)
         if figures.get("size") == "full" and projected:
             minutes = projected["minutes"] * PROJECTED_DEVICES / num_devices

@@ -1,6 +1,6 @@
-"""What more devices would give, calculated from the throughput of one: step time, efficiency, minutes, cost.
+"""The time of a training step on more devices, calculated from that of one.
 
-The formula and its assumptions are FORMULA below; `check_published` compares it with published results.
+The formula and its assumptions are FORMULA below; common/study/predict compares it with published results.
 """
 
 import math
@@ -8,12 +8,8 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-import yaml
-
-from common.config.duration import BACKWARD, evaluation_seconds
+from common.config.duration import BACKWARD
 from common.errors import UserError, nearest
 
 FORMULA = (
@@ -46,7 +42,7 @@ OPTIMIZER_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What carries gradients, in GB/s: `inside` a device to its machine, `network` all links of a machine.
+    """The links that carry gradients, in GB/s: `inside` of a device, `network` of a whole machine.
 
     `share` of these rates is reached, `overlap` is the share of an exchange that can lie under the backward.
     """
@@ -60,7 +56,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a device computes and sends: `fixed_s` of every micro-batch, `sample_s` of each of its samples.
+    """The work of a device: `fixed_s` of every micro-batch, `sample_s` of each of its samples.
 
     `deviation` and `longest` of a sample's time are relative to its mean: ranks wait for the one with most.
     """
@@ -71,12 +67,12 @@ class Work:
     micro_batch: int | None = None
     deviation: float = 0.0
     longest: float = 1.0
-    is_balanced: bool = False  # the sampler deals samples by their work
+    is_balanced: bool = False  # the sampler assigns samples to ranks by their work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of `devices` on `machines`; seconds. `exposed_s` is what of the exchange nothing hides."""
+    """One step of `devices` on `machines`; the backward pass hides all but `exposed_s` of the exchange."""
 
     machines: int
     devices: int
@@ -134,14 +130,14 @@ def exchange_s(num_bytes: float, links: Links, machines: int, per_machine: int) 
 
 
 def exposed_s(exchange: float, compute: float, links: Links) -> float:
-    """Return what of an exchange the backward pass does not hide."""
+    """Return the part of an exchange that the backward pass does not hide."""
     return exchange - min(links.overlap * exchange, BACKWARD * compute)
 
 
-def fitted(work: Work, points: Sequence[tuple[float, float]], floor_s: float) -> Work:
+def fit_work(work: Work, points: Sequence[tuple[float, float]], floor_s: float) -> Work:
     """Return work with the times that explain (batch of a device, seconds of compute) of some measurements.
 
-    Two batches that differ by a factor of two show what is fixed; otherwise `floor_s` is taken for it.
+    Two batches that differ by a factor of two show the fixed time; otherwise it is `floor_s`.
     """
     (small, small_s), (large, large_s) = min(points), max(points)
     if large >= 2 * small:
@@ -155,69 +151,9 @@ def fitted(work: Work, points: Sequence[tuple[float, float]], floor_s: float) ->
     return replace(work, fixed_s=floor_s, sample_s=sample_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What a run trains, in samples. `batch` is that of all devices; None: `share` for each device."""
-
-    batch: int | None
-    share: int
-    samples_to_target: int
-    evaluation_samples: int
-    num_evaluations: int
-    startup_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A whole run on so many devices; `efficiency` is relative to as many times one device alone."""
-
-    step: Step
-    efficiency: float
-    minutes: float
-    cost: float | None
-
-
-def predict(
-    work: Work, links: Links, recipe: Recipe, *, machines: int, per_machine: int, price: float | None
-) -> list[Prediction]:
-    """Return a prediction for each number of devices: 1, 2, 4 ... of one machine, then 2, 4 ... machines."""
-    counts = [(1, devices) for devices in doublings(per_machine)]
-    counts += [(number, per_machine) for number in doublings(machines)[1:]]
-    found: list[Prediction] = []
-    for number, each in counts:
-        devices = number * each
-        batch = recipe.batch or devices * recipe.share
-        if batch < devices:
-            raise UserError(
-                f"{devices} devices cannot divide {batch} samples",
-                where="global_batch_size",
-                hint="fewer --nodes, or a larger batch with --batch-per-device",
-            )
-        taken = step(work, links, machines=number, per_machine=each, batch=batch)
-        alone = found[0].step if found else taken
-        steps = math.ceil(recipe.samples_to_target / batch)
-        per_s = devices / work.sample_s
-        evaluated = evaluation_seconds(recipe.num_evaluations, recipe.evaluation_samples, per_s)
-        minutes = (steps * taken.seconds + evaluated + recipe.startup_s) / 60
-        found.append(
-            Prediction(
-                step=taken,
-                efficiency=taken.samples_per_s / devices / alone.samples_per_s,
-                minutes=minutes,
-                cost=None if price is None else minutes / 60 * devices * price,
-            )
-        )
-    return found
-
-
-def doublings(most: int) -> list[int]:
-    """Return 1, 2, 4 ... up to and with `most`."""
-    return sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
-
-
 def choose_inside(text: str) -> float:
     """Return GB/s of `nvlink4`, or of a number. Raises UserError."""
-    found = INSIDE.get(text.lower()) or number(text)
+    found = INSIDE.get(text.lower()) or positive_number(text)
     if found is None:
         raise UserError(f"unknown link '{text}'", where="--inside", hint=f"GB/s, or {nearest(text, INSIDE)}")
     return found
@@ -228,99 +164,17 @@ def choose_network(text: str) -> float:
     match = re.fullmatch(r"(\d{1,2})x(\w+)", text.lower())
     if match and match[2] in NETWORK:
         return int(match[1]) * NETWORK[match[2]]
-    found = number(text)
+    found = positive_number(text)
     if found is None:
         hint = f"GB/s of a machine, or links such as 8xhdr; known: {', '.join(NETWORK)}"
         raise UserError(f"unknown network '{text}'", where="--network", hint=hint)
     return found
 
 
-def number(text: str) -> float | None:
+def positive_number(text: str) -> float | None:
     """Return a positive number, None for anything else."""
     try:
         value = float(text)
     except ValueError:
         return None
     return value if 0 < value < math.inf else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A published set of more devices, predicted from the smaller sets (`measured_on`) of its submitter."""
-
-    benchmark: str
-    submitter: str
-    round: str
-    system: str
-    devices: int
-    batch: int
-    measured_on: str
-    predicted_per_s: float
-    published_per_s: float
-    published_minutes: float
-
-    @property
-    def ratio(self) -> float:
-        return self.predicted_per_s / self.published_per_s
-
-
-def check_published(root: Path) -> list[Check]:
-    """Predict every larger set of `scaling` in <benchmark>/reported.yaml from the smallest of its family.
-
-    The second set serves too where its batch per device is at most half of the first's: it shows what of a
-    step is fixed.
-    """
-    found = []
-    for path in sorted(root.glob("*/reported.yaml")):
-        facts = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for family in facts["scaling"]["families"]:
-            found += check_family(facts["benchmark"], facts["scaling"], family)
-    return found
-
-
-def check_family(benchmark: str, facts: dict[str, Any], family: dict[str, Any]) -> list[Check]:
-    """Predict the sets of one submitter."""
-    links = Links(inside=INSIDE[family["inside"]], network=choose_network(family["network"]))
-    per_machine = family["devices_per_node"]
-    work = Work(
-        gradient_bytes=2 * facts["parameters"],
-        sample_s=0,
-        deviation=facts["deviation"],
-        longest=facts["longest"],
-    )
-
-    def compute(entry: dict[str, Any]) -> tuple[float, float]:
-        """Return the batch of the busiest device, in mean samples, and the seconds of its compute."""
-        devices = entry["nodes"] * per_machine
-        share, whole = (
-            entry["global_batch_size"] / devices,
-            entry["global_batch_size"] / entry["samples_per_s"],
-        )
-        exchange = exchange_s(work.gradient_bytes, links, entry["nodes"], per_machine)
-        return share * imbalance(work, share, devices), whole - exposed_s(exchange, whole, links)
-
-    first, second, *_ = entries = family["systems"]
-    points = [compute(first)]
-    if len(entries) > 2 and 2 * second["global_batch_size"] / second["nodes"] <= first["global_batch_size"]:
-        points.append(compute(second))
-    floor_s = facts["parameters"] * OPTIMIZER_BYTES[facts["optimizer"]] / (family["memory"] * 1e9)
-    work = fitted(work, points, floor_s)
-    checks = []
-    for entry in entries[len(points) :]:
-        batch = entry["global_batch_size"]
-        expected = step(work, links, machines=entry["nodes"], per_machine=per_machine, batch=batch)
-        checks.append(
-            Check(
-                benchmark=benchmark,
-                submitter=family["submitter"],
-                round=family["round"],
-                system=entry["system"],
-                devices=expected.devices,
-                batch=batch,
-                measured_on=" and ".join(str(each["nodes"] * per_machine) for each in entries[: len(points)]),
-                predicted_per_s=expected.samples_per_s,
-                published_per_s=entry["samples_per_s"],
-                published_minutes=entry["minutes"],
-            )
-        )
-    return checks

@@ -8,7 +8,6 @@ finished is never run again.
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -31,6 +30,8 @@ from common.machine.preflight import preflight
 from common.repository import NAME, ROOT, SIZES, benchmark_module
 from common.run import launch, run_sets
 from common.run.run_set import RunSet
+from common.study.predict.devices import mean_sample_s
+from common.study.predict.sources import find_newest, rates_of_bench, read_json
 from common.training import batch_check, ranks
 from common.training.load import load_config
 
@@ -322,18 +323,9 @@ def measured(directories: Sequence[Path]) -> Pace | None:
 def benched(study: Study, cell: Cell, config: RunConfig) -> float | None:
     """Return the seconds a sample of one device in the latest `ttt bench` of a cell's configuration."""
     name = "+".join([cell.configuration, *cell.settings])
-    folder = study.results / "throughput" / system.hardware_name()
-    files = sorted(folder.glob(f"{study.benchmark}_*.json"), key=lambda path: path.stat().st_mtime)
-    for path in reversed(files):
-        figures = json.loads(path.read_text())
-        rates: dict[str, float] = {
-            rate["shape"]: rate["samples_per_s"]
-            for rate in figures["rates"]
-            if figures["size"] == study.size and rate["configuration"] == name
-        }
-        if rates:
-            benchmark = benchmark_module(study.benchmark).Benchmark(config, seed=0)
-            shares: dict[str, float] = benchmark.shape_shares()
-            if shares.keys() <= rates.keys():
-                return sum(share / rates[shape] for shape, share in shares.items())
+    shares = benchmark_module(study.benchmark).Benchmark(config, seed=0).shape_shares()
+    for path in find_newest(study.results / "throughput" / system.hardware_name(), study.benchmark):
+        figures = read_json(path)
+        if figures["size"] == study.size and (rates := rates_of_bench(figures, name, set(shares), path.name)):
+            return mean_sample_s(shares, rates.per_s)
     return None

@@ -13,7 +13,7 @@ from common.config.validation import validate
 from common.errors import UserError, nearest
 
 PRICES = Path(__file__).with_name("prices.yaml")
-OWN = re.compile(r"own=([0-9]+(?:\.[0-9]+)?)")  # --price own=0.12
+STATED = re.compile(r"(own=)?([0-9]+(?:\.[0-9]+)?)")  # --price own=0.12, --price 2
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Text = Annotated[str, Field(min_length=1, max_length=300)]
@@ -35,8 +35,8 @@ class Price(Strict):
     source: Text
 
     def is_of(self, hardware: str) -> bool:
-        """Return whether a hardware such as `1xH200` consists of such devices; one's own always does."""
-        return self.cloud == "own" or self.device in re.split(r"[^A-Za-z0-9]|(?<=\d)x", hardware)
+        """Return whether a hardware such as `1xH200` consists of such devices; a stated price is of any."""
+        return self.cloud in ("own", "any") or self.device in re.split(r"[^A-Za-z0-9]|(?<=\d)x", hardware)
 
     def cost(
         self, minutes: float, num_devices: int, *, num_machines: int = 1, spot: bool = False
@@ -72,32 +72,33 @@ def load_prices(path: Path = PRICES) -> list[Price]:
     return rows
 
 
-def own_machine(dollars: float) -> Price:
-    """Return the row of a person's own machine: what an hour of one costs in power and depreciation."""
+def stated_price(dollars: float, *, is_machine: bool) -> Price:
+    """Return a price that a person states: of an hour of an own machine as a whole, or of any device."""
+    name = "own" if is_machine else "any"
     return Price(
-        name="own",
-        cloud="own",
-        region="here",
-        instance="own",
+        name=name,
+        cloud=name,
+        region="stated",
+        instance=name,
         device="any",
         num_devices=1,
         on_demand=dollars,
         spot=None,
         date=datetime.date.today().isoformat(),
-        source="--price: power and depreciation, as stated",
+        source="--price, as stated",
     )
 
 
 def choose_prices(rows: list[Price], names: list[str]) -> list[Price]:
-    """Return the rows of these names, `own=0.12` among them; all where none is named. Raises UserError."""
+    """Return the rows of these names, with `own=0.12` and `2` as stated; all rows where none is named."""
     known = {row.name: row for row in rows}
     chosen = []
     for name in names:
-        if (own := OWN.fullmatch(name)) and float(own[1]) > 0:
-            chosen.append(own_machine(float(own[1])))
+        if (stated := STATED.fullmatch(name)) and float(stated[2]) > 0:
+            chosen.append(stated_price(float(stated[2]), is_machine=bool(stated[1])))
         elif name in known:
             chosen.append(known[name])
         else:
-            hint = f"{nearest(name, known)} or own=DOLLARS_PER_HOUR"
+            hint = f"{nearest(name, known)}, own=DOLLARS an hour, or DOLLARS of a device"
             raise UserError(f"no price is called '{name}'", where="--price", hint=hint)
     return chosen or rows

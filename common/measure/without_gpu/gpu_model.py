@@ -24,7 +24,7 @@ from common.repository import ROOT
 
 FORMULA = (
     "step = sum over library calls of max(bytes / bandwidth, FLOPs / rate) + other bytes / bandwidth",
-    "       + launches x launch_us + exchange that the backward does not hide (as in `ttt plan`)",
+    "       + launches x launch_us + exchange that the backward does not hide (as in `ttt estimate`)",
     "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as published",
 )
 RATES = Path(__file__).with_name("published_rates.yaml")

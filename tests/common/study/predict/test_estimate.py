@@ -11,8 +11,8 @@ from common.commands.measure import profile
 from common.errors import UserError
 from common.evidence.log import read_log
 from common.machine import system
-from common.study import estimate as estimating
-from common.study.estimate import Rates, Samples
+from common.study.predict import minutes, records, sources
+from common.study.predict.minutes import Rates, Samples
 from tests.command import ttt_here
 from tests.committed import committed_results
 
@@ -28,15 +28,13 @@ def samples(*values, startup_s=0.0):
 
 def bert():
     """Return the configuration that the logs state."""
-    return estimating.settings_of(read_log(LOGS[0]))
+    return sources.stated_config(read_log(LOGS[0]))
 
 
 def test_each_phase_takes_its_samples_at_its_own_rate():
-    assert estimating.training_seconds(PHASES, 8, 80, RATES) == pytest.approx(0.8)
-    assert estimating.training_seconds(PHASES, 8, 180, RATES) == pytest.approx(0.8 + 100 / 50)
-    assert estimating.training_seconds(PHASES, 8, 400, RATES) == pytest.approx(
-        0.8 + 320 / 50
-    )  # beyond its end
+    assert minutes.training_seconds(PHASES, 8, 80, RATES) == pytest.approx(0.8)
+    assert minutes.training_seconds(PHASES, 8, 180, RATES) == pytest.approx(0.8 + 100 / 50)
+    assert minutes.training_seconds(PHASES, 8, 400, RATES) == pytest.approx(0.8 + 320 / 50)  # beyond its end
 
 
 def test_an_estimate_is_training_evaluation_and_start_up():
@@ -49,16 +47,16 @@ def test_an_estimate_is_training_evaluation_and_start_up():
         "num_evaluated": 30,
         "samples": samples(180, startup_s=5.0),
     }
-    found = estimating.estimate(PHASES, rates=timed, **known)
+    found = minutes.estimate(PHASES, rates=timed, **known)
     assert (found.training_s, found.evaluation_s, found.num_evaluations) == (pytest.approx(4.8), 4.0, 2)
     assert found.minutes == pytest.approx((4.8 + 4.0 + 5.0) / 60)
     assert found.high == pytest.approx((8.8 * math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
     assert found.low == pytest.approx((8.8 / math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
-    plain = estimating.estimate(PHASES, rates=RATES, **known)
+    plain = minutes.estimate(PHASES, rates=RATES, **known)
     assert plain.evaluation_s == pytest.approx(
         2 * 30 / 3 / 50
     )  # a third of a trained sample, at the last rate
-    four = estimating.estimate(PHASES, rates=RATES, slower=0.3, devices=4, **known)
+    four = minutes.estimate(PHASES, rates=RATES, slower=0.3, devices=4, **known)
     assert four.training_s == pytest.approx(0.3 * 2.8) and four.evaluation_s == pytest.approx(0.1)
 
 
@@ -71,7 +69,7 @@ def test_seeds_and_noise_combine_as_the_root_of_the_sum_of_squares():
     assert RATES.half_width == pytest.approx(1.959964 * 0.02)  # turns of which nothing is known
     assert four.half_width == pytest.approx(3.182446 * 0.02 * math.sqrt(1.25))
     known = {"batch": 8, "evaluated_at": (), "num_evaluated": 30, "rates": four, "samples": two}
-    found = estimating.estimate(PHASES, **known)
+    found = minutes.estimate(PHASES, **known)
     assert math.log(found.high / found.minutes) == pytest.approx(
         math.hypot(expected, four.half_width), rel=1e-3
     )
@@ -80,42 +78,40 @@ def test_seeds_and_noise_combine_as_the_root_of_the_sum_of_squares():
 def test_the_last_evaluation_is_not_lost_to_rounding():
     known = {"evaluated_at": (5, 10, 15), "num_evaluated": 30, "rates": RATES}
     for values in ([180.0], [180.0] * 3, [180.0] * 7, [17600.0] * 5):
-        found = estimating.estimate(PHASES, samples=samples(*values), batch=values[0] / 10, **known)
+        found = minutes.estimate(PHASES, samples=samples(*values), batch=values[0] / 10, **known)
         assert found.num_evaluations == 2
 
 
 def test_samples_come_from_the_runs_of_the_same_recipe():
     logs = [read_log(path) for path in LOGS]
-    found = estimating.measured_samples(logs, bert())
+    found = sources.measured_samples(logs, bert())
     assert found is not None and len(found.values) == len(LOGS)
     assert found.values == tuple(log.reached.samples for log in logs)
-    assert estimating.measured_samples(logs, bert() | {"target": 0.3}) is None
+    assert sources.measured_samples(logs, bert() | {"target": 0.3}) is None
     other = bert()
     other["methods"] = {name: each for name, each in other["methods"].items() if name != "unpad"}
-    assert estimating.measured_samples(logs, other) is None
-    assert estimating.measured_samples(logs, bert() | {"budget": 0.5}) is None
-    assert (
-        estimating.measured_samples(logs, bert() | {"data": bert()["data"] | {"max_seq_length": 8}}) is None
-    )
+    assert sources.measured_samples(logs, other) is None
+    assert sources.measured_samples(logs, bert() | {"budget": 0.5}) is None
+    assert sources.measured_samples(logs, bert() | {"data": bert()["data"] | {"max_seq_length": 8}}) is None
     elsewhere = bert() | {"data": bert()["data"] | {"directory": "there"}}
-    assert estimating.measured_samples(logs, elsewhere) is not None
+    assert sources.measured_samples(logs, elsewhere) is not None
     older = bert() | {"model": bert()["model"] | {"a_newer_key": False}}
-    assert estimating.measured_samples(logs, older) is not None  # the logs do not know it
+    assert sources.measured_samples(logs, older) is not None  # the logs do not know it
 
 
 def test_a_run_is_compared_with_the_estimates_before_it():
     logs = [read_log(path) for path in LOGS]
-    minutes = logs[0].minutes
-    record = {"system": SYSTEM, "config": bert(), "time_ms": 0, "minutes": minutes * 2}
-    record |= {"low": minutes * 0.999, "high": minutes * 1.001}
-    found = estimating.check(record, logs)
+    first = logs[0].minutes
+    record = {"system": SYSTEM, "config": bert(), "time_ms": 0, "minutes": first * 2}
+    record |= {"low": first * 0.999, "high": first * 1.001}
+    found = records.later_runs(record, logs)
     assert len(found) == len(LOGS) and found[0].ratio == pytest.approx(0.5) and found[0].is_inside
     assert [run.is_inside for run in found].count(True) < len(LOGS)
     started = sorted(log.first("run_start").time_ms for log in logs)
-    assert len(estimating.check(record | {"time_ms": started[-2]}, logs)) == 1
-    assert estimating.check(record | {"system": "another"}, logs) == []
-    assert estimating.check(record | {"devices": 8}, logs) == []
-    assert estimating.check(record | {"config": bert() | {"precision": "fp32"}}, logs) == []
+    assert len(records.later_runs(record | {"time_ms": started[-2]}, logs)) == 1
+    assert records.later_runs(record | {"system": "another"}, logs) == []
+    assert records.later_runs(record | {"devices": 8}, logs) == []
+    assert records.later_runs(record | {"config": bert() | {"precision": "fp32"}}, logs) == []
 
 
 def test_an_estimate_is_kept_repriced_and_scored(tmp_path):

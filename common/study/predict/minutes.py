@@ -1,0 +1,130 @@
+"""The minutes of a run to its target, from measured rates and samples, with an interval.
+
+    minutes = (samples / rate + first pass + evaluations) / 60 + start-up, shape by shape in their order
+
+Plain numbers in, no torch. The interval is that of one further run, 95 %, on logarithms: Student's t for the
+samples, whose spread over seeds is known from n runs, and for the rate, from its deviation over n turns of
+steps, not of their mean, because drift lasts as long as a run; the two are independent and combined as the
+root of the sum of their squares. Where nothing says how seeds spread, it is an interval of the rate only.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.config.duration import evaluation_seconds
+from common.evidence.intervals import prediction_half_width
+
+ASSUMED_NOISE = 0.05  # where figures state none
+STARTUP_S = 3.0  # from run_start to the first step; published: 0.9 to 2.6 s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Samples/s by shape and their relative deviation; seconds of the first evaluation and of a later one.
+
+    Without measured evaluations `evaluation_seconds` calculates them. `first_pass_s` is what reading the
+    data for the first time adds. `num_turns` are those of the deviation; None where they are not known.
+    """
+
+    source: str
+    per_s: dict[str, float]
+    noise: float
+    noise_source: str
+    num_turns: int | None = None
+    evaluation_s: tuple[float, float] | None = None
+    first_pass_s: float = 0.0
+
+    @property
+    def half_width(self) -> float:
+        """On logarithms, of one further run, by Student's t; the normal distribution's for unknown turns."""
+        return prediction_half_width(self.noise, self.num_turns or math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Samples at the evaluation that reached the target, of each run; `startup_s` before the first step."""
+
+    source: str
+    values: tuple[float, ...]
+    startup_s: float = STARTUP_S
+    num_missed: int = 0
+
+    @property
+    def typical(self) -> float:
+        """The geometric mean."""
+        return statistics.geometric_mean(self.values)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def half_width(self) -> float | None:
+        """On logarithms, of one further run, by Student's t; None for a single run."""
+        if len(self.values) < 2:
+            return None
+        return prediction_half_width(statistics.stdev(map(math.log, self.values)), len(self.values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Minutes of one run to its target, and the parts of them.
+
+    `low` and `high` hold 95 % of runs where the spread over seeds is known.
+    """
+
+    minutes: float
+    low: float
+    high: float
+    training_s: float
+    evaluation_s: float
+    startup_s: float
+    num_evaluations: int
+
+
+def training_seconds(phases: Sequence[tuple[str, range]], batch: int, samples: float, rates: Rates) -> float:
+    """Return the seconds of so many samples, each shape at its own rate; the last shape goes on."""
+    left, seconds = samples, 0.0
+    for number, (shape, steps) in enumerate(phases, 1):
+        num_samples = left if number == len(phases) else min(left, len(steps) * batch)
+        seconds += num_samples / rates.per_s[shape]
+        left -= num_samples
+    return seconds
+
+
+def estimate(
+    phases: Sequence[tuple[str, range]],
+    *,
+    batch: int,
+    evaluated_at: Sequence[int],
+    num_evaluated: int,
+    rates: Rates,
+    samples: Samples,
+    slower: float = 1.0,
+    devices: int = 1,
+) -> Estimate:
+    """Return the estimate of a run of `batch` samples a step, evaluated after the steps `evaluated_at`.
+
+    `slower` is the time of a step on all devices relative to that of the measured one, which the evaluation
+    is divided among too.
+    """
+    count = sum(1 for step in evaluated_at if step * batch <= samples.typical * (1 + 1e-9))  # it is rounded
+    training_s = training_seconds(phases, batch, samples.typical, rates) * slower + rates.first_pass_s
+    if rates.evaluation_s is not None:
+        evaluation_s = rates.evaluation_s[0] + (count - 1) * rates.evaluation_s[1] if count else 0.0
+    else:
+        evaluation_s = evaluation_seconds(count, num_evaluated, rates.per_s[phases[-1][0]])
+    evaluation_s /= devices
+    run_s = training_s + evaluation_s
+    half = math.hypot(samples.half_width or 0.0, rates.half_width)
+    return Estimate(
+        minutes=(run_s + samples.startup_s) / 60,
+        low=(run_s * math.exp(-half) + samples.startup_s) / 60,
+        high=(run_s * math.exp(half) + samples.startup_s) / 60,
+        training_s=training_s,
+        evaluation_s=evaluation_s,
+        startup_s=samples.startup_s,
+        num_evaluations=count,
+    )

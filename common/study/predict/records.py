@@ -1,0 +1,191 @@
+"""Estimates, kept as JSON below results/estimates/, and the later runs that score them."""
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config.schema import RunConfig
+from common.errors import UserError
+from common.evidence.log import STUDY, Log, find_logs, read_log
+from common.machine import system
+from common.repository import NAME, benchmark_module
+from common.study.predict import devices, sources
+from common.study.predict.minutes import Rates, estimate, training_seconds
+from common.study.predict.sources import FREE, agree, picked, read_json, stated_config
+from common.study.prices import Price
+
+ESTIMATES = "estimates"
+
+Record = dict[str, Any]
+
+
+def make_record(
+    args: argparse.Namespace,
+    config: RunConfig,
+    measure: Callable[[argparse.Namespace, RunConfig], Rates],
+) -> Record:
+    """Return an estimate with everything that it rests on; `measure` is called where nothing states rates."""
+    machines, per_machine = devices.choose_machines(args)
+    if not NAME.fullmatch(args.hardware or "here"):
+        raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")
+    phases = benchmark_module(config.benchmark).Benchmark(config, seed=0).phases()
+    samples = sources.choose_samples(config, args.results, args.samples)  # before anything is measured
+    if args.startup_s is not None:
+        samples = dataclasses.replace(samples, startup_s=args.startup_s)
+    rates = sources.choose_rates(args, config, [shape for shape, _ in phases]) or measure(args, config)
+    per_s = samples.typical / training_seconds(phases, config.global_batch_size, samples.typical, rates)
+    links, counts = devices.choose_links(args), {"machines": machines, "per_machine": per_machine}
+    slower, scaling = devices.compare_with_one(config, per_s, links, **counts)
+    estimated = estimate(
+        phases,
+        batch=config.global_batch_size,
+        evaluated_at=config.plan().evaluation_steps,
+        num_evaluated=config.data.num_evaluation_samples,  # type: ignore[attr-defined]
+        rates=rates,
+        samples=samples,
+        slower=slower,
+        devices=machines * per_machine,
+    )
+    hardware, name = system.hardware_name(), system.system_id(config)
+    if args.hardware or args.measured:
+        hardware = args.hardware or "elsewhere"
+        name = f"{hardware}{'-mini' if args.size == 'mini' else ''}-{args.configuration}"
+    return dataclasses.asdict(estimated) | {
+        "title": f"{config.benchmark} {config.configuration} {config.size}",
+        "system": name,
+        "hardware": hardware,
+        "devices": machines * per_machine,
+        "machines": machines,
+        "time_ms": round(time.time() * 1e3),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "rates": dataclasses.asdict(rates),
+        "samples": dataclasses.asdict(samples) | {"typical": samples.typical},
+        "samples_half_width": samples.half_width,
+        "scaling": scaling,
+        "config": json.loads(config.model_dump_json()),
+    }
+
+
+def describe(record: Record) -> Iterator[str]:
+    """Yield an estimate and what it rests on as lines."""
+    rates, samples, half = record["rates"], record["samples"], record["samples_half_width"]
+    seeds = "unknown" if half is None else f"x{math.exp(half):.3f} either way, one more run by Student's t"
+    missed = f", {samples['num_missed']} more missed the target" if samples["num_missed"] else ""
+    shapes = ", ".join(f"{shape} {per_s:,.0f}/s" for shape, per_s in rates["per_s"].items())
+    yield f"{record['title']} on {record['hardware']}: {describe_minutes(record, ' to the target')}"
+    yield (
+        f"  training {record['training_s']:.1f} s, {record['num_evaluations']} evaluations "
+        f"{record['evaluation_s']:.1f} s, start-up {record['startup_s']:.1f} s"
+    )
+    yield f"  samples to the target: {samples['typical']:,.0f}, {samples['source']}{missed}; seeds: {seeds}"
+    yield f"  rates: {shapes} ({rates['source']}); deviation {rates['noise']:.1%} {rates['noise_source']}"
+    yield f"  devices: {record['scaling']}"
+    yield "  interval: of one further run, on logarithms; seeds, where known, and rate combined as squares"
+
+
+def describe_minutes(record: Record, end: str = "") -> str:
+    """Return an estimate with its interval, in seconds where those are easier to read."""
+    scale, unit, digits = (60, "s", 1) if record["minutes"] < 5 else (1, "min", 2)
+    minutes, low, high = (f"{record[name] * scale:.{digits}f}" for name in ("minutes", "low", "high"))
+    is_known = record["samples_half_width"] is not None
+    coverage = "95 % of runs" if is_known else "by the rate alone, seeds unknown"
+    return f"{minutes} {unit}{end} ({low} to {high}, {coverage})"
+
+
+def describe_costs(record: Record, prices: Sequence[Price]) -> Iterator[str]:
+    """Yield the cost at each price as a line; other devices have none without their figures."""
+    titles = {"own": "own machine, ${0.on_demand:g} an hour", "any": "${0.on_demand:g} an hour of a device"}
+    usual = "{0.name:20} {0.cloud} {0.instance}, {0.num_devices}x {0.device}, {0.date}"
+    others = []
+    for price in prices:
+        if not price.is_of(record["hardware"]):
+            others.append(price.name)
+            continue
+        costs = []
+        for kind, spot in (("on demand", False), ("spot", True)):
+            low, cost, high = (
+                price.cost(record[name], record["devices"], num_machines=record.get("machines", 1), spot=spot)
+                for name in ("low", "minutes", "high")
+            )
+            if cost is not None and low is not None and high is not None:
+                costs.append(f"${cost:.4g} {kind} (${low:.4g} to ${high:.4g})")
+        yield f"  {titles.get(price.cloud, usual).format(price)}: {', '.join(costs)}"
+    if others:
+        yield f"  no cost without a rate there (--hardware, --measured): {', '.join(others)}"
+
+
+def read_records(results: Path) -> list[Record]:
+    """Return the estimates that were kept, the first one first."""
+    records = [read_json(path) | {"path": path} for path in (results / ESTIMATES).glob("*/*.json")]
+    if not records:
+        raise UserError("no estimates here", where=str(results / ESTIMATES), hint="`ttt estimate` makes them")
+    return sorted(records, key=lambda record: int(record["time_ms"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A later run of what an estimate was made for; `minutes` is infinite where the target was missed."""
+
+    path: str
+    minutes: float
+    ratio: float  # measured over predicted
+    is_inside: bool
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.minutes):
+            return f"missed the target, outside  {self.path}"
+        place = "inside" if self.is_inside else "outside"
+        minutes = f"measured {self.minutes:.3f} min ({self.minutes * 60:.1f} s)"
+        return f"{minutes}, {self.ratio - 1:+.1%}, {place}  {self.path}"
+
+
+def later_runs(record: Record, logs: Sequence[Log]) -> list[Outcome]:
+    """Return the runs on the estimate's system and devices that started after it, with its settings only."""
+    outcomes = []
+    for log in logs:
+        start = log.first("run_start")
+        if log.system != record["system"] or start is None or start.time_ms <= record["time_ms"]:
+            continue
+        if log.value("num_ranks") not in (None, record.get("devices", 1)):
+            continue
+        if not states(log, record["config"]) or log.is_resumed or log.minutes is None:
+            continue
+        minutes = log.minutes if log.is_converged else math.inf
+        is_inside = record["low"] <= minutes <= record["high"]
+        ratio = minutes / record["minutes"]
+        outcomes.append(Outcome(path=log.path, minutes=minutes, ratio=ratio, is_inside=is_inside))
+    return outcomes
+
+
+def states(log: Log, config: dict[str, Any]) -> bool:
+    """Return whether a log states this configuration, but for what a run decides for its machine."""
+    stated, keys = stated_config(log), config.keys() - FREE
+    return "benchmark" in stated and agree(picked(stated, keys), picked(config, keys))
+
+
+def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
+    """Return each estimate with the runs that came after it, and how good all of them were: lines, JSON."""
+    systems = {record["system"] for record in records}
+    folders = [folder for folder in (results, results / STUDY) if folder.is_dir()]
+    paths = (path for folder in folders for path in find_logs(folder))
+    logs = [read_log(path) for path in paths if path.absolute().parent.parent.name in systems]
+    lines, rows, outcomes = [], [], list[Outcome]()
+    for record in records:
+        runs = later_runs(record, logs)
+        outcomes += runs
+        minutes = describe_minutes(record)
+        lines.append(f"{record['title']} on {record['system']}, {record['time']}: {minutes}")
+        lines += [f"  {run}" for run in runs] or ["  no run since"]
+        row = {"estimate": record["path"].name} | picked(record, ("system", "minutes"))
+        rows.append(row | {"runs": [dataclasses.asdict(run) for run in runs]})
+    inside = sum(run.is_inside for run in outcomes)
+    errors = [abs(math.log(run.ratio)) for run in outcomes if math.isfinite(run.ratio)]
+    typical = f"; wrong by a factor of {math.exp(sum(errors) / len(errors)):.3f} on average" if errors else ""
+    lines.append(f"{inside} of {len(outcomes)} runs lie inside the interval of their estimate{typical}")
+    return lines, {"estimates": rows, "inside": inside, "runs": len(outcomes)}

@@ -1,0 +1,249 @@
+"""The measurements that a prediction rests on: rates from profiles and benches, samples from logs.
+
+Two configurations count as one where the older one lacks keys of the newer one: these are as they were.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import yaml_file
+from common.config.schema import RunConfig
+from common.errors import UserError
+from common.evidence.compare.reported import load_reported
+from common.evidence.log import Log, find_logs, read_log
+from common.evidence.recipes import flat
+from common.machine import system
+from common.measure.scaling import positive_number
+from common.repository import benchmark_module
+from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Samples
+
+RECIPE = (
+    *("target", "max_duration", "budget", "evaluate_every", "evaluate_from", "global_batch_size"),
+    *("precision", "evaluation_precision", "model", "data", "optimizer", "schedule", "methods"),
+)
+# of `data`, what leaves the samples of each batch as they are
+OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}
+FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
+
+
+def find_newest(directory: Path, benchmark: str) -> list[Path]:
+    """Return the figures of a benchmark, <benchmark>_N.json, the largest N first."""
+    numbered = [(path.stem.removeprefix(f"{benchmark}_"), path) for path in directory.glob("*.json")]
+    whole = [(int(number), path) for number, path in numbered if number.isdecimal()]
+    return [path for _, path in sorted(whole, reverse=True)]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises UserError for anything else."""
+    try:
+        figures = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"no figures ({error})", where=str(path)) from error
+    if not isinstance(figures, dict):
+        raise UserError("no figures", where=str(path))
+    return figures
+
+
+def read_bench(path: Path, config: RunConfig) -> dict[str, Any]:
+    """Read a file of `ttt bench`. Raises UserError unless it is one, of this benchmark and size."""
+    try:
+        figures = read_json(path)
+        of = figures["benchmark"], figures["size"]
+        figures["batch_size"], figures["rates"], figures["peaks"]["bytes_per_s"]  # noqa: B018
+    except (UserError, LookupError, TypeError) as error:
+        raise UserError(f"no figures of `ttt bench` ({error})", where=str(path)) from error
+    if of != (config.benchmark, config.size):
+        wanted = f"{config.benchmark} {config.size}"
+        raise UserError(f"figures of {' '.join(of)}, not of {wanted}", where=str(path))
+    return figures
+
+
+def parse_measured(text: str) -> tuple[int, float]:
+    """Return batch and samples/s of SAMPLES_PER_S@BATCH."""
+    rate, _, batch = text.partition("@")
+    per_s = positive_number(rate)
+    if per_s is None or not batch.isdecimal() or int(batch) == 0:
+        raise UserError(f"--measured {text}: expected SAMPLES_PER_S@BATCH, such as 70@56")
+    return int(batch), per_s
+
+
+def rates_as_given(text: str, shapes: Iterable[str]) -> Rates:
+    """Return the rate of --measured for all shapes."""
+    _, per_s = parse_measured(text)
+    source = f"{text}, as given"
+    return Rates(
+        source=source, per_s=dict.fromkeys(shapes, per_s), noise=ASSUMED_NOISE, noise_source="assumed"
+    )
+
+
+def rates_of_profile(figures: dict[str, Any], values: dict[str, Any], name: str) -> Rates | None:
+    """Return the rates of the loop on one device; None of another configuration or of several devices."""
+    if not {"config", "num_ranks", "delay_data_ms", "phases", "evaluation_s"} <= figures.keys():
+        return None
+    keys = values.keys() - FREE - {"global_batch_size"}  # a device has its part of it
+    if not agree(picked(figures["config"], keys), picked(values, keys)):
+        return None
+    if figures["num_ranks"] > 1 or figures["delay_data_ms"]:
+        return None
+    phases = figures["phases"]
+    total = sum(phase["share"] * phase["step_ms"] for phase in phases)
+    per_s = {phase["shape"]: phase["batch"] / phase["step_ms"] * 1e3 for phase in phases}
+    first = phases[0]
+    once = first["first_pass_per_s"] or per_s[first["shape"]]
+    return Rates(
+        source=f"the loop with its loader, profile {name}",
+        per_s=per_s,
+        noise=sum(phase["share"] * phase["step_ms"] * phase["deviation"] for phase in phases) / total,
+        noise_source="of turns of steps",
+        num_turns=min((phase["num_turns"] for phase in phases if phase.get("num_turns")), default=None),
+        evaluation_s=tuple(figures["evaluation_s"]),
+        first_pass_s=max(0.0, 1 / once - 1 / per_s[first["shape"]]) * values["data"]["num_train_samples"],
+    )
+
+
+def rates_of_bench(figures: dict[str, Any], name: str, shapes: set[str], source: str) -> Rates | None:
+    """Return the rates of steps without a loader; None where a shape of this configuration is missing."""
+    rates = {
+        rate["shape"]: rate
+        for rate in figures.get("rates", [])
+        if rate["configuration"] == name and rate["shape"] in shapes
+    }
+    if rates.keys() != shapes:
+        return None
+    stated = [(rate["deviation"], rate.get("num_turns")) for rate in rates.values() if "deviation" in rate]
+    noise, num_turns = max(stated, key=lambda pair: pair[0], default=(ASSUMED_NOISE, None))
+    return Rates(
+        source=f"steps alone, bench {source}: as if the loader keeps up",
+        per_s={shape: rate["samples_per_s"] for shape, rate in rates.items()},
+        noise=noise,
+        noise_source="of turns of steps" if stated else "assumed: the file states none",
+        num_turns=num_turns,
+    )
+
+
+def find_rates(
+    results: Path, hardware: str, values: dict[str, Any], name: str, shapes: set[str]
+) -> Rates | None:
+    """Return the rates of the newest profile of a configuration on a hardware, else of its newest bench."""
+    for path in find_newest(results / "profile" / hardware, values["benchmark"]):
+        if rates := rates_of_profile(read_json(path), values, path.name):
+            return rates
+    for path in find_newest(results / "throughput" / hardware, values["benchmark"]):
+        figures = read_json(path)
+        is_of_size = figures.get("size") == values["size"]
+        if is_of_size and (rates := rates_of_bench(figures, name, set(shapes), path.name)):
+            return rates
+    return None
+
+
+def configuration_name(configuration: str, settings: Iterable[str]) -> str:
+    """Return the name of a changed configuration in the figures of `ttt bench`."""
+    return "+".join([configuration, *(text for text in settings if not text.startswith("submission."))])
+
+
+def stated_config(log: Log) -> dict[str, Any]:
+    """Return the configuration that a log states; nothing where it cannot be read."""
+    stated = yaml_file.parse_head(log.settings)
+    return {"budget": 1.0} | stated if stated else {}  # older ones trained all of it
+
+
+def agree(older: dict[str, Any], newer: dict[str, Any]) -> bool:
+    """Return whether two configurations are one. Methods have to be the same ones."""
+    if set(older.get("methods") or {}) != set(newer.get("methods") or {}):
+        return False
+    stated = flat(older)
+    return all(stated.get(key, value) == value for key, value in flat(newer).items())
+
+
+def picked(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if key in values}
+
+
+def training_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a configuration that decides how training goes."""
+    recipe = picked(config, RECIPE)
+    if isinstance(data := recipe.get("data"), dict):
+        recipe["data"] = picked(data, data.keys() - OF_MACHINE)
+    return recipe
+
+
+def has_recipe(log: Log, config: dict[str, Any]) -> bool:
+    """Return whether a log is of this benchmark, configuration and size, and trained in the same way."""
+    stated, names = stated_config(log), ("benchmark", "configuration", "size")
+    is_named_so = picked(stated, names) == picked(config, names)
+    return is_named_so and agree(training_keys(stated), training_keys(config))
+
+
+def measured_samples(logs: Sequence[Log], config: dict[str, Any]) -> Samples | None:
+    """Return the samples to target of the runs of this recipe, on any system; None without one."""
+    runs = [log for log in logs if not log.is_resumed and log.minutes and has_recipe(log, config)]
+    reached = [point.samples for log in runs if (point := log.reached) and point.samples]
+    if not reached:
+        return None
+    starts = [
+        min(event.time_ms for event in blocks) - log.events("run_start")[0].time_ms
+        for log in runs
+        if (blocks := list(log.events("block_start")))
+    ]
+    return Samples(
+        source=f"{len(reached)} measured runs",
+        values=tuple(reached),
+        startup_s=statistics.fmean(ms / 1e3 for ms in starts) if starts else 0.0,
+        num_missed=len(runs) - len(reached),
+    )
+
+
+def published_samples(config: RunConfig) -> Samples | None:
+    """Return the samples to target of the published runs of a configuration; None where there are none."""
+    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    published = load_reported()[name].of_configuration(config.configuration)
+    if published is None or config.size != "full":
+        return None
+    runs = published.score.runs
+    startup = [run.split.startup * 60 for run in runs if run.split]
+    return Samples(
+        source=published.title,
+        values=tuple(run.samples for run in runs if run.samples),
+        startup_s=sum(startup) / len(startup) if startup else STARTUP_S,
+        num_missed=sum(1 for run in runs if not run.samples),
+    )
+
+
+def choose_samples(config: RunConfig, results: Path, samples: int | None) -> Samples:
+    """Return the samples to the target: as given, measured, or published. Raises UserError without any."""
+    if samples is not None:
+        return Samples(source="as given", values=(float(samples),))
+    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    paths = find_logs(results) if results.is_dir() else []
+    logs = [read_log(path) for path in paths if path.parent.name == name]
+    chosen = measured_samples(logs, json.loads(config.model_dump_json())) or published_samples(config)
+    if chosen is None:
+        run = f"ttt run {config.benchmark} {config.configuration} --size {config.size}"
+        hint = f"make a run ({run}), or --samples N"
+        raise UserError("nothing says how many samples the target takes", where=str(results), hint=hint)
+    return chosen
+
+
+def choose_rates(args: argparse.Namespace, config: RunConfig, shapes: Sequence[str]) -> Rates | None:
+    """Return the rates of one device: as given, or of figures; None where they are to be measured."""
+    name, values = configuration_name(config.configuration, args.set), json.loads(config.model_dump_json())
+    if args.measured:
+        return rates_as_given(args.measured[-1], shapes)
+    if args.bench:
+        path = args.bench[-1]
+        rates = rates_of_bench(read_bench(path, config), name, set(shapes), path.name)
+        if rates is None:
+            raise UserError(f"no rate of {name} at {', '.join(sorted(shapes))}", where=str(path))
+        return rates
+    rates = None
+    if not args.measure:
+        rates = find_rates(args.results, args.hardware or system.hardware_name(), values, name, set(shapes))
+    if rates is None and args.hardware:
+        hint = "run `ttt profile` or `ttt bench` there, or --bench FILE, or --measured"
+        where = f"{args.results}/*/{args.hardware}"
+        raise UserError(f"no figures of {name} {config.size}", where=where, hint=hint)
+    return rates
