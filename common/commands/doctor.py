@@ -15,19 +15,14 @@ examples:
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 
 from common.arguments import add_benchmarks, add_nproc, add_results
 from common.config.schema import RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.machine.line import FAULT, WARNING, Line, fault, warning
-from common.repository import ROOT, SIZES, benchmark_module
+from common.machine.line import FAULT, WARNING
+from common.repository import SIZES, benchmark_module
 from common.training.load import load_config
-
-PROCESSES_ON_CPU = 2  # enough to see messages pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,94 +47,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print each line when it is known; the exit code is 1 after a fault."""
     started = time.monotonic()
-    from common.doctor import first_steps
+    from common.doctor import checks
 
-    loaded = {benchmark: load(args, benchmark) for benchmark in args.benchmarks}
+    configs = load(args)
     if args.store_bands is not None:
-        if args.store_bands < first_steps.FEWEST_SEEDS or args.size != "mini":
-            raise UserError(f"--store-bands takes {first_steps.FEWEST_SEEDS} seeds or more, and --size mini")
-        for benchmark, named in loaded.items():
-            print(f"-> {first_steps.store(benchmark, named, args.store_bands)}")
-        return EXIT_OK
-    found = []
-    for line in lines(args, loaded):
-        found.append(asdict(line) | {"after_s": round(time.monotonic() - started, 1)})
+        return store_bands(args, configs)
+    lines = []
+    options = {"size": args.size, "num_ranks": args.nproc, "is_quick": args.quick}
+    for line in checks.check_machine(configs, args.results.resolve(), **options):
+        lines.append(asdict(line) | {"after_s": round(time.monotonic() - started, 1)})
         if not args.json:
             print(f"{line.state:8} {line}", flush=True)
-    states = [each["state"] for each in found]
-    counts = {state: states.count(state) for state in (FAULT, WARNING)}
-    seconds = time.monotonic() - started
+    faults, warnings = (sum(line["state"] == state for line in lines) for state in (FAULT, WARNING))
     if args.json:
-        print(json.dumps({"lines": found, "faults": counts[FAULT], "warnings": counts[WARNING]}, indent=1))
+        print(json.dumps({"lines": lines, "faults": faults, "warnings": warnings}, indent=1))
     else:
-        print(f"{counts[FAULT]} faults, {counts[WARNING]} warnings, {len(states)} lines in {seconds:.1f} s")
-    return EXIT_FINDINGS if counts[FAULT] else EXIT_OK
+        seconds = time.monotonic() - started
+        print(f"{faults} faults, {warnings} warnings, {len(lines)} lines in {seconds:.1f} s")
+    return EXIT_FINDINGS if faults else EXIT_OK
 
 
-def load(args: argparse.Namespace, benchmark: str) -> dict[str, RunConfig]:
-    """Return the configurations of a benchmark that have a band, by name."""
+def load(args: argparse.Namespace) -> dict[str, dict[str, RunConfig]]:
+    """Return by benchmark the configurations that have a band, by name."""
     from common.doctor import first_steps
 
-    benchmark_module(benchmark)  # answers an unknown name
+    for benchmark in args.benchmarks:
+        benchmark_module(benchmark)  # raises UserError for an unknown name
     return {
-        name: load_config(benchmark, name, size=args.size, settings=args.set).config
-        for name in first_steps.stored(benchmark)
+        benchmark: {
+            name: load_config(benchmark, name, size=args.size, settings=args.set).config
+            for name in first_steps.read_bands(benchmark)
+        }
+        for benchmark in args.benchmarks
     }
 
 
-def lines(args: argparse.Namespace, loaded: dict[str, dict[str, RunConfig]]) -> Iterator[Line]:
-    """Yield what every check finds, the cheap ones first."""
-    from common.doctor import devices
-    from common.machine import gpus
-    from common.machine.hardware import count_gpus
-    from common.machine.preflight import cheap_checks, num_shards
+def store_bands(args: argparse.Namespace, configs: dict[str, dict[str, RunConfig]]) -> int:
+    """Measure the first steps anew and keep their bands."""
+    from common.doctor import first_steps
 
-    most_shards = max(num_shards(config) for named in loaded.values() for config in named.values())
-    yield from cheap_checks(args.size, args.results.resolve(), most_shards)
-    if args.quick:
-        return
-    num_gpus = count_gpus()
-    if num_gpus:
-        yield gpus.kernel_xids()
-    with gpus.watch_xids() as seen:
-        num_ranks = args.nproc or num_gpus or PROCESSES_ON_CPU
-        yield from answered("devices", partial(devices.check_devices, num_ranks))
-        for named in loaded.values():
-            yield from benchmark_lines(named, args.results.resolve(), num_gpus or 1)
-    yield from seen
-
-
-def benchmark_lines(named: dict[str, RunConfig], results: Path, num_devices: int) -> Iterator[Line]:
-    """Yield what the checks of one benchmark find; `named` are its configurations."""
-    from common.doctor import first_steps, recipe
-    from common.machine import host
-    from common.machine.load import Meter, read_alone
-
-    config = next(iter(named.values()))
-    what = config.benchmark
-    data, manifest = recipe.check_data(config, results)
-    yield data
-    if manifest is not None:
-        yield host.read_rate(what, ROOT / config.data.directory, manifest)  # type: ignore[attr-defined]
-    yield from answered(f"kernels of {what}", partial(recipe.check_kernels, config))
-    if config.size != "mini":
-        advice = f"ttt doctor --benchmarks {what} compares at size mini"
-        yield warning(f"first steps of {what}", f"no band is known at size {config.size}", advice)
-    for config in named.values():
-        rate, meter = None, Meter()
-        if config.size == "mini" and manifest is not None:
-            check = f"first steps of {what} {config.configuration}"
-            for line in answered(check, partial(first_steps.check, check, config)):
-                rate = line.values.get("samples_per_s")
-                yield line
-        yield recipe.check_minutes(config, results, rate, num_devices, read_alone(meter))
-
-
-def answered(check: str, function: Callable[[], Iterable[Line]]) -> Iterable[Line]:
-    """Return the lines of a check; one that breaks off has found a fault."""
-    try:
-        return function()
-    except (UserError, OSError, RuntimeError) as error:  # torch's errors are RuntimeErrors
-        first = (str(error).strip().splitlines() or [""])[0]
-        advice = "`ttt run` would end the same way"
-        return [fault(check, f"{type(error).__name__}: {first}".removeprefix("UserError: "), advice)]
+    if args.store_bands < first_steps.FEWEST_SEEDS or args.size != "mini":
+        raise UserError(f"--store-bands takes {first_steps.FEWEST_SEEDS} seeds or more, and --size mini")
+    for benchmark, named in configs.items():
+        print(f"-> {first_steps.store(benchmark, named, args.store_bands)}")
+    return EXIT_OK

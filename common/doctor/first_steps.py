@@ -5,9 +5,9 @@ loss of the first step and the mean of the last steps. `ttt doctor --store-bands
 """
 
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 
 from common import repository, yaml_file
 from common.config.schema import RunConfig, Strict
@@ -23,12 +23,12 @@ FILE = "first_steps"
 FEWEST_SEEDS = 3
 NUM_LAST = 20  # steps whose mean loss is compared
 UNTIMED = 5  # first steps, in which threads start
-FALSE_ALARMS = 1e-4  # of a band: how often an honest training would lie outside
-SEED, FIRST_SEED = 1, 100  # of a check; of a band, which does not hold that of the check
+FALSE_ALARMS = 1e-4  # the share of sound trainings that lie outside of a band
+SEED, FIRST_SEED = 1, 100  # of a check, and of the first training of a band
 
 
 class Band(Strict):
-    """What honest trainings of a configuration lost: a value for each seed, after so many steps."""
+    """Losses of sound trainings, one of each seed: of the first step, and after `num_steps`."""
 
     num_steps: int
     first: list[float]
@@ -36,15 +36,15 @@ class Band(Strict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """The first steps of a training: loss of the first, mean of the last, samples/s."""
+class FirstSteps:
+    """Loss of the first step of a training, the mean of the last ones, and samples/s."""
 
     first: float
     last: float
     samples_per_s: float
 
 
-def stored(benchmark: str) -> dict[str, Band]:
+def read_bands(benchmark: str) -> dict[str, Band]:
     """Return the bands of a benchmark by configuration. Raises UserError for a file that is not right."""
     path = ROOT / benchmark / f"{FILE}.yaml"
     document = yaml_file.read(path, path.relative_to(ROOT).as_posix())
@@ -54,7 +54,7 @@ def stored(benchmark: str) -> dict[str, Band]:
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return between what values the next one lies, but for `FALSE_ALARMS`: Student's prediction interval."""
+    """Return Student's prediction interval of the next value, which a share `FALSE_ALARMS` misses."""
     if len(values) < FEWEST_SEEDS:
         raise UserError(f"{len(values)} seeds are no band", where=FILE, hint="ttt doctor --store-bands 10")
     middle = statistics.mean(values)
@@ -62,22 +62,20 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def take(config: RunConfig, *, seed: int, num_steps: int) -> Taken:
+def train_first_steps(config: RunConfig, *, seed: int, num_steps: int) -> FirstSteps:
     """Train so many steps on the prepared data, in this process. Raises UserError as a run does."""
+    from common.measure.clock import time_call
     from common.training.step import Training
 
     benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=seed)
     benchmark.check_ready()
     training = Training(config, benchmark, seed=seed)
     training.initialize()
-    batches, losses, started = benchmark.train_batches(), [], 0.0
-    for step in range(num_steps):
-        if step == UNTIMED:
-            started = time.perf_counter()
-        losses.append(float(training.train_step(next(batches), step)))
-    seconds = time.perf_counter() - started
-    batches.close()
-    return Taken(
+    with closing(benchmark.train_batches()) as batches:
+        losses = [float(training.train_step(next(batches), step)) for step in range(UNTIMED)]
+        rest = (float(training.train_step(next(batches), step)) for step in range(UNTIMED, num_steps))
+        seconds = time_call(lambda: losses.extend(rest), training.device)
+    return FirstSteps(
         first=losses[0],
         last=statistics.mean(losses[-NUM_LAST:]),
         samples_per_s=(num_steps - UNTIMED) * config.global_batch_size / seconds,
@@ -86,19 +84,19 @@ def take(config: RunConfig, *, seed: int, num_steps: int) -> Taken:
 
 def check(name: str, config: RunConfig) -> list[Line]:
     """Train the first steps and compare their loss with the band."""
-    band = stored(config.benchmark)[config.configuration]
-    return [compared(name, take(config, seed=SEED, num_steps=band.num_steps), band)]
+    band = read_bands(config.benchmark)[config.configuration]
+    return [compare(name, train_first_steps(config, seed=SEED, num_steps=band.num_steps), band)]
 
 
-def compared(check: str, taken: Taken, band: Band) -> Line:
-    """Return whether the first and the last loss lie in the band."""
-    found, is_inside = [], True
-    for loss, values in ((taken.first, band.first), (taken.last, band.last)):
+def compare(check: str, steps: FirstSteps, band: Band) -> Line:
+    """Return ok if the first and the last loss lie in the band, else a fault."""
+    texts, is_inside = [], True
+    for loss, values in ((steps.first, band.first), (steps.last, band.last)):
         low, high = limits(values)
         is_inside &= low <= loss <= high  # not for NaN
-        found.append(f"{loss:.3f} ({low:.3f} to {high:.3f})")
-    text = f"loss {found[0]}, after {band.num_steps} steps {found[1]}"
-    measured = {"first": taken.first, "last": taken.last, "samples_per_s": taken.samples_per_s}
+        texts.append(f"{loss:.3f} ({low:.3f} to {high:.3f})")
+    text = f"loss {texts[0]}, after {band.num_steps} steps {texts[1]}"
+    measured = asdict(steps)
     if is_inside:
         return ok(check, text, **measured)
     advice = "data, code or arithmetic are not those of the band: ttt data verify, git status, kernels above"
@@ -114,14 +112,14 @@ def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> str:
         f"# on {system.hardware_name()}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}",
     ]
     for name, config in named.items():
-        num_steps = stored(benchmark)[name].num_steps
+        num_steps = read_bands(benchmark)[name].num_steps
         losses = []
         for seed in range(FIRST_SEED, FIRST_SEED + num_seeds):
-            losses.append(taken := take(config, seed=seed, num_steps=num_steps))
-            print(f"{benchmark} {name}, seed {seed}: {taken.first:.4f}, {taken.last:.4f}", flush=True)
+            losses.append(steps := train_first_steps(config, seed=seed, num_steps=num_steps))
+            print(f"{benchmark} {name}, seed {seed}: {steps.first:.4f}, {steps.last:.4f}", flush=True)
         lines += [f"{name}:", f"  num_steps: {num_steps}"]
-        lines += [f"  first: [{', '.join(f'{taken.first:.4f}' for taken in losses)}]"]
-        lines += [f"  last: [{', '.join(f'{taken.last:.4f}' for taken in losses)}]"]
+        lines += [f"  first: [{', '.join(f'{steps.first:.4f}' for steps in losses)}]"]
+        lines += [f"  last: [{', '.join(f'{steps.last:.4f}' for steps in losses)}]"]
     path = ROOT / benchmark / f"{FILE}.yaml"
     write_text(path, "\n".join(lines) + "\n")
     return repository.relative_path(path)

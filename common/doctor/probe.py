@@ -26,20 +26,17 @@ NUM_MESSAGES = 10
 
 
 def main() -> None:
-    """Measure, and let rank 0 write."""
+    """Measure on every rank; rank 0 writes."""
     place = ranks.place()
     with distributed.process_group(place):
         is_gpu = torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
-        found = measure(device)
-        everyone: list[Any] = [found]
+        measured: dict[str, Any] = {"ranks": distributed.all_gather(measure(device))}
+        measured["backend"] = distributed.backend()
         if place.world_size > 1:
-            everyone = [None] * place.world_size
-            dist.all_gather_object(everyone, found)
-        messages = exchange(device, place.world_size) if place.world_size > 1 else {}
+            measured |= time_messages(device, place.world_size)
         if place.rank == 0:
-            found = {"ranks": everyone, "backend": distributed.backend(), **messages}
-            Path(sys.argv[1]).write_text(json.dumps(found))
+            Path(sys.argv[1]).write_text(json.dumps(measured))
 
 
 def measure(device: torch.device) -> dict[str, Any]:
@@ -69,7 +66,7 @@ def sustain(call: Callable[[], object], *, device: torch.device, states: list[di
     return (time.perf_counter() - started) / num_calls
 
 
-def exchange(device: torch.device, num_ranks: int) -> dict[str, Any]:
+def time_messages(device: torch.device, num_ranks: int) -> dict[str, Any]:
     """Return how fast the ranks sum a message over all of them, and whether the sums were right.
 
     `bus_bytes_per_s` counts what each rank sends at least, so that any number of ranks compares.

@@ -15,11 +15,10 @@ from common.machine import system
 from common.machine.line import OK, Line, fault, ok, warning
 from common.machine.load import Load
 from common.machine.record import judge_speed
+from common.measure.device_run import NUM_DEVICES
 from common.repository import ROOT, benchmark_module
 from common.run import launch
 from common.study.predict.sources import find_newest, read_json
-
-PROJECTED_DEVICES = 8  # of `ttt bench`
 
 
 def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] | None]:
@@ -125,7 +124,7 @@ def benched(check: str, config: RunConfig, results: Path, num_devices: int) -> L
         figures = read_json(path)
         projected = figures.get("projected", {}).get(config.configuration)
         if figures.get("size") == "full" and projected:
-            minutes = projected["minutes"] * PROJECTED_DEVICES / num_devices
+            minutes = projected["minutes"] * NUM_DEVICES / num_devices
             found = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
             return ok(check, found, minutes=minutes)
     name = benchmark_module(config.benchmark).Benchmark.mlperf_name

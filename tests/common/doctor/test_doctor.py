@@ -189,7 +189,7 @@ def test_the_loss_of_the_first_steps_lies_in_the_band_and_another_recipes_outsid
 
 def test_each_benchmark_has_bands_of_honest_trainings():
     for benchmark in benchmarks():
-        bands = first_steps.stored(benchmark)
+        bands = first_steps.read_bands(benchmark)
         assert set(bands) <= set(configurations(benchmark)) and len(bands) >= 2
         for band in bands.values():
             (low, high), (_, first_high) = first_steps.limits(band.last), first_steps.limits(band.first)
@@ -198,9 +198,9 @@ def test_each_benchmark_has_bands_of_honest_trainings():
 
 
 def test_a_loss_that_is_no_number_lies_in_no_band():
-    band = first_steps.stored("language_bert")["optimized"]
-    taken = first_steps.Taken(first=band.first[0], last=float("nan"), samples_per_s=1.0)
-    assert first_steps.compared("loss", taken, band).state == FAULT
+    band = first_steps.read_bands("language_bert")["optimized"]
+    taken = first_steps.FirstSteps(first=band.first[0], last=float("nan"), samples_per_s=1.0)
+    assert first_steps.compare("loss", taken, band).state == FAULT
     with pytest.raises(UserError, match="no band; ttt doctor --store-bands"):
         first_steps.limits([1.0, 2.0])
 
@@ -243,24 +243,25 @@ def test_a_slow_gpu_is_named():
         ((3e14, 7e14), FAULT, [0]),
         ((3e14,), OK, None),
     ):
-        line = devices.compared("product", measured(*rates)["ranks"], "flops_per_s", 1e12, "TFLOP/s")
+        line = devices.compare_rates("product", measured(*rates)["ranks"], "flops_per_s")
         assert (line.state, line.values.get("stragglers")) == (state, stragglers)
         assert all(f"GPU of rank {rank} has" in line.found for rank in stragglers or [])
-    line = devices.compared("p", measured(3e11, 1e11, device="cpu")["ranks"], "flops_per_s", 1e12, "TFLOP/s")
+    line = devices.compare_rates("p", measured(3e11, 1e11, device="cpu")["ranks"], "flops_per_s")
     assert line.state == OK and "0.4 TFLOP/s of this processor's 2 ranks" in line.found
 
 
 def test_wrong_products_wrong_sums_and_slow_messages_are_told():
     found = measured(1e14, 1e14, 1e14)
-    assert devices.differing(found["ranks"]) is None
+    assert devices.check_products(found["ranks"]) == []
     found["ranks"][1]["checksum"] = 8
-    assert devices.differing(found["ranks"]).found == "rank 1 computed another product than the others"
+    (line,) = devices.check_products(found["ranks"])
+    assert line.state == FAULT and line.found.startswith("rank 1 computed")
     for changes, state in (
         ({"num_wrong_ranks": 0}, OK),
         ({"num_wrong_ranks": 0, "bus_bytes_per_s": 1e9}, WARNING),
         ({"num_wrong_ranks": 2}, FAULT),
     ):
-        assert devices.exchanged(measured(1e14, 1e14, **changes), 2).state == state
+        assert devices.judge_messages(measured(1e14, 1e14, **changes), 2).state == state
 
 
 def probes():

@@ -245,8 +245,8 @@ def test_a_record_that_cannot_be_kept_is_no_fault(monkeypatch, tmp_path):
 def test_a_product_at_half_the_record_of_its_devices_is_a_warning(folder):
     def line(rate):
         found = [{"flops_per_s": rate, "device": "cpu"}] * 2
-        compared = devices.compared("matrix product", found, "flops_per_s", 1e12, "TFLOP/s")
-        return devices.since_best(compared, "flops_per_s", found)
+        compared = devices.compare_rates("matrix product", found, "flops_per_s")
+        return devices.compare_with_best(compared, "flops_per_s", found)
 
     assert [line(rate).state for rate in (0.59e12, 0.28e12)] == [OK, WARNING]
 
