@@ -59,7 +59,7 @@ def benchmark_names() -> dict[str, str]:
     found = {}
     for folder in benchmarks():
         text = (ROOT / folder / "benchmark.py").read_text(encoding="utf-8")
-        name = re.search(r'^ +mlperf_name = "(\w+)"$', text, re.MULTILINE)
+        name = re.search(r'^ +names = Names\(mlperf="(\w+)"', text, re.MULTILINE)
         found[name[1] if name else folder] = folder
     return dict(sorted(found.items()))
 

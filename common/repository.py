@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import UserError, nearest
 
@@ -118,10 +118,21 @@ def configurations(benchmark: str) -> list[str]:
 
 
 def benchmark_module(benchmark: str) -> ModuleType:
-    """Import a benchmark by name. Raises UserError with the nearest name."""
+    """Import benchmark.py of a benchmark. Raises UserError with the nearest name."""
     if benchmark not in benchmarks():
         raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, benchmarks()))
     return importlib.import_module(f"{benchmark}.benchmark")
+
+
+def probes_module(benchmark: str) -> ModuleType:
+    """Import probes.py of a benchmark, which answers the tools."""
+    return importlib.import_module(f"{benchmark}.probes")
+
+
+def build_probes(config: Any) -> Any:
+    """Return the `Probes` of a configuration on one device. Imports torch."""
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
+    return probes_module(config.benchmark).Probes(benchmark)
 
 
 def available_methods(benchmark: str) -> dict[str, str]:

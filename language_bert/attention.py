@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
-from common.training.benchmark import Form
+from common.training.benchmark import Backend
 
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more waste less padding and cost more calls
 HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None  # compiled code cannot ask
@@ -135,12 +135,12 @@ def has_kernel(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def kernel_form(device: torch.device) -> Form:
+def kernel_backend(device: torch.device) -> Backend:
     """Return what computes attention on packed tokens on this device."""
     if not has_kernel(device):
-        return Form("batched products", "torch")
+        return Backend("batched products", "torch")
     name = "flash_attn" if HAS_FLASH_ATTENTION else "torch.nn.attention.varlen"
-    return Form(name, name)
+    return Backend(name, name)
 
 
 def gpu_kernel() -> Kernel:

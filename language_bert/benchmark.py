@@ -1,6 +1,7 @@
-"""BERT on masked-language modelling: what the loop asks of this benchmark."""
+"""BERT on masked-language modelling, as the training loop sees it."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -10,23 +11,20 @@ import numpy as np
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from common.config.duration import evaluation_seconds
 from common.config.schema import DataConfig, Fraction, RunConfig, Strict
 from common.data import sampler
 from common.data.manifest import read_manifest
 from common.errors import UserError
 from common.methods.compile import MAX_SHAPES
 from common.training import benchmark
-from common.training.benchmark import KernelPair, Part
+from common.training.benchmark import Backend, Names
 from common.training.method import Batch
 from common.training.registry import build_methods
-from language_bert.attention import kernel_form
-from language_bert.bench_parts import bench_parts
+from language_bert.attention import kernel_backend
 from language_bert.data.batches import IGNORED, moved_lengths, padded_batch, random_record, typical_lengths
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
-from language_bert.kernel_pairs import kernel_pairs
 from language_bert.methods.unpad import Unpad
 from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
 
@@ -35,7 +33,6 @@ MOST_DEVIATIONS = 4.5  # standard deviations that 7 of a million micro-batches e
 EVALUATED = (WIKIPEDIA, 512, 0.15, 10_000)  # corpus, longest, share of masked tokens, samples
 STARTING_ACCURACY = 0.34085  # of the published weights; source: README.md of the MLPerf reference
 STARTING_TOLERANCE = 0.001  # room for products in 16 bits: 428 of the 428,235 masked tokens
-SAMPLES_TO_TARGET = 1_000_000  # 850,000 to 1,200,000 are expected from published curves, see README.md
 
 
 class ModelConfig(Strict):
@@ -99,23 +96,18 @@ class Benchmark(benchmark.Benchmark):
     """Quality is the official masked-LM accuracy: right masked tokens over all, whole evaluation set."""
 
     config: Config
-    mlperf_name = "bert"
-    samples_name = "sequences"
-    quality_name = "masked-LM accuracy"
+    names = Names(mlperf="bert", samples="sequences", quality="masked-LM accuracy")
     counts_epochs = False
 
-    def build_model(self) -> nn.Module:
-        """Return Hugging Face's BERT, unmodified."""
+    def build_model(self, *, from_scratch: bool = True) -> nn.Module:
+        """Return Hugging Face's BERT, unmodified, with the checkpoint's weights where it starts from them."""
         settings = self.config.model
         model = build_bert(bert_config(self.config), next_sentence=settings.next_sentence)
         if settings.position_scale:
             spread_positions(model, settings.position_scale)
-        return model
-
-    def load_weights(self, model: nn.Module) -> None:
-        """Read the published checkpoint's weights where the configuration starts from it."""
-        if self.config.model.start == "checkpoint":
+        if settings.start == "checkpoint" and not from_scratch:
             load_weights(model, self.directory / WEIGHTS, hint=self.config.prepared_hint)
+        return model
 
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
@@ -125,13 +117,7 @@ class Benchmark(benchmark.Benchmark):
         """Return the number of masked tokens."""
         return int((batch.targets["labels"] != IGNORED).sum())
 
-    def equal_settings(self) -> list[list[str]]:
-        """Return the other form of attention on padded batches."""
-        return [
-            [f"model.attention={form}"] for form in ("sdpa", "eager") if form != self.config.model.attention
-        ]
-
-    def check_ready(self) -> None:
+    def prepare_loader(self) -> None:
         """Raise UserError for what would fail later.
 
         That is the next-sentence loss in parts, a mean over sequences, not over tokens; and batches that
@@ -235,80 +221,22 @@ class Benchmark(benchmark.Benchmark):
         ]
         return padded_batch(records, self.config.data.max_seq_length)
 
-    def bench_batches(self, num_samples: int) -> dict[str, Batch]:
-        """Return a batch of random tokens with lengths as Wikipedia's, in the order of a loader."""
-        longest = self.config.data.max_seq_length
-        lengths = typical_lengths(num_samples, longest)
-        lengths = self.own_part(lengths, lengths)
-        return {f"{longest} tokens": self.noise(lengths, self.num_masked(lengths))}
-
-    def bench_parts(self) -> Iterator[Part]:
-        """Yield the pieces of a step on packed tokens: attention, products, the rest, head and optimizer."""
-        return bench_parts(self.config, self.device)
-
-    def kernel_pairs(self) -> Iterator[KernelPair]:
-        """Yield attention on packed tokens, the loss in chunks, and on a GPU that has them 8-bit products."""
-        return kernel_pairs(self.device)
-
-    def forms(self) -> dict[str, benchmark.Form]:
+    def backends(self) -> dict[str, Backend]:
         """Return the kernel of attention on packed tokens."""
-        return {"attention": kernel_form(self.device)} if "unpad" in self.config.methods else {}
-
-    def work(self, shape: str) -> benchmark.Work:
-        """Return the matrix products on real tokens of such a sample, forward and twice backward."""
-        model, data = self.config.model, self.config.data
-        lengths = typical_lengths(1000, data.max_seq_length)
-        size, wide = model.hidden_size, model.intermediate_size
-        layer = lengths * (8 * size**2 + 4 * size * wide) + 4 * lengths**2 * size
-        head = lengths * data.masked_fraction * 2 * size * (size + model.vocab_size)
-        return benchmark.Work(
-            flops=3 * float((model.num_hidden_layers * layer + head).mean()), num_tokens=float(lengths.mean())
-        )
-
-    def shape_shares(self) -> dict[str, float]:
-        """All batches have the one shape."""
-        return {f"{self.config.data.max_seq_length} tokens": 1.0}
-
-    def work_spread(self) -> benchmark.Spread:
-        """Without padding the work is about that of the tokens, and lengths differ."""
-        if "unpad" not in self.config.methods:
-            return super().work_spread()
-        lengths = typical_lengths(1000, self.config.data.max_seq_length)
-        return benchmark.Spread(
-            deviation=float(lengths.std() / lengths.mean()),
-            longest=float(lengths.max() / lengths.mean()),
-            is_balanced=self.balances_parts,
-        )
-
-    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> benchmark.Projection | None:
-        """Return the minutes of an estimated number of samples, with an evaluation at the usual cadence."""
-        if self.config.size != "full":
-            return None
-        (rate,) = samples_per_s.values()
-        every = self.config.steps(self.config.evaluate_every) * self.config.global_batch_size
-        num_samples = self.config.data.num_evaluation_samples
-        evaluation_s = evaluation_seconds(SAMPLES_TO_TARGET // every, num_samples, rate)
-        return benchmark.Projection(
-            minutes=(SAMPLES_TO_TARGET / rate + evaluation_s) / num_devices / 60,
-            assuming=(
-                f"if {SAMPLES_TO_TARGET:,} samples suffice for a true 0.72, which is an estimate and no "
-                "measurement, devices scale perfectly and an evaluated sequence takes a third of a trained"
-            ),
-        )
+        return {"attention": kernel_backend(self.device)} if "unpad" in self.config.methods else {}
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's part of shuffled batches without end; the index knows all their masked tokens."""
         shards = self.shards("train", self.config.data.num_train_samples)
-        size = self.config.global_batch_size
+        size, before = self.config.global_batch_size, time.perf_counter()
         for indices in sampler.batches(len(shards), size, seed=self.seed, start_step=start_step):
             own = self.own_part(indices, shards.index["num_tokens"][indices])
             records = [shards[index] for index in own]
             batch = padded_batch(records, self.config.data.max_seq_length)
-            yield replace(batch, num_global_targets=int(shards.index["num_masked"][indices].sum()))
-
-    def loading_s(self, waited_s: float) -> float:
-        """Return the time waited: all the work is done when a batch is asked for."""
-        return waited_s
+            num_targets = int(shards.index["num_masked"][indices].sum())
+            loading_s = time.perf_counter() - before
+            yield replace(batch, num_global_targets=num_targets, loading_s=loading_s)
+            before = time.perf_counter()
 
     def own_part(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return this rank's samples of a batch, one micro-batch behind the other."""
@@ -352,7 +280,7 @@ class Benchmark(benchmark.Benchmark):
         right = (outputs[0].flatten(0, -2).argmax(dim=-1) == labels) & is_masked
         return right.sum(), is_masked.sum()
 
-    def other_qualities(self, num_correct: int, num_total: int) -> dict[str, float]:
+    def extra_metrics(self, num_correct: int, num_total: int) -> dict[str, float]:
         """Return the number that MosaicML's published runs called accuracy, for Wikipedia only.
 
         They counted one more token, always right, of each sample with fewer masked tokens than the most.
@@ -362,7 +290,7 @@ class Benchmark(benchmark.Benchmark):
         num_free = int(self.manifest["facts"]["num_evaluation_short"])
         return {"mlm_accuracy_mosaic": (num_correct + num_free) / (num_total + num_free)}
 
-    def starting_doubt(self, quality: float) -> str:
+    def check_initial_quality(self, quality: float) -> str:
         """Compare the published weights on the published evaluation set; both were known by MD5."""
         model, data = self.config.model, self.config.data
         found = (
@@ -384,14 +312,6 @@ class Benchmark(benchmark.Benchmark):
     def num_evaluation_targets(self) -> int:
         """The masked tokens of the evaluation set, from the manifest."""
         return int(self.manifest["facts"]["num_evaluation_masked_tokens"])
-
-    def epoch_number(self, num_samples: int) -> int:
-        """BERT logs samples where ResNet logs epochs."""
-        return num_samples
-
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the prepared data."""
-        return str(self.manifest["fingerprint"])
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

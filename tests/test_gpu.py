@@ -11,6 +11,7 @@ from transformers import BertConfig
 
 from common.repository import benchmark_module
 from common.training.load import load_config
+from common.training.probes import probes_of
 from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.attention import plan_attention, varlen_attention
@@ -41,7 +42,7 @@ def poison_memory():
 def test_kernels_equal_their_plain_forms(benchmark):
     config = load_config(benchmark, "optimized", size="mini", settings=[]).config
     run = benchmark_module(benchmark).Benchmark(config, seed=0)
-    for pair in run.kernel_pairs():
+    for pair in probes_of(run).kernel_pairs():
         assert pair.error() <= pair.tolerance, pair.name
 
 

@@ -14,6 +14,7 @@ import pytest
 from common import yaml_file
 from common.commands import methods
 from common.repository import ROOT, benchmarks, configurations
+from common.training.benchmark import Benchmark
 from common.training.card import PLACES, RELIEVES, SECTIONS, cards, names_in
 from common.training.load import load_config
 from tests.committed import tracked
@@ -84,6 +85,14 @@ def test_rooms_are_small():
     folders = Counter(path.parent for path in FILES)
     assert {name(folder): count for folder, count in folders.items() if count > 15} == {}
     assert len([path for path in FILES if path.parent == ROOT / "common"]) <= 8
+
+
+def test_a_benchmark_answers_at_most_15_questions_of_the_loop():
+    members = {name: value for name, value in vars(Benchmark).items() if not name.startswith("_")}
+    functions = {name: getattr(value, "fget", value) for name, value in members.items()}
+    derived = {name for name, function in functions.items() if getattr(function, "__final__", False)}
+    questions = {*members, *Benchmark.__annotations__} - derived
+    assert len(questions) <= 15, sorted(questions)
 
 
 def test_only_the_log_writer_imports_the_official_logger():

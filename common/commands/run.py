@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
         path = tune_command.tuned(args, loaded)
         loaded = load_config(args.benchmark, str(path), size=args.size, settings=args.set)
     if args.dry_run:
-        from common.training.dry_run import describe_run
+        from common.measure.dry_run import describe_run
 
         num_ranks = args.nproc or launch.choose_ranks(loaded.config, None)
         launch.check_batch_share(loaded.config, num_ranks)

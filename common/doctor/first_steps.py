@@ -68,7 +68,7 @@ def train_first_steps(config: RunConfig, *, seed: int, num_steps: int) -> FirstS
     from common.training.step import Training
 
     benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=seed)
-    benchmark.check_ready()
+    benchmark.prepare_loader()
     training = Training(config, benchmark, seed=seed)
     training.initialize()
     with closing(benchmark.train_batches()) as batches:

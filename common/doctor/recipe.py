@@ -16,7 +16,7 @@ from common.machine.line import OK, Line, fault, ok, warning
 from common.machine.load import Load
 from common.machine.record import judge_speed
 from common.measure.device_run import NUM_DEVICES
-from common.repository import ROOT, benchmark_module
+from common.repository import ROOT, benchmark_module, build_probes
 from common.run import launch
 from common.study.predict.sources import find_newest, read_json
 
@@ -51,7 +51,7 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
 
 def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:
     """Return the logs of a benchmark and size, of a configuration or `*`, on any system."""
-    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     pattern = f"*-mini-{configuration}" if config.size == "mini" else f"*-{configuration}"
     found = [read_log(path) for path in sorted(results.glob(f"{pattern}/{name}/result_*.txt"))]
     return [log for log in found if log.is_ours and log.is_proxy == (config.size == "mini")]
@@ -60,8 +60,7 @@ def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:
 def check_kernels(config: RunConfig) -> list[Line]:
     """Compare each kernel that this machine can run with its plain form."""
     lines = []
-    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
-    for pair in benchmark.kernel_pairs():
+    for pair in build_probes(config).kernel_pairs():
         check, error = f"kernel {pair.name}", pair.error()
         shown, values = f"{error:.1e} of the largest value, {pair.tolerance:g} allowed", {"error": error}
         if error <= pair.tolerance:
@@ -86,7 +85,7 @@ def check_minutes(
     `load` is that of the machine while the speed was measured.
     """
     check = f"time of {config.benchmark} {config.configuration}"
-    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     if (seconds := launch.expected_seconds(results / system.system_id(config) / name)) is not None:
         line = ok(check, f"{seconds / 60:.2f} min, the median of this system's runs", minutes=seconds / 60)
         return line if samples_per_s is None else judged_now(line, samples_per_s, load)
@@ -127,7 +126,7 @@ def benched(check: str, config: RunConfig, results: Path, num_devices: int) -> L
             minutes = projected["minutes"] * NUM_DEVICES / num_devices
             found = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
             return ok(check, found, minutes=minutes)
-    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     published = load_reported()[name].of_configuration(config.configuration)
     told = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
     advice = f"ttt bench {config.benchmark} {config.configuration} measures it"

@@ -19,6 +19,7 @@ from common.measure.throughput import STEPS_PER_TURN, stepper, turn_length
 from common.run.loop import TrainingRun
 from common.training.benchmark import Benchmark
 from common.training.method import Batch, Method
+from common.training.probes import probes_of
 from common.training.step import WARM_UP_CALLS, Training
 
 Steps = list[tuple[Callable[[], object], float]]  # of each shape, and the weight of its seconds
@@ -73,8 +74,9 @@ def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
 
 def shapes(run: TrainingRun) -> Iterator[tuple[Batch, float]]:
     """Yield a batch of each shape that this run sees, and its share of the training samples."""
-    batches = run.benchmark.bench_batches(run.config.global_batch_size)
-    for shape, share in run.benchmark.shape_shares().items():
+    probes = probes_of(run.benchmark)
+    batches = probes.bench_batches(run.config.global_batch_size)
+    for shape, share in probes.shape_shares().items():
         if shape not in batches:
             raise UserError(f"no batch of {shape} to measure", where=run.config.configuration)
         yield batches[shape], share
@@ -108,7 +110,7 @@ def measure_waiting(run: TrainingRun) -> float | None:
     num_steps = run.plan.num_steps
     steps = range(max(0, num_steps - LOADED_STEPS), num_steps)
     with closing(Feed(run.benchmark, steps)) as feed:
-        if run.benchmark.loads_once and not feed.keeps and run.config.steps_per_epoch < num_steps:
+        if feed.probes.loads_once and not feed.keeps and run.config.steps_per_epoch < num_steps:
             return None
         numbers, ready = iter(steps), list[Batch]()
         calls: dict[str, Callable[[], object]] = {

@@ -12,9 +12,9 @@ import torch
 from common.errors import UserError
 from common.measure.clock import Peaks, interleave, synchronize, time_call, warm_up
 from common.run.loop import TrainingRun
-from common.training.benchmark import Part, Work
 from common.training.memory import OutOfMemory
 from common.training.method import Batch, Method
+from common.training.probes import Part, Work, probes_of
 
 STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
 LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
@@ -82,7 +82,7 @@ def measure(
         trials = {name: partial(time_call, step, runs[name].device) for name, step in steps.items()}
         for name, turns_s in interleave(trials, rounds=2, seconds=seconds * len(steps)).items():
             times = [turn_s / lengths[name] for turn_s in turns_s]
-            work = runs[name].benchmark.work(shape)
+            work = probes_of(runs[name].benchmark).work(shape)
             report(compute_rate(name, shape, times, batches[name][shape].num_samples, work, peaks, memory))
 
 
@@ -118,7 +118,7 @@ def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Bat
 
     The first word of a name is enough. Raises UserError for a shape that the benchmark does not have.
     """
-    batches = run.benchmark.bench_batches(run.config.global_batch_size)
+    batches = probes_of(run.benchmark).bench_batches(run.config.global_batch_size)
     names = {name.split()[0]: name for name in batches} | {name: name for name in batches}
     for shape in shapes:
         if shape not in names:

@@ -82,7 +82,7 @@ def plan_run_set(
     loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1, cell: str = ""
 ) -> RunSet:
     """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
-    name = benchmark_module(loaded.config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(loaded.config.benchmark).Benchmark.names.mlperf
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)

@@ -67,7 +67,7 @@ class TrainingRun(Training):
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
         self.watch = MachineWatch(spec.most_threads, self.place, self.device)
         self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
-        self.waited_s, self.rates_from = 0.0, (0.0, 0.0, 0.0)
+        self.waited_s, self.loading_s, self.rates_from = 0.0, 0.0, (0.0, 0.0, 0.0)
         self.first_step = 0  # of this process
         self.epoch: int | None = None  # that is open in the log
         every = config.checkpoint_every
@@ -76,7 +76,7 @@ class TrainingRun(Training):
     def train(self) -> bool:
         """Train until an evaluation reaches the target, or to the end; returns whether the last one did."""
         if self.first_step == 0:
-            self.log.event("dataset_fingerprint", self.benchmark.fingerprint())
+            self.log.event("dataset_fingerprint", resume.data_fingerprint(self.config))
         batches = self.benchmark.train_batches(self.first_step)
         step = 0
         for last in self.plan.evaluation_steps:
@@ -106,6 +106,7 @@ class TrainingRun(Training):
             before = time.perf_counter()
             batch = next(batches)
             self.waited_s += time.perf_counter() - before
+            self.loading_s += batch.loading_s or 0.0
             self.slot.enter(step, COMPUTING)
             if self.epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
                 self.change_epoch(self.benchmark.epoch_number(self.num_samples + 1))
@@ -131,9 +132,9 @@ class TrainingRun(Training):
 
     def report_rates(self, step: int) -> None:
         """After the second of two steps, say what holds those between them up: the loader or the step."""
-        now, loading = time.perf_counter(), self.benchmark.loading_s(self.waited_s)
+        now = time.perf_counter()
         first_at, first_waited, first_loading = self.rates_from
-        self.rates_from = now, self.waited_s, loading or 0.0
+        self.rates_from = now, self.waited_s, self.loading_s
         first, last = RATES_BETWEEN_STEPS
         if step == last:
             line = bottleneck(
@@ -141,9 +142,9 @@ class TrainingRun(Training):
                 elapsed_s=now - first_at,
                 waited_s=self.waited_s - first_waited,
                 computed_s=(last - first) * self.step_s * self.num_micro_batches,
-                loading_s=None if loading is None else loading - first_loading,
+                loading_s=self.loading_s - first_loading or None,  # None: the loader cannot tell
             )
-            self.clock.line(f"  {self.benchmark.samples_name}/s: {line}")
+            self.clock.line(f"  {self.benchmark.names.samples}/s: {line}")
 
     def change_epoch(self, started: int | None) -> None:
         """Log the border between two epochs; one that an evaluation divides is logged in both blocks."""
@@ -185,18 +186,18 @@ class TrainingRun(Training):
             correct=num_correct,
             total=num_total,
         )
-        others = self.benchmark.other_qualities(num_correct, num_total)
+        others = self.benchmark.extra_metrics(num_correct, num_total)
         for name, value in others.items():
             self.log.event(name, value, epoch_num=number, samples=self.num_samples)
         elapsed = time.monotonic() - self.started
         trained = f"  {self.rate:7.0f}/s  loss {self.clock.loss:6.3f}" if self.num_samples else "  untrained"
         self.clock.line(
-            f"  {elapsed:6.1f} s  {self.num_samples:>9,} {self.benchmark.samples_name}"
-            f"{trained}  {self.benchmark.quality_name} {quality:.5f}"
+            f"  {elapsed:6.1f} s  {self.num_samples:>9,} {self.benchmark.names.samples}"
+            f"{trained}  {self.benchmark.names.quality} {quality:.5f}"
             f" (target {self.config.target:g})"
             + "".join(f"  {name} {value:.5f}" for name, value in others.items())
         )
-        if not self.num_samples and (doubt := self.benchmark.starting_doubt(quality)):
+        if not self.num_samples and (doubt := self.benchmark.check_initial_quality(quality)):
             self.log.event("starting_doubt", doubt)
             self.clock.line(f"  {doubt}")
         return quality
@@ -211,7 +212,7 @@ class TrainingRun(Training):
             elapsed_s=elapsed,
             step=num_steps,
             num_steps=self.plan.num_steps,
-            rate=f"{steps_per_s * self.config.global_batch_size:.0f} {self.benchmark.samples_name}/s",
+            rate=f"{steps_per_s * self.config.global_batch_size:.0f} {self.benchmark.names.samples}/s",
             loss=loss,
             quality=quality if is_evaluated else "not evaluated yet",
             left=time_left(steps_left, steps_per_s, expected_s - elapsed),
@@ -234,7 +235,7 @@ def save(run: "TrainingRun", step: int) -> None:
         seed=run.spec.seed,
         world_size=run.place.world_size,
         system=run.spec.system,
-        dataset_fingerprint=run.benchmark.fingerprint(),
+        dataset_fingerprint=resume.data_fingerprint(run.config),
         config=resume.as_json(run.config),
         modules=tuple(modules(run)),
         scaler=run.scaler.state_dict(),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.config.schema import Loaded, RunConfig
+from common.config.schema import RunConfig
 from common.data import manifest
 from common.errors import UserError
 from common.evidence.log import parse_log
@@ -81,7 +81,7 @@ def resume_run_set(run_set: "RunSet", result: Path, *, seed: int | None) -> "Run
     asked = {
         "seed": facts.seed if seed is None else seed,
         "ranks": max(run_set.num_ranks, ranks.place().world_size),
-        "dataset_fingerprint": data_fingerprint(run_set.loaded),
+        "dataset_fingerprint": data_fingerprint(run_set.loaded.config),
         "system": run_set.system,
     }
     known = (facts.seed, facts.world_size, facts.dataset_fingerprint, facts.system)
@@ -101,9 +101,8 @@ def as_json(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def data_fingerprint(loaded: Loaded) -> str:
-    """Return the fingerprint of the prepared data."""
-    config = loaded.config
+def data_fingerprint(config: RunConfig) -> str:
+    """Return the fingerprint of the prepared data, from its manifest."""
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     return str(manifest.read_manifest(directory, hint=config.prepared_hint)["fingerprint"])
 

@@ -27,7 +27,7 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
     config, spec = run.config, run.spec
     group = run.optimizer.param_groups[0]
     for key, value in {
-        "submission_benchmark": run.benchmark.mlperf_name,
+        "submission_benchmark": run.benchmark.names.mlperf,
         "submission_division": "open",
         "submission_org": config.submission.org,
         "submission_platform": spec.system,
@@ -58,13 +58,13 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
 
 
 def log_loaded(log: RunLog, run: TrainingRun) -> None:
-    """Record the code that computes: optimizer, methods and forms, with the versions of their packages."""
+    """Record the code that computes: optimizer, methods and backends, with the versions of their packages."""
     kind = type(run.optimizer)
     log.event("optimizer_class", kind.__qualname__, module=kind.__module__, **version_of(kind.__module__))
     for method in run.methods:
         log.event("method", method.name, settings=method.settings.model_dump(), sha256=method.digest)
-    for part, form in run.benchmark.forms().items():
-        log.event("form_used", form.name, part=part, **version_of(form.module))
+    for part, backend in run.benchmark.backends().items():
+        log.event("form_used", backend.name, part=part, **version_of(backend.module))
 
 
 def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
@@ -89,7 +89,7 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
     with distributed.raise_on_all_ranks():
-        benchmark.check_ready()
+        benchmark.prepare_loader()
     run.initialize()
     log_head(log, run)
     log.stop("init_stop")

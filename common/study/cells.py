@@ -27,7 +27,7 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import STUDY, Log, read_log
 from common.machine import system
 from common.machine.preflight import preflight
-from common.repository import NAME, ROOT, SIZES, benchmark_module
+from common.repository import NAME, ROOT, SIZES, benchmark_module, build_probes
 from common.run import launch, run_sets
 from common.run.run_set import RunSet
 from common.study.predict.devices import mean_sample_s
@@ -68,7 +68,7 @@ class Study:
 
     @property
     def mlperf_name(self) -> str:
-        return str(benchmark_module(self.benchmark).Benchmark.mlperf_name)
+        return str(benchmark_module(self.benchmark).Benchmark.names.mlperf)
 
     @property
     def report(self) -> Path:
@@ -323,7 +323,7 @@ def measured(directories: Sequence[Path]) -> Pace | None:
 def benched(study: Study, cell: Cell, config: RunConfig) -> float | None:
     """Return the seconds a sample of one device in the latest `ttt bench` of a cell's configuration."""
     name = "+".join([cell.configuration, *cell.settings])
-    shares = benchmark_module(study.benchmark).Benchmark(config, seed=0).shape_shares()
+    shares = build_probes(config).shape_shares()
     for path in find_newest(study.results / "throughput" / system.hardware_name(), study.benchmark):
         figures = read_json(path)
         if figures["size"] == study.size and (rates := rates_of_bench(figures, name, set(shares), path.name)):

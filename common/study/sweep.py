@@ -63,7 +63,7 @@ def answer(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None)
 
 def keep(study: Study, found: Answers) -> list[Path]:
     """Write answers and plot beside the study's logs, in place of those of fewer runs."""
-    quality = benchmark_module(study.benchmark).Benchmark.quality_name
+    quality = benchmark_module(study.benchmark).Benchmark.names.quality
     texts = {".json": json.dumps(dataclasses.asdict(found), indent=1) + "\n", ".svg": draw(found, quality)}
     paths = []
     for suffix, text in texts.items():

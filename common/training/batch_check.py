@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from common.config.schema import Loaded
 from common.errors import UserError
-from common.repository import benchmark_module
+from common.repository import benchmark_module, probes_module
 from common.training.load import load_config
 from common.training.ranks import Place
 
@@ -29,9 +29,10 @@ def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
 
 def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
     """Return the numbers of samples that batch norm of any rank sees at a time; none without batch norm."""
-    kind = benchmark_module(loaded.config.benchmark).Benchmark
-    if not kind.has_batch_norm:
+    name = loaded.config.benchmark
+    if not probes_module(name).Probes.has_batch_norm:
         return []
+    kind = benchmark_module(name).Benchmark
     ends = (Place(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1))  # the least and the most
     return sorted(
         {size for place in ends for size in kind(loaded.config, seed=0, place=place).micro_batch_sizes}

@@ -30,13 +30,15 @@ class Batch:
     """What the model is called with, what the loss compares with, and how many samples that is.
 
     `num_global_targets` says how many targets the batches of all ranks have together; None where that does
-    not matter. As a loader yields a batch, the samples are the first dimension of every tensor.
+    not matter. `loading_s` is the time that the loader worked on the batch; None where it cannot tell. As a
+    loader yields a batch, the samples are the first dimension of every tensor.
     """
 
     inputs: dict[str, Any]
     targets: dict[str, Tensor]
     num_samples: int
     num_global_targets: int | None = None
+    loading_s: float | None = None
 
     @property
     def num_elements(self) -> int:

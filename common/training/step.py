@@ -50,10 +50,7 @@ class Training:
     def build(self, *, from_scratch: bool) -> None:
         """Build model, loss, optimizer and schedule, the same on every rank."""
         torch.manual_seed(self.seed)
-        model = self.benchmark.build_model()
-        if not from_scratch:
-            self.benchmark.load_weights(model)
-        model = model.to(self.device)
+        model = self.benchmark.build_model(from_scratch=from_scratch).to(self.device)
         self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
         self.loss: Loss = self.benchmark.loss
         for method in self.methods:
@@ -85,7 +82,6 @@ class Training:
             if batch is shapes[0][0] and step == shapes[0][1]:  # of the first steps, which a run reports
                 self.step_s = alone_s
         self.clear_gradients()
-        self.benchmark.warm_up_loader()
         self.warm_up_evaluation()
         self.model.load_state_dict(state)
         torch.set_rng_state(random_state)

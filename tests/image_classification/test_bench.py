@@ -11,8 +11,9 @@ from common.measure import throughput
 from common.measure.device_run import build
 from common.training.load import load_config
 from common.training.method import Batch
-from image_classification.benchmark import BENCH_SIZES_PX, Benchmark
+from image_classification.benchmark import Benchmark
 from image_classification.data.dali import has_dali
+from image_classification.probes import BENCH_SIZES_PX, Probes
 from tests.command import ttt
 
 GB = 10**9
@@ -23,7 +24,7 @@ def test_every_loader_and_decoder_of_this_machine_is_timed_alone():
         "image_classification", "optimized", size="mini", settings=["global_batch_size=2"]
     ).config
     names = []
-    for part in Benchmark(config, seed=0).bench_parts():
+    for part in Probes(Benchmark(config, seed=0)).bench_parts():
         part.call()
         assert part.num_samples in (2, 32)
         names.append(" ".join(part.name.split(",")[0].split()[:2]))
@@ -89,10 +90,12 @@ def test_the_memory_of_a_configuration_is_what_it_takes_beside_the_others(monkey
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     batches = {f"{n} px": Batch(inputs={}, targets={}, num_samples=n) for n in (4, 2)}
+    probes = SimpleNamespace(bench_batches=lambda num_samples: batches)
+    monkeypatch.setattr(throughput, "probes_of", lambda benchmark: probes)
     run = SimpleNamespace(
         device=torch.device("cuda"),
         config=SimpleNamespace(global_batch_size=4),
-        benchmark=SimpleNamespace(bench_batches=lambda num_samples: batches),
+        benchmark=None,
         methods=[],
         plan=SimpleNamespace(num_steps=100),
         train_step=step,

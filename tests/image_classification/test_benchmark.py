@@ -16,6 +16,7 @@ from common.training.optim import DecoupledSGD, build_optimizer, build_schedule,
 from common.training.registry import build_methods
 from image_classification.benchmark import Benchmark
 from image_classification.model import build_resnet
+from image_classification.probes import Probes
 
 
 def benchmark(configuration: str, size: str) -> Benchmark:
@@ -118,11 +119,11 @@ def test_optimized_has_the_convergence_settings_of_mosaic_and_four_sizes() -> No
     for method in ("scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "ema"):
         assert optimized.config.methods[method] == mosaic.config.methods[method]
     assert (
-        mosaic.epoch_sizes_px()
+        Probes(mosaic).epoch_sizes_px()
         == [88] * 12 + [96, 104, 112, 116, 124, 132, 140, 148, 156, 164, 172] + [176] * 5
     )
-    assert optimized.epoch_sizes_px() == [96] * 14 + [128] * 5 + [160] * 3 + [176] * 6
-    assert benchmark("baseline", "full").epoch_sizes_px() == [224] * 90
+    assert Probes(optimized).epoch_sizes_px() == [96] * 14 + [128] * 5 + [160] * 3 + [176] * 6
+    assert Probes(benchmark("baseline", "full")).epoch_sizes_px() == [224] * 90
 
 
 @torch.no_grad()
@@ -225,9 +226,9 @@ def test_an_evaluation_in_the_middle_of_an_epoch_has_a_fraction_of_it() -> None:
 @pytest.mark.parametrize(("processors", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6])])
 def test_no_more_workers_than_processors_are_tried(monkeypatch, processors: int, counts: list[int]) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: processors)
-    tried = benchmark("baseline", "full").equal_settings()  # has 16
+    tried = Probes(benchmark("baseline", "full")).equal_settings()  # has 16
     assert tried == [[f"data.num_workers={count}"] for count in counts]
-    tried = benchmark("baseline", "mini").equal_settings()  # has 1
+    tried = Probes(benchmark("baseline", "mini")).equal_settings()  # has 1
     assert tried == [[f"data.num_workers={count}"] for count in counts[1:]]
 
 
@@ -244,7 +245,7 @@ def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_pa
     settings = ["evaluation_batch_size=50", "global_batch_size=4", "data.loader=resident"]
     config = load_config("image_classification", "optimized", size="mini", settings=settings).config
     run = build(config, tmp_path, warms_up=False)
-    trained, evaluated, crops = [], [], []
+    trained, evaluated = [], []
     add_gradients, count_correct = run.add_gradients, run.count_correct
 
     def train(batch, *args, **named):
@@ -256,11 +257,10 @@ def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_pa
         return count_correct(model, batch)
 
     run.add_gradients, run.count_correct = train, evaluate
-    run.benchmark.warm_up_loader = lambda: crops.append(True)
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     run.warm_up()
     run.log.close()
-    assert trained == [84] * 3 + [56] * 3 and evaluated == [50, 10] and crops
+    assert trained == [84] * 3 + [56] * 3 and evaluated == [50, 10]
     assert run.model.training and torch.backends.cudnn.benchmark
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 

@@ -7,7 +7,7 @@ import torchvision
 from common.training.load import load_config
 from image_classification.benchmark import Benchmark
 from image_classification.model import build_resnet
-from image_classification.roofline import project, training_work
+from image_classification.probes import Probes, project, training_work
 
 GFLOPS = {224: 24.3, 192: 17.9, 176: 15.5, 160: 12.4, 128: 7.9, 96: 4.5}
 MEGABYTES = {224: (493, 360), 176: (307, 224), 160: (252, 184), 128: (161, 118), 96: (91, 66)}
@@ -40,7 +40,7 @@ def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
     config = load_config(
         "image_classification", "baseline", size="full", settings=["model.name=resnet101"]
     ).config
-    assert Benchmark(config, seed=0).projection({"224 px": 1000.0}, 8) is None
+    assert Probes(Benchmark(config, seed=0)).projection({"224 px": 1000.0}, 8) is None
 
 
 def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percent(model):
@@ -55,7 +55,7 @@ def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percen
 )
 def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model, name, operations, traffic):
     benchmark = Benchmark(load_config("image_classification", name, size="full", settings=[]).config, seed=0)
-    sizes = benchmark.epoch_sizes_px()[:27]
+    sizes = Probes(benchmark).epoch_sizes_px()[:27]
     work = {size: training_work(model, size, is_fused=True) for size in {*sizes, 224}}
     assert sum(work[size].flops for size in sizes) / work[224].flops == pytest.approx(operations, abs=0.03)
     found = sum(work[size].num_bytes for size in sizes) / work[224].num_bytes
@@ -82,7 +82,7 @@ def test_a_run_is_projected_to_the_published_epochs():
         benchmark = Benchmark(
             load_config("image_classification", name, size="full", settings=[]).config, seed=0
         )
-        minutes[name] = benchmark.projection(rates, 8).minutes
+        minutes[name] = Probes(benchmark).projection(rates, 8).minutes
     images = {"baseline": 84 * 1281167 + 21 * 50000 / 3, "mosaic": 27 * 1281167 + 9 * 50000 / 3}
     images["optimized"] = 27 * 1281167 + 4 * 50000 / 3
     assert minutes == pytest.approx({name: count / 8000 / 60 for name, count in images.items()})

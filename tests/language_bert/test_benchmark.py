@@ -19,6 +19,7 @@ from language_bert.benchmark import Benchmark
 from language_bert.data.batches import moved_lengths, typical_lengths
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.methods.position_rows import copy_rows
+from language_bert.probes import Probes
 
 
 class OnGpu(Benchmark):
@@ -82,10 +83,10 @@ def test_typical_lengths_are_wikipedias():
 def test_the_published_accuracy_has_its_own_name():
     benchmark = Benchmark(config_of("baseline"), seed=0)
     benchmark.manifest = {"facts": {"num_evaluation_short": 6946}}  # in the place of the prepared data's
-    found = benchmark.other_qualities(round(0.71546 * 428_235), 428_235)
+    found = benchmark.extra_metrics(round(0.71546 * 428_235), 428_235)
     assert found == {"mlm_accuracy_mosaic": pytest.approx(0.72, abs=1e-5)}
     assert benchmark.config.data.corpus == WIKIPEDIA
-    assert Benchmark(config_of("baseline", size="mini"), seed=0).other_qualities(1, 2) == {}
+    assert Benchmark(config_of("baseline", size="mini"), seed=0).extra_metrics(1, 2) == {}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_the_published_accuracy_has_its_own_name():
     ],
 )
 def test_the_published_weights_are_known_by_their_accuracy(quality, settings, is_doubted):
-    found = Benchmark(config_of("baseline", *settings), seed=0).starting_doubt(quality)
+    found = Benchmark(config_of("baseline", *settings), seed=0).check_initial_quality(quality)
     assert bool(found) == is_doubted
     assert not is_doubted or f"{quality:.5f} before the first step, expected 0.34085 within 0.001" in found
 
@@ -132,7 +133,7 @@ def test_more_shapes_than_a_compiler_takes_are_refused_at_the_start(settings, is
     benchmark = OnGpu(config_of("optimized", *settings), seed=0)
     message = r"methods\.unpad\.round_to: a layer would be compiled in \d+ forms, more than 64; raise it"
     with pytest.raises(UserError, match=message) if is_refused else nullcontext():
-        benchmark.check_ready()
+        benchmark.prepare_loader()
 
 
 def test_position_rows_are_copies():
@@ -143,7 +144,7 @@ def test_position_rows_are_copies():
 
 
 def test_a_projection_says_what_it_assumes():
-    found = Benchmark(config_of("optimized"), seed=0).projection({"512 tokens": 1000.0}, 8)
+    found = Probes(Benchmark(config_of("optimized"), seed=0)).projection({"512 tokens": 1000.0}, 8)
     assert found.minutes == pytest.approx((1e6 + 40 * 10_000 / 3) / 8000 / 60)
     assert "estimate" in found.assuming and json.dumps(found.assuming)
 

@@ -13,6 +13,7 @@ from language_bert.data import sources, tf_checkpoint, wikipedia, wordpiece
 from language_bert.data.batches import typical_lengths
 from language_bert.data.instances import NUM_SPECIAL, InstanceSettings
 from language_bert.model import bert_config, build_bert
+from language_bert.probes import Probes
 
 BASELINE = {
     "target": 0.72,
@@ -182,7 +183,7 @@ def test_the_model_is_bert_large():
 def test_the_arithmetic_of_the_published_accuracy(by_mosaic, true):
     evaluated = Benchmark(config_of("baseline"), seed=0)
     evaluated.manifest = {"facts": {"num_evaluation_short": 6_946}}  # in the place of the prepared data's
-    found = evaluated.other_qualities(round(true * 428_235), 428_235)["mlm_accuracy_mosaic"]
+    found = evaluated.extra_metrics(round(true * 428_235), 428_235)["mlm_accuracy_mosaic"]
     assert found == pytest.approx(by_mosaic, abs=5e-5)
     assert (by_mosaic * 435_181 - 6_946) / 428_235 == pytest.approx(true, abs=5e-5)
 
@@ -190,7 +191,7 @@ def test_the_arithmetic_of_the_published_accuracy(by_mosaic, true):
 @pytest.mark.parametrize(("masked", "gflop"), [(0.15, 500.0), (0.20, 502.6)])
 def test_the_work_of_a_sequence(masked, gflop):
     config = config_of("baseline", f"data.masked_fraction={masked}")
-    assert Benchmark(config, seed=0).work("512 tokens").flops == pytest.approx(gflop * 1e9, rel=0.01)
+    assert Probes(Benchmark(config, seed=0)).work("512 tokens").flops == pytest.approx(gflop * 1e9, rel=0.01)
 
 
 @pytest.mark.parametrize(

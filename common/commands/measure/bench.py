@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from common.measure.clock import Peaks
     from common.measure.throughput import Failure, Rate
     from common.run.loop import TrainingRun
-    from common.training.benchmark import Projection
+    from common.training.probes import Projection
 
 LIMIT = 0.005  # of a step
 
@@ -136,7 +136,7 @@ def compare(
             console.print(describe(row, samples_name))
         files.write(path(), figures)
 
-    samples_name = benchmark_module(args.benchmark).Benchmark.samples_name
+    samples_name = benchmark_module(args.benchmark).Benchmark.names.samples
     for failure in failures:
         report(failure)
     if not runs:
@@ -170,11 +170,12 @@ def measure_parts(
     """Print and return the samples a second of each piece of a step alone; none where memory is short."""
     from common.measure import throughput
     from common.training.memory import is_out_of_memory
+    from common.training.probes import probes_of
 
-    unit = f"{run.benchmark.samples_name}/s"
+    unit = f"{run.benchmark.names.samples}/s"
     try:
         return throughput.measure_parts(
-            run.benchmark.bench_parts(),
+            probes_of(run.benchmark).bench_parts(),
             run.device,
             seconds=seconds,
             report=lambda name, per_s: console.print(f"  {name:46} {per_s:10.1f} {unit}"),
@@ -188,10 +189,14 @@ def measure_parts(
 
 def project_minutes(name: str, run: "TrainingRun", figures: dict[str, Any]) -> "Projection | None":
     """Return the minutes of a whole training; None where a shape of it failed or nothing says how long."""
+    from common.training.probes import probes_of
+
     if any(row["configuration"] == name for row in figures["failed"]):
         return None
     rates = [rate for rate in figures["rates"] if rate["configuration"] == name]
-    return run.benchmark.projection({rate["shape"]: rate["samples_per_s"] for rate in rates}, NUM_DEVICES)
+    return probes_of(run.benchmark).projection(
+        {rate["shape"]: rate["samples_per_s"] for rate in rates}, NUM_DEVICES
+    )
 
 
 def describe(rate: "Rate", samples_name: str) -> str:

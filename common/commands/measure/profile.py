@@ -144,13 +144,14 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
     """Measure every phase, then evaluation and other loaders; rank 0 tells and keeps."""
     from common.measure.clock import measure_peaks
     from common.measure.profiling import profile as measuring
+    from common.training.probes import probes_of
 
     config, benchmark = loaded.config, run.benchmark
     is_quiet = run.place.rank > 0
     console = Console(stderr=args.json, highlight=False, soft_wrap=True, quiet=is_quiet)
     console.print(
         f"{config.benchmark} {config.configuration} {config.size} on {system.hardware_name()}: "
-        f"{config.global_batch_size} {benchmark.samples_name} a step, {run.place.world_size} rank(s)"
+        f"{config.global_batch_size} {benchmark.names.samples} a step, {run.place.world_size} rank(s)"
     )
 
     def other(settings: list[str]) -> "Benchmark":
@@ -160,21 +161,23 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
     def cure(settings: list[str]) -> "Benchmark | None":
         try:
             found = other(settings)
-            found.check_ready()
+            found.prepare_loader()
         except UserError:  # it does not work here
             return None
         return found if found.config != config else None
 
+    benchmark.prepare_loader()
+    probes = probes_of(benchmark)
     delay_s, looping = args.delay_data / 1e3, measuring.Bench(run)
-    peaks, phases = measure_peaks(run.device), first_of_each(benchmark.phases())
-    variants = {name: other(settings) for name, settings in benchmark.without_loading().items()}
+    peaks, phases = measure_peaks(run.device), first_of_each(probes.phases())
+    variants = {name: other(settings) for name, settings in probes.without_loading().items()}
     measured = []
     for shape, steps in phases.items():
         phase = measuring.measure_phase(
             looping, shape, steps, variants, num_turns=args.turns, delay_s=delay_s, peaks=peaks
         )
         measured.append(phase)
-        console.print("\n".join(describe(phase, benchmark.samples_name)))
+        console.print("\n".join(describe(phase, benchmark.names.samples)))
     evaluation_s = measuring.measure_evaluation(run)
     cures: dict[str, float] = {}
     if any(map(measuring.waits, measured)):
@@ -182,12 +185,12 @@ def profile_run(args: argparse.Namespace, loaded: Loaded, run: "TrainingRun") ->
         factor = 1.2 * worst.step_per_s / worst.loader_per_s
         choices = {
             name: found
-            for name, settings in benchmark.other_loaders(factor).items()
+            for name, settings in probes.other_loaders(factor).items()
             if (found := cure(settings)) is not None
         }
         cures = measuring.measure_loaders(choices, phases[worst.shape], delay_s)
     profile = Profile(
-        samples_name=benchmark.samples_name,
+        samples_name=benchmark.names.samples,
         phases=tuple(measured),
         cures=cures,
         is_compressed=config.gradient_compression != "none",

@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     found = sweep.answer(study, cells.finished_cells(study), args.price)
     if found is None:
         return code or EXIT_OK
-    sweep.show(found, benchmark_module(args.benchmark).Benchmark.quality_name)
+    sweep.show(found, benchmark_module(args.benchmark).Benchmark.names.quality)
     for path in sweep.keep(study, found):
         print(f"-> {os.path.relpath(path)}")
     return code

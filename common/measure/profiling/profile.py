@@ -24,6 +24,7 @@ from common.run.loop import TrainingRun
 from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
+from common.training.probes import probes_of
 from common.training.step import to_device
 
 Turn = tuple[float, dict[str, float]]  # seconds of a step, and of its parts
@@ -44,8 +45,8 @@ class Feed:
     """
 
     def __init__(self, benchmark: Benchmark, steps: range, delay_s: float = 0.0) -> None:
-        self.benchmark, self.steps = benchmark, steps
-        self.delay_s = delay_s / benchmark.num_readers
+        self.benchmark, self.probes, self.steps = benchmark, probes_of(benchmark), steps
+        self.delay_s = delay_s / self.probes.num_readers
         self.first_pass_per_s: float | None = None
         self.open()
 
@@ -54,11 +55,11 @@ class Feed:
         per_epoch: int = self.benchmark.config.steps_per_epoch
         self.keeps = False
         self.position = self.steps.start
-        if self.benchmark.loads_once and per_epoch < self.steps.stop:
+        if self.probes.loads_once and per_epoch < self.steps.stop:
             self.position = max(0, self.steps.start - per_epoch)
         self.batches = self.benchmark.train_batches(self.position)
         self.due = 0.0
-        if self.benchmark.loads_once and per_epoch < self.steps.stop:
+        if self.probes.loads_once and per_epoch < self.steps.stop:
             self.first_pass_per_s, self.keeps = self.pulled(PASS_S, per_epoch)
             if self.position < self.steps.start:  # too long a pass: stay in the first one
                 self.close()
@@ -86,7 +87,7 @@ class Feed:
     @property
     def most_ahead(self) -> int:
         """How many batches the loader may have prepared: a DataLoader's workers have two each."""
-        return KEPT_AHEAD if self.benchmark.loads_once else 2 * self.benchmark.num_readers + 1
+        return KEPT_AHEAD if self.probes.loads_once else 2 * self.probes.num_readers + 1
 
     def pulled(self, seconds: float, most: int) -> tuple[float, bool]:
         """Return samples/s of batches that nobody trains on, and whether all of them came in that time."""
@@ -240,10 +241,10 @@ def measure_phase(
     if "no communication" in savings:  # else it hides in the backward pass
         parts_s["communication"] = max(0.0, savings["no communication"].share * step_s)
         parts_s["backward"] -= parts_s["communication"]
-    work, per_device = run.benchmark.work(shape), size / step_s / run.place.world_size
+    work, per_device = feed.probes.work(shape), size / step_s / run.place.world_size
     return Phase(
         shape=shape,
-        share=run.benchmark.shape_shares()[shape],
+        share=feed.probes.shape_shares()[shape],
         batch=size,
         step_ms=step_s * 1e3,
         deviation=statistics.stdev(turns.times[AS_IT_IS]) / step_s,
@@ -252,7 +253,7 @@ def measure_phase(
         unaccounted_ms=unaccounted_s * 1e3,
         loader_per_s=turns.loader_per_s,
         first_pass_per_s=feed.first_pass_per_s,
-        is_first_pass=run.benchmark.loads_once and not feed.keeps,
+        is_first_pass=feed.probes.loads_once and not feed.keeps,
         step_per_s=size / turns.mean(KEPT),
         savings=savings,
         flops_share=per_device * work.flops / peaks.flops_per_s,

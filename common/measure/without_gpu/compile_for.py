@@ -43,6 +43,7 @@ from common.measure.without_gpu.pretend import DEVICE, HOST, Gpu, pretend
 from common.training import step
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
+from common.training.probes import probes_of
 from common.training.step import Training
 
 BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
@@ -249,7 +250,7 @@ class Compiler:
     def add_own_kernels(self, benchmark: Benchmark) -> None:
         """Compile the Triton kernels that the benchmark has written itself."""
         before = set(self.cubins)
-        for pair in benchmark.kernel_pairs():
+        for pair in probes_of(benchmark).kernel_pairs():
             pair.kernel()
         for name in self.cubins.keys() - before:
             self.kernels.append(measure_kernel(name, OWN, 0.0, self.cubins[name]))
@@ -312,7 +313,7 @@ def read_resources(cubin: bytes) -> tuple[int, int]:
 def make_host_batches(benchmark: Benchmark) -> dict[str, Batch]:
     """Return synthetic batches, on the host, by the name of their shape."""
     with unset_fake_temporarily(), mock.patch.object(type(benchmark), "device", HOST):
-        return benchmark.bench_batches(benchmark.num_own_samples)
+        return probes_of(benchmark).bench_batches(benchmark.num_own_samples)
 
 
 def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = ()) -> Iterator[Compiled]:
@@ -320,7 +321,7 @@ def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = (
 
     Raises UserError for a name that training does not see.
     """
-    shares = run.benchmark.shape_shares()
+    shares = probes_of(run.benchmark).shape_shares()
     batches = {shape: batch for shape, batch in make_host_batches(run.benchmark).items() if shape in shares}
     if unknown := [name for name in names if name not in batches]:
         raise UserError(f"no shape '{unknown[0]}' in training", hint=nearest(unknown[0], batches))

@@ -194,7 +194,7 @@ def estimate(
     minutes = samples * step_s / run.config.global_batch_size / num_ranks / 60
     console.print(
         f"training: {sum(counts.values())} runs of {len(counts)} cells, {samples:,} "
-        f"{run.benchmark.samples_name}: about {minutes:.0f} minutes if all were as slow as "
+        f"{run.benchmark.names.samples}: about {minutes:.0f} minutes if all were as slow as "
         f"{ablation.switches.base}; what is finished is not run again"
     )
 
@@ -315,8 +315,8 @@ def make_ledger(ablation: Ablation, study: Study, figures: Any, target: float) -
         hardware=figures["hardware"],
         versions=figures["versions"],
         commit=figures["commit"],
-        samples_name=benchmark.samples_name,
-        quality_name=benchmark.quality_name,
+        samples_name=benchmark.names.samples,
+        quality_name=benchmark.names.quality,
         target=target,
         num_turns=figures["num_turns"],
         shares=figures["shares"],

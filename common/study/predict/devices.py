@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.measure import scaling
 from common.measure.device_run import NUM_DEVICES
 from common.measure.scaling import FORMULA, Links, Step, Work
-from common.repository import benchmark_module
+from common.repository import build_probes
 from common.study.predict.minutes import STARTUP_S
 from common.study.predict.sources import parse_measured, published_samples, read_bench
 from common.study.prices import Price
@@ -163,7 +163,7 @@ def measured_points(
     measured: Sequence[str], benches: Sequence[Path], config: RunConfig
 ) -> tuple[list[tuple[int, float]], float | None]:
     """Return (batch, seconds of a step) of one device, and its memory's bytes/s where a bench says them."""
-    shares = benchmark_module(config.benchmark).Benchmark(config, seed=0).shape_shares()
+    shares = build_probes(config).shape_shares()
     points = [(batch, batch / per_s) for batch, per_s in map(parse_measured, measured)]
     bytes_per_s = []
     for path in benches:
@@ -191,13 +191,13 @@ def build_work(
     """Return the work of a step as it was measured on one device, and what that assumes."""
     import torch
 
-    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
+    probes = build_probes(config)
     with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in benchmark.build_model().parameters())
+        parameters = sum(parameter.numel() for parameter in probes.benchmark.build_model().parameters())
     traffic = parameters * scaling.OPTIMIZER_BYTES[config.optimizer.name]
     floor_s = traffic / bytes_per_s if bytes_per_s else 0.0
     width = 2 if config.gradient_compression == "bf16" else 4
-    spread, micro_batch = benchmark.work_spread(), max(batch for batch, _ in points)
+    spread, micro_batch = probes.work_spread(), max(batch for batch, _ in points)
     unfitted = Work(
         gradient_bytes=width * parameters,
         sample_s=0.0,

@@ -14,7 +14,7 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.log import STUDY, Log, find_logs, read_log
 from common.machine import system
-from common.repository import NAME, benchmark_module
+from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
 from common.study.predict.minutes import Rates, estimate, training_seconds
 from common.study.predict.sources import FREE, agree, picked, read_json, stated_config
@@ -34,7 +34,7 @@ def make_record(
     machines, per_machine = devices.choose_machines(args)
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")
-    phases = benchmark_module(config.benchmark).Benchmark(config, seed=0).phases()
+    phases = build_probes(config).phases()
     samples = sources.choose_samples(config, args.results, args.samples)  # before anything is measured
     if args.startup_s is not None:
         samples = dataclasses.replace(samples, startup_s=args.startup_s)

@@ -199,7 +199,7 @@ def measured_samples(logs: Sequence[Log], config: dict[str, Any]) -> Samples | N
 
 def published_samples(config: RunConfig) -> Samples | None:
     """Return the samples to target of the published runs of a configuration; None where there are none."""
-    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     published = load_reported()[name].of_configuration(config.configuration)
     if published is None or config.size != "full":
         return None
@@ -217,7 +217,7 @@ def choose_samples(config: RunConfig, results: Path, samples: int | None) -> Sam
     """Return the samples to the target: as given, measured, or published. Raises UserError without any."""
     if samples is not None:
         return Samples(source="as given", values=(float(samples),))
-    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     paths = find_logs(results) if results.is_dir() else []
     logs = [read_log(path) for path in paths if path.parent.name == name]
     chosen = measured_samples(logs, json.loads(config.model_dump_json())) or published_samples(config)

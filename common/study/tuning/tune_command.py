@@ -98,7 +98,7 @@ def made_for(args: argparse.Namespace, loaded: Loaded) -> str:
 def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
     """Return `<configuration>-O1.yaml` in the folder of the results that it will have."""
     config = loaded.config.replaced(configuration=f"{loaded.config.configuration}-O{args.level}")
-    name = benchmark_module(config.benchmark).Benchmark.mlperf_name
+    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     folder: Path = args.results.resolve() / system.system_id(config) / name
     return folder / f"{config.configuration}.yaml"
 

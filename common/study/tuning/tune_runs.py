@@ -27,6 +27,7 @@ from common.training.benchmark import Benchmark
 from common.training.card import read_card
 from common.training.load import load_config
 from common.training.method import Batch, Method
+from common.training.probes import probes_of
 from common.training.ranks import Place
 from common.training.registry import kind_of
 from common.training.step import Training
@@ -62,7 +63,7 @@ class Tuner:
     def training(self, config: RunConfig) -> Training:
         """Return an initialized training with its real starting weights."""
         training = Training(config, self.benchmark(config), seed=self.seed)
-        training.benchmark.check_ready()
+        training.benchmark.prepare_loader()
         training.build(from_scratch=False)
         training.replica = training.model
         return training
@@ -137,7 +138,7 @@ class TimedTraining:
 
     def __init__(self, training: Training, *, has_loader: bool) -> None:
         self.training = training
-        plan, ahead = training.plan, training.benchmark.num_batches_ahead
+        plan, ahead = training.plan, probes_of(training.benchmark).num_batches_ahead
         points = [plan.num_steps * number // NUM_POINTS for number in range(NUM_POINTS)]
         self.loader, self.batches = None, []
         if has_loader:
@@ -257,7 +258,7 @@ def settings_tried(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[St
             apply=adding(*settings),
             is_of_loader=settings[0].startswith("data."),
         )
-        for settings in tuner.benchmark(tuner.loaded.config).equal_settings()
+        for settings in probes_of(tuner.benchmark(tuner.loaded.config)).equal_settings()
         if chosen.isdisjoint(tuple(each.partition("=")[0].split(".")) for each in settings)
     ]
 

@@ -168,12 +168,12 @@ def test_a_kernel_that_computes_something_else_is_a_fault(config, monkeypatch):
 
 
 def test_a_kernel_that_answers_nothing_but_nan_is_a_fault(config, monkeypatch):
-    from language_bert import kernel_pairs
+    from language_bert import probes
 
     def broken(hidden, weight, bias, *others):
         return (hidden.sum() + weight.sum() + bias.sum()) * float("nan")
 
-    monkeypatch.setattr(kernel_pairs, "chunked_cross_entropy", broken)
+    monkeypatch.setattr(probes, "chunked_cross_entropy", broken)
     assert states(recipe.check_kernels(config))["kernel loss in chunks"] == FAULT
 
 

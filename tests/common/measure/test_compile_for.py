@@ -27,6 +27,7 @@ from common.measure.without_gpu.report import keep
 from common.repository import benchmark_module
 from common.training.load import load_config
 from common.training.method import Batch
+from common.training.probes import probes_of
 from tests.command import ttt_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -82,7 +83,7 @@ def test_the_flops_of_a_layer_are_those_of_its_products(layers):
         for kind in (MATRIX, ATTENTION)
     }
     benchmark = bert()
-    (batch,) = benchmark.bench_batches(NUM_SEQUENCES).values()
+    (batch,) = probes_of(benchmark).bench_batches(NUM_SEQUENCES).values()
     lengths = batch.inputs["attention_mask"].sum(dim=1)
     num_tokens = -(-int(lengths.sum()) // 512) * 512
     assert flops[MATRIX] == 3 * num_tokens * (8 * SIZE**2 + 4 * SIZE * WIDE)

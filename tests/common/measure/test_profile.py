@@ -45,15 +45,16 @@ def test_slow_storage_makes_it_input_bound(tmp_path):
 def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
     from common.repository import benchmark_module
     from common.training.load import load_config
+    from common.training.probes import probes_of
 
-    def benchmark(name, *settings):
+    def probes(name, *settings):
         config = load_config("image_classification", name, size="mini", settings=list(settings)).config
-        return benchmark_module("image_classification").Benchmark(config, seed=0)
+        return probes_of(benchmark_module("image_classification").Benchmark(config, seed=0))
 
-    fast = benchmark("optimized")
+    fast = probes("optimized")
     assert fast.phases() == [("56 px", range(44)), ("84 px", range(44, 176))]
     assert fast.loads_once and "decoding" not in fast.without_loading()
-    workers = benchmark("baseline", "data.num_workers=2")
+    workers = probes("baseline", "data.num_workers=2")
     assert workers.phases() == [("112 px", range(352))]
     assert not workers.loads_once and workers.num_readers == 2 and "decoding" in workers.without_loading()
 
@@ -61,19 +62,20 @@ def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
 def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation():
     from common.repository import benchmark_module
     from common.training.load import load_config
+    from common.training.probes import probes_of
 
-    def benchmark(*settings):
+    def probes(*settings):
         config = load_config(
             "image_classification", "baseline", size="mini", settings=[*chosen, *settings]
         ).config
-        return benchmark_module("image_classification").Benchmark(config, seed=0)
+        return probes_of(benchmark_module("image_classification").Benchmark(config, seed=0))
 
     chosen = ("methods.randaugment={}", "methods.augmix={}")
-    variants = benchmark().without_loading()
+    variants = probes().without_loading()
     assert list(variants) == ["augmentation"]
-    assert not {"randaugment", "augmix"} & benchmark(*variants["augmentation"]).config.methods.keys()
-    for settings in benchmark().other_loaders(1000.0).values():
-        assert benchmark(*settings).config.data.loader == "workers"
+    assert not {"randaugment", "augmix"} & probes(*variants["augmentation"]).config.methods.keys()
+    for settings in probes().other_loaders(1000.0).values():
+        assert probes(*settings).config.data.loader == "workers"
 
 
 @pytest.mark.slow

@@ -54,7 +54,9 @@ def lion(tmp_path, monkeypatch):
     path.write_text(LION)
     monkeypatch.syspath_prepend(path.parent)
     available = registry.available_methods
-    monkeypatch.setattr(registry, "available_methods", lambda benchmark: {**available(benchmark), "lion": "lion"})
+    monkeypatch.setattr(
+        registry, "available_methods", lambda benchmark: {**available(benchmark), "lion": "lion"}
+    )
     return path
 
 

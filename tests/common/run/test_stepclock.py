@@ -1,6 +1,7 @@
 """The line at the start of a run that names its bottleneck, and what it is calculated from."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,7 @@ def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatc
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(run, "train_step", lambda *each: passes(0.05, train_step(*each)))
-    run.train_block((passes(wait_s, batch) for _ in range(60)), 0, 60)
+    loaded = replace(batch, loading_s=wait_s)
+    run.train_block((passes(wait_s, loaded) for _ in range(60)), 0, 60)
     run.log.close()
     assert f"  {line} is the bottleneck\n" in capsys.readouterr().out

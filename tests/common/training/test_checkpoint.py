@@ -127,7 +127,7 @@ def facts(**changes):
         "seed": 3,
         "world_size": 1,
         "system": planned.system,
-        "dataset_fingerprint": resume.data_fingerprint(planned.loaded),
+        "dataset_fingerprint": resume.data_fingerprint(planned.loaded.config),
         "config": resume.as_json(planned.loaded.config),
         "modules": (),
         "scaler": {},

@@ -9,6 +9,7 @@ import torch
 
 from common.data import manifest as fingerprint
 from common.errors import UserError
+from common.run.resume import data_fingerprint
 from common.training.load import load_config
 from image_classification.benchmark import Benchmark
 from image_classification.data.prepare import prepare
@@ -43,7 +44,7 @@ def test_prepared_digits_verify_and_hold_both_parts(prepared: Path) -> None:
     per_digit = [sum(part == "validation" and digit == str(i) for part, digit, _ in names) for i in range(10)]
     assert min(per_digit) >= 34 and max(per_digit) <= 38  # stratified
     assert len({name for _, _, name in names}) == 1797
-    assert mini(prepared).fingerprint() == manifest["fingerprint"]
+    assert data_fingerprint(mini(prepared).config) == manifest["fingerprint"]
 
 
 def test_damage_is_repaired_to_the_same_fingerprint(own_copy: Path) -> None:
@@ -132,4 +133,4 @@ def test_resident_images_show_the_crops_of_worker_processes(prepared: Path) -> N
 def test_resident_images_that_do_not_fit_are_refused_before_the_start(prepared: Path) -> None:
     benchmark = mini(prepared, "data.loader=resident", "data.stored_px=100000")
     with pytest.raises(UserError, match="GiB of decoded pixels needed.*data.loader=workers"):
-        benchmark.check_ready()
+        benchmark.prepare_loader()

@@ -149,8 +149,7 @@ def test_a_run_starts_from_the_checkpoints_weights(source, tmp_path, next_senten
     torch.manual_seed(3)
     original = Benchmark(config_of(tmp_path, **{"model.next_sentence": "true"}), seed=1).build_model().eval()
     torch.manual_seed(4)
-    model = benchmark.build_model().eval()
-    benchmark.load_weights(model)
+    model = benchmark.build_model(from_scratch=False).eval()
     batch = next(benchmark.train_batches())
     with torch.no_grad():
         assert torch.equal(model(**batch.inputs)[0], original(**batch.inputs)[0])

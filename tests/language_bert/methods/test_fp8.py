@@ -10,8 +10,8 @@ from common.training.optim import build_optimizer
 from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.benchmark import Benchmark
-from language_bert.kernel_pairs import fp8_pair
 from language_bert.methods.fp8 import GRADIENTS, VALUES, Fp8Linear, quantize
+from language_bert.probes import Probes, fp8_pair
 
 SETTINGS = ("model.num_hidden_layers=3", "methods.chunked_head=false")  # three layers, and logits
 
@@ -23,7 +23,7 @@ def build(*settings):
     model = benchmark.build_model()
     for method in methods:
         model = method.model(model)
-    (batch,) = benchmark.bench_batches(8).values()
+    (batch,) = Probes(benchmark).bench_batches(8).values()
     for method in methods:
         batch = method.batch(batch, None)
     return config, model, to_device(batch, torch.device("cpu"))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from common.measure.dry_run import activation_bytes
 from common.repository import benchmark_module, benchmarks
-from common.training.dry_run import activation_bytes
 from common.training.load import load_config
 from common.training.step import Training
 from tests.command import ttt

@@ -19,6 +19,7 @@ from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.optim import schedule_factor
+from common.training.probes import probes_of
 from common.training.ranks import Place
 from common.training.step import Training
 
@@ -118,7 +119,7 @@ def describe_rank(benchmark: Benchmark) -> list[str]:
         "gradients": size,
         "optimizer state": states * size,
         f"activations of {benchmark.micro_batch_sizes[0]:,} samples": activations,
-        "decoded data": benchmark.resident_bytes / GIGA,
+        "decoded data": probes_of(benchmark).resident_bytes / GIGA,
     }
     listed = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
     dtype = "bfloat16" if config.gradient_compression == "bf16" else "float32"

@@ -1,0 +1,378 @@
+"""The tools' view of ResNet: shapes, pieces and kernels to time, the work of an image, other loaders."""
+
+import io
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from common.config.duration import evaluation_seconds
+from common.config.schema import DataConfig
+from common.training import probes
+from common.training.method import Batch
+from common.training.probes import KernelPair, Part, Projection, Work
+from common.training.registry import build_methods
+from image_classification.augmentation import augmentations
+from image_classification.benchmark import Benchmark
+from image_classification.data.dali import has_dali
+from image_classification.data.decoders import Name, open_decoder
+from image_classification.data.images import Images
+from image_classification.data.loader import MEAN, STD, TrainSettings
+from image_classification.data.loaders import open_loader
+from image_classification.data.resident import stored_bytes
+from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
+from image_classification.methods.blurpool import Blur
+from image_classification.methods.progressive_resizing import ProgressiveResizing
+
+BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (56, 84, 112)}
+EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs of ResNet-50
+DECODED_ONCE = ["data.loader=resident"]
+HEIGHT, WIDTH, QUALITY = 375, 500, 90  # a usual image of ImageNet
+NUM_IMAGES = 64
+CROP_PX = 176
+LOADER_BATCH = 32
+SHORTCUT = (256, 56, 512)  # channels, size and outputs of the first strided shortcut of ResNet-50 at 224 px
+PAIR_IMAGES, STORED_PX, SIZE_PX = 8, 96, 56
+CHANNELS = 32
+HALF_BYTES = 2  # activations in 16 bits
+
+
+class Probes(probes.Probes):
+    """Shapes are the sizes of square images: "224 px"."""
+
+    benchmark: Benchmark
+    has_batch_norm = True
+
+    @property
+    def resident_bytes(self) -> int:
+        """The decoded images of the loader that keeps those of this rank."""
+        data = self.config.data
+        return stored_bytes(self.benchmark.num_own_images, data.stored_px) if data.loader == "resident" else 0
+
+    @property
+    def loads_once(self) -> bool:
+        """Whether decoded images stay in memory."""
+        return self.config.data.loader == "resident"
+
+    @property
+    def num_readers(self) -> int:
+        """The threads or processes that decode."""
+        return self.config.data.num_workers
+
+    @property
+    def num_batches_ahead(self) -> int:
+        """Each worker prepares two."""
+        return 2 * self.config.data.num_workers if self.config.data.loader == "workers" else 1
+
+    def equal_settings(self) -> list[list[str]]:
+        """Return numbers of workers with a processor each."""
+        processors = os.cpu_count() or 1
+        counts = {count for count in (1, 2, 4, processors) if count <= processors} - {self.num_readers}
+        return [[f"data.num_workers={count}"] for count in sorted(counts)]
+
+    def without_loading(self) -> dict[str, list[str]]:
+        """Return what leaves out decoding, and random crops with the methods that change single images."""
+        methods = augmentations(self.config)  # which ask for worker processes
+        plain = ["data.min_crop_area=1.0", "data.flip_probability=0", "data.alternates_flips=false"]
+        random = {method.name for method in methods} | {"alternating_flip"}
+        plain += [f"methods.{name}=false" for name in self.config.methods if name in random]
+        return ({} if self.loads_once or methods else {"decoding": DECODED_ONCE}) | {"augmentation": plain}
+
+    def other_loaders(self, factor: float) -> dict[str, list[str]]:
+        """Return as many workers as that takes, and the loader that decodes once."""
+        workers = min(math.ceil(self.num_readers * factor), os.cpu_count() or 1)
+        loaders = {}
+        if workers > self.num_readers or self.loads_once:
+            loaders[f"data.num_workers={workers}"] = ["data.loader=workers", f"data.num_workers={workers}"]
+        if not augmentations(self.config):  # which ask for worker processes
+            loaders[" ".join(DECODED_ONCE)] = DECODED_ONCE
+        return loaders
+
+    def bench_batches(self, num_samples: int) -> dict[str, Batch]:
+        """Return noise in the sizes of the optimized schedules and of the baseline."""
+
+        def on_device(batch: Batch) -> Batch:  # as `batch` does
+            return replace(batch, inputs={"x": batch.inputs["x"].to(self.benchmark.device)})
+
+        sizes_px = BENCH_SIZES_PX[self.config.size]
+        return {
+            f"{size_px} px": on_device(self.benchmark.noise(num_samples, size_px)) for size_px in sizes_px
+        }
+
+    def bench_parts(self) -> Iterator[Part]:
+        """Yield the loaders alone, crop and resize, and the two forms of blurring before a shortcut."""
+        return bench_parts(self.config.data, self.config.global_batch_size, self.benchmark.device)
+
+    def kernel_pairs(self) -> Iterator[KernelPair]:
+        """Yield the blur before a subsampling, and on a GPU the crop of resident pixels."""
+        return kernel_pairs(self.benchmark.device)
+
+    def work(self, shape: str) -> Work:
+        """Return the work of an image of such a size when batch norm, addition and ReLU are fused."""
+        with torch.device("meta"):
+            model = self.benchmark.build_model()
+        return training_work(model, int(shape.split()[0]), is_fused=True)
+
+    def shape_shares(self) -> dict[str, float]:
+        """Count the epochs of each size."""
+        sizes = self.epoch_sizes_px()
+        return {f"{size_px} px": sizes.count(size_px) / len(sizes) for size_px in sizes}
+
+    def phases(self) -> list[tuple[str, range]]:
+        """Return the steps of each size, in the order of training."""
+        steps, first, found = self.config.steps_per_epoch, 0, []
+        for size_px, epochs in itertools.groupby(self.epoch_sizes_px()):
+            last = min(first + len(list(epochs)) * steps, self.config.plan().num_steps)
+            found.append((f"{size_px} px", range(first, last)))
+            first = last
+        return found
+
+    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
+        """Return the minutes of the published number of epochs, the loader keeping up."""
+        sizes = self.epoch_sizes_px()
+        num_epochs = EPOCHS_TO_TARGET.get(len(sizes)) if self.config.model.name == "resnet50" else None
+        if num_epochs is None or self.config.size != "full" or self.config.budget != 1:
+            return None
+        last = num_epochs * self.config.steps_per_epoch
+        evaluations = [step for step in self.config.plan().evaluation_steps if step <= last]
+        return project(
+            sizes[:num_epochs],
+            {int(shape.split()[0]): rate for shape, rate in samples_per_s.items()},
+            self.config.data,
+            num_evaluations=len(evaluations),
+            num_devices=num_devices,
+        )
+
+    def epoch_sizes_px(self) -> list[int]:
+        """Return the size of the images that the model sees in each epoch of the recipe."""
+        num_epochs, methods = self.config.num_epochs, build_methods(self.config)
+        sizes = [self.config.data.crop_px(epoch) for epoch in range(num_epochs)]
+        for method in methods:
+            if isinstance(method, ProgressiveResizing):
+                sizes = [method.size_px(epoch, num_epochs, full) for epoch, full in enumerate(sizes)]
+        return sizes
+
+
+class MadeUpImages:
+    """Smooth noise as JPEG files in memory; an `Images`."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.labels = np.zeros(NUM_IMAGES, np.int64)
+        self.files = []
+        for _ in range(NUM_IMAGES):
+            noise = Image.fromarray(rng.integers(0, 256, (HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8))
+            file = io.BytesIO()
+            noise.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC).save(file, "JPEG", quality=QUALITY)
+            self.files.append(file.getvalue())
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def where(self, sample: int) -> str:
+        """Return a name for errors."""
+        return f"made-up image {sample}"
+
+    def jpeg(self, sample: int) -> bytes:
+        """Return the file."""
+        return self.files[sample]
+
+    def size(self, sample: int) -> tuple[int, int]:
+        """Return height and width."""
+        return HEIGHT, WIDTH
+
+
+def bench_parts(data: Any, batch_size: int, device: torch.device) -> Iterator[Part]:
+    """Yield the loaders that this machine has, the crop of resident pixels, and blurred shortcuts."""
+    images, num_workers = MadeUpImages(), min(data.num_workers, os.cpu_count() or 1)
+    yield from loader_parts(images, data.model_copy(update={"num_workers": num_workers}), device)
+    yield from decoder_parts(images, data.stored_px, num_workers, device)
+    yield crop_part(data.stored_px, batch_size, device)
+    yield from blur_parts(min(batch_size, 256), device)
+
+
+def loader_parts(images: Images, data: Any, device: torch.device) -> Iterator[Part]:
+    """Yield the loaders that decode in every epoch."""
+    settings = TrainSettings(
+        batch_size=LOADER_BATCH, seed=0, crop_px=lambda step: CROP_PX, min_area=0.08, flip_probability=0.5
+    )
+    for loader in ("workers", *["dali"] * has_dali()):
+        chosen = data.model_copy(update={"loader": loader})
+        batches: Any = open_loader(images, settings, chosen, device, "fp32")
+        name = f"loader {loader} ({data.num_workers}), {WIDTH} x {HEIGHT} JPEG to {CROP_PX} px"
+        yield Part(name=name, call=lambda batches=batches: next(batches), num_samples=LOADER_BATCH)
+        batches.close()
+
+
+def decoder_parts(images: Images, stored_px: int, num_threads: int, device: torch.device) -> Iterator[Part]:
+    """Yield what decodes resident images, in the first epoch of a run."""
+    samples = np.arange(LOADER_BATCH)
+    for name in get_args(Name)[1:]:
+        if name == "dali" and not has_dali():
+            continue
+        decoder = open_decoder(
+            name, images, stored_px, device=device, num_threads=num_threads, most=LOADER_BATCH
+        )
+        yield Part(
+            name=f"decoder {name} ({num_threads}), {WIDTH} x {HEIGHT} JPEG to {stored_px} px",
+            call=lambda decoder=decoder: decoder.request(samples)(),
+            num_samples=LOADER_BATCH,
+        )
+        decoder.close()
+
+
+def crop_part(stored_px: int, batch_size: int, device: torch.device) -> Part:
+    """Return the crop, resize, flip and normalisation of a batch of resident pixels."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (batch_size, stored_px, stored_px, 3), dtype=torch.uint8, generator=generator)
+    starts = torch.rand(batch_size, 2, generator=generator) * 0.4
+    boxes = torch.cat([starts, 0.3 + 0.3 * torch.rand(batch_size, 2, generator=generator)], dim=1)
+    flips = torch.rand(batch_size, generator=generator) < 0.5
+    arguments = [values.to(device) for values in (pixels, torch.randperm(batch_size), boxes, flips)]
+
+    def call() -> object:
+        return crop_resize(*arguments, size_px=CROP_PX, mean=MEAN, std=STD, dtype=torch.bfloat16)
+
+    return Part(name=f"crop and resize, {stored_px} to {CROP_PX} px", call=call, num_samples=batch_size)
+
+
+def blur_parts(batch_size: int, device: torch.device) -> Iterator[Part]:
+    """Yield the blurred shortcut as published and with the stride in the blur, forward and backward."""
+    channels, size_px, outputs = SHORTCUT
+    images = torch.randn(batch_size, channels, size_px, size_px, device=device)
+    images = images.to(torch.bfloat16, memory_format=torch.channels_last).requires_grad_()
+    forms = {"published": (1, 2), "stride in the blur": (2, 1)}
+    for name, (blur_stride, stride) in forms.items():
+        layer = nn.Sequential(Blur(stride=blur_stride), nn.Conv2d(channels, outputs, 1, stride, bias=False))
+        layer = layer.to(device, torch.bfloat16, memory_format=torch.channels_last)
+
+        def call(layer: nn.Module = layer) -> None:
+            layer(images).sum().backward()
+
+        yield Part(name=f"blurred shortcut, {name}", call=call, num_samples=batch_size)
+
+
+def kernel_pairs(device: torch.device) -> Iterator[KernelPair]:
+    """Yield the blur; the crop only on a GPU, since a processor computes its plain form itself."""
+    yield blur_pair(device)
+    if device.type == "cuda":
+        yield crop_pair(device)
+
+
+def blur_pair(device: torch.device) -> KernelPair:
+    """Return the strided blur in bfloat16 with its gradient, and the convolution that it stands for."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(PAIR_IMAGES, CHANNELS, SIZE_PX, SIZE_PX, generator=generator).bfloat16().to(device)
+    layer, plain = Blur(stride=2).to(device), images.float().requires_grad_()
+    images = images.to(memory_format=torch.channels_last).requires_grad_()
+
+    def with_gradient(blurred: Tensor, source: Tensor) -> list[Tensor]:
+        return [blurred, *torch.autograd.grad(blurred.square().sum(), [source])]
+
+    def convolved() -> list[Tensor]:
+        weight = torch.tensor([1.0, 2.0, 1.0], device=device)
+        filters = (weight[:, None] * weight / 16).expand(CHANNELS, 1, 3, 3)
+        return with_gradient(F.conv2d(plain, filters, stride=2, padding=1, groups=CHANNELS), plain)
+
+    return KernelPair(
+        name="blur",
+        kernel=lambda: with_gradient(layer(images), images),
+        plain=convolved,
+        tolerance=0.02,  # bfloat16 keeps 8 bits
+    )
+
+
+def crop_pair(device: torch.device) -> KernelPair:
+    """Return crop, resize, flip and normalisation by the kernel, and as two matrix products in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (PAIR_IMAGES, STORED_PX, STORED_PX, 3)
+    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator).to(device)
+    starts = torch.rand(PAIR_IMAGES, 2, generator=generator) * 0.4
+    boxes = torch.cat([starts, 0.2 + 0.4 * torch.rand(PAIR_IMAGES, 2, generator=generator)], dim=1).to(device)
+    flips = (torch.rand(PAIR_IMAGES, generator=generator) < 0.5).to(device)
+    samples = torch.randperm(PAIR_IMAGES, generator=generator).to(device)
+    given = {"size_px": SIZE_PX, "mean": MEAN, "std": STD, "dtype": torch.float32}
+    return KernelPair(
+        name="crop and resize",
+        kernel=lambda: [crop_resize(pixels, samples, boxes, flips, **given)],
+        plain=lambda: [crop_resize_reference(pixels, samples, boxes, flips, **given)],
+        tolerance=1e-3,  # where TF32 is allowed; the tests ask for 2e-4 in a value
+    )
+
+
+class Shapes:
+    """Elements that the layers of a model read and write for one image, by kind of layer."""
+
+    def __init__(self, model: nn.Module, size_px: int) -> None:
+        self.conv_in = self.conv_out = self.conv_flops = self.stem_flops = 0
+        self.norm = self.relu = self.added = self.pooled = 0
+        hooks = [module.register_forward_hook(self.count) for module in model.modules()]
+        with torch.no_grad():
+            model.eval()(torch.empty(1, 3, size_px, size_px, device="meta"))
+        for hook in hooks:
+            hook.remove()
+
+    def count(self, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Add one call of a layer."""
+        num_in, num_out = inputs[0].numel(), output.numel()
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            flops = 2 * num_out * module.weight[0].numel()
+            self.conv_flops += flops
+            self.stem_flops += flops if num_in == inputs[0].shape[-1] ** 2 * 3 else 0
+            self.conv_in, self.conv_out = self.conv_in + num_in, self.conv_out + num_out
+        elif isinstance(module, nn.BatchNorm2d):
+            self.norm += num_out
+        elif isinstance(module, nn.ReLU):
+            self.relu += num_out
+        elif isinstance(module, nn.MaxPool2d):
+            self.pooled += num_in + num_out
+        elif hasattr(module, "downsample"):  # a residual block ends with an addition
+            self.added += num_out
+
+
+def training_work(model: nn.Module, size_px: int, *, is_fused: bool) -> Work:
+    """Return the work of one image (3, size_px, size_px), forward and backward, in 16 bits.
+
+    `model` lies on the meta device. Each convolution takes as many operations for the gradient of its input
+    and of its weight as forward; the stem needs no gradient of its input. Elements read or written: by a
+    convolution 3 times its input and output; by a batch norm 3 forward and 5 backward, a ReLU 2 and 3, an
+    addition 3 and 3, a pooling 2 and 2. Fused, ReLU and addition ride on the passes of the batch norm.
+    Weights are left out: a batch shares them.
+    """
+    shapes = Shapes(model, size_px)
+    both = 3 * (shapes.conv_in + shapes.conv_out) + 8 * shapes.norm + 3 * shapes.added + 2 * shapes.pooled
+    extra = shapes.added if is_fused else 5 * shapes.relu + 3 * shapes.added
+    return Work(flops=3 * shapes.conv_flops - shapes.stem_flops, num_bytes=HALF_BYTES * (both + extra))
+
+
+def project(
+    sizes_px: list[int],
+    images_per_s: dict[int, float],
+    data: DataConfig,
+    *,
+    num_evaluations: int,
+    num_devices: int,
+) -> Projection:
+    """Return the minutes of epochs of these sizes on devices of these rates by size in pixels.
+
+    Between measured sizes the time of an image grows linearly with its area; below the smallest it stays.
+    """
+    measured = sorted((size**2, 1 / rate) for size, rate in images_per_s.items())
+    areas, seconds = (np.array(column) for column in zip(*measured, strict=True))
+    train_s = np.interp(np.array(sizes_px) ** 2, areas, seconds).sum() * data.num_train_samples
+    evaluation_s = evaluation_seconds(num_evaluations, data.num_evaluation_samples, 1 / seconds[-1])
+    return Projection(
+        minutes=float(train_s + evaluation_s) / num_devices / 60,
+        assuming=(
+            f"if {len(sizes_px)} epochs suffice as published, the loader keeps up, devices scale perfectly "
+            f"and an image of the {num_evaluations} evaluations takes a third of the largest training one"
+        ),
+    )

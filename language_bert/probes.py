@@ -1,0 +1,241 @@
+"""The tools' view of BERT: batches, pieces and kernels to time, and the work of a sequence."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.config.duration import evaluation_seconds
+from common.training import probes
+from common.training.method import Batch
+from common.training.optim import build_optimizer
+from common.training.probes import KernelPair, Part, Projection, Spread, Work
+from language_bert.attention import plan_attention, varlen_attention
+from language_bert.benchmark import Benchmark
+from language_bert.data.batches import typical_lengths
+from language_bert.methods.chunked_head import chunked_cross_entropy
+from language_bert.methods.fp8 import CAPABILITY, Fp8Product
+
+SAMPLES_TO_TARGET = 1_000_000  # 850,000 to 1,200,000 are expected from published curves, see README.md
+CHUNK_TOKENS = 4096
+LENGTHS = (128, 7, 61, 100)  # tokens
+NUM_HEADS, HEAD_SIZE = 4, 64
+NUM_MASKED, VOCAB_SIZE, PAIR_CHUNK_TOKENS = 50, 301, 16
+NUM_ROWS = 128
+
+
+class Probes(probes.Probes):
+    """All batches have one shape, the longest sequence: "512 tokens"."""
+
+    benchmark: Benchmark
+
+    def equal_settings(self) -> list[list[str]]:
+        """Return the other form of attention on padded batches."""
+        return [
+            [f"model.attention={form}"] for form in ("sdpa", "eager") if form != self.config.model.attention
+        ]
+
+    def bench_batches(self, num_samples: int) -> dict[str, Batch]:
+        """Return a batch of random tokens with lengths as Wikipedia's, in the order of a loader."""
+        longest = self.config.data.max_seq_length
+        lengths = typical_lengths(num_samples, longest)
+        lengths = self.benchmark.own_part(lengths, lengths)
+        return {f"{longest} tokens": self.benchmark.noise(lengths, self.benchmark.num_masked(lengths))}
+
+    def bench_parts(self) -> Iterator[Part]:
+        """Yield the pieces of a step on packed tokens: attention, products, the rest, head and optimizer."""
+        return bench_parts(self.config, self.benchmark.device)
+
+    def kernel_pairs(self) -> Iterator[KernelPair]:
+        """Yield attention on packed tokens, the loss in chunks, and on a GPU that has them 8-bit products."""
+        return kernel_pairs(self.benchmark.device)
+
+    def work(self, shape: str) -> Work:
+        """Return the matrix products on real tokens of such a sample, forward and twice backward."""
+        model, data = self.config.model, self.config.data
+        lengths = typical_lengths(1000, data.max_seq_length)
+        size, wide = model.hidden_size, model.intermediate_size
+        layer = lengths * (8 * size**2 + 4 * size * wide) + 4 * lengths**2 * size
+        head = lengths * data.masked_fraction * 2 * size * (size + model.vocab_size)
+        return Work(
+            flops=3 * float((model.num_hidden_layers * layer + head).mean()), num_tokens=float(lengths.mean())
+        )
+
+    def shape_shares(self) -> dict[str, float]:
+        """All batches have the one shape."""
+        return {f"{self.config.data.max_seq_length} tokens": 1.0}
+
+    def work_spread(self) -> Spread:
+        """Without padding the work is about that of the tokens, and lengths differ."""
+        if "unpad" not in self.config.methods:
+            return super().work_spread()
+        lengths = typical_lengths(1000, self.config.data.max_seq_length)
+        return Spread(
+            deviation=float(lengths.std() / lengths.mean()),
+            longest=float(lengths.max() / lengths.mean()),
+            is_balanced=self.benchmark.balances_parts,
+        )
+
+    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
+        """Return the minutes of an estimated number of samples, with an evaluation at the usual cadence."""
+        if self.config.size != "full":
+            return None
+        (rate,) = samples_per_s.values()
+        every = self.config.steps(self.config.evaluate_every) * self.config.global_batch_size
+        num_samples = self.config.data.num_evaluation_samples
+        evaluation_s = evaluation_seconds(SAMPLES_TO_TARGET // every, num_samples, rate)
+        return Projection(
+            minutes=(SAMPLES_TO_TARGET / rate + evaluation_s) / num_devices / 60,
+            assuming=(
+                f"if {SAMPLES_TO_TARGET:,} samples suffice for a true 0.72, which is an estimate and no "
+                "measurement, devices scale perfectly and an evaluated sequence takes a third of a trained"
+            ),
+        )
+
+
+def bench_parts(config: Any, device: torch.device) -> Iterator[Part]:
+    """Yield forward and backward of all layers by kind of operation, head with loss, and optimizer."""
+    model, data, num = config.model, config.data, config.global_batch_size
+    lengths = torch.from_numpy(typical_lengths(num, data.max_seq_length))
+    num_tokens, num_layers = int(lengths.sum()), model.num_hidden_layers
+    num_masked = int(num_tokens * data.masked_fraction)
+    size, wide, num_heads = model.hidden_size, model.intermediate_size, model.num_attention_heads
+    dtype = torch.float16 if config.precision == "fp16" else torch.bfloat16
+    sequences = plan_attention(lengths, data.max_seq_length).to(device)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
+
+    def part(name: str, function: Callable[..., Tensor], inputs: list[Tensor], repeats: int) -> Part:
+        def call() -> None:
+            for _ in range(repeats):
+                output = function(*inputs)
+                torch.autograd.grad(output, inputs, torch.ones_like(output))
+
+        return Part(name=name, call=call, num_samples=num)
+
+    tokens, wide_tokens = noise(num_tokens, size), noise(num_tokens, wide)
+    heads = [noise(num_tokens, num_heads, size // num_heads) for _ in "qkv"]
+    yield part("attention", lambda *qkv: varlen_attention(*qkv, sequences), heads, num_layers)
+    shapes = {
+        "projection": (3 * size, size),
+        "output": (size, size),
+        "up": (wide, size),
+        "down": (size, wide),
+    }
+    for name, shape in shapes.items():
+        source = wide_tokens if shape[1] == wide else tokens
+        yield part(f"matrix product: {name}", F.linear, [source, noise(*shape)], num_layers)
+    scale, shift = noise(size), noise(size)
+    yield part(
+        "addition and LayerNorm",
+        lambda x, y, a, b: F.layer_norm(x + y, (size,), a, b),
+        [tokens, noise(num_tokens, size), scale, shift],
+        2 * num_layers,
+    )
+    yield part(
+        "bias and GELU",
+        lambda x, b: F.gelu(x + b, approximate="tanh"),
+        [wide_tokens, noise(wide)],
+        num_layers,
+    )
+    labels = torch.randint(model.vocab_size, (num_masked,), device=device)
+    bias = torch.zeros(model.vocab_size, device=device, requires_grad=True)
+    weight = torch.randn(model.vocab_size, size, device=device, requires_grad=True)
+
+    def head(*inputs: Tensor) -> Tensor:
+        return chunked_cross_entropy(*inputs, labels, CHUNK_TOKENS)
+
+    yield part("head and loss", head, [noise(num_masked, size), weight, bias], 1)
+    yield optimizer_part(config, num, device)
+
+
+def optimizer_part(config: Any, num_samples: int, device: torch.device) -> Part:
+    """Return a step of the optimizer on as many parameters as the model has."""
+    model = config.model
+    layer = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    count = model.vocab_size * model.hidden_size + model.num_hidden_layers * layer
+    weights = nn.ParameterList(
+        nn.Parameter(torch.zeros(size, device=device))
+        for size in (count // 16,) * 16  # a few large tensors, as in the model
+    )
+    for parameter in weights:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer(weights, config.optimizer)
+    return Part(name="optimizer", call=optimizer.step, num_samples=num_samples)
+
+
+def kernel_pairs(device: torch.device) -> Iterator[KernelPair]:
+    """Yield those that this device computes, each with its gradients."""
+    yield attention_pair(device)
+    yield loss_pair(device)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
+        yield fp8_pair(device)
+
+
+def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """Return a result and the gradients of its inputs, all weighted differently."""
+    result = function(*inputs)
+    weight = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result).to(result.dtype)
+    return [result, *torch.autograd.grad(result, inputs, weight if result.ndim else None)]
+
+
+def attention_pair(device: torch.device) -> KernelPair:
+    """Return attention over packed sequences in bfloat16, and over one after another in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (sum(LENGTHS), NUM_HEADS, HEAD_SIZE)
+    heads = [torch.randn(*shape, generator=generator).bfloat16().to(device) for _ in "qkv"]
+    sequences = plan_attention(torch.tensor(LENGTHS), max(LENGTHS)).to(device)
+
+    def one_by_one(*heads: Tensor) -> Tensor:
+        rows = zip(*(each.split(LENGTHS) for each in heads), strict=True)
+        attended = [
+            F.scaled_dot_product_attention(*(each.transpose(0, 1) for each in row)).transpose(0, 1)
+            for row in rows
+        ]
+        return torch.cat(attended)
+
+    packed = [each.clone().requires_grad_() for each in heads]
+    plain = [each.float().requires_grad_() for each in heads]
+    return KernelPair(
+        name="attention",
+        kernel=lambda: with_gradients(lambda *qkv: varlen_attention(*qkv, sequences), packed),
+        plain=lambda: with_gradients(one_by_one, plain),
+        tolerance=0.02,  # bfloat16 keeps 8 bits
+    )
+
+
+def loss_pair(device: torch.device) -> KernelPair:
+    """Return the loss of the head in chunks, and of the whole product, in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((NUM_MASKED, HEAD_SIZE), (VOCAB_SIZE, HEAD_SIZE), (VOCAB_SIZE,))
+    inputs = [torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+    labels = torch.randint(VOCAB_SIZE, (NUM_MASKED,), generator=generator).to(device)
+
+    def whole(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(hidden, weight, bias), labels)
+
+    def chunked(*inputs: Tensor) -> Tensor:
+        return chunked_cross_entropy(*inputs, labels, PAIR_CHUNK_TOKENS)
+
+    return KernelPair(
+        name="loss in chunks",
+        kernel=lambda: with_gradients(chunked, inputs),
+        plain=lambda: with_gradients(whole, inputs),
+        tolerance=1e-3,  # where TF32 is allowed; 1e-6 without
+    )
+
+
+def fp8_pair(device: torch.device) -> KernelPair:
+    """Return a product in 8 bits, and in float32."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((NUM_ROWS, 2 * HEAD_SIZE), (HEAD_SIZE, 2 * HEAD_SIZE))
+    inputs = [torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+    return KernelPair(
+        name="8-bit product",
+        kernel=lambda: with_gradients(lambda *xw: Fp8Product.apply(*xw, torch.bfloat16), inputs),
+        plain=lambda: with_gradients(F.linear, inputs),
+        tolerance=0.1,  # E4M3 keeps 4 bits
+    )
