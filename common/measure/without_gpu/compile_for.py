@@ -15,7 +15,7 @@ import io
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
@@ -134,12 +134,11 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def list_fakes(values: Any) -> list[Any]:
-    """Return the tensors on the pretended GPU in a tree of values."""
     return [value for value in tree_leaves(values) if isinstance(value, FakeTensor)]
 
 
 def count_bytes(value: Tensor) -> int:
-    """Return the bytes that hold the values of a tensor, repeated ones once."""
+    """Return the bytes of a tensor's values, those of an expanded dimension once."""
     sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
     return value.element_size() * torch.Size(sizes).numel()
 
@@ -183,15 +182,10 @@ def count_attention_flops(name: str, args: Sequence[Any]) -> float:
 class Compiler:
     """Compiles and counts steps for one GPU; `open_compiler` makes one."""
 
-    def __init__(self, counter: Counter) -> None:
-        self.counter = counter
-        self.cubins: dict[str, list[bytes]] = {}
+    def __init__(self, counter: Counter, cubins: Mapping[str, list[bytes]]) -> None:
+        self.counter, self.cubins = counter, cubins  # of every kernel, by its name
         self.kernels: list[Kernel] = []
         self.num_graphs = self.num_recompiles = 0
-
-    def keep_cubins(self, name: str, cubins: list[bytes]) -> None:
-        """Remember the cubins of a kernel."""
-        self.cubins[name] = cubins
 
     def compile_inner(self, graph: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
         """Stand in for Inductor's `compile_fx_inner`; a call of what it returns counts, computes nothing."""
@@ -263,8 +257,9 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
 
     original = compile_fx.compile_fx
     torch._dynamo.utils.counters.clear()
-    with pretend(gpu, lambda name, made: compiler.keep_cubins(name, made)) as fake_mode:
-        compiler = Compiler(Counter(fake_mode))
+    cubins: dict[str, list[bytes]] = {}
+    with pretend(gpu, cubins.__setitem__) as fake_mode:
+        compiler = Compiler(Counter(fake_mode), cubins)
 
         def compile_graph(
             model: Any, inputs: Any, inner_compile: Any = compiler.compile_inner, **named: Any
@@ -292,7 +287,7 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
 
 
 def measure_kernel(name: str, kind: str, num_bytes: float, cubins: Sequence[bytes]) -> Kernel:
-    """Return a kernel in that of its compiled forms which spills least."""
+    """Return a kernel with the resources of the compiled form that spills least."""
     spilled, registers = min(read_resources(cubin)[::-1] for cubin in cubins)
     return Kernel(name=name, kind=kind, num_bytes=num_bytes, registers=registers, spilled_bytes=spilled)
 
@@ -349,12 +344,11 @@ def build_training(benchmark: Benchmark) -> Training:
 
 
 def count_graph_breaks() -> dict[str, int]:
-    """Return how often Dynamo has left a graph, by the reason."""
+    """Return the number of graph breaks, by their reason."""
     return dict(torch._dynamo.utils.counters["graph_break"])
 
 
 def evaluate(run: Training, batch: Batch) -> None:
-    """Do what the loop does with a batch of the evaluation set."""
     with torch.no_grad():
         run.count_correct(run.evaluation_model(), batch)
     run.model.train()

@@ -53,31 +53,28 @@ class Prediction:
 
     @property
     def step_ms(self) -> float:
-        """All of it."""
         return sum(self.ms.values())
 
     @property
     def next_class(self) -> str:
-        """The class with most time that no library computes: what to attack next."""
+        """The class with most time of those that no library computes."""
         return max((name for name in self.ms if name not in LIBRARY), key=lambda name: self.ms[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A published rate and its prediction."""
+    """A published rate and its prediction; `ratio` is predicted over published."""
 
     row: Mapping[str, Any]
     predicted_per_s: float
 
     @property
     def ratio(self) -> float:
-        """Predicted over published."""
         return float(self.predicted_per_s / self.row["samples_per_s"])
 
 
 @cache
 def load_rates() -> Mapping[str, Any]:
-    """Return published_rates.yaml."""
     published: Mapping[str, Any] = yaml.safe_load(RATES.read_text(encoding="utf-8"))
     return published
 
@@ -132,7 +129,7 @@ def predict(
 
 
 def predict_waiting(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms: float) -> dict[str, float]:
-    """Return what a device waits for the others: the exchange of gradients, the rank with most work."""
+    """Return the ms that a device waits for others: for the all-reduce, and for the rank with most work."""
     if row.get("devices", 1) == 1:
         return {}
     name, published = row["benchmark"], load_rates()

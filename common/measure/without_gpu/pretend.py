@@ -1,12 +1,18 @@
-"""A GPU that is not there: torch and Triton compile for it, tensors claim to lie on it, and nothing computes.
+"""A pretended GPU: torch and Triton compile for it, tensors claim to lie on it, and nothing is computed.
 
-Everything here reaches into internals of torch and Triton; so does compile_for.py, into Inductor's. Seen to
-work with torch 2.11.0 (triton 3.6.0) and torch 2.15.0 (triton 3.9.0), on machines without a GPU.
+A kernel can be compiled for a GPU that is not there, but torch asks a driver long before it compiles. So
+inside of `pretend` five things are replaced, and put back afterwards:
 
-Tensors are those of FakeTensorMode: they have shapes and no values. To Python they lie on "cuda:0"; the C++
-of autograd is answered "cpu", since it would start a thread for each device of the driver and take its
-streams. Dispatch keys are CUDA's, so that autocast decides as on a GPU. Triton's own ptxas makes the cubins;
-only their loading is left out.
+- the driver: `torch.cuda` answers with the properties of `Gpu`;
+- tensors: those of FakeTensorMode have shapes and no values. Python sees them on "cuda:0"; the C++ of
+  autograd sees "cpu", since it would start a thread for each device of the driver and take its streams.
+  Their dispatch keys are CUDA's, so that autocast decides as on a GPU;
+- autocast: its kernels would ask C++ for the device, so its lists of operators are registered again here;
+- `Module.to`, which cannot exchange fake parameters;
+- Triton's driver and launcher: its own ptxas makes the cubins, only their loading is left out.
+
+All of it reaches into internals of torch and Triton, and compile_for.py into Inductor's. It works with torch
+2.11.0 (triton 3.6.0) and torch 2.15.0 (triton 3.9.0), on machines without a GPU.
 """
 
 import warnings
@@ -26,7 +32,7 @@ from torch.utils._pytree import tree_map
 
 from common.errors import UserError, nearest
 
-Compiled = Callable[[str, list[bytes]], None]  # takes a kernel's name, and a cubin for each way to launch it
+Compiled = Callable[[str, list[bytes]], None]  # a kernel's name, and a cubin for each way to launch it
 DEVICE = torch.device("cuda", 0)
 HOST, META = torch.device("cpu"), torch.device("meta")
 # Autocast's own lists, source: aten/src/ATen/autocast_mode.h; its kernels would ask C++ for the device.
@@ -132,7 +138,7 @@ def find_gpu(architecture: str) -> Gpu:
 
 @contextmanager
 def pretend(gpu: Gpu, compiled: Compiled) -> Iterator[FakeTensorMode]:
-    """Make torch, Inductor and Triton believe in `gpu` inside the block; yields the mode of its tensors."""
+    """Make torch, Inductor and Triton see `gpu` inside the block; yields the mode of its tensors."""
     import torch._dynamo.trace_rules as rules
     import torch._inductor.compile_fx  # noqa: F401
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -155,12 +161,12 @@ def pretend(gpu: Gpu, compiled: Compiled) -> Iterator[FakeTensorMode]:
 
 
 def answer_always(value: Any) -> Callable[..., Any]:
-    """Return a new function of any arguments; Dynamo tells functions by their identity."""
+    """Return a new function at each call: Dynamo tells functions by their identity."""
     return lambda *args, **named: value
 
 
 def replace_driver(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
-    """Yield what asks a driver: where it stands, its name, and what answers in its place."""
+    """Yield the functions that ask a driver: their module, their name, and their replacement."""
     cuda = torch.cuda
     capability = (gpu.major, gpu.minor)
     answers = {
@@ -194,7 +200,7 @@ def replace_driver(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
 
 @contextmanager
 def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
-    """Make Triton compile for `gpu`, and Inductor keep what it compiles instead of loading it."""
+    """Make Triton compile for `gpu`, and pass its cubins to `compiled` instead of loading them."""
     import torch._inductor.runtime.triton_helpers as helpers
     from torch._inductor import config
     from torch._inductor.fx_passes import joint_graph
@@ -259,12 +265,12 @@ def choose_layout(images: Tensor, weight: Tensor, backend: Any) -> torch.memory_
 
 
 def answer_device(args: Any) -> torch.device:
-    """Return what C++ is told of a fake tensor: the host, but for kernels of FakeTensorMode itself."""
+    """Return the device that C++ sees: the host, but meta for kernels of FakeTensorMode itself."""
     return META if args[0].fake_mode.in_kernel_invocation else HOST
 
 
 def replace_tensors() -> Iterator[tuple[Any, str, Any]]:
-    """Yield what makes every fake tensor lie on `DEVICE` for Python, and on the host for C++."""
+    """Yield the replacements by which a fake tensor lies on `DEVICE` for Python and on the host for C++."""
     new, dispatch = FakeTensor.__new__, vars(FakeTensor)["__torch_dispatch__"].__func__
 
     def on_device(
