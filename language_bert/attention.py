@@ -1,7 +1,12 @@
-"""Attention over sequences of different lengths that lie one behind the other, without padding.
+"""Attention over packed sequences: of different lengths, concatenated without padding.
 
-On a GPU one fused kernel takes the offsets as they are: that of the `flash-attn` package where it is
-installed, else torch's own. Elsewhere groups of similar length are padded and computed in batched products.
+Tokens of all sequences are the rows of one tensor (num_tokens, num_heads, head_size); sequence i has the rows
+cu_seqlens[i] to cu_seqlens[i + 1]. Only attention needs these offsets. On a GPU one fused kernel takes them:
+the one of the `flash-attn` package where it is installed, else torch's own. Queries have offsets of their
+own, because the last layer needs few queries and all keys. Elsewhere sequences are sorted by length and split
+into groups; each group is padded to its longest sequence and computed in batched matrix products, and the
+result is put back in order. The layout of the groups depends on the lengths alone, so it is computed once a
+batch and shared by all layers.
 """
 
 import importlib.util
@@ -16,8 +21,8 @@ from torch import Tensor
 from common.errors import UserError
 from common.training.benchmark import Backend
 
-NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more waste less padding and cost more calls
-HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None  # compiled code cannot ask
+NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more groups have less padding and more calls
+HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None  # compiled code cannot look it up
 ROUND_TO = 16  # few distinct shapes, so that libraries reuse their kernels
 Kernel = Callable[..., Tensor]
 
@@ -26,8 +31,8 @@ Kernel = Callable[..., Tensor]
 class Group:
     """Sequences of similar length, `members` (num_sequences,), padded to the longest of them.
 
-    `tokens` and `queries` (num_sequences, longest) say which key or query stands in each place, padding
-    places hold the first one; `bias` (num_sequences, longest) is 0 for a key and -inf for padding.
+    `tokens` and `queries` (num_sequences, longest) are the rows of keys and queries at each place, row 0 at
+    padding; `bias` (num_sequences, longest) is 0 for a key and -inf for padding.
     """
 
     members: Tensor
@@ -38,13 +43,12 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Where the sequences of a batch lie, computed once and reused by every layer.
+    """The offsets of the sequences of a batch, and on a CPU their groups.
 
     `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries. No sequence
     has more than `max_length` keys or more than `max_queries` queries: a GPU's kernel leaves the rows of
-    further ones unwritten. Compiled code holds both numbers as constants. On a CPU `groups`, `num_groups` at
-    most, hold the sequences in order of length, and `places` (num_queries,) says where each query stands in
-    the groups laid one behind the other.
+    further ones unwritten. Compiled code holds both numbers as constants. `groups`, at most `num_groups`, are
+    in order of length; `places` (num_queries,) are the indices of the queries in the concatenated groups.
     """
 
     cu_seqlens: Tensor
@@ -54,28 +58,24 @@ class Sequences:
     num_groups: int
     groups: tuple[Group, ...] = ()
     places: Tensor | None = None
-    keys: list[Any] = field(default_factory=list)  # laid out once for this plan and those selected from it
+    keys: list[Any] = field(default_factory=list)  # layout of the keys, shared with selections of this plan
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "Sequences":
-        """Return what a kernel on this device needs."""
         if device.type == "cpu":
             return self.grouped()
-        keys, queries = (
-            each.to(device, non_blocking=non_blocking) for each in (self.cu_seqlens, self.cu_queries)
-        )
+        keys, queries = (x.to(device, non_blocking=non_blocking) for x in (self.cu_seqlens, self.cu_queries))
         return replace(self, cu_seqlens=keys, cu_queries=queries, groups=(), places=None)
 
     def select(self, needed: Tensor, *, max_repeats: int = 0) -> "Sequences":
         """Return the plan in which only these tokens (num_queries,), in ascending order, are queries.
 
-        At most `max_repeats` of them repeat a token that is needed already or is needed by nothing.
+        At most `max_repeats` of them are there for rounding: they can repeat a token.
         """
         offsets = torch.searchsorted(needed, self.cu_seqlens.long())
         most = self.max_length + max_repeats
         return replace(self, cu_queries=offsets.int(), max_queries=most, groups=(), places=None)
 
     def grouped(self) -> "Sequences":
-        """Return the plan with its groups."""
         if self.places is not None:
             return self
         if not self.keys:
@@ -84,18 +84,18 @@ class Sequences:
             order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
             members = order.tensor_split(min(self.num_groups, len(order)))
             self.keys.extend([members, *lay_out(offsets, members)])
-        members, laid, places = self.keys
-        asking = laid
+        members, keys, places = self.keys
+        queries = keys
         if self.cu_queries is not self.cu_seqlens:
-            asking, places = lay_out(self.cu_queries.long(), members)
+            queries, places = lay_out(self.cu_queries.long(), members)
         groups = tuple(
             Group(
                 members=group,
-                queries=asked,
+                queries=rows,
                 tokens=tokens,
                 bias=torch.zeros(is_token.shape).masked_fill(~is_token, float("-inf")),
             )
-            for group, (tokens, is_token), (asked, _) in zip(members, laid, asking, strict=True)
+            for group, (tokens, is_token), (rows, _) in zip(members, keys, queries, strict=True)
         )
         return replace(self, groups=groups, places=places)
 
@@ -113,30 +113,29 @@ def plan_attention(lengths: Tensor, max_length: int, *, num_groups: int = NUM_GR
 
 
 def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Return for each group which token stands in each place, (num_sequences, longest), and if one does.
+    """Pad each group of sequences; `longest` is a multiple of ROUND_TO.
 
-    Then where each token (num_tokens,) stands in the groups laid one behind the other.
+    Returns for each group its tokens and which of them are real, both (num_sequences, longest); then the
+    index of each token (num_tokens,) in the concatenated groups.
     """
     places = torch.zeros(int(offsets[-1]), dtype=torch.int64)
-    laid, first_place = [], 0
+    groups, first_place = [], 0
     for group in members:
         lengths = offsets.diff()[group]
         place = torch.arange(-(-max(1, int(lengths.max())) // ROUND_TO) * ROUND_TO)
         is_token = place < lengths[:, None]
         tokens = (offsets[:-1][group, None] + place).where(is_token, 0)
         places[tokens[is_token]] = is_token.flatten().nonzero()[:, 0] + first_place
-        laid.append((tokens, is_token))
+        groups.append((tokens, is_token))
         first_place += tokens.numel()
-    return laid, places
+    return groups, places
 
 
 def has_kernel(device: torch.device) -> bool:
-    """Return whether a fused kernel takes offsets as they are."""
     return device.type != "cpu"
 
 
 def kernel_backend(device: torch.device) -> Backend:
-    """Return what computes attention on packed tokens on this device."""
     if not has_kernel(device):
         return Backend("batched products", "torch")
     name = "flash_attn" if HAS_FLASH_ATTENTION else "torch.nn.attention.varlen"
@@ -167,7 +166,7 @@ def varlen_attention(
         return grouped_attention(query, key, value, sequences.grouped(), slopes)
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
-    biased = {} if slopes is None else {"alibi_slopes": slopes.float()}  # flash-attn's alone takes them
+    biased = {} if slopes is None else {"alibi_slopes": slopes.float()}  # an argument of flash-attn alone
     return gpu_kernel()(
         query,
         key,
@@ -183,9 +182,9 @@ def varlen_attention(
 def grouped_attention(
     query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, slopes: Tensor | None = None
 ) -> Tensor:
-    """Return the same, group by group in batched matrix products.
+    """Compute `varlen_attention` group by group, in batched matrix products.
 
-    On a CPU these take a fifth of the time of scaled_dot_product_attention on the padded batch (it has no
+    On a CPU this takes a fifth of the time of scaled_dot_product_attention on the padded batch (it has no
     bf16 kernel for short rows).
     """
     num_heads, head_size = query.shape[1:]

@@ -1,7 +1,14 @@
 """BERT: Hugging Face's module as the baseline, and the same parameters computed on packed tokens.
 
-Shapes: B sequences, S padded length, T packed tokens (the sequences of a batch one behind the other), M
-masked tokens, D hidden size, N heads, H head size, V vocabulary.
+The baseline is `BertForMaskedLM` or `BertForPreTraining` as it is, on batches padded to S. `PackedBert` takes
+over its parameters under the same names, so weights, optimizer and checkpoints are the same, and computes
+only what the loss depends on: the tokens of a batch are concatenated to (T, D), every layer is applied to
+them row by row, and only attention has to know where sequences begin (attention.py). What is not read is not
+computed: the heads read masked tokens and, for next sentences, the first token of each sequence. Methods
+switch the savings on; tests/language_bert/test_parity.py compares loss and gradients in float64.
+
+Shapes: B sequences, S padded length, T packed tokens, M masked tokens, K needed tokens of the last layer,
+D hidden size, N heads, H head size, V vocabulary.
 """
 
 import math
@@ -27,7 +34,8 @@ LONGEST_PERIOD = 100.0  # in radians per position; 1000 learned more slowly at 1
 class Predictions(NamedTuple):
     """Logits (T or M, V) of the vocabulary, and (B, 2) of the next-sentence head if there is one.
 
-    With `transform_only`, in training, the first are what is multiplied with the vocabulary, (M, D).
+    With `transform_only`, in training, `prediction_logits` is the input of the product with the vocabulary,
+    (M, D).
     """
 
     prediction_logits: Tensor
@@ -35,12 +43,10 @@ class Predictions(NamedTuple):
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Return logits in float32 where they have 16 bits; float64 stays."""
     return logits.float() if logits.element_size() < 4 else logits
 
 
 def next_sentence_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-    """Return the mean cross entropy of the next-sentence head's logits (B, 2)."""
     return F.cross_entropy(at_least_float32(outputs[1]), targets["next_sentence_label"])
 
 
@@ -52,7 +58,6 @@ def masked_lm_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
 
 
 def bert_config(config: Any) -> "BertConfig":
-    """Return Hugging Face's configuration of a run's model."""
     from transformers import BertConfig  # slow to import
 
     settings = config.model
@@ -81,10 +86,10 @@ def build_bert(config: "BertConfig", *, next_sentence: bool) -> "BertModule":
 
 @torch.no_grad()
 def spread_positions(model: "BertModule", scale: float) -> None:
-    """Start position embeddings (S, D) as sines times `scale`, and keys equal to queries.
+    """Initialize position embeddings (S, D) as sines times `scale`, and keys equal to queries.
 
-    For small models trained from scratch: attention to near and to equal tokens then need not be discovered
-    first. Source: sines of https://arxiv.org/abs/1706.03762.
+    A small model trained from scratch (size mini) then attends to near and to equal tokens from the first
+    step and learns within its minute. Source of the sines: https://arxiv.org/abs/1706.03762.
     """
     weight = model.bert.embeddings.position_embeddings.weight
     num_positions, size = weight.shape
@@ -98,11 +103,9 @@ def spread_positions(model: "BertModule", scale: float) -> None:
 
 
 class PackedBert(nn.Module):
-    """The parameters of a Hugging Face BERT, under their stock names, computed on T packed tokens.
+    """The parameters of a Hugging Face BERT, under their names, computed on T packed tokens.
 
-    Savings, each switched on by its method: one projection (`fused_qkv`), a head on masked tokens only
-    (`sparse_head`), a last layer of what the heads read only (`last_layer_subset`). Raises UserError for a
-    model with dropout: packing would change which random numbers meet which token.
+    Raises UserError for a model with dropout: packing would change which random numbers meet which token.
     """
 
     def __init__(self, model: "BertModule") -> None:
@@ -114,7 +117,7 @@ class PackedBert(nn.Module):
         self.bert, self.cls = model.bert, model.cls
         self.masked_tokens_only = False
         self.masked_round_to = 1  # sparse_head rounds their number up to a multiple of this
-        self.transform_only = False  # in training the loss takes the product with the vocabulary
+        self.transform_only = False  # in training the loss computes the product with the vocabulary
         self.compiled: dict[str, Callable[..., Any]] = {}
 
     def forward(
@@ -129,11 +132,12 @@ class PackedBert(nn.Module):
         needed_places: Tensor | None = None,
         needed_sequences: Sequences | None = None,
     ) -> Predictions:
-        """Return `prediction_logits` (T or M, V) and `seq_relationship_logits` (B, 2) if it has that head.
+        """Return `prediction_logits` (T or M, V) and, with a next-sentence head, its logits (B, 2).
 
         `input_ids`, `token_type_ids`, `position_ids` are (T,); `masked_tokens` (M,) and `first_tokens` (B,)
         are indices into T. `needed` (K,) are the tokens that the last layer computes, in ascending order;
-        `needed_places` says where in them the masked and then the first ones are, None if all are masked.
+        `needed_places` are the indices into K of the masked and then of the first tokens, None if all K are
+        masked.
         """
         compiled = self.compiled if self.training else {}  # evaluation has other shapes
         layer_of = compiled.get("layer", encoder_layer)
@@ -142,8 +146,8 @@ class PackedBert(nn.Module):
         *layers, last = self.bert.encoder.layer
         for layer in layers:
             hidden = layer_of(layer, hidden, sequences, None, slopes)
-        asking = sequences if needed_sequences is None or slopes is not None else needed_sequences
-        hidden = layer_of(last, hidden, asking, needed, slopes)
+        last_sequences = sequences if needed_sequences is None or slopes is not None else needed_sequences
+        hidden = layer_of(last, hidden, last_sequences, needed, slopes)
         if needed is not None:
             hidden = hidden if needed_places is None else hidden[needed_places]
             predicted, first = hidden[: len(masked_tokens)], hidden[len(masked_tokens) :]
@@ -163,11 +167,9 @@ class PackedBert(nn.Module):
 
     @property
     def has_next_sentence(self) -> bool:
-        """Whether the model has a next-sentence head."""
         return hasattr(self.cls, "seq_relationship")
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the embeddings (T, D)."""
         embeddings = self.bert.embeddings
         embedded = embeddings.word_embeddings(input_ids)
         embedded = embedded + embeddings.token_type_embeddings(token_type_ids)
@@ -175,7 +177,7 @@ class PackedBert(nn.Module):
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the type in which autocast hands x to a product: on GPUs LayerNorm leaves it in float32."""
+    """Return the dtype that autocast gives x in a matmul: LayerNorm returns float32 on GPUs."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -187,9 +189,10 @@ def encoder_layer(
     needed: Tensor | None,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Return one post-norm layer of `hidden` (T, D); with `needed` (K,) only those tokens, (K, D).
+    """Apply one post-norm layer to `hidden` (T, D); with `needed` (K,) only for those tokens, (K, D).
 
-    With `slopes` (N,), ALiBi's, the attention stays whole: its kernels know the distance of all tokens only.
+    With ALiBi's `slopes` (N,) attention is computed for all tokens: its kernels derive distances from their
+    order.
     """
     attention = layer.attention
     query, key, value = project_qkv(attention.self, hidden, needed if slopes is None else None)
@@ -202,18 +205,15 @@ def encoder_layer(
 
 
 def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query (T or K, N, H) of all or the needed tokens, and key and value (T, N, H) of all.
-
-    One projection where the layer has it, else three.
-    """
-    asking = hidden if needed is None else hidden.index_select(0, needed)
+    """Return query (T or K, N, H) of all or the needed tokens, and key and value (T, N, H) of all."""
+    rows = hidden if needed is None else hidden.index_select(0, needed)
     if not hasattr(attention, "qkv"):
-        parts = attention.query(asking), attention.key(hidden), attention.value(hidden)
+        parts = attention.query(rows), attention.key(hidden), attention.value(hidden)
     elif needed is None:
         parts = attention.qkv(hidden).chunk(3, dim=-1)
     else:
         size, weight, bias = hidden.shape[1], attention.qkv.weight, attention.qkv.bias
-        query = F.linear(asking, weight[:size], bias[:size])
+        query = F.linear(rows, weight[:size], bias[:size])
         parts = query, *F.linear(hidden, weight[size:], bias[size:]).chunk(2, dim=-1)
     query, key, value = (
         part.unflatten(1, (attention.num_attention_heads, attention.attention_head_size)) for part in parts

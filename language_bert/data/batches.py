@@ -1,4 +1,4 @@
-"""Records to batches: padded, as an unmodified Hugging Face model takes them."""
+"""Padded batches, as an unmodified Hugging Face model takes them, from records or random tokens."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
 
 
 def padded_batch(records: Sequence[Record], max_seq_length: int) -> Batch:
-    """Return B records padded to S = max_seq_length.
+    """Pad B records to S = max_seq_length.
 
     Inputs: `input_ids`, `token_type_ids`, `attention_mask`, all (B, S) int64. Targets: `labels` (B, S) int64,
     -100 where no token was masked, and `next_sentence_label` (B,) int64.
@@ -39,8 +39,8 @@ def padded_batch(records: Sequence[Record], max_seq_length: int) -> Batch:
     )
 
 
-# Share of the training sequences of Wikipedia that are at most so long, at a longest of 512 tokens. Source:
-# the histogram of https://github.com/graphcore/tutorials, blogs_code/packedBERT: mean 255.8, 23.4 % at 512.
+# Cumulative distribution of the lengths of Wikipedia's training sequences, of at most 512 tokens. Source: the
+# histogram of https://github.com/graphcore/tutorials, blogs_code/packedBERT: mean 255.8, 23.4 % at 512.
 LENGTH_CDF = (
     (0.0, 5),
     (0.05, 36),
@@ -57,19 +57,19 @@ LENGTH_CDF = (
 
 
 def typical_lengths(num_samples: int, max_seq_length: int) -> np.ndarray:
-    """Return lengths (num_samples,) as Wikipedia's, in a fixed order that looks random."""
+    """Return lengths (num_samples,) distributed like Wikipedia's, in a fixed shuffled order."""
     shares, lengths = np.array(LENGTH_CDF).T
-    found = np.interp((np.arange(num_samples) + 0.5) / num_samples, shares, lengths)
-    scaled = np.maximum(MIN_LENGTH, found * max_seq_length / lengths[-1]).round().astype(np.int64)
+    quantiles = np.interp((np.arange(num_samples) + 0.5) / num_samples, shares, lengths)
+    scaled = np.maximum(MIN_LENGTH, quantiles * max_seq_length / lengths[-1]).round().astype(np.int64)
     return np.random.default_rng(0).permutation(scaled)
 
 
 def moved_lengths(
     lengths: np.ndarray, num_tokens: int, max_seq_length: int, *, shortest: int = MIN_LENGTH
 ) -> np.ndarray:
-    """Return lengths that are all longer or shorter by as much as gives `num_tokens` together.
+    """Shift all lengths by the same number, so that their sum is `num_tokens`.
 
-    None is shorter than `shortest` or longer than `max_seq_length`, which may keep the sum from its number.
+    Each is clipped to `shortest` and `max_seq_length`, so the sum can differ where most lengths are clipped.
     """
     low, high = -max_seq_length, max_seq_length
     while high - low > 1:

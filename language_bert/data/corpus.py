@@ -12,7 +12,7 @@ NOT_PROSE = ("test", "idlelib", "site-packages", "lib2to3", "turtledemo")
 
 
 def standard_library_docstrings() -> list[str]:
-    """Return the docstrings of the standard library, in the order of file name and line."""
+    """Read the docstrings of the standard library, in the order of file name and line."""
     root = Path(sysconfig.get_path("stdlib"))
     texts = []
     for path in sorted(root.rglob("*.py")):
@@ -20,7 +20,7 @@ def standard_library_docstrings() -> list[str]:
             continue
         try:
             tree = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # templates and files kept for another Python
+        except (SyntaxError, ValueError):  # templates, and files for another version of Python
             continue
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         nodes = [node for node in ast.walk(tree) if isinstance(node, documented)]

@@ -25,7 +25,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceSettings:
-    """Defaults are the reference's; lengths in tokens, fractions in [0, 1]."""
+    """Lengths in tokens, fractions in [0, 1]; the defaults are those of the reference."""
 
     max_seq_length: int = 512
     masked_fraction: float = 0.15
@@ -34,15 +34,15 @@ class InstanceSettings:
 
     @property
     def max_predictions(self) -> int:
-        """The masked tokens of a sequence without padding, at most: 76 of 512 at 15 %, 102 at 20 %."""
+        """The most masked tokens of a sequence: 76 of 512 at 15 %, 102 at 20 %."""
         return int(self.max_seq_length * self.masked_fraction)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One sample: [CLS] a [SEP] b [SEP] with some tokens replaced, and what stood there before.
+    """One sample: [CLS] a [SEP] b [SEP] with some tokens replaced, and the original tokens there.
 
-    The arrays are of uint16: the 300,000 instances of a part of Wikipedia wait in memory to be shuffled.
+    The arrays are of uint16: the 300,000 instances of a part of Wikipedia are shuffled in memory.
     """
 
     input_ids: "array[int]"
@@ -55,10 +55,10 @@ class Instance:
 def create_instances(
     documents: list[Document], vocabulary: Vocabulary, settings: InstanceSettings, rng: random.Random
 ) -> list[Instance]:
-    """Return the shuffled instances of all documents, `num_duplicates` times with different masks and pairs.
+    """Create the instances of all documents, `num_duplicates` times with different masks and pairs, shuffled.
 
-    `documents` is shuffled in place, as the reference does; it needs at least two (a random next sentence
-    comes from another one). Empty documents must have been dropped.
+    `documents` is shuffled in place, as the reference does. It must have at least two documents, because a
+    random next sentence comes from another one, and no empty document.
     """
     rng.shuffle(documents)
     instances = [
@@ -83,7 +83,6 @@ def document_instances(
     settings: InstanceSettings,
     rng: random.Random,
 ) -> Iterator[Instance]:
-    """Yield the instances of one visit to one document."""
     document = documents[index]
     max_tokens = settings.max_seq_length - NUM_SPECIAL
     target = max_tokens
@@ -101,7 +100,7 @@ def document_instances(
         is_random_next = len(chunk) == 1 or rng.random() < 0.5
         if is_random_next:
             tokens_b = random_sentences(documents, index, target - len(tokens_a), rng)
-            position -= len(chunk) - num_a  # what was not used starts the next chunk
+            position -= len(chunk) - num_a  # unused sentences start the next chunk
         else:
             tokens_b = [token for sentence in chunk[num_a:] for token in sentence]
         truncate_pair(tokens_a, tokens_b, max_tokens, rng)
@@ -110,7 +109,7 @@ def document_instances(
 
 
 def random_sentences(documents: list[Document], index: int, num_tokens: int, rng: random.Random) -> list[int]:
-    """Return consecutive sentences of another document, at least `num_tokens` long if it has as many."""
+    """Draw consecutive sentences of another document, of at least `num_tokens` tokens if it has as many."""
     other = index
     for _ in range(10):
         other = rng.randint(0, len(documents) - 1)

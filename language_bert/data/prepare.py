@@ -1,7 +1,4 @@
-"""Prepare the data: for size `mini` embedded prose with its own vocabulary, for size `full` Wikipedia.
-
-The folder appears whole or not at all.
-"""
+"""Prepare the data: for size `mini` embedded prose with its own vocabulary, for size `full` Wikipedia."""
 
 import random
 import shutil
@@ -27,10 +24,10 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
-    """Prepare the data in `directory`, unless they are there and whole; returns the fingerprint.
+    """Prepare the data in `directory` unless they are intact; returns the fingerprint.
 
-    Size `full` needs a `source`, see sources.py. Raises UserError for a folder that holds something else, and
-    a source that is incomplete, damaged or another text than Wikipedia's of 2020-01-01.
+    The folder appears whole or not at all. Size `full` needs a `source`, see sources.py. Raises UserError for
+    a folder with other files, and for a source that is incomplete, damaged or not the dump of 2020-01-01.
     """
     return preparation.prepare(
         directory,
@@ -44,25 +41,24 @@ def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
 
 
 def prepare_prose(directory: Path, work: Path, config: Any) -> str:
-    """Write the embedded data set; returns its fingerprint."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     data = config.data
-    train_text, evaluation_text = split(documents())
+    train_text, evaluation_text = split_documents(documents())
     train_vocabulary(train_text, config.model.vocab_size, work)
     tokenizer = Tokenizer(work / "vocab.txt")
     facts: dict[str, Any] = {"settings": config.prepared_with()}
-    wanted = {
+    parts = {
         "train": (train_text, data.num_train_samples, data.masked_fraction, data.num_duplicates),
         "evaluation": (evaluation_text, data.num_evaluation_samples, data.evaluation_masked_fraction, 1),
     }
-    for name, (texts, num_samples, masked_fraction, num_duplicates) in wanted.items():
+    for name, (texts, num_samples, masked_fraction, num_duplicates) in parts.items():
         settings = InstanceSettings(
             max_seq_length=data.max_seq_length,
             masked_fraction=masked_fraction,
             num_duplicates=num_duplicates,
         )
-        instances = draw(texts, num_samples, tokenizer, settings)
+        instances = select_instances(texts, num_samples, tokenizer, settings)
         index = shards.write_shard(shards.shard_path(work, name, 0), 0, instances)
         np.save(shards.index_path(work, name), index, allow_pickle=False)
         facts |= shards.describe(name, index, settings)
@@ -71,8 +67,8 @@ def prepare_prose(directory: Path, work: Path, config: Any) -> str:
     return result
 
 
-def split(texts: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Return training and held-out documents, drawn by a fixed seed."""
+def split_documents(texts: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
+    """Split documents into training and evaluation by a fixed seed."""
     order = random.Random(SPLIT_SEED).sample(range(len(texts)), len(texts))
     num_held_out = int(len(texts) * HELD_OUT_FRACTION)
     return [texts[i] for i in order[num_held_out:]], [texts[i] for i in order[:num_held_out]]
@@ -81,8 +77,8 @@ def split(texts: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
 def train_vocabulary(texts: list[list[str]], vocab_size: int, directory: Path) -> None:
     """Train WordPiece on the text and write vocab.txt.
 
-    Every character is given to the trainer in a fixed order, alone and as a continuation: it would number the
-    continuations in the order of a hash table, and break ties by number, differently in every process.
+    The trainer gets every character in a fixed order, alone and as a continuation. Otherwise it numbers the
+    continuations in the order of a hash table and breaks ties by number, differently in every process.
     """
     lines = [" ".join(text) for text in texts]
     trainer = BertWordPieceTokenizer(lowercase=True)
@@ -104,16 +100,14 @@ def train_vocabulary(texts: list[list[str]], vocab_size: int, directory: Path) -
     trainer.save_model(str(directory))
 
 
-def draw(
+def select_instances(
     texts: list[list[str]], num_samples: int, tokenizer: Tokenizer, settings: InstanceSettings
 ) -> list[Instance]:
-    """Return `num_samples` of the instances of a text, evenly spaced."""
     lines = (line for text in texts for line in [*text, ""])
-    found = create_instances(
+    instances = create_instances(
         read_documents(lines, tokenizer), tokenizer.vocabulary, settings, random.Random(SPLIT_SEED)
     )
-    if len(found) < num_samples:
-        raise UserError(
-            f"the corpus gives {len(found)} samples, fewer than {num_samples}", where="data.num_train_samples"
-        )
-    return evenly_spaced(found, num_samples)
+    if len(instances) < num_samples:
+        what = f"the corpus gives {len(instances)} samples, fewer than {num_samples}"
+        raise UserError(what, where="data.num_train_samples")
+    return evenly_spaced(instances, num_samples)

@@ -1,4 +1,4 @@
-"""The wire format of protocol buffers and TensorFlow's checksum, as far as its files are read here.
+"""The parts of the wire format of protocol buffers, and TensorFlow's checksum, that its files here need.
 
 Sources: https://protobuf.dev/programming-guides/encoding; tensorflow/core/lib/hash/crc32c.h.
 """
@@ -18,7 +18,7 @@ def masked_crc(content: bytes) -> int:
 
 
 def read_varint(content: memoryview, position: int) -> tuple[int, int]:
-    """Return an unsigned number and the position behind it. Raises ValueError when it does not end."""
+    """Return an unsigned number and the position behind it. Raises ValueError for a truncated one."""
     value = 0
     for index, byte in enumerate(content[position : position + MAX_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * index
@@ -28,13 +28,11 @@ def read_varint(content: memoryview, position: int) -> tuple[int, int]:
 
 
 def read_varints(content: memoryview) -> np.ndarray:
-    """Return the numbers (count,) int64 of a packed list. Raises ValueError when one does not end."""
+    """Return the numbers (count,) int64 of a packed list. Raises ValueError for a truncated one."""
     coded = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(coded < 0x80)
-    if len(coded) and (not len(ends) or ends[-1] != len(coded) - 1):
-        raise ValueError("a number does not end")
     lengths = np.diff(ends, prepend=-1)
-    if lengths.max(initial=0) > MAX_VARINT_BYTES:
+    if lengths.sum() != len(coded) or lengths.max(initial=0) > MAX_VARINT_BYTES:
         raise ValueError("a number does not end")
     starts = ends - lengths + 1
     shifts = 7 * (np.arange(len(coded)) - np.repeat(starts, lengths))
@@ -42,10 +40,7 @@ def read_varints(content: memoryview) -> np.ndarray:
 
 
 def parse(message: bytes | memoryview) -> dict[int, list[Value]]:
-    """Return the values of each field: numbers, or the bytes of anything else.
-
-    Raises ValueError for what is not a message.
-    """
+    """Return the values of each field, numbers or bytes. Raises ValueError if it is not a message."""
     content, position = memoryview(message), 0
     fields: dict[int, list[Value]] = {}
     while position < len(content):

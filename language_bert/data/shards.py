@@ -1,8 +1,8 @@
-"""Instances on disk: token ids as uint16, one behind the other in large files, with an index.
+"""Instances on disk: token ids as uint16, concatenated in large files, with an index.
 
-`train-00000.shard` and so on hold, for each instance, its input ids, its masked positions and what stood
-there. `train.index.npy` says where each instance is, its CRC, and how to divide it. Variable length and two
-bytes a token: a twentieth of the reference's TFRecords.
+`train-00000.shard` and so on hold, for each instance, its input ids, its masked positions and the original
+tokens there. `train.index.npy` has the offset, the CRC and the lengths of each instance. With variable
+lengths and two bytes a token the files have a twentieth of the size of the reference's TFRecords.
 """
 
 import os
@@ -44,13 +44,13 @@ class Record:
 
 
 def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.ndarray:
-    """Write a shard and wait until the disk has it; returns its rows of the index (num_instances,) INDEX."""
+    """Write a shard through to the disk; returns its rows of the index, (num_instances,) INDEX."""
     rows, offset = [], 0
     with path.open("wb") as file:
-        for each in instances:
-            words = each.input_ids + each.masked_positions + each.masked_ids
+        for item in instances:
+            words = item.input_ids + item.masked_positions + item.masked_ids
             content = np.asarray(words, dtype="<u2").tobytes()
-            counts = (len(each.input_ids), each.num_a_tokens, len(each.masked_ids), each.is_random_next)
+            counts = (len(item.input_ids), item.num_a_tokens, len(item.masked_ids), item.is_random_next)
             rows.append((number, zlib.crc32(content), offset, *counts))
             offset += file.write(content) // 2
         file.flush()
@@ -59,14 +59,14 @@ def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.nd
 
 
 def describe(part: str, index: np.ndarray, settings: InstanceSettings) -> dict[str, Any]:
-    """Return what the manifest says of a part, and print its histogram of lengths."""
+    """Print the histogram of the lengths of a part; returns its facts for the manifest."""
     lengths = index["num_tokens"]
     counts = np.bincount((lengths - 1) // HISTOGRAM_TOKENS)
-    shown = ", ".join(
+    bins = ", ".join(
         f"to {(number + 1) * HISTOGRAM_TOKENS}: {count / len(lengths):.1%}"
         for number, count in enumerate(counts)
     )
-    print(f"{part}: {len(lengths):,} instances, mean {lengths.mean():.1f} tokens; {shown}", flush=True)
+    print(f"{part}: {len(lengths):,} instances, mean {lengths.mean():.1f} tokens; {bins}", flush=True)
     return {
         f"num_{part}_masked_tokens": int(index["num_masked"].sum()),
         f"num_{part}_short": int((index["num_masked"] < settings.max_predictions).sum()),
@@ -76,7 +76,7 @@ def describe(part: str, index: np.ndarray, settings: InstanceSettings) -> dict[s
 
 
 class Shards:
-    """Random access to a part through memory maps; every record read is checked against CRC and vocabulary.
+    """Random access to a part through memory maps; each record is checked when it is read.
 
     A record without a masked token is refused: a batch of such records has no loss.
     """
@@ -84,9 +84,10 @@ class Shards:
     def __init__(
         self, directory: Path, part: str, *, max_seq_length: int = 512, vocab_size: int = 2**16
     ) -> None:
-        """Open index and shards. Raises UserError for one that is missing or not as long as it should be.
+        """Open index and shards.
 
-        It names file and record where one is longer than `max_seq_length` or has no masked token.
+        Raises UserError for a file that is missing or has another length than the index says, and for a
+        record that is longer than `max_seq_length` or has no masked token.
         """
         self.directory, self.part, self.vocab_size = directory, part, vocab_size
         self.index = np.array(read_index(index_path(directory, part), INDEX))  # in memory: read row by row
@@ -96,7 +97,6 @@ class Shards:
         self.shards = [self.open_shard(number) for number in range(int(self.index["shard"].max()) + 1)]
 
     def open_shard(self, number: int) -> np.ndarray:
-        """Return a memory map of a shard."""
         path = shard_path(self.directory, self.part, number)
         expected = int(self.num_words[self.index["shard"] == number].sum())
         try:
@@ -111,18 +111,16 @@ class Shards:
         return len(self.index)
 
     def refuse(self, is_wrong: np.ndarray, what: str) -> None:
-        """Raise UserError that names the first record of which `is_wrong` (num_records,) is true."""
         if is_wrong.any():
             raise UserError(what, where=self.where(int(is_wrong.argmax())))
 
     def where(self, number: int) -> str:
-        """Return the shard of a record and its place there, from 0."""
         shard = self.index["shard"][number]
         first = int(np.searchsorted(self.index["shard"], shard))
         return f"{shard_path(self.directory, self.part, int(shard))} record {number - first}"
 
     def __getitem__(self, number: int) -> Record:
-        """Return a record. Raises UserError that names file and record when its content cannot be one."""
+        """Read a record. Raises UserError that names file and record for damage."""
         row = self.index[number]
         num_tokens, num_masked, first = int(row["num_tokens"]), int(row["num_masked"]), int(row["offset"])
         words = self.shards[row["shard"]][first : first + int(self.num_words[number])]

@@ -1,8 +1,8 @@
-"""Wikipedia as a person has it: MLCommons' cleaned text, or the reference's TFRecords. Nothing is unpacked.
+"""Sources of Wikipedia: MLCommons' cleaned text, or the reference's TFRecords. Nothing is unpacked.
 
-A source is any folder in which these files lie, at any depth: `part-00000-of-00500` and so on, `eval.txt`
-(text) or `eval_10k` (TFRecords), for text `vocab.txt`, and the checkpoint `model.ckpt-28252`. MLCommons has
-that one twice under one name: as TensorFlow 1 wrote it, which is read here, and as TensorFlow 2 does.
+A source is a folder with these files at any depth: `part-00000-of-00500` and so on, `eval.txt` (text) or
+`eval_10k` (TFRecords), for text `vocab.txt`, and the checkpoint `model.ckpt-28252`. MLCommons has two
+checkpoints of this name: one written by TensorFlow 1, which is read here, and one by TensorFlow 2.
 """
 
 import re
@@ -16,7 +16,7 @@ PART = re.compile(r"part-(\d{5})-of-(\d{5})")
 TEXT, RECORDS = "eval.txt", "eval_10k"
 CHECKPOINT = "model.ckpt-28252"
 DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
-WIKIPEDIA = "wikipedia-20200101"  # `data.corpus`: anything else is checked against nothing
+WIKIPEDIA = "wikipedia-20200101"  # `data.corpus`; no other value is checked
 CHECKPOINT_HINT = "of MLCommons' two checkpoints the one of TensorFlow 1 is read"
 NUM_PARTS = 500
 OFFICIAL_MD5 = {  # MLPerf Training, retired_benchmarks/bert/README.md
@@ -36,7 +36,7 @@ OTHER_HINT = "this benchmark is defined on one dump; for another text: --set dat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The files of a source; `vocabulary` is None for TFRecords, `checkpoint` where none is wanted."""
+    """The files of a source; `vocabulary` is None for TFRecords, `checkpoint` where it is not needed."""
 
     is_text: bool
     parts: list[Path]
@@ -46,7 +46,7 @@ class Source:
 
 
 def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> Source:
-    """Find the files in `directory`. Raises UserError for one that is missing or there twice."""
+    """Find the files in `directory`. Raises UserError for a file that is missing or there twice."""
     is_text = any(directory.rglob(TEXT))
     if is_text and any(directory.rglob(RECORDS)):
         raise UserError(f"has both {TEXT} and {RECORDS}", where=str(directory), hint="name the folder of one")
@@ -68,17 +68,16 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
 
 
 def find(directory: Path, name: str) -> Path:
-    """Return the only file of this name below a folder."""
-    found = sorted(directory.rglob(name))
-    if not found:
+    paths = sorted(directory.rglob(name))
+    if not paths:
         raise UserError(f"there is no {name}", where=str(directory), hint="see language_bert/README.md")
-    if len(found) > 1:
-        raise UserError(f"{name} is there twice: {found[0]} and {found[1]}", where=str(directory))
-    return found[0]
+    if len(paths) > 1:
+        raise UserError(f"{name} is there twice: {paths[0]} and {paths[1]}", where=str(directory))
+    return paths[0]
 
 
 def find_checkpoint(directory: Path) -> Path:
-    """Return the index of the checkpoint; of several, the one whose MD5 is published for TensorFlow 1."""
+    """Find the index of the checkpoint; of several, the one whose MD5 is published for TensorFlow 1."""
     name = CHECKPOINT + INDEX_SUFFIX
     for path in sorted(directory.rglob(name)):
         if preparation.md5_of(path) == OFFICIAL_MD5.get(name):
@@ -87,29 +86,29 @@ def find_checkpoint(directory: Path) -> Path:
 
 
 def list_parts(directory: Path) -> list[Path]:
-    """Return the parts in their order, all of them."""
-    named = [(match, path) for path in directory.rglob("part-*") if (match := PART.fullmatch(path.name))]
-    totals = {int(match[2]) for match, _ in named}
+    """Find all parts, in their order."""
+    paths = sorted(path for path in directory.rglob("part-*") if PART.fullmatch(path.name))
+    numbers = [tuple(map(int, re.findall(r"\d{5}", path.name))) for path in paths]
+    totals = {total for _, total in numbers}
     if len(totals) != 1:
         raise UserError(
             f"parts of {len(totals)} sets, expected part-00000-of-{NUM_PARTS:05} and so on",
             where=str(directory),
         )
-    found: dict[int, Path] = {}
-    for match, path in sorted(named, key=lambda each: str(each[1])):
-        if int(match[1]) in found:
-            other = found[int(match[1])]
-            raise UserError(f"{path.name} is there twice: {other} and {path}", where=str(directory))
-        found[int(match[1])] = path
+    parts: dict[int, Path] = {}
+    for (number, _), path in zip(numbers, paths, strict=True):
+        if number in parts:
+            raise UserError(f"{path.name} is there twice: {parts[number]} and {path}", where=str(directory))
+        parts[number] = path
     total = totals.pop()
-    if missing := sorted(set(range(total)) - found.keys()):
-        what = f"{len(found)} of {total} parts, part-{missing[0]:05}-of-{total:05} is missing"
+    if missing := sorted(set(range(total)) - parts.keys()):
+        what = f"{len(parts)} of {total} parts, part-{missing[0]:05}-of-{total:05} is missing"
         raise UserError(what, where=str(directory))
-    return [found[number] for number in sorted(found)]
+    return [parts[number] for number in sorted(parts)]
 
 
 def check_official(source: Source) -> None:
-    """Compare what has a published MD5. Raises UserError for another dump or a damaged file."""
+    """Check files against their published MD5. Raises UserError for another dump or a damaged file."""
     files = [source.evaluation, source.vocabulary, *source.parts] if source.is_text else []
     if source.checkpoint is not None:
         files += [source.checkpoint.with_name(CHECKPOINT + end) for end in (INDEX_SUFFIX, DATA_SUFFIX)]

@@ -1,7 +1,10 @@
-"""TensorFlow checkpoints (tensor bundles) without TensorFlow; BERT's variables by Hugging Face's names.
+"""Reads TensorFlow checkpoints (tensor bundles) without TensorFlow, and names tensors as Hugging Face does.
 
-`<prefix>.index` is a table in LevelDB's format from variable names to where each tensor lies in
-`<prefix>.data-00000-of-00001`. Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md.
+`<prefix>.index` is a table in LevelDB's format from variable names to offsets in
+`<prefix>.data-00000-of-00001`. It ends in a footer of 48 bytes with a handle (offset, size) of the index
+block; the index block has handles of the data blocks; a data block has one entry per tensor, a
+`BundleEntryProto`. Keys of a block are compressed: each says how many bytes it shares with the key before.
+Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md.
 """
 
 import re
@@ -24,13 +27,13 @@ FOOTER_BYTES = 48
 TRAILER = struct.Struct("<BI")  # of a block: compression, checksum
 FLOAT32 = 1
 POSITIONS = "bert.embeddings.position_embeddings.weight"
-TRAINED = 128  # tokens of the sequences that the published checkpoint has seen
+TRAINED = 128  # length in tokens of the sequences that the published checkpoint was trained on
 OPTIMIZER = re.compile(r"/(LAMB(_1)?|adam_[mv])$|^(beta[12]_power|global_step)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where a tensor lies in the data file, in bytes, and its checksum."""
+    """Shape, offset and size in the data file, in bytes, and checksum of a tensor."""
 
     shape: tuple[int, ...]
     offset: int
@@ -39,7 +42,7 @@ class Stored:
 
 
 def read_index(path: Path) -> dict[str, Stored]:
-    """Return the float32 tensors of an index by name, but the optimizer's. Raises UserError for damage."""
+    """Read where the float32 tensors are, without the optimizer's, by name. Raises UserError for damage."""
     try:
         content = memoryview(path.read_bytes())
         if len(content) < FOOTER_BYTES or struct.unpack("<Q", content[-8:])[0] != MAGIC:
@@ -49,22 +52,22 @@ def read_index(path: Path) -> dict[str, Stored]:
         for _ in range(2):  # the meta-index, which is not needed, and the index of blocks
             offset, position = read_varint(footer, position)
             size, position = read_varint(footer, position)
-        found = {}
+        tensors = {}
         for _, handle in read_block(content, offset, size):
             start, position = read_varint(handle, 0)
             for key, value in read_block(content, start, read_varint(handle, position)[0]):
                 name = key.decode()
                 if name and not OPTIMIZER.search(name):
-                    found[name] = parse_entry(name, value)
+                    tensors[name] = parse_entry(name, value)
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(path)) from error
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise UserError(f"is damaged, or no TensorFlow index ({error})", where=str(path)) from error
-    return found
+    return tensors
 
 
 def read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield keys and values of a block: each key says how much of the one before it repeats."""
+    """Yield keys and values of a block. Raises ValueError for damage."""
     end = offset + size
     compression, checksum = TRAILER.unpack(content[end : end + TRAILER.size])
     if masked_crc(bytes(content[offset : end + 1])) != checksum:
@@ -84,7 +87,7 @@ def read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[by
 
 
 def parse_entry(name: str, value: memoryview) -> Stored:
-    """Return where a tensor lies. Raises ValueError unless it is float32 in the first data file."""
+    """Parse a `BundleEntryProto`. Raises ValueError unless it is float32 in the first data file."""
     fields = parse(value)
     if number(fields, 1) != FLOAT32 or number(fields, 3):
         raise ValueError(f"{name} is not float32 in one file")
@@ -98,30 +101,29 @@ def parse_entry(name: str, value: memoryview) -> Stored:
 
 
 def number(fields: dict[int, list[Value]], field: int) -> int:
-    """Return a number; one that is absent is 0."""
-    value = fields.get(field, [0])[0]
+    value = fields.get(field, [0])[0]  # protocol buffers leave out zeros
     if not isinstance(value, int):
         raise ValueError(f"field {field} is not a number")
     return value
 
 
 def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
-    """Return the float32 tensors of a checkpoint by name, memory-mapped. Raises UserError for damage."""
+    """Memory-map the float32 tensors of a checkpoint, by name. Raises UserError for damage."""
     path = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
     stored = read_index(prefix.with_name(f"{prefix.name}.index"))
     try:
         data = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
         raise UserError(f"cannot be read ({error})", where=str(path)) from error
-    found = {}
+    tensors = {}
     for name, entry in stored.items():
         content = data[entry.offset : entry.offset + entry.size]
         if len(content) != entry.size or entry.size != 4 * int(np.prod(entry.shape)):
             raise UserError(f"{name} is cut off", where=str(path))
         if masked_crc(content.tobytes()) != entry.checksum:
             raise UserError(f"{name} is corrupt (CRC differs)", where=str(path))
-        found[name] = content.view("<f4").reshape(entry.shape)
-    return found
+        tensors[name] = content.view("<f4").reshape(entry.shape)
+    return tensors
 
 
 def hugging_face_name(name: str) -> str:
@@ -142,24 +144,24 @@ def hugging_face_name(name: str) -> str:
 def to_hugging_face(
     tensors: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]], *, where: str
 ) -> dict[str, np.ndarray]:
-    """Return the tensors by Hugging Face's names, matrices of dense layers transposed.
+    """Return the tensors by Hugging Face's names, with the matrices of dense layers transposed.
 
-    `expected` gives the shapes of all that the model needs. Raises UserError for a missing or misshaped one.
+    `expected` has the shapes of all tensors of the model. Raises UserError for a missing or misshaped one.
     """
-    found = {
+    renamed = {
         hugging_face_name(name): values.T if name.endswith("/kernel") else values
         for name, values in tensors.items()
     }
     for name, shape in expected.items():
-        if name not in found:
+        if name not in renamed:
             raise UserError(f"has no tensor for {name}", where=where)
-        if found[name].shape != shape:
-            raise UserError(f"{name} is {found[name].shape}, expected {shape}", where=where)
-    return {name: np.array(found[name], order="C") for name in expected}  # not a view of the file
+        if renamed[name].shape != shape:
+            raise UserError(f"{name} is {renamed[name].shape}, expected {shape}", where=where)
+    return {name: np.array(renamed[name], order="C") for name in expected}  # not a view of the file
 
 
 def convert_checkpoint(prefix: Path, config: Any, path: Path) -> None:
-    """Write a checkpoint's weights under Hugging Face's names. Raises UserError for a damaged one."""
+    """Write the weights of a checkpoint under Hugging Face's names. Raises UserError for damage."""
     with torch.device("meta"):
         model = build_bert(bert_config(config), next_sentence=True)
     shapes = {name: tuple(values.shape) for name, values in model.named_parameters()}

@@ -1,9 +1,10 @@
-"""The MLPerf reference's TFRecord files of BERT instances, read without TensorFlow.
+"""Reads the MLPerf reference's TFRecord files of BERT instances without TensorFlow.
 
-A file is a row of records: length (8 bytes), its masked CRC-32C (4), payload, its masked CRC-32C (4). A
-payload is a `tf.train.Example`, a map from names to lists of numbers, here padded with zeros.
+A record is a length (8 bytes), its masked CRC-32C (4), the payload, and its masked CRC-32C (4). The payload
+is a `tf.train.Example`, a map from names to lists of numbers, here padded with zeros.
 """
 
+import itertools
 import struct
 from array import array
 from collections.abc import Iterator
@@ -23,8 +24,9 @@ FEATURES, ENTRY, NAME, FEATURE, FLOATS, INTEGERS, NUMBERS = 1, 1, 1, 2, 2, 3, 1 
 def read_payloads(path: Path) -> Iterator[bytes]:
     """Yield the payload of every record. Raises UserError that names file and record for damage."""
     with path.open("rb") as file:
-        number = 0
-        while head := file.read(HEAD.size):
+        for number in itertools.count():
+            if not (head := file.read(HEAD.size)):
+                return
             where = f"{path} record {number}"
             if len(head) < HEAD.size:
                 raise UserError("is truncated", where=where)
@@ -37,25 +39,24 @@ def read_payloads(path: Path) -> Iterator[bytes]:
             if masked_crc(payload) != CHECKSUM.unpack(tail)[0]:
                 raise UserError("is corrupt (CRC differs)", where=where)
             yield payload
-            number += 1
 
 
 def parse_example(payload: bytes) -> dict[str, np.ndarray]:
-    """Return the lists of a `tf.train.Example` by name, int64 or float32. Raises ValueError for another."""
-    found = {}
+    """Return the lists of a `tf.train.Example` by name, int64 or float32. Raises ValueError if it is none."""
+    lists = {}
     try:
         for entry in parse(parse(payload)[FEATURES][0])[ENTRY]:
             fields = parse(entry)
-            for kind, lists in parse(fields[FEATURE][0]).items():
+            for kind, values in parse(fields[FEATURE][0]).items():
                 read = {INTEGERS: read_varints, FLOATS: lambda content: np.frombuffer(content, "<f4")}[kind]
-                found[bytes(fields[NAME][0]).decode()] = read(parse(lists[0])[NUMBERS][0])
+                lists[bytes(fields[NAME][0]).decode()] = read(parse(values[0])[NUMBERS][0])
     except (KeyError, TypeError) as error:
         raise ValueError("is no example of lists of numbers") from error
-    return found
+    return lists
 
 
 def to_instance(lists: dict[str, np.ndarray], *, vocab_size: int, max_seq_length: int) -> Instance:
-    """Return the instance without its padding. Raises ValueError that says what no instance can have."""
+    """Return the instance without its padding. Raises ValueError for lists that cannot be an instance."""
     try:
         length = int(lists["input_mask"].sum())
         num_masked = int(lists["masked_lm_weights"].sum())

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from common.errors import UserError
 
 WEIGHTS = "model.safetensors"
-NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # of no use without that head
+NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # ignored by a model without that head
 
 
 def load_weights(model: torch.nn.Module, path: Path, *, hint: str) -> None:
-    """Give a model its starting weights. Raises UserError when the file is missing or of another model."""
+    """Load the starting weights of a model. Raises UserError if the file is missing or of another model."""
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -1,8 +1,9 @@
 """The full-size data: every part of a source becomes one shard of training instances, in parallel.
 
-From text a shard holds the first of the instances that the reference's script makes of that part; the script
-shuffles them, so they are a uniform draw, as many as the part's share of all bytes. From TFRecords it holds
-the first records, which were shuffled so. A preparation that was stopped goes on where it was.
+From text a shard holds the first of the instances that the reference's script makes of that part, in
+proportion to the bytes of the part; the script shuffles them, so they are a uniform draw. From TFRecords it
+holds the first records, which the script shuffled. A preparation that was interrupted continues with the
+missing shards.
 """
 
 import itertools
@@ -10,7 +11,6 @@ import multiprocessing
 import os
 import random
 import signal
-import threading
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -21,6 +21,7 @@ import numpy as np
 
 from common.data import preparation, shards
 from common.errors import UserError
+from common.processes import end_with_parent
 from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.shards import describe, write_shard
 from language_bert.data.sources import WIKIPEDIA, Source, list_source
@@ -35,7 +36,7 @@ MAX_REPEATED = 0.01  # of the instances may equal another: very short ones do
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedShard(shards.PlannedShard):
-    """A shard of `train` or `evaluation`, to be made from one file of the source, and how."""
+    """A shard of `train` or `evaluation`, its file in the source, and the settings."""
 
     file: Path
     vocabulary: Path | None  # None: the file holds TFRecords
@@ -44,13 +45,12 @@ class PlannedShard(shards.PlannedShard):
     settings: InstanceSettings
 
     def describe_source(self) -> list[Any]:
-        """Return the files as they are now, and the settings."""
         files = [path for path in (self.file, self.vocabulary) if path is not None]
-        seen = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        return [seen, self.num_instances, asdict(self.settings)]
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return [stats, self.num_instances, asdict(self.settings)]
 
     def instances(self) -> list[Instance]:
-        """Return all instances of the file in the reference's order; of TFRecords only as many as needed."""
+        """Create or read the instances in the reference's order; from TFRecords only as many as needed."""
         if self.vocabulary is None:
             limits = {"vocab_size": self.vocab_size, "max_seq_length": self.settings.max_seq_length}
             needed = self.num_instances if self.part == "train" else None
@@ -63,16 +63,13 @@ class PlannedShard(shards.PlannedShard):
         return create_instances(documents, tokenizer.vocabulary, self.settings, random.Random(SEED))
 
     def write(self) -> int:
-        """Write the shard, then its rows; returns how many instances. Raises UserError for too few."""
-        found = self.instances()
-        if len(found) < self.num_instances:
-            raise UserError(
-                f"gives {len(found)} instances, {self.num_instances} are asked",
-                where=str(self.file),
-                hint="lower data.num_train_samples",
-            )
+        """Write the shard, then its rows; returns the number of instances. Raises UserError for too few."""
+        instances = self.instances()
+        if len(instances) < self.num_instances:
+            what = f"gives {len(instances)} instances, {self.num_instances} are asked"
+            raise UserError(what, where=str(self.file), hint="lower data.num_train_samples")
         is_train = self.part == "train"
-        chosen = found[: self.num_instances] if is_train else evenly_spaced(found, self.num_instances)
+        chosen = instances[: self.num_instances] if is_train else evenly_spaced(instances, self.num_instances)
         self.save_rows(write_shard(self.path, self.number, chosen))
         return len(chosen)
 
@@ -83,9 +80,9 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     has_checkpoint = config.model.start == "checkpoint"
     is_official = data.corpus == WIKIPEDIA
     print(f"listing {source}", flush=True)
-    listed = list_source(source, is_official=is_official, has_checkpoint=has_checkpoint)
-    check_settings(listed, config)
-    planned = plan(work, listed, config)
+    files = list_source(source, is_official=is_official, has_checkpoint=has_checkpoint)
+    check_settings(files, config)
+    planned = plan(work, files, config)
     missing = shards.clear_unfinished(work, planned)
     weights_bytes = 4 * 340_000_000 if has_checkpoint else 0
     preparation.check_free_space(
@@ -94,43 +91,41 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     write_missing(missing)
     facts: dict[str, Any] = {"settings": config.prepared_with()}
     for part in ("train", "evaluation"):
-        own = [shard for shard in planned if shard.part == part]
-        index = shards.write_index(work, own, part)
-        facts |= describe(part, index, own[0].settings)
+        members = [shard for shard in planned if shard.part == part]
+        index = shards.write_index(work, members, part)
+        facts |= describe(part, index, members[0].settings)
         if part == "train":
-            check_repetition(index, [shard.file for shard in own])
+            check_repetition(index, [shard.file for shard in members])
     if is_official:
-        check_evaluation(data.num_evaluation_samples, facts, listed.evaluation)
-    if listed.checkpoint is not None:
-        from language_bert.data.tf_checkpoint import (
-            convert_checkpoint,
-        )  # torch takes seconds, in every process
-        from language_bert.data.weights import WEIGHTS
+        check_evaluation(data.num_evaluation_samples, facts, files.evaluation)
+    if files.checkpoint is not None:
+        # imported here: torch takes seconds in each of the processes above
+        from language_bert.data import tf_checkpoint, weights
 
-        convert_checkpoint(listed.checkpoint, config, work / "data" / WEIGHTS)
+        tf_checkpoint.convert_checkpoint(files.checkpoint, config, work / "data" / weights.WEIGHTS)
     return preparation.finish(directory, work, facts)
 
 
 def check_settings(source: Source, config: Any) -> None:
-    """Raise UserError for settings that the source cannot follow."""
+    """Raise UserError for settings that do not fit the source."""
     if not source.is_text and config.data.masked_fraction != config.data.evaluation_masked_fraction:
+        masked = f"{config.data.evaluation_masked_fraction:g}, not at {config.data.masked_fraction:g}"
+        hint = "prepare from the text, or --set data.masked_fraction=0.15"
         raise UserError(
-            f"the reference's TFRecords are masked at {config.data.evaluation_masked_fraction:g}, "
-            f"not at {config.data.masked_fraction:g}",
-            where="data.masked_fraction",
-            hint="prepare from the text, or --set data.masked_fraction=0.15",
+            f"the reference's TFRecords are masked at {masked}", where="data.masked_fraction", hint=hint
         )
     if source.vocabulary is not None:
         num_tokens = len(Tokenizer(source.vocabulary).tokens)
         if num_tokens != config.model.vocab_size:
-            raise UserError(
-                f"{num_tokens} tokens, model.vocab_size is {config.model.vocab_size}",
-                where=str(source.vocabulary),
-            )
+            what = f"{num_tokens} tokens, model.vocab_size is {config.model.vocab_size}"
+            raise UserError(what, where=str(source.vocabulary))
 
 
 def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
-    """Return the shards of all parts in order, and last the one of the evaluation set."""
+    """Plan a shard for each part, in order, and last the shard of the evaluation set.
+
+    A part gets training samples in proportion to its bytes.
+    """
     data = config.data
     ends = np.cumsum([path.stat().st_size for path in source.parts]).tolist()
     if not ends[-1]:
@@ -149,11 +144,10 @@ def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
     evaluation = InstanceSettings(
         max_seq_length=data.max_seq_length, masked_fraction=data.evaluation_masked_fraction
     )
+    used = [(path, quota) for path, quota in zip(source.parts, quotas, strict=True) if quota]
     planned = [
         PlannedShard(part="train", number=number, file=path, num_instances=quota, settings=training, **common)
-        for number, (path, quota) in enumerate(
-            each for each in zip(source.parts, quotas, strict=True) if each[1]
-        )
+        for number, (path, quota) in enumerate(used)
     ]
     last = PlannedShard(
         part="evaluation",
@@ -178,16 +172,17 @@ def write_missing(missing: list[PlannedShard]) -> None:
     processes = ProcessPoolExecutor(
         max_workers=min(len(missing), os.cpu_count() or 1),
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=end_with_parent,
+        initializer=follow_parent,
+        initargs=(os.getpid(),),
     )
     with processes as pool:
         pending = {pool.submit(PlannedShard.write, shard): shard for shard in missing}
         try:
-            for done in as_completed(pending):
-                progress.add(done.result(), pending[done].file.stat().st_size)
+            for future in as_completed(pending):
+                progress.add(future.result(), pending[future].file.stat().st_size)
         except BrokenProcessPool as error:
             raise UserError(
-                "a process that made a shard has died, perhaps for want of memory",
+                "a process that wrote a shard has died, perhaps because memory ran out",
                 where=str(missing[0].work),
                 hint="run the same command again; finished shards are kept",
             ) from error
@@ -197,21 +192,13 @@ def write_missing(missing: list[PlannedShard]) -> None:
             raise
 
 
-def end_with_parent() -> None:
-    """See that a worker ends when the preparation is killed, and leaves Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+def follow_parent(parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    end_with_parent(parent)
 
 
 def check_repetition(index: np.ndarray, parts: list[Path]) -> None:
-    """Raise UserError when shards hold the same instances: it has stopped others at an accuracy of 0.62."""
+    """Raise UserError if shards share instances, with which training has stalled at an accuracy of 0.62."""
     keys = index["crc32"].astype(np.uint64) << 16 | index["num_tokens"]
     _, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[inverse] > 1)
@@ -219,20 +206,17 @@ def check_repetition(index: np.ndarray, parts: list[Path]) -> None:
         return
     again = repeated[repeated != first[inverse[repeated]]][0]
     one, other = (parts[int(index["shard"][number])] for number in (first[inverse[again]], again))
-    raise UserError(
-        f"{len(repeated) / len(index):.0%} of the instances are there more than once",
-        where=str(one.parent),
-        hint=f"{one.name} and {other.name} share some",
-    )
+    what = f"{len(repeated) / len(index):.0%} of the instances are there more than once"
+    raise UserError(what, where=str(one.parent), hint=f"{one.name} and {other.name} share some")
 
 
 def check_evaluation(num_samples: int, facts: dict[str, Any], file: Path) -> None:
     """Raise UserError unless the evaluation set has the official figures."""
-    found = {
+    counts = {
         "samples": num_samples,
         "masked tokens": facts["num_evaluation_masked_tokens"],
         "samples with fewer masked": facts["num_evaluation_short"],
     }
     for name, expected in OFFICIAL_EVALUATION.items():
-        if found[name] != expected:
-            raise UserError(f"{found[name]:,} {name}, expected {expected:,}", where=str(file))
+        if counts[name] != expected:
+            raise UserError(f"{counts[name]:,} {name}, expected {expected:,}", where=str(file))

@@ -1,8 +1,9 @@
-"""Text to token ids exactly as the MLPerf reference does it: lower case, no accents, WordPiece.
+"""Text to token ids exactly as in the MLPerf reference: lower case, no accents, WordPiece.
 
-Same ids matter: one token more or less in a document changes every random draw after it (instances.py).
-Source: `tokenization.py` of the MLPerf Training BERT reference. The `tokenizers` library's own normalizer
-lowers character by character, Python and the reference by context (the final sigma of Greek).
+The ids must be the same: one token more or less in a document changes every random draw after it
+(instances.py). Source: `tokenization.py` of the MLPerf Training BERT reference. The normalizer of the
+`tokenizers` library is not used, because it lowers case character by character; Python and the reference do
+it by context (the final sigma of Greek).
 """
 
 import unicodedata
@@ -27,36 +28,34 @@ CJK = (
 )
 
 
-class Cleaned(dict[int, str]):
-    """A table for str.translate: control characters go, blanks become spaces, CJK characters stand alone."""
+class Cleaning(dict[int, str]):
+    """A table for str.translate: drops control characters, makes blanks spaces and CJK characters words."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
         category = unicodedata.category(character)
         if character in "\t\n\r" or category == "Zs":
-            found = " "
+            self[code] = " "
         elif code in (0, 0xFFFD) or category in ("Cc", "Cf"):
-            found = ""
+            self[code] = ""
         elif any(first <= code <= last for first, last in CJK):
-            found = f" {character} "
+            self[code] = f" {character} "
         else:
-            found = character
-        self[code] = found
-        return found
+            self[code] = character
+        return self[code]
 
 
-class Divided(dict[int, str]):
-    """A table for str.translate: accents go, punctuation stands alone. ASCII symbols are punctuation."""
+class Splitting(dict[int, str]):
+    """A table for str.translate: drops accents, makes punctuation words. ASCII symbols are punctuation."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
         category = unicodedata.category(character)
         is_symbol = 33 <= code <= 126 and not character.isalnum()
-        found = "" if category == "Mn" else character
+        self[code] = "" if category == "Mn" else character
         if is_symbol or category.startswith("P"):
-            found = f" {character} "
-        self[code] = found
-        return found
+            self[code] = f" {character} "
+        return self[code]
 
 
 class Pieces(dict[str, list[int]]):
@@ -76,7 +75,7 @@ class Tokenizer:
     """A vocabulary and the function from text to its ids."""
 
     def __init__(self, path: Path) -> None:
-        """Read vocab.txt, one token a line. Raises UserError when it is none."""
+        """Read vocab.txt, one token a line. Raises UserError if it is not a vocabulary."""
         try:
             tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except (OSError, UnicodeDecodeError) as error:
@@ -87,11 +86,10 @@ class Tokenizer:
         if len(set(self.tokens)) != len(self.tokens):
             raise UserError("has a token twice", where=str(path))
         self.pieces = Pieces(self.tokens)
-        self.cleaned, self.divided = Cleaned(), Divided()
+        self.cleaning, self.splitting = Cleaning(), Splitting()
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What instances are made with."""
         return Vocabulary(
             num_tokens=len(self.tokens),
             cls_id=self.tokens.index("[CLS]"),
@@ -101,12 +99,12 @@ class Tokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""
-        lowered = unicodedata.normalize("NFD", text.translate(self.cleaned).lower())
-        return [token for word in lowered.translate(self.divided).split() for token in self.pieces[word]]
+        lowered = unicodedata.normalize("NFD", text.translate(self.cleaning).lower())
+        return [token for word in lowered.translate(self.splitting).split() for token in self.pieces[word]]
 
 
 def read_documents(lines: Iterable[str], tokenizer: Tokenizer) -> list[Document]:
-    """Return the documents of a text with one sentence a line and a blank line between documents."""
+    """Tokenize a text with one sentence a line and a blank line between documents."""
     documents: list[list[list[int]]] = [[]]
     for line in lines:
         line = line.strip()

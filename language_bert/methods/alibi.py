@@ -1,12 +1,12 @@
 """ALiBi: linear biases in place of position embeddings.
 
-What. Each attention score loses slope times distance, with a slope of its own for each head; position
+What. Subtracts slope times distance from each attention score, with another slope for each head; position
 embeddings start at zero and stay there. In an encoder the distance counts in both directions.
 Effect on quality. Published for language models: equal or better perplexity, also on sequences longer than
 those trained on (Press 2021); significantly worse when these have 128 tokens or fewer, and not recommended up
 to 256 (Composer's method card). MosaicBERT (2023) trains encoders with it. Not measured at full size here.
-Effect on time. A bias matrix for each head, added to the scores: traffic in attention, unless a fused kernel
-adds it on the way (flash-attn does). Not measured here.
+Effect on time. A bias matrix for each head is added to the scores: memory traffic in attention, unless a
+fused kernel adds it (flash-attn does). Not measured here.
 Relieves. Nothing: it buys accuracy.
 When not. Training on sequences of 256 tokens or fewer; weights that were trained with position embeddings; on
 a GPU `unpad` without flash-attn, as torch's own kernel takes no bias. With `last_layer_subset` the attention
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from common.config.schema import RunConfig
-from common.errors import UserError
 from common.training.method import Method
 from language_bert.attention import HAS_FLASH_ATTENTION
 
@@ -31,7 +30,8 @@ from language_bert.attention import HAS_FLASH_ATTENTION
 def alibi_slopes(num_heads: int) -> Tensor:
     """Return the slopes (num_heads,) float32: 2^(-8 h / num_heads) for h = 1 ... num_heads.
 
-    If that is no power of two: those of the power below, then every second one of the power above.
+    For a number of heads that is not a power of two: the slopes of the power of two below it, then every
+    second slope of the power above it.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = 2 ** (-8 / power * torch.arange(1, power + 1, dtype=torch.float64))
@@ -47,7 +47,7 @@ def alibi_bias(slopes: Tensor, length: int) -> Tensor:
 
 @torch.no_grad()
 def apply_alibi(model: nn.Module) -> int:
-    """Bias the attention of a Hugging Face BERT, packed or not, in place; returns how many layers.
+    """Bias the attention of a Hugging Face BERT, packed or not, in place; returns the number of layers.
 
     `eager` and `sdpa` attention take the bias; the kernels of `flash_attention_2` would not see it.
     """
@@ -56,7 +56,7 @@ def apply_alibi(model: nn.Module) -> int:
     weight.zero_().requires_grad_(False)
     slopes = alibi_slopes(bert.config.num_attention_heads)
     bert.encoder.register_buffer("alibi_slopes", slopes.to(weight), persistent=False)
-    bert.encoder.register_forward_pre_hook(biased_mask, with_kwargs=True)  # not called where it is packed
+    bert.encoder.register_forward_pre_hook(biased_mask, with_kwargs=True)  # a packed model does not call it
     return len(bert.encoder.layer)
 
 
@@ -74,26 +74,24 @@ def biased_mask(encoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> t
     return args, named | {"attention_mask": bias}
 
 
-def check_from_scratch(config: Any, method: str) -> None:
+def check_from_scratch(config: Any, method: Method) -> None:
     """Raise UserError for a model that starts from weights trained without the method."""
     if config.model.start != "random":
         hint = "--set model.start=random, with a schedule for training from random weights"
-        raise UserError("the starting weights were trained without it", where=f"methods.{method}", hint=hint)
+        method.refuse("the starting weights were trained without it", hint=hint)
 
 
 class Alibi(Method):
     """Biases every layer."""
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Change nothing; raise UserError for trained weights and for a kernel that takes no bias."""
-        check_from_scratch(config, self.name)
+        check_from_scratch(config, self)
         is_packed_on_gpu = "unpad" in config.methods and torch.cuda.is_available()
         if is_packed_on_gpu and not HAS_FLASH_ATTENTION:
             what = "with unpad it needs flash-attn on a GPU: torch's own kernel takes no bias"
-            raise UserError(what, where=f"methods.{self.name}", hint="install it, or leave unpad out")
+            self.refuse(what, hint="install it, or leave unpad out")
         return config
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Bias the attention in place."""
         apply_alibi(model)
         return model

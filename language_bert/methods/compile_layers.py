@@ -1,9 +1,9 @@
 """Compile embeddings, encoder layer and head.
 
-What. `torch.compile` of the pieces of the packed encoder instead of the whole: the 24 layers share one graph
-for each number of tokens, so compilation takes the time of one layer. All shapes are compiled in
+What. Applies `torch.compile` to the pieces of the packed encoder instead of the whole: the 24 layers share
+one graph for each number of tokens, so compilation takes the time of one layer. All shapes are compiled in
 initialisation.
-Effect on quality. None but rounding: fused operations keep intermediate results in float32.
+Effect on quality. None except rounding: fused operations keep intermediate results in float32.
 Effect on time. Bias and GELU, and addition and LayerNorm, become one pass over memory each, forward and
 backward. Not measured here yet.
 Relieves. Forward pass, backward pass: memory traffic and the host.
@@ -22,7 +22,7 @@ from torch import nn
 from common.config.schema import Strict
 from common.methods.compile import compile_options
 from common.training.method import Method
-from language_bert.methods.fused_qkv import packed
+from language_bert.methods.unpad import packed
 from language_bert.model import PackedBert, encoder_layer
 
 
@@ -34,7 +34,8 @@ def compile_layers(
 ) -> None:
     """Compile the pieces of a packed encoder for training; evaluation stays eager.
 
-    For the whole process it tells torch's compiler not to cut graphs where DDP's buckets end.
+    The pieces stay whole under DDP, in the whole process: it still all-reduces layer by layer, and a cut
+    where a bucket ends would undo fusions.
     """
     head = model.cls.predictions
     pieces = {
@@ -42,21 +43,18 @@ def compile_layers(
         "layer": encoder_layer,
         "head": head.transform if model.transform_only else head,
     }
-    # pieces stay whole under DDP: it still exchanges gradients layer by layer, and a cut would undo fusions
     torch._dynamo.config.optimize_ddp = False
-    given = {"fullgraph": True} | compile_options(mode, backend, options)
-    model.compiled = {name: torch.compile(piece, **given) for name, piece in pieces.items()}
+    arguments = {"fullgraph": True} | compile_options(mode, backend, options)
+    model.compiled = {name: torch.compile(piece, **arguments) for name, piece in pieces.items()}
 
 
 class CompileLayers(Method):
-    """Compiles last: methods that change the model come before it."""
+    """Methods that change the model come before it."""
 
     compiles = True
     is_exact = True
 
     class Config(Strict):
-        """torch.compile's."""
-
         mode: Literal["default", "max-autotune-no-cudagraphs"] = Field(
             default="default", description="of torch.compile: how long it searches for fast kernels"
         )
@@ -68,6 +66,5 @@ class CompileLayers(Method):
         )
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Compile the pieces."""
-        compile_layers(packed(model, self.name), **self.settings.model_dump())
+        compile_layers(packed(model, self), **self.settings.model_dump())
         return model

@@ -12,14 +12,14 @@ Source. https://arxiv.org/abs/2205.14135 (qkvpacked); MLPerf Training v2.1.
 import torch
 from torch import nn
 
-from common.errors import UserError
 from common.training.method import Method
+from language_bert.methods.unpad import packed
 from language_bert.model import PackedBert
 
 
 @torch.no_grad()
 def fuse_qkv(model: PackedBert) -> int:
-    """Replace query, key and value (D, D) of every layer by one `qkv` (3D, D); returns how many layers."""
+    """Replace query, key and value (D, D) of every layer by one `qkv` (3D, D); returns their number."""
     for layer in model.bert.encoder.layer:
         attention = layer.attention.self
         parts = [attention.query, attention.key, attention.value]
@@ -37,13 +37,5 @@ class FusedQkv(Method):
     is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Operate on the packed encoder."""
-        fuse_qkv(packed(model, self.name))
+        fuse_qkv(packed(model, self))
         return model
-
-
-def packed(model: nn.Module, method: str) -> PackedBert:
-    """Return the model as a PackedBert. Raises UserError when `unpad` has not made it one."""
-    if not isinstance(model, PackedBert):
-        raise UserError("needs unpad before it", where=f"methods.{method}")
-    return model

@@ -25,7 +25,7 @@ from language_bert.methods.alibi import check_from_scratch
 
 
 class GatedUnit(nn.Module):
-    """act(x W) * (x V), both projections in one product: (..., D) to (..., width)."""
+    """act(x W) * (x V), with both projections in one product: (..., D) to (..., width)."""
 
     def __init__(self, size: int, width: int, activation: nn.Module, *, bias: bool = False) -> None:
         super().__init__()
@@ -33,14 +33,13 @@ class GatedUnit(nn.Module):
         self.activation = activation
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the gated activations."""
         gate, value = self.dense(hidden).chunk(2, dim=-1)
         gated: Tensor = self.activation(gate) * value
         return gated
 
 
 def gated_width(width: int, width_factor: float, round_to: int) -> int:
-    """Return `width` times the factor, rounded to the nearest multiple of `round_to`, at least one of it."""
+    """Return `width` times the factor, rounded to the nearest multiple of `round_to`, at least `round_to`."""
     return max(1, round(width * width_factor / round_to)) * round_to
 
 
@@ -48,9 +47,9 @@ def gated_width(width: int, width_factor: float, round_to: int) -> int:
 def apply_gated_linear_units(
     model: nn.Module, width_factor: float = 2 / 3, round_to: int = 8, *, bias: bool = False
 ) -> int:
-    """Replace the feed-forward networks of a Hugging Face BERT in place; returns how many layers.
+    """Replace the feed-forward networks of a Hugging Face BERT in place; returns the number of layers.
 
-    The new weights are drawn as the model draws its own: normal, `initializer_range` wide, biases 0.
+    The new weights are drawn like those of the model: normal, `initializer_range` wide, biases 0.
     """
     bert: Any = getattr(model, "bert", model)
     for layer in bert.encoder.layer:
@@ -70,8 +69,6 @@ class GatedLinearUnits(Method):
     """Replaces every feed-forward network."""
 
     class Config(Strict):
-        """The form of the unit."""
-
         width_factor: float = Field(
             default=2 / 3, gt=0, description="width over that of the plain form; 2/3: as many parameters"
         )
@@ -79,11 +76,9 @@ class GatedLinearUnits(Method):
         bias: bool = Field(default=False, description="biases before the product; the paper has none")
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Change nothing; raise UserError for trained weights."""
-        check_from_scratch(config, self.name)
+        check_from_scratch(config, self)
         return config
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Replace them in place."""
         apply_gated_linear_units(model, **self.settings.model_dump())
         return model

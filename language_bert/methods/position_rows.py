@@ -2,9 +2,9 @@
 
 What. Rows 128 to 511 of the position embeddings, which the published checkpoint never trained (its sequences
 have 128 tokens), become copies of row `position mod trained_rows`.
-Effect on quality. Positions are no noise from the start: published runs spend 100,000 to 600,000 sequences on
-a plateau that is put down to them. The starting accuracy must rise; not measured on the real weights yet.
-Effect on time. None of a step; fewer steps.
+Effect on quality. The untrained rows are noise; published runs spend 100,000 to 600,000 sequences on a
+plateau that is attributed to them. The starting accuracy must rise; not measured on the real weights yet.
+Effect on time. None per step; fewer steps.
 Relieves. Number of steps.
 When not. Weights that were trained at full length; results to compare with the published ones. The starting
 weights are changed by a fixed function: disclose it.
@@ -32,14 +32,11 @@ class PositionRows(Method):
     """Changes the starting weights."""
 
     class Config(Strict):
-        """What the starting weights know."""
-
         trained_rows: int = Field(
             default=128, gt=0, description="the length that they were trained on, in tokens"
         )
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Copy the rows."""
         bert: Any = model.bert
         copy_rows(bert.embeddings.position_embeddings.weight, self.settings.trained_rows)
         return model

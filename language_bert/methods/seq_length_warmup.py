@@ -1,17 +1,17 @@
 """Sequence-length warm-up.
 
-What. Trains on short sequences first: the length grows linearly over a first part of the steps, up to that of
-the batch. `truncate` cuts the end of each sequence off; `segment` also trains on what comes after, as further
+What. Trains on short sequences first: the length grows linearly over the first part of the steps, up to that
+of the batch. `truncate` cuts off the end of each sequence; `segment` also trains on the rest, as further
 rows. Evaluation sees whole sequences.
 Effect on quality. Published for GPT-2: stabler training at larger learning rates and batches (Li 2021), and
 equal loss with `duration` 0.3 (Composer's method card). For BERT it was not measured at full size here.
 Truncated tokens, the final [SEP] among them, are lost; segments after the first have no [CLS]. With several
-micro-batches or ranks each has the share of the loss that its masked tokens had before they were cut.
+micro-batches or ranks each is weighted by the masked tokens that it had before the cut.
 Effect on time. Published: GPT-2 about 1.5 times faster to the same loss. A step costs about its tokens: with
 `duration` 0.3 and truncation from 8 to 512 tokens about 15 % less of all steps' work (calculated, on
-sequences of full length); `segment` keeps the work but for the attention's.
+sequences of full length); `segment` saves work in attention only.
 Relieves. Forward pass, backward pass: shorter sequences.
-When not. With a compiler or captured graphs: each length is another shape. A next-sentence loss with
+When not. With a compiler or CUDA graphs: each length is another shape. A next-sentence loss with
 `segment`.
 Use. Each batch: `batch = shorten(batch, sequence_length(step, num_steps, 512))`.
 Source. Li, Zhang and He 2021, https://arxiv.org/abs/2108.06084; MosaicML Composer,
@@ -26,12 +26,11 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config.schema import Fraction, RunConfig, Strict
-from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 from common.training.registry import build_methods
 from language_bert.data.batches import IGNORED
 
-TAKES_OVER = "unpad"  # from here on a batch has no rows to cut
+PACKING = "unpad"  # after it a batch has no rows to cut
 
 
 def sequence_length(
@@ -43,9 +42,9 @@ def sequence_length(
     min_length: int = 8,
     round_to: int = 8,
 ) -> int:
-    """Return the length at a step (from 0): from `min_length` to `full_length`.
+    """Return the length at a step (from 0), from `min_length` to `full_length`.
 
-    It grows linearly over `duration` of the steps, in multiples of `round_to`, rounded down.
+    It grows linearly over the fraction `duration` of the steps, rounded down to multiples of `round_to`.
     """
     num_growing = duration * num_steps
     if step >= num_growing:
@@ -55,9 +54,10 @@ def sequence_length(
 
 
 def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> Mapping[str, Tensor]:
-    """Return the batch by `truncate` or `segment`; one that is no longer stays as it is.
+    """Return the batch cut by `truncate` or `segment`.
 
-    So does one that would lose all `labels`: the mean over none of them is no number.
+    The same object is returned for a batch that is short enough, and for one that would lose all `labels`,
+    over which the loss is a mean.
     """
     if length >= batch["input_ids"].shape[1]:
         return batch
@@ -67,34 +67,30 @@ def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> 
 
 def truncate(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
     """Return the first `length` places of each tensor (batch, seq); tensors (batch,) stay."""
-    return {name: each[:, :length].contiguous() if each.ndim > 1 else each for name, each in tensors.items()}
+    return {name: x[:, :length].contiguous() if x.ndim > 1 else x for name, x in tensors.items()}
 
 
 def segment(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
-    """Return rows of `length` places from tensors (batch, seq), one behind the other; the rest is dropped.
+    """Cut tensors (batch, seq) into rows (num_rows, length); a remainder shorter than `length` is dropped.
 
-    Rows of padding alone, by `attention_mask`, are left out, and so are tensors (batch,), which say something
-    of whole sequences.
+    Rows of padding alone, by `attention_mask`, are dropped, and so are tensors (batch,), which describe whole
+    sequences.
     """
-    is_used = cut(tensors["attention_mask"], length).any(dim=1)
-    return {name: cut(each, length)[is_used] for name, each in tensors.items() if each.ndim > 1}
 
+    def cut(x: Tensor) -> Tensor:
+        return x[:, : x.shape[1] // length * length].reshape(-1, length)
 
-def cut(tensor: Tensor, length: int) -> Tensor:
-    """Return (batch, seq) as (batch * (seq // length), length)."""
-    num_segments = tensor.shape[1] // length
-    return tensor[:, : num_segments * length].reshape(-1, length)
+    is_used = cut(tensors["attention_mask"]).any(dim=1)
+    return {name: cut(x)[is_used] for name, x in tensors.items() if x.ndim > 1}
 
 
 class SeqLengthWarmup(Method):
-    """Shortens training batches while they have rows, each micro-batch within itself.
+    """Shortens training batches, before `unpad` packs them.
 
-    It keeps its share of the loss, by the masked tokens that it had: the loss is the mean over the rest.
+    A micro-batch keeps the weight in the loss that it had with all of its masked tokens.
     """
 
     class Config(Strict):
-        """How long, how short, and how."""
-
         duration: Fraction = Field(default=0.3, description="the part of all steps in which the length grows")
         min_length: int = Field(default=8, ge=8, description="tokens of a sequence at the first step")
         round_to: int = Field(default=8, gt=0, description="lengths on the way are multiples of this")
@@ -103,31 +99,29 @@ class SeqLengthWarmup(Method):
         )
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Move before `unpad`, which takes the rows away. Raises UserError where it cannot work."""
-        where, task = f"methods.{self.name}", config.model_dump()
+        """Move this method before `unpad`. Raises UserError where it cannot work."""
+        task = config.model_dump()
         if self.settings.min_length > task["data"]["max_seq_length"]:
-            raise UserError("min_length is more than data.max_seq_length", where=where)
+            self.refuse("min_length is more than data.max_seq_length")
         if self.settings.how == "segment" and task["model"]["next_sentence"]:
-            raise UserError("segments have no next sentence", where=where, hint="how: truncate")
+            self.refuse("segments have no next sentence", hint="how: truncate")
         for method in build_methods(config):
             if method.compiles:
                 what = f"{method.name} would compile every length while the clock runs"
-                raise UserError(what, where=where, hint=f"--set methods.{method.name}=false")
+                self.refuse(what, hint=f"--set methods.{method.name}=false")
         names = list(config.methods)
-        if TAKES_OVER not in names or names.index(self.name) < names.index(TAKES_OVER):
+        if PACKING not in names or names.index(self.name) < names.index(PACKING):
             return config
         names.remove(self.name)
-        names.insert(names.index(TAKES_OVER), self.name)
+        names.insert(names.index(PACKING), self.name)
         return config.replaced(methods={name: config.methods[name] for name in names})
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Shorten a training batch; one that would lose all its masked tokens stays as it is."""
         if progress is None:
             return batch
         settings: dict[str, Any] = self.settings.model_dump()
         how, whole = settings.pop("how"), batch.inputs | batch.targets
-        full_length = whole["input_ids"].shape[1]
-        length = sequence_length(progress.step, progress.num_steps, full_length, **settings)
+        length = sequence_length(progress.step, progress.num_steps, whole["input_ids"].shape[1], **settings)
         short = shorten(whole, length, how)
         if short is whole:
             return batch

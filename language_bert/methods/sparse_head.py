@@ -1,6 +1,6 @@
 """Compute the masked-LM head for masked tokens only.
 
-What. The transform and the product with the vocabulary run on M masked tokens (15 %) instead of all.
+What. Runs the transform and the product with the vocabulary on the M masked tokens (15 %) instead of all.
 Effect on quality. None: other positions have no label.
 Effect on time. The head is a large part of a small model; at BERT-large it is 14 % of the baseline's
 arithmetic.
@@ -20,12 +20,11 @@ from torch import nn
 from common.config.schema import Strict
 from common.training.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
-from language_bert.methods.fused_qkv import packed
-from language_bert.methods.unpad import UnpaddedBert
+from language_bert.methods.unpad import UnpaddedBert, packed
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
-    """Return the batch with `labels` (M,) of the masked tokens only, M rounded up with ignored labels."""
+    """Return the batch with `labels` (M,) of the masked tokens only; M is rounded up by ignored labels."""
     masked_tokens = batch.inputs["masked_tokens"]
     labels = batch.targets["labels"][masked_tokens]
     num_extra, last = -len(labels) % round_to, len(batch.inputs["input_ids"]) - 1  # ascending order is kept
@@ -37,29 +36,25 @@ def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
 
 
 def read_masked_tokens(model: UnpaddedBert, round_to: int = 1) -> None:
-    """Let the head answer masked tokens only, in place; the logits are then (M, V)."""
+    """Limit the head to masked tokens, in place; the logits are then (M, V)."""
     model.masked_tokens_only, model.masked_round_to = True, round_to
     model.packing.append(partial(keep_masked, round_to=round_to))
 
 
 class SparseHead(Method):
-    """The head on masked tokens."""
+    """Selects the tokens of the head and their labels."""
 
     is_exact = True
 
     class Config(Strict):
-        """How many distinct shapes."""
-
         round_to: int = Field(
             default=32, gt=0, description="masked tokens of a batch are rounded up to a multiple of this"
         )
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Switch the packed encoder's head."""
-        encoder = packed(model, self.name)
+        encoder = packed(model, self)
         encoder.masked_tokens_only, encoder.masked_round_to = True, self.settings.round_to
         return model
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Keep the labels that the head answers."""
         return keep_masked(batch, round_to=self.settings.round_to)

@@ -1,7 +1,7 @@
 """Compute real tokens only.
 
-What. The sequences of a batch lie one behind the other, without padding: the encoder runs on T tokens instead
-of B x S; attention stays within each sequence.
+What. Concatenates the sequences of a batch without padding: the encoder runs on T tokens instead of B x S;
+attention stays within each sequence.
 Effect on quality. None: loss and gradients equal the padded model's up to rounding.
 Effect on time. Padding is about half of the tokens (0.50 in the Wikipedia set and in size mini).
 Relieves. Forward pass, backward pass, evaluation: compute and memory traffic.
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
     """Return a padded batch (B, S) as the packed batch that PackedBert takes, targets included.
 
-    T is rounded up to a multiple of `round_to` by sequences of padding tokens, as many in every batch, some
-    of length 0: few distinct shapes, so that kernels and compiled graphs are used again. `labels` becomes
-    (T,).
+    T is rounded up to a multiple of `round_to`, so that kernels and compiled graphs see few distinct shapes.
+    The padding tokens form sequences behind the real ones: as many in every batch, none longer than S, some
+    of length 0. `labels` becomes (T,).
     """
     is_token = batch.inputs["attention_mask"].bool()
     max_length = is_token.shape[1]
@@ -73,10 +73,10 @@ class Unpadded(NamedTuple):
 
 
 class UnpaddedBert(PackedBert):
-    """A packed encoder that is called as Hugging Face's model, with padded tensors (B, S).
+    """A packed encoder that is called like Hugging Face's model, with padded tensors (B, S).
 
-    Tensors on the host are the fastest: there the batch is packed. `packing` and `training_loss` are what
-    methods extend: `read_masked_tokens`, `compute_needed_tokens`, `chunk_head`.
+    The batch is packed on the host, so tensors on the host are the fastest. Methods extend `packing` and
+    `training_loss`: `read_masked_tokens`, `compute_needed_tokens`, `chunk_head`.
     """
 
     def __init__(self, model: Any, round_to: int) -> None:
@@ -94,7 +94,7 @@ class UnpaddedBert(PackedBert):
     ) -> Unpadded:
         """Return the loss, next-sentence loss included where the model has that head, logits and labels.
 
-        Raises UserError for a batch without a masked token: the mean over none of them is no number.
+        Raises UserError for a batch without a masked token, whose mean loss is undefined.
         """
         device = self.cls.predictions.decoder.weight.device
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
@@ -120,30 +120,35 @@ class UnpaddedBert(PackedBert):
 
 
 def unpad(model: "BertModule", round_to: int = 1) -> UnpaddedBert:
-    """Return a model on the same parameters that takes the same tensors and computes real tokens only."""
+    """Return a model with the same parameters and inputs that computes real tokens only."""
     return UnpaddedBert(model, round_to)
 
 
+def packed(model: nn.Module, method: Method, *, has_sparse_head: bool = False) -> PackedBert:
+    """Return the model as PackedBert; `method` refuses unless `unpad` (and `sparse_head`) are before it."""
+    if not isinstance(model, PackedBert):
+        method.refuse("needs unpad before it")
+    if has_sparse_head and not model.masked_tokens_only:
+        method.refuse("needs sparse_head before it")
+    return model
+
+
 class Unpad(Method):
-    """The packed encoder in place of Hugging Face's, on the same parameters."""
+    """Replaces Hugging Face's encoder by the packed one, on the same parameters."""
 
     is_exact = True
 
     class Config(Strict):
-        """How many distinct shapes, and which samples a rank gets."""
-
         round_to: int = Field(
             default=64, gt=0, description="tokens of a batch are rounded up to a multiple of this"
         )
         balance_ranks: bool = Field(
             default=True,
-            description="ranks and micro-batches deal a batch by length: all have about as many tokens",
+            description="partition a batch by length, so that ranks and micro-batches have equal tokens",
         )
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Take over the parameters."""
         return PackedBert(model)
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Remove the padding."""
         return unpad_batch(batch, round_to=self.settings.round_to)
