@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, get_args
@@ -108,18 +109,26 @@ class Probes(probes.Probes):
         }
 
     def bench_parts(self) -> Iterator[Part]:
-        """Yield the loaders alone, crop and resize, and the two forms of blurring before a shortcut."""
-        return bench_parts(self.config.data, self.config.global_batch_size, self.benchmark.device)
+        """Yield the loaders and decoders of this machine, the crop, and two ways to blur a shortcut."""
+        data, device = self.config.data, self.benchmark.device
+        images, num_workers = SyntheticImages(), min(data.num_workers, os.cpu_count() or 1)
+        yield from loader_parts(images, data.model_copy(update={"num_workers": num_workers}), device)
+        yield from decoder_parts(images, data.stored_px, num_workers, device)
+        yield crop_part(data.stored_px, self.config.global_batch_size, device)
+        yield from blur_parts(min(self.config.global_batch_size, 256), device)
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
-        """Yield the blur before a subsampling, and on a GPU the crop of resident pixels."""
-        return kernel_pairs(self.benchmark.device)
+        """Yield the blur, and the crop on a GPU: a CPU computes its reference anyway."""
+        device = self.benchmark.device
+        yield blur_pair(device)
+        if device.type == "cuda":
+            yield crop_pair(device)
 
     def work(self, shape: str) -> Work:
         """Return the work of an image of such a size when batch norm, addition and ReLU are fused."""
         with torch.device("meta"):
             model = self.benchmark.build_model()
-        return training_work(model, int(shape.split()[0]), is_fused=True)
+        return training_work(model, int(shape.split()[0]))
 
     def shape_shares(self) -> dict[str, float]:
         """Count the epochs of each size."""
@@ -128,12 +137,12 @@ class Probes(probes.Probes):
 
     def phases(self) -> list[tuple[str, range]]:
         """Return the steps of each size, in the order of training."""
-        steps, first, found = self.config.steps_per_epoch, 0, []
+        steps, first, phases = self.config.steps_per_epoch, 0, []
         for size_px, epochs in itertools.groupby(self.epoch_sizes_px()):
             last = min(first + len(list(epochs)) * steps, self.config.plan().num_steps)
-            found.append((f"{size_px} px", range(first, last)))
+            phases.append((f"{size_px} px", range(first, last)))
             first = last
-        return found
+        return phases
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""
@@ -161,8 +170,8 @@ class Probes(probes.Probes):
         return sizes
 
 
-class MadeUpImages:
-    """Smooth noise as JPEG files in memory; an `Images`."""
+class SyntheticImages:
+    """Smooth noise as JPEG files in memory, as `images.Images`."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -178,25 +187,13 @@ class MadeUpImages:
         return len(self.files)
 
     def where(self, sample: int) -> str:
-        """Return a name for errors."""
-        return f"made-up image {sample}"
+        return f"synthetic image {sample}"
 
     def jpeg(self, sample: int) -> bytes:
-        """Return the file."""
         return self.files[sample]
 
     def size(self, sample: int) -> tuple[int, int]:
-        """Return height and width."""
         return HEIGHT, WIDTH
-
-
-def bench_parts(data: Any, batch_size: int, device: torch.device) -> Iterator[Part]:
-    """Yield the loaders that this machine has, the crop of resident pixels, and blurred shortcuts."""
-    images, num_workers = MadeUpImages(), min(data.num_workers, os.cpu_count() or 1)
-    yield from loader_parts(images, data.model_copy(update={"num_workers": num_workers}), device)
-    yield from decoder_parts(images, data.stored_px, num_workers, device)
-    yield crop_part(data.stored_px, batch_size, device)
-    yield from blur_parts(min(batch_size, 256), device)
 
 
 def loader_parts(images: Images, data: Any, device: torch.device) -> Iterator[Part]:
@@ -229,17 +226,24 @@ def decoder_parts(images: Images, stored_px: int, num_threads: int, device: torc
         decoder.close()
 
 
+def crop_inputs(num_images: int, stored_px: int, least: float, device: torch.device) -> list[Tensor]:
+    """Return random pixels, rows, boxes and flips as `crop_resize` takes them; sides from `least` to 0.6."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_images, stored_px, stored_px, 3)
+    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+    starts = torch.rand(num_images, 2, generator=generator) * 0.4
+    lengths = least + (0.6 - least) * torch.rand(num_images, 2, generator=generator)
+    flips = torch.rand(num_images, generator=generator) < 0.5
+    rows = torch.randperm(num_images, generator=generator)
+    return [values.to(device) for values in (pixels, rows, torch.cat([starts, lengths], dim=1), flips)]
+
+
 def crop_part(stored_px: int, batch_size: int, device: torch.device) -> Part:
     """Return the crop, resize, flip and normalisation of a batch of resident pixels."""
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(256, (batch_size, stored_px, stored_px, 3), dtype=torch.uint8, generator=generator)
-    starts = torch.rand(batch_size, 2, generator=generator) * 0.4
-    boxes = torch.cat([starts, 0.3 + 0.3 * torch.rand(batch_size, 2, generator=generator)], dim=1)
-    flips = torch.rand(batch_size, generator=generator) < 0.5
-    arguments = [values.to(device) for values in (pixels, torch.randperm(batch_size), boxes, flips)]
+    inputs = crop_inputs(batch_size, stored_px, 0.3, device)
 
     def call() -> object:
-        return crop_resize(*arguments, size_px=CROP_PX, mean=MEAN, std=STD, dtype=torch.bfloat16)
+        return crop_resize(*inputs, size_px=CROP_PX, mean=MEAN, std=STD, dtype=torch.bfloat16)
 
     return Part(name=f"crop and resize, {stored_px} to {CROP_PX} px", call=call, num_samples=batch_size)
 
@@ -258,13 +262,6 @@ def blur_parts(batch_size: int, device: torch.device) -> Iterator[Part]:
             layer(images).sum().backward()
 
         yield Part(name=f"blurred shortcut, {name}", call=call, num_samples=batch_size)
-
-
-def kernel_pairs(device: torch.device) -> Iterator[KernelPair]:
-    """Yield the blur; the crop only on a GPU, since a processor computes its plain form itself."""
-    yield blur_pair(device)
-    if device.type == "cuda":
-        yield crop_pair(device)
 
 
 def blur_pair(device: torch.device) -> KernelPair:
@@ -292,65 +289,53 @@ def blur_pair(device: torch.device) -> KernelPair:
 
 def crop_pair(device: torch.device) -> KernelPair:
     """Return crop, resize, flip and normalisation by the kernel, and as two matrix products in float32."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (PAIR_IMAGES, STORED_PX, STORED_PX, 3)
-    pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator).to(device)
-    starts = torch.rand(PAIR_IMAGES, 2, generator=generator) * 0.4
-    boxes = torch.cat([starts, 0.2 + 0.4 * torch.rand(PAIR_IMAGES, 2, generator=generator)], dim=1).to(device)
-    flips = (torch.rand(PAIR_IMAGES, generator=generator) < 0.5).to(device)
-    samples = torch.randperm(PAIR_IMAGES, generator=generator).to(device)
-    given = {"size_px": SIZE_PX, "mean": MEAN, "std": STD, "dtype": torch.float32}
+    inputs = crop_inputs(PAIR_IMAGES, STORED_PX, 0.2, device)
+    settings = {"size_px": SIZE_PX, "mean": MEAN, "std": STD, "dtype": torch.float32}
     return KernelPair(
         name="crop and resize",
-        kernel=lambda: [crop_resize(pixels, samples, boxes, flips, **given)],
-        plain=lambda: [crop_resize_reference(pixels, samples, boxes, flips, **given)],
+        kernel=lambda: [crop_resize(*inputs, **settings)],
+        plain=lambda: [crop_resize_reference(*inputs, **settings)],
         tolerance=1e-3,  # where TF32 is allowed; the tests ask for 2e-4 in a value
     )
 
 
-class Shapes:
-    """Elements that the layers of a model read and write for one image, by kind of layer."""
+def count_work(model: nn.Module, size_px: int) -> Counter[str]:
+    """Count the operations of a forward pass on one image, and the elements of its layers by their kind."""
+    counts: Counter[str] = Counter()
 
-    def __init__(self, model: nn.Module, size_px: int) -> None:
-        self.conv_in = self.conv_out = self.conv_flops = self.stem_flops = 0
-        self.norm = self.relu = self.added = self.pooled = 0
-        hooks = [module.register_forward_hook(self.count) for module in model.modules()]
-        with torch.no_grad():
-            model.eval()(torch.empty(1, 3, size_px, size_px, device="meta"))
-        for hook in hooks:
-            hook.remove()
-
-    def count(self, module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Add one call of a layer."""
+    def count(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         num_in, num_out = inputs[0].numel(), output.numel()
         if isinstance(module, nn.Conv2d | nn.Linear):
             flops = 2 * num_out * module.weight[0].numel()
-            self.conv_flops += flops
-            self.stem_flops += flops if num_in == inputs[0].shape[-1] ** 2 * 3 else 0
-            self.conv_in, self.conv_out = self.conv_in + num_in, self.conv_out + num_out
+            is_stem = num_in == inputs[0].shape[-1] ** 2 * 3
+            counts.update({"flops": flops, "stem flops": flops * is_stem, "convolution": num_in + num_out})
         elif isinstance(module, nn.BatchNorm2d):
-            self.norm += num_out
-        elif isinstance(module, nn.ReLU):
-            self.relu += num_out
+            counts["norm"] += num_out
         elif isinstance(module, nn.MaxPool2d):
-            self.pooled += num_in + num_out
+            counts["pooling"] += num_in + num_out
         elif hasattr(module, "downsample"):  # a residual block ends with an addition
-            self.added += num_out
+            counts["addition"] += num_out
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    with torch.no_grad():
+        model.eval()(torch.empty(1, 3, size_px, size_px, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return counts
 
 
-def training_work(model: nn.Module, size_px: int, *, is_fused: bool) -> Work:
+def training_work(model: nn.Module, size_px: int) -> Work:
     """Return the work of one image (3, size_px, size_px), forward and backward, in 16 bits.
 
     `model` lies on the meta device. Each convolution takes as many operations for the gradient of its input
     and of its weight as forward; the stem needs no gradient of its input. Elements read or written: by a
-    convolution 3 times its input and output; by a batch norm 3 forward and 5 backward, a ReLU 2 and 3, an
-    addition 3 and 3, a pooling 2 and 2. Fused, ReLU and addition ride on the passes of the batch norm.
-    Weights are left out: a batch shares them.
+    convolution 3 times its input and output; by a batch norm 3 forward and 5 backward, by an addition 1 and
+    3, by a pooling 2 and 2: addition and ReLU are fused with the batch norm. Weights are left out: a batch
+    shares them.
     """
-    shapes = Shapes(model, size_px)
-    both = 3 * (shapes.conv_in + shapes.conv_out) + 8 * shapes.norm + 3 * shapes.added + 2 * shapes.pooled
-    extra = shapes.added if is_fused else 5 * shapes.relu + 3 * shapes.added
-    return Work(flops=3 * shapes.conv_flops - shapes.stem_flops, num_bytes=HALF_BYTES * (both + extra))
+    counts = count_work(model, size_px)
+    elements = 3 * counts["convolution"] + 8 * counts["norm"] + 4 * counts["addition"] + 2 * counts["pooling"]
+    return Work(flops=3 * counts["flops"] - counts["stem flops"], num_bytes=HALF_BYTES * elements)
 
 
 def project(

@@ -10,7 +10,7 @@ from image_classification.model import build_resnet
 from image_classification.probes import Probes, project, training_work
 
 GFLOPS = {224: 24.3, 192: 17.9, 176: 15.5, 160: 12.4, 128: 7.9, 96: 4.5}
-MEGABYTES = {224: (493, 360), 176: (307, 224), 160: (252, 184), 128: (161, 118), 96: (91, 66)}
+MEGABYTES = {224: 360, 176: 224, 160: 184, 128: 118, 96: 66}
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +21,11 @@ def model():
 
 def test_operations_of_resnet50(model):
     for size_px, expected in GFLOPS.items():
-        assert training_work(model, size_px, is_fused=True).flops / 1e9 == pytest.approx(expected, abs=0.06)
+        assert training_work(model, size_px).flops / 1e9 == pytest.approx(expected, abs=0.06)
 
 
 def test_a_size_of_which_one_pixel_is_left_at_the_end_has_work_too(model):
-    small, larger = (training_work(model, size_px, is_fused=True).flops for size_px in (32, 64))
+    small, larger = (training_work(model, size_px).flops for size_px in (32, 64))
     assert small == pytest.approx(larger / 4, rel=0.03)  # the classifier is the same
 
 
@@ -36,7 +36,7 @@ def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
     assert sum(parameter.numel() for parameter in model.parameters()) == facts["num_params"]
     stem = 2 * 64 * 112**2 * 3 * 7**2  # its input needs no gradient
     expected = 6 * facts["_ops"] * 1e9 - stem
-    assert training_work(model, 224, is_fused=True).flops == pytest.approx(expected, rel=1e-3)
+    assert training_work(model, 224).flops == pytest.approx(expected, rel=1e-3)
     config = load_config(
         "image_classification", "baseline", size="full", settings=["model.name=resnet101"]
     ).config
@@ -45,9 +45,7 @@ def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
 
 def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percent(model):
     for size_px, expected in MEGABYTES.items():
-        for is_fused in (False, True):
-            found = training_work(model, size_px, is_fused=is_fused).num_bytes / 1e6
-            assert found == pytest.approx(expected[is_fused], rel=0.05)
+        assert training_work(model, size_px).num_bytes / 1e6 == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,7 @@ def test_memory_traffic_of_resnet50_is_the_reference_calculation_within_5_percen
 def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model, name, operations, traffic):
     benchmark = Benchmark(load_config("image_classification", name, size="full", settings=[]).config, seed=0)
     sizes = Probes(benchmark).epoch_sizes_px()[:27]
-    work = {size: training_work(model, size, is_fused=True) for size in {*sizes, 224}}
+    work = {size: training_work(model, size) for size in {*sizes, 224}}
     assert sum(work[size].flops for size in sizes) / work[224].flops == pytest.approx(operations, abs=0.03)
     found = sum(work[size].num_bytes for size in sizes) / work[224].num_bytes
     assert found == pytest.approx(traffic, abs=0.03)
