@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.transforms import v2
 
 from common.config.schema import RunConfig
 from common.errors import UserError
@@ -17,14 +17,14 @@ Transform = Callable[[Tensor], Tensor]  # of one image (3, height, width) uint8;
 
 
 class Augmentation(Method, ABC):
-    """Works in worker processes: each image in turn, with random numbers that nothing else draws from.
+    """Transforms single images in worker processes, with random numbers that nothing else draws from.
 
-    Loaders that crop on the device have no single images (resident, dali).
+    The loaders that crop whole batches (resident, dali) have no single images.
     """
 
     @abstractmethod
     def transform(self) -> Transform:
-        """Return what is done to an image; it draws from torch's random numbers on the CPU."""
+        """Return the transform of an image; it draws from torch's random numbers on the CPU."""
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Change nothing; raise UserError for a loader without worker processes."""
@@ -43,21 +43,14 @@ def augmentations(config: RunConfig) -> list[Augmentation]:
     return [method for method in build_methods(config) if isinstance(method, Augmentation)]
 
 
-def augmentation(config: RunConfig) -> Transform | None:
-    """Return what the methods of a configuration do to an image, one after another; None if nothing."""
-    methods = augmentations(config)
-    return partial(in_turn, [method.transform() for method in methods]) if methods else None
+def build_transform(config: RunConfig) -> Transform | None:
+    """Compose the transforms of all these methods in their order; None if there are none."""
+    transforms = [method.transform() for method in augmentations(config)]
+    return v2.Compose(transforms) if transforms else None
 
 
-def in_turn(transforms: list[Transform], image: Tensor) -> Tensor:
-    """Apply each to an image."""
-    for transform in transforms:
-        image = transform(image)
-    return image
-
-
-def augmented(transform: Transform, pixels: np.ndarray, *, seed: int, epoch: int, sample: int) -> np.ndarray:
-    """Return (height, width, 3) uint8, a function of the arguments alone: any worker gives the same."""
+def augment(transform: Transform, pixels: np.ndarray, *, seed: int, epoch: int, sample: int) -> np.ndarray:
+    """Transform (height, width, 3) uint8: a function of the arguments alone, the same in any worker."""
     image = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)
     with seeded(seed, epoch, sample):
         return transform(image).permute(1, 2, 0).numpy()

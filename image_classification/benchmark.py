@@ -15,7 +15,7 @@ from common.data import sampler
 from common.training import benchmark
 from common.training.benchmark import Backend, Names
 from common.training.method import Batch
-from image_classification.augmentation import augmentation
+from image_classification.augmentation import build_transform
 from image_classification.data.decoders import Name, uses_dali
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import (
@@ -164,7 +164,7 @@ class Benchmark(benchmark.Benchmark):
             flip_probability=data.flip_probability,
             alternates_flips=data.alternates_flips,
             place=self.place,
-            transform=augmentation(self.config),
+            transform=build_transform(self.config),
         )
         loader = open_loader(
             images,

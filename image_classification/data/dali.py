@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from image_classification.data.images import Images, decode
-from image_classification.data.loader import TrainSettings, TrainStep, one_ahead, train_steps
+from image_classification.data.loader import TrainSettings, TrainStep, prefetch, train_steps
 
 
 def dali_batches(
@@ -41,7 +41,7 @@ def dali_batches(
         return step.samples, (content, crops.boxes.astype(np.int32), sizes, crops.flips.astype(np.int32))
 
     def source() -> Iterator[tuple[Any, ...]]:
-        for samples, inputs in one_ahead(read, train_steps(len(images), settings, start_step=start_step)):
+        for samples, inputs in prefetch(read, train_steps(len(images), settings, start_step=start_step)):
             waiting.append(samples)
             yield inputs
 
@@ -51,7 +51,7 @@ def dali_batches(
             (pixels,) = pipeline.run()
             yield waiting.popleft(), torch.from_dlpack(pixels.as_tensor())
     except RuntimeError:
-        name_damaged(images, waiting)
+        raise_damaged(images, waiting)
         raise
     finally:
         # Now, whatever an exception keeps alive: a worker process that is forked later would inherit the
@@ -63,7 +63,7 @@ def build_pipeline(
     dali: ModuleType, source: Iterator[Any], batch_size: int, num_threads: int, device_id: int | None
 ) -> Any:
     """Return a built pipeline that gives (batch, size, size, 3) uint8 for what `source` gives."""
-    fn, decoding, resizing = dali.fn, *as_pil(dali, device_id)
+    fn, decoding, resizing = dali.fn, *pil_options(dali, device_id)
     pipeline = dali.Pipeline(
         batch_size=batch_size,
         num_threads=num_threads,
@@ -86,7 +86,7 @@ def build_squashing(
 
     n may be up to `batch_size`.
     """
-    fn, decoding, resizing = dali.fn, *as_pil(dali, device_id)
+    fn, decoding, resizing = dali.fn, *pil_options(dali, device_id)
     pipeline = dali.Pipeline(
         batch_size=batch_size,
         num_threads=num_threads,
@@ -101,11 +101,11 @@ def build_squashing(
     return pipeline
 
 
-def as_pil(dali: ModuleType, device_id: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what makes decoding and resizing agree with PIL.
+def pil_options(dali: ModuleType, device_id: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return arguments of the decoder and of `resize` with which both agree with PIL.
 
-    Smooth upsampling of colours, pixels as they are stored, whatever their EXIF orientation; linear with
-    antialiasing. On a GPU the decoder is nvJPEG.
+    Colours are upsampled smoothly, the EXIF orientation is ignored, and `resize` is linear with antialiasing.
+    On a GPU the decoder is nvJPEG.
     """
     decoding = {
         "device": "cpu" if device_id is None else "mixed",
@@ -116,7 +116,7 @@ def as_pil(dali: ModuleType, device_id: int | None) -> tuple[dict[str, Any], dic
     return decoding, {"interp_type": dali.types.INTERP_LINEAR, "antialias": True}
 
 
-def name_damaged(images: Images, waiting: Iterable[np.ndarray]) -> None:
+def raise_damaged(images: Images, waiting: Iterable[np.ndarray]) -> None:
     """Raise UserError for the first of these samples that cannot be decoded; DALI does not say which."""
     for samples in waiting:
         for sample in samples:

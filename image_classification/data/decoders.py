@@ -1,4 +1,4 @@
-"""Images squashed to squares, ahead of their use: decoded by DALI, on a GPU with nvJPEG, or in threads."""
+"""Decoders of the resident loader, squashing images to squares: DALI (nvJPEG on a GPU) or threads of PIL."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from image_classification.data.dali import build_squashing, gpu_id, has_dali, import_dali, name_damaged
+from image_classification.data.dali import build_squashing, gpu_id, has_dali, import_dali, raise_damaged
 from image_classification.data.images import Images, decode
 
 Name = Literal["auto", "threads", "dali"]
@@ -17,10 +17,10 @@ Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2
 
 
 class Decoder(Protocol):
-    """Works ahead on what was requested."""
+    """Decodes requested images in the background."""
 
     def request(self, samples: np.ndarray) -> Callable[[], Decoded]:
-        """Begin with samples (n,); what is returned waits for them, or raises what went wrong."""
+        """Start decoding samples (n,); the returned function waits for them, or raises the error."""
 
     def close(self) -> None:
         """End the threads."""
@@ -34,7 +34,6 @@ class ThreadDecoder:
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decoding")
 
     def request(self, samples: np.ndarray) -> Callable[[], Decoded]:
-        """Give each image to a thread."""
         shape = (len(samples), self.stored_px, self.stored_px, 3)
         pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=self.is_pinned)
         sizes = np.zeros((len(samples), 2), np.int64)
@@ -49,13 +48,12 @@ class ThreadDecoder:
         return wait
 
     def decode(self, sample: int, target: np.ndarray, size: np.ndarray) -> None:
-        """Write the squashed image and its size. No torch here: see `loader.one_ahead`."""
+        """Write the squashed image and its size. No torch here: see `loader.prefetch`."""
         image = decode(self.images, sample)
         size[:] = image.height, image.width
         target[...] = np.asarray(image.resize(target.shape[:2], Image.Resampling.BILINEAR))
 
     def close(self) -> None:
-        """Leave what has not begun."""
         self.pool.shutdown(cancel_futures=True)
 
 
@@ -74,26 +72,23 @@ class DaliDecoder:
         self.running = ThreadPoolExecutor(1, thread_name_prefix="decoding")
 
     def request(self, samples: np.ndarray) -> Callable[[], Decoded]:
-        """Give all to the two threads."""
         content = self.reading.submit(self.read, samples)
         return self.running.submit(self.decode, samples, content).result
 
     def read(self, samples: np.ndarray) -> list[np.ndarray]:
-        """Return the files."""
         return [np.frombuffer(self.images.jpeg(int(sample)), np.uint8) for sample in samples]
 
     def decode(self, samples: np.ndarray, content: Future[list[np.ndarray]]) -> Decoded:
-        """Run the pipeline once."""
         try:
             (pixels,) = self.pipeline.run(content=content.result())
         except RuntimeError:
-            name_damaged(self.images, [samples])
+            raise_damaged(self.images, [samples])
             raise
         sizes = np.array([self.images.size(int(sample)) for sample in samples], np.int64)
         return torch.from_dlpack(pixels.as_tensor()), sizes
 
     def close(self) -> None:
-        """Leave what has not begun, and end DALI's threads now: see `dali.dali_batches`."""
+        """End DALI's threads now: see `dali.dali_batches`."""
         self.running.shutdown(cancel_futures=True)
         self.reading.shutdown(cancel_futures=True)
         self.pipeline.__del__()

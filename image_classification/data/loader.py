@@ -28,7 +28,7 @@ from torchvision.transforms.v2 import functional
 from common.data import sampler
 from common.errors import UserError
 from common.training.ranks import ALONE, Place, part
-from image_classification.augmentation import Transform, augmented
+from image_classification.augmentation import Transform, augment
 from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
 from image_classification.kernels.crop_resize import scale_and_shift
@@ -36,14 +36,14 @@ from image_classification.kernels.crop_resize import scale_and_shift
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1]
 STD = (0.229, 0.224, 0.225)
 
-Drawn = tuple[np.ndarray, np.ndarray]  # samples (batch,) int64, pixels (batch, size, size, 3) uint8
+PixelBatch = tuple[np.ndarray, np.ndarray]  # samples (batch,) int64, pixels (batch, size, size, 3) uint8
 Item = TypeVar("Item")
 Built = TypeVar("Built")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """How training batches are drawn.
+    """The settings that determine the training batches.
 
     `batch_size` is that of all ranks together, of which `place` takes its part; `crop_px` gives the size in
     pixels of a step, from 0; `min_area` is the smallest part of an image that a crop shows.
@@ -56,9 +56,7 @@ class TrainSettings:
     flip_probability: float
     alternates_flips: bool = False
     place: Place = ALONE
-    own: np.ndarray | None = (
-        None  # samples that are this rank's for the whole run; None: a part of each batch
-    )
+    own: np.ndarray | None = None  # this rank's samples for the whole run; None: a part of each batch
     transform: Transform | None = None  # of each crop, in worker processes
 
     @property
@@ -69,14 +67,14 @@ class TrainSettings:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts the seconds in which a loader works on batches; workers side by side count once."""
+    """The seconds in which a loader worked on batches, divided by its number of workers."""
 
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStep:
-    """What one step shows. It goes to worker processes, so it holds values and named functions only."""
+    """The samples and crops of one step. Worker processes get it pickled."""
 
     samples: np.ndarray  # (batch,) int64
     crop_px: int
@@ -108,10 +106,10 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
             flip_probability=settings.flip_probability,
             alternates_flips=settings.alternates_flips,
         )
-        augment = None
+        transform = None
         if settings.transform is not None:
-            augment = partial(augmented, settings.transform, seed=settings.seed, epoch=epoch)
-        yield TrainStep(samples=samples, crop_px=settings.crop_px(step), draw=draw, augment=augment)
+            transform = partial(augment, settings.transform, seed=settings.seed, epoch=epoch)
+        yield TrainStep(samples=samples, crop_px=settings.crop_px(step), draw=draw, augment=transform)
 
 
 def worker_batches(
@@ -121,7 +119,7 @@ def worker_batches(
     num_workers: int,
     start_step: int = 0,
     meter: Meter | None = None,
-) -> Iterator[Drawn]:
+) -> Iterator[PixelBatch]:
     """Yield batches without end: samples (batch,) int64, pixels (batch, size, size, 3) uint8.
 
     Worker processes decode and resize with torchvision; each of the `num_workers` prepares two whole batches
@@ -129,7 +127,7 @@ def worker_batches(
     """
     build = partial(build_train_batch, images)
     steps = train_steps(len(images), settings, start_step=start_step)
-    return in_workers(build, steps, num_workers=num_workers, meter=meter)
+    return map_in_workers(build, steps, num_workers=num_workers, meter=meter)
 
 
 def evaluation_batches(
@@ -141,7 +139,7 @@ def evaluation_batches(
     crop_px: int,
     num_workers: int = 0,
     num_threads: int = 1,
-) -> Iterator[Drawn]:
+) -> Iterator[PixelBatch]:
     """Yield every sample, or those of `samples`, once and in order; the last batch may be smaller.
 
     The shorter side is resized to `resize_px` with PIL, then the centre of `crop_px` cut out, in
@@ -152,14 +150,13 @@ def evaluation_batches(
     order = np.arange(len(images))[slice(samples.start, samples.stop) if samples is not None else slice(None)]
     items = (order[first : first + batch_size] for first in range(0, len(order), batch_size))
     if num_workers:
-        yield from in_workers(partial(build_evaluation_batch, crop), items, num_workers=num_workers)
+        yield from map_in_workers(partial(build_evaluation_batch, crop), items, num_workers=num_workers)
         return
     with ThreadPoolExecutor(num_threads, thread_name_prefix="evaluation") as pool:
-        yield from one_ahead(partial(build_evaluation_batch, crop, each=pool.map), items)
+        yield from prefetch(partial(build_evaluation_batch, crop, each=pool.map), items)
 
 
-def build_train_batch(images: Images, step: TrainStep) -> Drawn:
-    """Return one batch."""
+def build_train_batch(images: Images, step: TrainStep) -> PixelBatch:
     crops = step.crops(images.size)
     pixels = (
         random_crop(images, int(sample), box, step.crop_px)
@@ -174,7 +171,7 @@ def build_train_batch(images: Images, step: TrainStep) -> Drawn:
 
 def build_evaluation_batch(
     crop: Callable[[int], np.ndarray], samples: np.ndarray, each: Callable[..., Iterable[np.ndarray]] = map
-) -> Drawn:
+) -> PixelBatch:
     """Return the crops of `samples`; `each` is `map`, or that of a pool."""
     return samples, np.stack(list(each(crop, samples.tolist())))
 
@@ -199,7 +196,7 @@ def centre_crop(images: Images, resize_px: int, crop_px: int, sample: int) -> np
     return np.asarray(resized.crop((left, top, left + crop_px, top + crop_px)))
 
 
-def one_ahead(build: Callable[[Item], Built], items: Iterable[Item]) -> Iterator[Built]:
+def prefetch(build: Callable[[Item], Built], items: Iterable[Item]) -> Iterator[Built]:
     """Yield `build(item)` of every item while a second thread works on the next; its errors rise here.
 
     Decoding and resizing in PIL release the interpreter lock and use one core. No torch operation belongs in
@@ -216,34 +213,29 @@ def one_ahead(build: Callable[[Item], Built], items: Iterable[Item]) -> Iterator
             yield pending.result()
 
 
-class BuiltOnRequest(Dataset[Any]):
-    """A data set whose indices are the items of `build`. An error of the data is an answer, too."""
+class LazyDataset(Dataset[Any]):
+    """A data set whose indices are the arguments of `build`. It returns an error of the data as a value."""
 
-    def __init__(self, build: Callable[[Any], Drawn]) -> None:
+    def __init__(self, build: Callable[[Any], PixelBatch]) -> None:
         self.build = build
 
-    def __getitem__(self, item: Any) -> tuple[Drawn, float] | UserError:
+    def __getitem__(self, item: Any) -> tuple[PixelBatch, float] | UserError:
+        before = time.perf_counter()
         try:
-            return timed(self.build, item)
+            return self.build(item), time.perf_counter() - before
         except UserError as error:  # a DataLoader would raise it again with a traceback as its text
             return error
 
 
-def timed(build: Callable[[Item], Built], item: Item) -> tuple[Built, float]:
-    """Return what is built of an item, and the seconds that this took."""
-    before = time.perf_counter()
-    return build(item), time.perf_counter() - before
-
-
-def in_workers(
-    build: Callable[[Any], Drawn], items: Iterable[Any], *, num_workers: int, meter: Meter | None = None
-) -> Iterator[Drawn]:
+def map_in_workers(
+    build: Callable[[Any], PixelBatch], items: Iterable[Any], *, num_workers: int, meter: Meter | None = None
+) -> Iterator[PixelBatch]:
     """Yield `build(item)` of every item in order, computed by worker processes that live until the end.
 
     With CUDA, the batches lie in pinned memory.
     """
     loader = DataLoader(
-        BuiltOnRequest(build),
+        LazyDataset(build),
         batch_size=None,
         sampler=items,
         num_workers=num_workers,
@@ -252,10 +244,10 @@ def in_workers(
         generator=torch.Generator(),  # the global one would be drawn from
     )
     meter = meter or Meter()
-    for found in loader:
-        if isinstance(found, UserError):
-            raise found
-        (samples, pixels), seconds = found
+    for item in loader:
+        if isinstance(item, UserError):
+            raise item
+        (samples, pixels), seconds = item
         meter.seconds += seconds / num_workers
         yield samples.numpy(), pixels.numpy()
 

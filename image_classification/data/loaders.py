@@ -1,4 +1,4 @@
-"""The three ways to read training images, by their name in the configuration."""
+"""The three training loaders by their name in the configuration: workers, dali, resident."""
 
 import tempfile
 from collections.abc import Iterable
@@ -76,6 +76,6 @@ def check_loader(data: Any, num_own: int, batch_size: int, device: torch.device)
 
 
 def keep_evaluation(data: Any, batch_size: int, device: torch.device) -> EvaluationCache:
-    """Return an empty store for the pixels of the evaluation."""
+    """Build an empty cache for the pixels of the evaluation."""
     available = int(available_bytes(device, data.stored_on, batch_size=batch_size) * EVALUATION_SHARE)
     return EvaluationCache(device=device, where=data.stored_on, available_bytes=available)

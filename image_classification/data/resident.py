@@ -24,7 +24,7 @@ from common.data import sampler
 from common.errors import UserError
 from image_classification.data.decoders import Decoded, Name, open_decoder
 from image_classification.data.images import Images
-from image_classification.data.loader import MEAN, STD, Drawn, TrainSettings, TrainStep, train_steps
+from image_classification.data.loader import MEAN, STD, PixelBatch, TrainSettings, TrainStep, train_steps
 from image_classification.kernels.crop_resize import crop_resize
 
 GIB = 2**30
@@ -37,7 +37,7 @@ Where = Literal["device", "host"]
 
 
 def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> int:
-    """Return how much memory pixels may take: the GPU's but for the training, or a share of the host's."""
+    """Return the memory left for pixels: that of the GPU beside a training, or this rank's of the host."""
     if where == "device" and device.type == "cuda":
         reserve = RESERVE_BYTES + batch_size * RESERVE_BYTES_PER_IMAGE
         still_needed = max(0, reserve - torch.cuda.memory_reserved(device))
@@ -47,38 +47,27 @@ def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> i
 
 
 def stored_bytes(num_samples: int, stored_px: int) -> int:
-    """Return the size of so many stored images."""
     return num_samples * stored_px**2 * 3
-
-
-def budget(num_samples: int, stored_px: int, *, available_bytes: int, place: str) -> int:
-    """Return the bytes of so many stored images. Raises UserError when they are more than there are.
-
-    `place` says in the error where the memory is.
-    """
-    needed = stored_bytes(num_samples, stored_px)
-    if needed > available_bytes:
-        fitting = math.isqrt(available_bytes // (3 * num_samples)) // ROUND_TO * ROUND_TO
-        smaller = f"data.stored_px={fitting} or " if fitting >= LEAST_PX else ""
-        raise UserError(
-            f"{needed / GIB:.1f} GiB of decoded pixels needed, {available_bytes / GIB:.1f} GiB free {place}",
-            where="data.loader",
-            hint=f"use {smaller}data.stored_on=host, or stream with data.loader=workers or dali",
-        )
-    return needed
 
 
 def check_budget(
     num_samples: int, stored_px: int, *, device: torch.device, where: Where, batch_size: int
 ) -> None:
     """Raise UserError unless so many stored images fit where they are to stay, beside the training."""
-    place = "on the GPU" if where == "device" and device.type == "cuda" else "in memory"
-    free = available_bytes(device, where, batch_size=batch_size)
-    budget(num_samples, stored_px, available_bytes=free, place=place)
+    needed, free = stored_bytes(num_samples, stored_px), available_bytes(device, where, batch_size=batch_size)
+    if needed > free:
+        place = "on the GPU" if where == "device" and device.type == "cuda" else "in memory"
+        fitting = math.isqrt(free // (3 * num_samples)) // ROUND_TO * ROUND_TO
+        smaller = f"data.stored_px={fitting} or " if fitting >= LEAST_PX else ""
+        raise UserError(
+            f"{needed / GIB:.1f} GiB of decoded pixels needed, {free / GIB:.1f} GiB free {place}",
+            where="data.loader",
+            hint=f"use {smaller}data.stored_on=host, or stream with data.loader=workers or dali",
+        )
 
 
 def allocate(shape: tuple[int, ...], *, device: torch.device, where: Where) -> Tensor:
-    """Return uint8 memory for the rest of the process: on `device`, or on the host, pinned for a GPU."""
+    """Allocate uint8 memory for the rest of the process: on `device`, or on the host, pinned for a GPU."""
     if where == "device":
         return torch.empty(shape, dtype=torch.uint8, device=device)
     memory = torch.empty(shape, dtype=torch.uint8)
@@ -88,7 +77,7 @@ def allocate(shape: tuple[int, ...], *, device: torch.device, where: Where) -> T
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Return `values` on the device; a GPU copies them while the host goes on."""
+    """Copy `values` to the device; the host does not wait for a GPU."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
@@ -165,11 +154,10 @@ class ResidentLoader:
             decoder.close()
 
     def rows(self, samples: np.ndarray) -> np.ndarray:
-        """Return where samples (n,) of this rank are kept."""
         return np.searchsorted(self.own, samples)
 
     def store(self, pending: Pending) -> None:
-        """Wait for what is being decoded for a step, and keep it."""
+        """Wait for the new images of a step and store their pixels."""
         if not pending.decoded:
             return
         pixels, self.sizes[pending.missing] = pending.decoded()
@@ -181,13 +169,13 @@ class ResidentLoader:
 
     def crops(self, step: TrainStep) -> Tensor:
         """Return the crops of a step whose images are all stored."""
-        kept = self.rows(step.samples)
-        sizes = self.sizes[kept]
+        rows = self.rows(step.samples)
+        sizes = self.sizes[rows]
         crops = step.draw(step.samples, sizes)
         boxes = (crops.boxes / np.tile(sizes, 2)).astype(np.float32)
-        pixels, rows = self.pixels, kept
+        pixels = self.pixels
         if self.where == "host":
-            pixels, rows = self.gathered(kept), np.arange(len(kept))
+            pixels, rows = self.copy_rows(rows), np.arange(len(rows))
         return crop_resize(
             pixels,
             to_device(rows, self.device),
@@ -199,8 +187,8 @@ class ResidentLoader:
             dtype=self.dtype,
         )
 
-    def gathered(self, rows: np.ndarray) -> Tensor:
-        """Return the pixels (batch, stored_px, stored_px, 3) of rows on the device, one copy an image."""
+    def copy_rows(self, rows: np.ndarray) -> Tensor:
+        """Copy rows from the host to the device, image by image: (batch, stored_px, stored_px, 3)."""
         pixels = torch.empty((len(rows), *self.pixels.shape[1:]), dtype=torch.uint8, device=self.device)
         for target, row in zip(pixels, rows, strict=True):
             target.copy_(self.pixels[int(row)], non_blocking=True)
@@ -219,16 +207,16 @@ class EvaluationCache:
         self.kept: list[tuple[np.ndarray, Tensor]] = []
         self.is_complete = False
 
-    def batches(self, source: Iterable[Drawn]) -> Iterator[tuple[np.ndarray, Tensor]]:
+    def batches(self, source: Iterable[PixelBatch]) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield samples (batch,) and pixels (batch, size, size, 3) uint8 on the device.
 
         They come from `source` until it was read to its end once, and then are the same without touching it.
         """
-        for samples, stored in self.kept if self.is_complete else self.reading(source):
+        for samples, stored in self.kept if self.is_complete else self.read(source):
             yield samples, stored.to(self.device, non_blocking=True)
 
-    def reading(self, source: Iterable[Drawn]) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield the batches of `source` from where they are kept."""
+    def read(self, source: Iterable[PixelBatch]) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield the batches of `source` and keep them as long as they fit."""
         self.kept, num_bytes = [], 0
         for samples, pixels in source:
             stored = torch.from_numpy(pixels.copy())  # a worker's memory is not for keeping

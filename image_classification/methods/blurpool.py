@@ -36,13 +36,13 @@ def apply_blurpool(model: nn.Module, min_channels: int = 16) -> int:
     device = next((parameter.device for parameter in model.parameters()), None)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if blurred := blurred_layer(child, min_channels):
+            if blurred := blur_layer(child, min_channels):
                 setattr(parent, name, blurred.to(device))
                 num_replaced += 1
     return num_replaced
 
 
-def blurred_layer(layer: nn.Module, min_channels: int) -> nn.Module | None:
+def blur_layer(layer: nn.Module, min_channels: int) -> nn.Module | None:
     """Return the blurred form of a layer, sharing its weights, or None where there is nothing to blur."""
     if isinstance(layer, nn.MaxPool2d) and layer.stride in (2, (2, 2)):
         dense = nn.MaxPool2d(layer.kernel_size, 1, layer.padding, layer.dilation, ceil_mode=layer.ceil_mode)

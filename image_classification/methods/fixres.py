@@ -25,7 +25,7 @@ from common.training.method import Method
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 
 
-def with_resolutions(config: ConfigT, *, train_crop_px: int, evaluation_resize_px: int) -> ConfigT:
+def change_resolutions(config: ConfigT, *, train_crop_px: int, evaluation_resize_px: int) -> ConfigT:
     """Return the configuration with other sizes in `data`; the evaluation crop stays."""
     sizes = {"train_crop_px": train_crop_px, "evaluation_resize_px": evaluation_resize_px}
     changed: Any = config.replaced(data=config.model_dump()["data"] | sizes)
@@ -64,7 +64,7 @@ class Fixres(Method):
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Raise UserError when the configuration has these sizes already."""
-        changed = with_resolutions(config, **self.settings.model_dump())
+        changed = change_resolutions(config, **self.settings.model_dump())
         if changed == config:
             raise UserError("the data have these sizes already", where=f"methods.{self.name}")
         return changed

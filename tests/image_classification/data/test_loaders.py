@@ -30,7 +30,7 @@ from image_classification.data.loader import (
     TrainSettings,
     evaluation_batches,
     normalize,
-    one_ahead,
+    prefetch,
     train_steps,
     worker_batches,
 )
@@ -267,7 +267,7 @@ def test_an_error_in_the_second_thread_is_raised_here():
             raise UserError("broken")
         return item
 
-    batches = one_ahead(build, range(5))
+    batches = prefetch(build, range(5))
     assert [next(batches), next(batches)] == [0, 1]
     with pytest.raises(UserError, match="broken"):
         next(batches)

@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 from common.errors import UserError
 from common.training.load import load_config
 from common.training.method import seeded
-from image_classification.augmentation import augmentation, augmented
+from image_classification.augmentation import augment, build_transform
 from image_classification.benchmark import Benchmark
 from image_classification.methods.augmix import aug_mix
 from image_classification.methods.randaugment import rand_augment
@@ -32,9 +32,9 @@ def pixels():
     ],
 )
 def test_an_image_is_that_of_torchvision_at_its_seed_epoch_and_sample(setting, plain, called):
-    transform, image = augmentation(loaded(f"methods.{setting}")), pixels()
+    transform, image = build_transform(loaded(f"methods.{setting}")), pixels()
     before = torch.get_rng_state()
-    found = augmented(transform, image[:, ::-1], seed=3, epoch=1, sample=70)
+    found = augment(transform, image[:, ::-1], seed=3, epoch=1, sample=70)
     assert torch.equal(torch.get_rng_state(), before)
     assert found.dtype == np.uint8 and found.shape == image.shape
     mirrored = torch.from_numpy(image[:, ::-1].copy()).permute(2, 0, 1)
@@ -42,7 +42,7 @@ def test_an_image_is_that_of_torchvision_at_its_seed_epoch_and_sample(setting, p
         with seeded(3, 1, 70):
             assert np.array_equal(found, each(mirrored).permute(1, 2, 0).numpy())
     others = [
-        augmented(transform, image[:, ::-1], **({"seed": 3, "epoch": 1, "sample": 70} | other))
+        augment(transform, image[:, ::-1], **({"seed": 3, "epoch": 1, "sample": 70} | other))
         for other in ({"seed": 4}, {"epoch": 2}, {"sample": 71})
     ]
     assert not any(np.array_equal(found, other) for other in others)
@@ -51,11 +51,11 @@ def test_an_image_is_that_of_torchvision_at_its_seed_epoch_and_sample(setting, p
 def test_both_are_applied_in_their_order():
     image = pixels()
     config = loaded("methods.augmix={}", "methods.randaugment={num_ops: 1}")
-    found = augmented(augmentation(config), image, seed=0, epoch=0, sample=0)
+    found = augment(build_transform(config), image, seed=0, epoch=0, sample=0)
     with seeded(0, 0, 0):
         expected = v2.RandAugment(1, 9)(v2.AugMix()(torch.from_numpy(image).permute(2, 0, 1)))
     assert np.array_equal(found, expected.permute(1, 2, 0).numpy())
-    assert augmentation(loaded()) is None
+    assert build_transform(loaded()) is None
 
 
 @pytest.mark.slow
