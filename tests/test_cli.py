@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from common.cli import COMMANDS, dispatch
 from common.errors import UserError
 from common.repository import ROOT
 from tests.command import TTT, ttt, ttt_here
+from tests.committed import tracked
 
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
 
@@ -211,22 +213,16 @@ def test_a_dry_run_prints_configuration_plan_and_memory_and_runs_nothing(tmp_pat
         assert expected in done.stdout
 
 
-def readme_commands():
-    lines, inside = [], False
-    for line in (ROOT / "README.md").read_text().splitlines():
-        if line.startswith("```"):
-            inside = line == "```sh"
-        elif inside and line.strip():
-            lines.append(line.split("#")[0].split())
-    return lines
+def page_commands():
+    """Yield the words of every command in the shell blocks of all pages, each once."""
+    texts = [path.read_text() for path in tracked() if path.suffix == ".md"]
+    blocks = [block for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
+    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line.split() for line in dict.fromkeys(filter(None, lines))]
 
 
-def test_the_readme_shows_commands():
-    assert len(readme_commands()) >= 5
-
-
-@pytest.mark.parametrize("command", readme_commands(), ids=" ".join)
-def test_every_command_of_the_readme_works(command):
+@pytest.mark.parametrize("command", page_commands(), ids=" ".join)
+def test_every_command_of_the_pages_is_understood(command):
     if command[0] != "ttt":
         assert os.access(ROOT / command[0], os.X_OK)
         return

@@ -2,7 +2,7 @@
 
 Each run is one process and one result file, results/<system>/<resnet|bert>/result_N.txt, which is never
 overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1; the set
-goes on with the next run, and says at the end what is missing. What each fault does: common/README.md.
+goes on with the next run, and says at the end what is missing. What each fault does: common/run/README.md.
 
 With `--set checkpoint_every=100ba` (batches; `ep`, `sp`: epochs, samples) a run keeps a checkpoint beside its
 result until it reaches its target. The same command with `--resume RESULT` goes on from there, in a new

@@ -1,6 +1,6 @@
 """Faults met by real processes: what ends, what one line says, what is kept, and that nothing else is left.
 
-The table of common/README.md states what these tests show.
+The table of common/run/README.md states what these tests show.
 """
 
 import contextlib

@@ -338,7 +338,7 @@ def test_a_loader_that_is_used_up_by_reading_is_refused():
 
 
 def test_the_example_of_the_readme_runs_and_is_short():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "common/study/README.md").read_text(), re.S)
     assert "from common.study.tuning.tune_model import optimize" in code and len(code.splitlines()) <= 10
     names = {}
     exec(code.replace("seconds=60", "seconds=4"), names)
