@@ -1,5 +1,6 @@
 """The commands of every page, in order, in one clone, where training is made short; then a clean audit."""
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from common.evidence.compare.reported import load_reported
 from common.repository import ROOT, benchmarks
 from tests.command import TTT, ttt_here
 
@@ -41,6 +43,9 @@ REFUSED = 2  # where the data of size full are not at hand
 PAGES = subprocess.run(
     ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
 ).stdout.split()
+
+
+SETS = [ROOT / f"results/reference-2cpu-mini-{configuration}" for configuration in ("baseline", "optimized")]
 
 
 def blocks(language):
@@ -108,13 +113,40 @@ def test_every_python_block_of_the_pages_runs(clone, block):
 
 def test_the_picture_is_drawn_from_the_committed_logs(tmp_path):
     picture, committed = tmp_path / "quality.svg", ROOT / "results/quality.svg"
-    done = ttt_here("report", *sorted((ROOT / "results").glob("reference-*")), "--plot", picture)
+    done = ttt_here("report", *SETS, "--plot", picture)
     assert done.returncode == 0, done.stderr
     assert {child.tag.rpartition("}")[2] for child in ElementTree.parse(picture).getroot()} >= {"style", "g"}
     drawn, kept = (re.sub("Matplotlib v.*", "", path.read_text()) for path in (picture, committed))
     assert drawn == kept, "draw it again: ttt report results/reference-* --plot results/quality.svg"
 
 
-def test_every_page_is_read():
-    assert {"README.md", "language_bert/README.md", "image_classification/README.md"} <= set(PAGES)
-    assert all(Path(ROOT, page).is_file() for page in PAGES)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_of_a_page_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text())
+    targets = [link for link in links if not link.startswith("http")]
+    assert [link for link in targets if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_the_table_of_results_is_what_score_computes():
+    scores = json.loads(ttt_here("score", *SETS, "--json").stdout)["scores"]
+    rows = re.findall(r"^\| (ResNet|BERT) \| (\w+) \| (.*)", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(scores) == 4
+    published = {name: load_reported()[name].sets for name in ("bert", "resnet")}
+    for name, configuration, text in rows:
+        (score,) = (
+            s for s in scores if s["benchmark"] == name.lower() and s["configuration"] == configuration
+        )
+        low, high = score["interval"]["low"] * 60, score["interval"]["high"] * 60
+        assert f"| {score['minutes'] * 60:.1f} s ({low:.1f} to {high:.1f}), " in text
+        assert f" {score['samples_per_s']:,.0f} " in text and f"[{len(score['runs'])} runs]" in text
+        theirs = [s.score.minutes for s in published[name.lower()]]
+        assert text.startswith(f"{theirs[configuration != 'baseline']:.2f} min")
+        if faster := score["speedup"]:
+            low, high = faster["interval"]["low"], faster["interval"]["high"]
+            assert f": {faster['ratio']:.2f}x ({low:.2f} to {high:.2f}) |" in text
+            assert f" min: {theirs[0] / theirs[1]:.2f}x |" in text
+
+
+def test_readme_is_short_and_warns_first():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130 and "retired from MLPerf" in " ".join(lines[:20])
