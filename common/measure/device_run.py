@@ -1,5 +1,8 @@
-"""A run on one device with its share of the batch and without data, for what measures steps."""
+"""Runs whose steps are measured, on one device with its share of the batch, or on some ranks."""
 
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +37,29 @@ def load(
     return load_config(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
 
 
+def load_for_ranks(
+    benchmark: str,
+    configuration: str,
+    more: Sequence[str] = (),
+    *,
+    size: str,
+    settings: Sequence[str],
+    batch_size: int | None,
+    num_ranks: int,
+) -> configs.Loaded:
+    """Return a configuration with `more` settings and the batch of so many ranks, `batch_size` on each."""
+    if batch_size is None:
+        whole = load_config(
+            benchmark, configuration, size=size, settings=[*settings]
+        ).config.global_batch_size
+        batch_size = max(1, whole // (NUM_DEVICES if size == "full" else num_ranks))
+    if batch_size < 1:
+        raise UserError("--batch-size must be positive")
+    sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null"]
+    others = [setting for setting in settings if not setting.startswith("global_batch")]
+    return load_config(benchmark, configuration, size=size, settings=[*sizes, *others, *more])
+
+
 def build(
     config: configs.RunConfig, directory: Path, place: Place = ALONE, *, warms_up: bool = True
 ) -> "TrainingRun":
@@ -52,3 +78,14 @@ def build(
         log.close()
         raise
     return run
+
+
+@contextmanager
+def open_run(
+    config: configs.RunConfig, place: Place = ALONE, *, warms_up: bool = True
+) -> Iterator["TrainingRun"]:
+    """Initialize a run for the block; its log is in a folder that goes with it."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = build(config, Path(directory), place, warms_up=warms_up)
+        with closing(run.log):
+            yield run

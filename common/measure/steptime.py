@@ -13,8 +13,8 @@ import torch
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.measure.clock import interleave, synchronize, time_call
-from common.measure.profiling.marks import Marks, taken_apart
-from common.measure.profiling.profile import Feed
+from common.measure.profiling.feed import Feed
+from common.measure.profiling.marks import Marks, mark_parts
 from common.measure.throughput import STEPS_PER_TURN, stepper, turn_length
 from common.run.loop import TrainingRun
 from common.training.benchmark import Benchmark
@@ -88,7 +88,7 @@ def measure_parts(run: TrainingRun) -> dict[str, float]:
     marks = Marks(run.device)
     for batch, share in shapes(run):
         step = stepper(run, batch, 1)
-        with taken_apart(run, marks):
+        with mark_parts(run, marks):
             for number in range(1 + turn_length(run.methods, PART_STEPS)):
                 if number == 1:  # what methods begin with does not count
                     marks.steps = []
@@ -96,7 +96,7 @@ def measure_parts(run: TrainingRun) -> dict[str, float]:
                 step()
                 marks.end("optimizer")
             synchronize(run.device)
-        for part, seconds in marks.taken().items():
+        for part, seconds in marks.pop_seconds().items():
             if part in PART_OF:
                 totals[PART_OF[part]] += seconds * share
     return {part: seconds / sum(totals.values()) for part, seconds in totals.items()}

@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, config: RunConfig) -> Rates:
     profile.add_arguments(parser)
     settings = [option for setting in args.set for option in ("--set", setting)]
     arguments = [args.benchmark, args.configuration, "--size", args.size, *settings, *["--json"] * args.json]
-    measured = profile.measured(parser.parse_args([*arguments, "--results", str(args.results)]))
+    measured = profile.measure(parser.parse_args([*arguments, "--results", str(args.results)]))
     rates = sources.rates_of_profile(measured, json.loads(config.model_dump_json()), "measured now")
     assert rates is not None, "a profile of this configuration is one of it"
     return rates

@@ -1,12 +1,14 @@
-"""Where the time of a training step goes: marks between its parts, set from outside the loop.
+"""Marks between the parts of a training step, set from outside the loop.
 
-The loop itself has no timing code: while a step is taken apart, its calls are wrapped, then put back.
+The loop itself has no timing code: while a step is marked, the calls at the borders of its parts are wrapped.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -27,17 +29,11 @@ class Marks:
         self.steps: list[list[tuple[str, Any]]] = []
 
     def start(self) -> None:
-        """Begin a step."""
         self.steps.append([("", self.now())])
 
     def end(self, part: str) -> None:
-        """Say which part ends here."""
+        """Set the mark at which a part ends."""
         self.steps[-1].append((part, self.now()))
-
-    @property
-    def last(self) -> str:
-        """The part that ended last."""
-        return self.steps[-1][-1][0]
 
     def now(self) -> Any:
         """Return the time in seconds, or an event that will have one."""
@@ -47,34 +43,34 @@ class Marks:
         event.record()
         return event
 
-    def between(self, before: Any, after: Any) -> float:
-        """Return the seconds between two moments; the device has finished."""
+    def seconds_between(self, before: Any, after: Any) -> float:
         return float(before.elapsed_time(after)) / 1e3 if self.is_gpu else after - before
 
-    def taken(self) -> dict[str, float]:
-        """Return the seconds of each part, all steps together, and forget them."""
-        found = dict.fromkeys(PARTS, 0.0)
+    def pop_seconds(self) -> dict[str, float]:
+        """Return the seconds of each part, all steps together, and forget them; the device is idle."""
+        totals = dict.fromkeys(PARTS, 0.0)
         for moments in self.steps:
-            for (_, before), (part, after) in zip(moments, moments[1:], strict=False):
-                found[part] += self.between(before, after)
+            for (_, before), (part, after) in itertools.pairwise(moments):
+                totals[part] += self.seconds_between(before, after)
         self.steps = []
-        return found
+        return totals
 
 
 @contextmanager
-def taken_apart(run: Training, marks: Marks) -> Iterator[None]:
+def mark_parts(run: Training, marks: Marks) -> Iterator[None]:
     """Set marks at the borders inside `run.train_step` while the block runs.
 
     Clearing gradients and what methods do after a step (averages) count as optimizer.
     """
 
-    def prepared(*arguments: Any) -> Any:
-        marks.end("backward" if marks.last == "forward" else "optimizer")  # of the micro-batch before
+    def prepare_batch(*arguments: Any) -> Any:
+        last_part = marks.steps[-1][-1][0]
+        marks.end("backward" if last_part == "forward" else "optimizer")  # of the micro-batch before
         batch = run_prepare_batch(*arguments)
         marks.end("host to device")
         return batch
 
-    def after(function: Callable[..., Any], part: str) -> Callable[..., Any]:
+    def end_after(function: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             result = function(*arguments, **named)
             marks.end(part)
@@ -82,24 +78,16 @@ def taken_apart(run: Training, marks: Marks) -> Iterator[None]:
 
         return call
 
-    def optimizer_step(*arguments: Any) -> Any:
+    def step_optimizer(*arguments: Any) -> Any:
         marks.end("backward")
         return run_optimizer(*arguments)
 
-    run_prepare_batch, run_optimizer, run_loss = run.prepare_batch, run.scaler.step, run.loss
-    last = run.methods[-1] if run.methods else None
-    wrapped: Any = run  # its methods are replaced on the instance, and found again on the class
-    wrapped.prepare_batch, wrapped.scaler.step, wrapped.loss = (
-        prepared,
-        optimizer_step,
-        after(run_loss, "forward"),
-    )
-    if last:
-        last.batch = after(last.batch, "batch methods")  # type: ignore[method-assign]
-    try:
+    run_prepare_batch, run_optimizer = run.prepare_batch, run.scaler.step
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(run, "prepare_batch", prepare_batch))
+        stack.enter_context(mock.patch.object(run.scaler, "step", step_optimizer))
+        stack.enter_context(mock.patch.object(run, "loss", end_after(run.loss, "forward")))
+        if run.methods:
+            last = run.methods[-1]
+            stack.enter_context(mock.patch.object(last, "batch", end_after(last.batch, "batch methods")))
         yield
-    finally:
-        run.loss = run_loss
-        del wrapped.prepare_batch, wrapped.scaler.step
-        if last:
-            del last.batch

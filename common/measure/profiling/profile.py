@@ -5,112 +5,58 @@ that were just used again (no loader), the same on the device (no transfer), set
 exchange between ranks.
 """
 
+import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
 
-from common.measure.clock import Peaks, interleave, synchronize, time_call
-from common.measure.profiling.marks import Marks, taken_apart
-from common.measure.profiling.verdict import WAITING, Phase, Saving, paired
+from common import repository
+from common.config.schema import Loaded
+from common.data.preparation import check_data
+from common.errors import UserError
+from common.machine import system
+from common.measure.clock import Peaks, interleave, measure_peaks, synchronize, time_call
+from common.measure.device_run import open_run
+from common.measure.profiling.feed import Feed
+from common.measure.profiling.marks import Marks, mark_parts
+from common.measure.profiling.verdict import (
+    WAITING,
+    Phase,
+    Profile,
+    Saving,
+    compute_saving,
+    describe_bottleneck,
+    format_phase,
+)
 from common.run.loop import TrainingRun
 from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.probes import probes_of
+from common.training.ranks import Place
 from common.training.step import to_device
+
+Load = Callable[[Sequence[str]], Loaded]  # returns the configuration with more settings
 
 Turn = tuple[float, dict[str, float]]  # seconds of a step, and of its parts
 AS_IT_IS, KEPT = "as it is", "kept batches"
 ON_KEPT = ("no transfer", "no communication")  # variants on kept batches
 TURN_S, MIN_STEPS, MAX_STEPS = 0.5, 4, 64
 SETTLING = 2  # steps of a turn that are not counted
-KEPT_AHEAD = 4  # batches that a loader which keeps what it reads has prepared, at most
-RATE_S, MIN_BATCHES = 1.0, 3
-PASS_S = 30.0  # most that a first pass over the data may take, for a loader that keeps what it reads
+FASTER = 1.2  # than the step has to be a loader that is tried in place of one that is too slow
 
 
-class Feed:
-    """A loader's batches in the steps of one phase, from its first step again when they are through.
-
-    A loader that keeps what it reads has made a pass over the data first, if that is short enough. `delay_s`
-    is for each batch that is read: with several readers they come that much faster.
-    """
-
-    def __init__(self, benchmark: Benchmark, steps: range, delay_s: float = 0.0) -> None:
-        self.benchmark, self.probes, self.steps = benchmark, probes_of(benchmark), steps
-        self.delay_s = delay_s / self.probes.num_readers
-        self.first_pass_per_s: float | None = None
-        self.open()
-
-    def open(self) -> None:
-        """Start the loader anew."""
-        per_epoch: int = self.benchmark.config.steps_per_epoch
-        self.keeps = False
-        self.position = self.steps.start
-        if self.probes.loads_once and per_epoch < self.steps.stop:
-            self.position = max(0, self.steps.start - per_epoch)
-        self.batches = self.benchmark.train_batches(self.position)
-        self.due = 0.0
-        if self.probes.loads_once and per_epoch < self.steps.stop:
-            self.first_pass_per_s, self.keeps = self.pulled(PASS_S, per_epoch)
-            if self.position < self.steps.start:  # too long a pass: stay in the first one
-                self.close()
-                self.position = self.steps.start
-                self.batches = self.benchmark.train_batches(self.position)
-
-    def __next__(self) -> Batch:
-        batch = next(self.batches)
-        self.position += 1
-        if self.delay_s and not self.keeps:
-            time.sleep(max(0.0, self.due - time.perf_counter()))
-            self.due = time.perf_counter() + self.delay_s
-        return batch
-
-    def ready(self, num_batches: int) -> None:
-        """Let so many batches follow that belong to the phase, none of them prepared during a pause."""
-        if self.position + num_batches > self.steps.stop:
-            self.close()
-            self.open()
-        left = self.steps.stop - self.position - num_batches
-        for _ in range(min(self.most_ahead, left)):
-            next(self.batches)
-            self.position += 1
-
-    @property
-    def most_ahead(self) -> int:
-        """How many batches the loader may have prepared: a DataLoader's workers have two each."""
-        return KEPT_AHEAD if self.probes.loads_once else 2 * self.probes.num_readers + 1
-
-    def pulled(self, seconds: float, most: int) -> tuple[float, bool]:
-        """Return samples/s of batches that nobody trains on, and whether all of them came in that time."""
-        size: int = self.benchmark.config.global_batch_size
-        next(self)  # starts what has to be started
-        count, before = 0, time.perf_counter()
-        while count + 1 < most and (count < MIN_BATCHES or time.perf_counter() - before < seconds):
-            next(self)
-            count += 1
-        return count * size / (time.perf_counter() - before), count + 1 == most
-
-    def rate(self) -> float:
-        """Return the samples/s of the loader alone."""
-        self.ready(MIN_BATCHES + 1)
-        most = max(MIN_BATCHES + 1, (self.steps.stop - self.position) // 3)  # leaves some for the turns
-        return self.pulled(RATE_S, most)[0]
-
-    def close(self) -> None:
-        """End its threads and processes."""
-        self.batches.close()  # type: ignore[attr-defined]
-
-
-class Bench:
+class Loop:
     """The loop of a run, a turn of a few steps at a time."""
 
     def __init__(self, run: TrainingRun) -> None:
@@ -121,19 +67,18 @@ class Bench:
         run.set_rate = lambda step: None  # weights stay sound at any step of any phase
 
     def fit(self, steps: range) -> None:
-        """Let a turn take its time, but no more than a quarter of the steps."""
+        """Make a turn about `TURN_S` long, but no longer than a quarter of the steps."""
         self.num_steps = max(MIN_STEPS, min(self.most, len(steps) // 4 - SETTLING))
 
     @property
     def num_batches(self) -> int:
-        """What a turn takes."""
         return SETTLING + self.num_steps
 
     def turn(self, batches: Callable[[], Batch], steps: Iterator[int], *, exchanged: bool = True) -> Turn:
         """Train on a turn of batches."""
         run, marks = self.run, self.marks
         with (
-            taken_apart(run, marks),
+            mark_parts(run, marks),
             nullcontext() if exchanged else distributed.no_sync(run.replica),
         ):
             for number in range(self.num_batches):
@@ -150,7 +95,7 @@ class Bench:
                 marks.end("logging")
             synchronize(run.device)
             seconds = time.perf_counter() - before
-        parts = {name: taken / self.num_steps for name, taken in marks.taken().items()}
+        parts = {name: part_s / self.num_steps for name, part_s in marks.pop_seconds().items()}
         return seconds / self.num_steps, parts
 
 
@@ -163,29 +108,28 @@ class Turns:
     parts: list[dict[str, float]]
 
     def mean(self, name: str) -> float:
-        """Return the mean over the turns of a variant."""
         return statistics.fmean(self.times[name])
 
     def savings(self) -> dict[str, Saving]:
-        """Return what each variant saves of a step; some leave the loader out too, which is put back."""
+        """Return the saving of each variant; those on kept batches get the time of the loader back."""
         whole, kept = self.times[AS_IT_IS], self.times[KEPT]
-        found = {}
+        savings = {}
         for name, times in self.times.items():
             if name in ON_KEPT:
                 times = [a - b + c for a, b, c in zip(whole, kept, times, strict=True)]
             if name != AS_IT_IS:
-                found[name] = paired(whole, times)
-        return found
+                savings[name] = compute_saving(whole, times)
+        return savings
 
 
-def take_turns(bench: Bench, feed: Feed, others: dict[str, Feed], num_turns: int) -> Turns:
+def take_turns(loop: Loop, feed: Feed, others: dict[str, Feed], num_turns: int) -> Turns:
     """Interleave turns of the loop as it is and of each variant."""
-    run, numbers, used = bench.run, cycle(feed.steps), list[Batch]()
+    run, numbers, used = loop.run, cycle(feed.steps), list[Batch]()
 
     def trial(
         open_batches: Callable[[], Callable[[], Batch]], *, exchanged: bool = True
     ) -> Callable[[], Turn]:
-        return lambda: bench.turn(open_batches(), numbers, exchanged=exchanged)
+        return lambda: loop.turn(open_batches(), numbers, exchanged=exchanged)
 
     def load_and_keep() -> Batch:
         used.append(next(feed))
@@ -193,11 +137,11 @@ def take_turns(bench: Bench, feed: Feed, others: dict[str, Feed], num_turns: int
 
     def open_feed() -> Callable[[], Batch]:
         used.clear()
-        feed.ready(bench.num_batches)
+        feed.skip_prefetched(loop.num_batches)
         return load_and_keep
 
     def open_other(other: Feed) -> Callable[[], Batch]:
-        other.ready(bench.num_batches)
+        other.skip_prefetched(loop.num_batches)
         return other.__next__
 
     trials = {AS_IT_IS: trial(open_feed), KEPT: trial(lambda: iter(used).__next__)}
@@ -206,7 +150,7 @@ def take_turns(bench: Bench, feed: Feed, others: dict[str, Feed], num_turns: int
     if run.place.world_size > 1:
         trials["no communication"] = trial(lambda: iter(used).__next__, exchanged=False)
     trials |= {f"no {name}": trial(partial(open_other, other)) for name, other in others.items()}
-    loader_per_s = feed.rate()
+    loader_per_s = feed.measure_rate()
     turns = interleave(trials, rounds=num_turns)
     return Turns(
         loader_per_s=loader_per_s,
@@ -216,7 +160,7 @@ def take_turns(bench: Bench, feed: Feed, others: dict[str, Feed], num_turns: int
 
 
 def measure_phase(
-    bench: Bench,
+    loop: Loop,
     shape: str,
     steps: range,
     variants: dict[str, Benchmark],
@@ -226,17 +170,17 @@ def measure_phase(
     peaks: Peaks,
 ) -> Phase:
     """Take the steps of one shape apart. `variants` have another loader each."""
-    run, size = bench.run, bench.run.config.global_batch_size
-    bench.fit(steps)
+    run, size = loop.run, loop.run.config.global_batch_size
+    loop.fit(steps)
     with ExitStack() as loaders:
         feed = loaders.enter_context(closing(Feed(run.benchmark, steps, delay_s)))
         others = {
             name: loaders.enter_context(closing(Feed(benchmark, steps, delay_s)))
             for name, benchmark in variants.items()
         }
-        turns = take_turns(bench, feed, others, num_turns)
+        turns = take_turns(loop, feed, others, num_turns)
     savings, step_s = turns.savings(), turns.mean(AS_IT_IS)
-    parts_s = {name: statistics.fmean(each[name] for each in turns.parts) for name in turns.parts[0]}
+    parts_s = {name: statistics.fmean(parts[name] for parts in turns.parts) for name in turns.parts[0]}
     unaccounted_s = step_s - sum(parts_s.values())
     if "no communication" in savings:  # else it hides in the backward pass
         parts_s["communication"] = max(0.0, savings["no communication"].share * step_s)
@@ -261,34 +205,120 @@ def measure_phase(
     )
 
 
-def measure_loaders(choices: dict[str, Benchmark], steps: range, delay_s: float) -> dict[str, float]:
-    """Return the samples/s of other loaders alone."""
-    found = {}
-    for name, benchmark in choices.items():
-        with closing(Feed(benchmark, steps, delay_s)) as feed:
-            found[name] = feed.rate()
-    return found
+def measure_cures(
+    phase: Phase, steps: range, load: Load, run: TrainingRun, delay_s: float
+) -> dict[str, float]:
+    """Return the samples/s of other settings of a loader that is too slow in a phase, each alone."""
+    cures = {}
+    choices = probes_of(run.benchmark).other_loaders(FASTER * phase.step_per_s / phase.loader_per_s)
+    for name, settings in choices.items():
+        try:
+            benchmark = change_benchmark(run, load, settings)
+            benchmark.prepare_loader()
+        except UserError:  # this machine lacks what these settings need
+            continue
+        if benchmark.config != run.config:
+            with closing(Feed(benchmark, steps, delay_s)) as feed:
+                cures[name] = feed.measure_rate()
+    return cures
 
 
-def waits(phase: Phase) -> bool:
-    """Return whether the loader of a phase is too slow."""
-    return phase.parts_ms["data wait"] >= WAITING * phase.step_ms
+def change_benchmark(run: TrainingRun, load: Load, settings: Sequence[str]) -> Benchmark:
+    return type(run.benchmark)(load(settings).config, seed=0, place=run.place)
 
 
-def measure_evaluation(run: TrainingRun) -> tuple[float, float]:
-    """Return the seconds of the first evaluation, and of one that may find what the first one kept."""
-    return time_call(run.evaluate, run.device), time_call(run.evaluate, run.device)
-
-
-def write_trace(bench: Bench, steps: range, path: Path) -> None:
+def write_trace(loop: Loop, steps: range, path: Path) -> None:
     """Write a Chrome trace of a few steps of the loop as it is, on rank 0."""
-    bench.num_steps = MIN_STEPS
+    loop.num_steps = MIN_STEPS
     activities = [torch.profiler.ProfilerActivity.CPU]
-    if bench.run.device.type == "cuda":
+    if loop.run.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with closing(Feed(bench.run.benchmark, steps)) as feed:
-        feed.ready(bench.num_batches)
+    with closing(Feed(loop.run.benchmark, steps)) as feed:
+        feed.skip_prefetched(loop.num_batches)
         with torch.profiler.profile(activities=activities) as profiler:
-            bench.turn(feed.__next__, cycle(steps))
-    if bench.run.place.rank == 0:
+            loop.turn(feed.__next__, cycle(steps))
+    if loop.run.place.rank == 0:
         profiler.export_chrome_trace(str(path))
+
+
+def profile(
+    load: Load, place: Place, *, num_turns: int, delay_ms: float, trace: Path | None, console: Console
+) -> dict[str, Any]:
+    """Profile a configuration with all ranks that were started; returns its figures, and prints them.
+
+    `load` returns it with more settings, and with the batch of these ranks.
+    """
+    loaded = load(())
+    if place.rank == 0:
+        check_data(loaded)
+    with distributed.process_group(place), open_run(loaded.config, place) as run:
+        run.clock.console, run.clock.live = Console(quiet=True), None
+        return profile_run(run, load, num_turns=num_turns, delay_ms=delay_ms, trace=trace, console=console)
+
+
+def profile_run(
+    run: TrainingRun, load: Load, *, num_turns: int, delay_ms: float, trace: Path | None, console: Console
+) -> dict[str, Any]:
+    """Measure every phase, then the evaluation, then other settings of a loader that is too slow."""
+    config, samples_name = run.config, run.benchmark.names.samples
+    delay_s = delay_ms / 1e3
+    console.print(
+        f"{config.benchmark} {config.configuration} {config.size} on {system.hardware_name()}: "
+        f"{config.global_batch_size} {samples_name} a step, {run.place.world_size} rank(s)"
+    )
+    run.benchmark.prepare_loader()
+    probes, loop, peaks = probes_of(run.benchmark), Loop(run), measure_peaks(run.device)
+    variants = {
+        name: change_benchmark(run, load, settings) for name, settings in probes.without_loading().items()
+    }
+    steps_of: dict[str, range] = {}  # in which each shape is trained on first
+    phases: list[Phase] = []
+    for shape, steps in probes.phases():
+        if shape not in steps_of:
+            steps_of[shape] = steps
+            phases.append(
+                measure_phase(loop, shape, steps, variants, num_turns=num_turns, delay_s=delay_s, peaks=peaks)
+            )
+            console.print(*format_phase(phases[-1], samples_name), sep="\n")
+    first_s, later_s = (time_call(run.evaluate, run.device) for _ in range(2))  # later ones may keep data
+    cures: dict[str, float] = {}
+    if any(phase.waiting_share >= WAITING for phase in phases):
+        worst = max(phases, key=lambda phase: phase.waiting_share)
+        cures = measure_cures(worst, steps_of[worst.shape], load, run, delay_s)
+    result = Profile(
+        samples_name=samples_name,
+        phases=tuple(phases),
+        cures=cures,
+        is_compressed=config.gradient_compression != "none",
+    )
+    num_evaluations = len(run.plan.evaluation_steps)
+    evaluations_s = first_s + (num_evaluations - 1) * later_s
+    training_s = result.training_s(run.plan.num_steps * config.global_batch_size)
+    console.print(
+        f"evaluation: {first_s:.2f} s the first time, {later_s:.2f} s later; {num_evaluations} of them "
+        f"are {evaluations_s / (evaluations_s + training_s):.1%} of a run over the whole budget "
+        f"({training_s:.0f} s of training)",
+        describe_bottleneck(result),
+        sep="\n",
+    )
+    if trace:
+        longest = max(phases, key=lambda phase: phase.per_sample_ms)
+        write_trace(loop, steps_of[longest.shape], trace)
+        console.print(f"trace of {longest.shape} -> {trace} (chrome://tracing, ui.perfetto.dev)")
+    return {
+        "benchmark": config.benchmark,
+        "configuration": config.configuration,
+        "size": config.size,
+        "config": json.loads(config.model_dump_json()),
+        "delay_data_ms": delay_ms,
+        "batch_size": config.global_batch_size,
+        "num_ranks": run.place.world_size,
+        "versions": system.versions(),
+        "commit": repository.commit(),
+        "peaks": asdict(peaks),
+        "phases": [asdict(phase) for phase in phases],
+        "shares": result.shares(),
+        "evaluation_s": (first_s, later_s),
+        "loaders": cures,
+        "verdict": describe_bottleneck(result),
+    }

@@ -1,11 +1,11 @@
-"""What a profile says: each part's share of a step, what its removal could save at most, and one sentence.
+"""The reading of a profile: the share of each part, the most that its removal saves, the bottleneck.
 
 Plain numbers in, no torch. Times are milliseconds, rates samples/s, shares fractions of a step.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from common.evidence import intervals
@@ -53,8 +53,12 @@ class Phase:
 
     @property
     def per_sample_ms(self) -> float:
-        """What a sample of this phase adds to the whole run, for each of all samples."""
+        """The mean over all samples of a run, of the time of those that this phase trains on."""
         return self.share * self.step_ms / self.batch
+
+    @property
+    def waiting_share(self) -> float:
+        return self.parts_ms["data wait"] / self.step_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +80,23 @@ class Profile:
         }
 
     def saving(self, name: str) -> Saving | None:
-        """Return what leaving something out saves of a whole run; None where no phase measured it."""
-        found = [(p.per_sample_ms, p.savings[name]) for p in self.phases if name in p.savings]
-        if not found:
+        """Return the saving of a variant over a whole run; None where no phase measured it."""
+        savings = [(p.per_sample_ms, p.savings[name]) for p in self.phases if name in p.savings]
+        if not savings:
             return None
-        total = sum(weight for weight, _ in found)
-        mean = sum(weight * saved.share for weight, saved in found) / total
-        half = math.sqrt(sum((weight * (saved.high - saved.low) / 2) ** 2 for weight, saved in found)) / total
+        total = sum(weight for weight, _ in savings)
+        mean = sum(weight * saved.share for weight, saved in savings) / total
+        half = (
+            math.sqrt(sum((weight * (saved.high - saved.low) / 2) ** 2 for weight, saved in savings)) / total
+        )
         return Saving(share=mean, low=mean - half, high=mean + half)
 
-    @property
-    def slowest_loading(self) -> Phase:
-        """The phase that waits the largest share of its step."""
-        return max(self.phases, key=lambda phase: phase.parts_ms["data wait"] / phase.step_ms)
+    def training_s(self, num_samples: int) -> float:
+        """Return the seconds of training on so many samples."""
+        return num_samples * sum(phase.per_sample_ms for phase in self.phases) / 1e3
 
 
-def paired(whole: Sequence[float], without: Sequence[float]) -> Saving:
+def compute_saving(whole: Sequence[float], without: Sequence[float]) -> Saving:
     """Return the share that is saved, from turns of the two side by side; at least two of each."""
     shares = [1 - less / more for more, less in zip(whole, without, strict=True)]
     half = intervals.half_width(shares)
@@ -99,22 +104,22 @@ def paired(whole: Sequence[float], without: Sequence[float]) -> Saving:
     return Saving(share=mean, low=mean - half, high=mean + half)
 
 
-def at_most(share: float) -> float:
+def max_speedup(share: float) -> float:
     """Return how many times faster a step could become without a part, by Amdahl's law."""
     return math.inf if share >= 1 else 1 / (1 - max(share, 0.0))
 
 
-def verdict(profile: Profile) -> str:
+def describe_bottleneck(profile: Profile) -> str:
     """Return what bounds the training, with the evidence, and what would remove it."""
     shares = profile.shares()
     waiting, exchanged = shares["data wait"], shares.get("communication", 0.0)
     if waiting >= WAITING and waiting >= exchanged:
-        return input_bound(profile, waiting)
+        return describe_input_bound(profile, waiting)
     if exchanged >= WAITING:
         advice = "" if profile.is_compressed else "; gradient_compression=bf16 halves what is sent"
         return (
             f"communication-bound: {exchanged:.0%} of the step exchanges gradients that the backward pass "
-            f"does not hide; without, training is {at_most(exchanged):.2f} times as fast at most{advice}"
+            f"does not hide; without, training is {max_speedup(exchanged):.2f} times as fast at most{advice}"
         )
     computing = sum(shares[name] for name in COMPUTE)
     rest = {name: share for name, share in shares.items() if name not in COMPUTE}
@@ -122,29 +127,30 @@ def verdict(profile: Profile) -> str:
     if rest[largest] > computing:
         return f"{largest}-bound: {rest[largest]:.0%} of the step; forward and backward take {computing:.0%}"
     return (
-        f"compute-bound: forward and backward take {computing:.0%} of the step{roofline(profile)}; "
-        f"{waiting:.0%} waits for data, and {spare(profile)}; "
-        f"next is {largest}, {rest[largest]:.0%}, at most {at_most(rest[largest]):.2f} times as fast without"
+        f"compute-bound: forward and backward take {computing:.0%} of the step{describe_peaks(profile)}; "
+        f"{waiting:.0%} waits for data, and {describe_headroom(profile)}; "
+        f"next is {largest}, {rest[largest]:.0%}, "
+        f"at most {max_speedup(rest[largest]):.2f} times as fast without"
     )
 
 
-def spare(profile: Profile) -> str:
+def describe_headroom(profile: Profile) -> str:
     """Return how much faster the loader alone is than the step, where it is least so."""
     least = min(profile.phases, key=lambda phase: phase.loader_per_s / phase.step_per_s)
     if least.loader_per_s >= least.step_per_s:
         return f"the loader alone is {least.loader_per_s / least.step_per_s:.1f} times as fast as the step"
-    return f"at {least.shape}, {least.share:.0%} of the training, {alone(least)}"
+    return f"at {least.shape}, {least.share:.0%} of the training, {describe_rates(least)}"
 
 
-def alone(phase: Phase) -> str:
+def describe_rates(phase: Phase) -> str:
     """Return the rates of the loader and of the step, each without the other."""
     loader, step = f"{phase.loader_per_s:,.0f}/s", f"{phase.step_per_s:,.0f}/s"
     return f"the loader alone brings {loader}, the step alone takes {step}"
 
 
-def input_bound(profile: Profile, waiting: float) -> str:
+def describe_input_bound(profile: Profile, waiting: float) -> str:
     """Return the verdict on a loader that is too slow, with settings that alone were fast enough."""
-    worst = profile.slowest_loading
+    worst = max(profile.phases, key=lambda phase: phase.waiting_share)
     saved, evidence, most = profile.saving("kept batches"), "", waiting
     if saved and saved.low > 0:
         evidence, most = f"; replaying kept batches saves {saved.share:.0%}", max(waiting, saved.share)
@@ -168,17 +174,43 @@ def input_bound(profile: Profile, waiting: float) -> str:
     of_it = f", of which leaving out removes: {', '.join(causes)}" if causes else ""
     return (
         f"input-bound: {waiting:.0%} of the step waits for {profile.samples_name}{of_it} (at {worst.shape} "
-        f"{alone(worst)}{evidence}){cure}; "
-        f"without waiting training is {at_most(most):.2f} times as fast at most"
+        f"{describe_rates(worst)}{evidence}){cure}; "
+        f"without waiting training is {max_speedup(most):.2f} times as fast at most"
     )
 
 
-def roofline(profile: Profile) -> str:
+def describe_peaks(profile: Profile) -> str:
     """Return the shares of the device's peaks, weighted by time."""
-    told = []
+    shares = []
     for name, what in (("flops_share", "the matrix product"), ("bytes_share", "the copy")):
         known = [(p.per_sample_ms, share) for p in profile.phases if (share := getattr(p, name)) is not None]
         if known:
             mean = sum(weight * share for weight, share in known) / sum(weight for weight, _ in known)
-            told.append(f"{mean:.0%} of {what}")
-    return f", at {' and '.join(told)} that this device does at best" if told else ""
+            shares.append(f"{mean:.0%} of {what}")
+    return f", at {' and '.join(shares)} that this device does at best" if shares else ""
+
+
+def format_phase(phase: Phase, samples_name: str) -> Iterator[str]:
+    """Yield the lines of a phase's table."""
+    yield f"{phase.shape}, {phase.share:.0%} of the training; part, ms, share, without it at most"
+    for name, ms in sorted(phase.parts_ms.items(), key=lambda item: -item[1]):
+        share = ms / phase.step_ms
+        yield f"  {name:16} {ms:9.2f} {share:6.1%}  {max_speedup(share):5.2f}x"
+    yield f"  {'step':16} {phase.step_ms:9.2f}          {phase.unaccounted_ms:.2f} ms unaccounted for"
+    note = ""
+    if phase.is_first_pass:
+        note = " in its first pass, which is too long for this to see the next, faster one"
+    elif phase.first_pass_per_s:
+        note = f" ({phase.first_pass_per_s:,.0f} in the first pass over the data)"
+    yield (
+        f"  {samples_name}/s: loader alone {phase.loader_per_s:,.0f}{note}, step alone "
+        f"{phase.step_per_s:,.0f}, together {phase.together_per_s:,.0f}"
+    )
+    savings = (
+        f"{name} {saving.share:.1%} ({saving.low:.1%} to {saving.high:.1%})"
+        for name, saving in phase.savings.items()
+    )
+    yield f"  saved by: {', '.join(savings)}"
+    shares = ((phase.flops_share, "the matrix product"), (phase.bytes_share, "the copy"))
+    if peaks := [f"{share:.0%} of {peak}" for share, peak in shares if share is not None]:
+        yield f"  of what this device does at best: {', '.join(peaks)}"

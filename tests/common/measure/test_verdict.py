@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from common.measure.profiling.verdict import Phase, Profile, Saving, at_most, paired, verdict
+from common.measure.profiling.verdict import (
+    Phase,
+    Profile,
+    Saving,
+    compute_saving,
+    describe_bottleneck,
+    max_speedup,
+)
 
 FORWARD, BACKWARD = 20.0, 40.0
 
@@ -31,7 +38,7 @@ def phase(shape="112 px", share=1.0, batch=32, savings=None, loader_per_s=1000.0
 
 def told(*phases, cures=None, is_compressed=False):
     profile = Profile(samples_name="images", phases=phases, cures=cures or {}, is_compressed=is_compressed)
-    return verdict(profile)
+    return describe_bottleneck(profile)
 
 
 def test_a_slow_loader_is_named_with_what_was_seen_to_remove_it():
@@ -92,11 +99,18 @@ def test_phases_count_by_the_time_that_they_take_of_the_whole_run():
 
 
 def test_savings_are_paired_so_that_drift_cancels():
-    found = paired([100.0, 200.0, 400.0], [90.0, 180.0, 360.0])
+    found = compute_saving([100.0, 200.0, 400.0], [90.0, 180.0, 360.0])
     assert (found.share, found.high - found.low) == (pytest.approx(0.1), pytest.approx(0, abs=1e-9))
-    found = paired([100.0, 100.0], [90.0, 80.0])  # shares 0.1 and 0.2; t of one degree of freedom is 12.706
+    found = compute_saving(
+        [100.0, 100.0], [90.0, 80.0]
+    )  # shares 0.1 and 0.2; t of one degree of freedom is 12.706
     assert found.high - found.share == pytest.approx(12.706 * 0.05, rel=1e-3)
 
 
 def test_amdahl():
-    assert at_most(0.5) == 2 and at_most(0) == 1 and at_most(-0.1) == 1 and at_most(1) == math.inf
+    assert (
+        max_speedup(0.5) == 2
+        and max_speedup(0) == 1
+        and max_speedup(-0.1) == 1
+        and max_speedup(1) == math.inf
+    )

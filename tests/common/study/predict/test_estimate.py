@@ -159,7 +159,7 @@ def test_figures_of_another_machine_of_this_model_are_not_taken(monkeypatch, tmp
     def measure(_):
         raise UserError("this machine is measured now")
 
-    monkeypatch.setattr(profile, "measured", measure)
+    monkeypatch.setattr(profile, "measure", measure)
     monkeypatch.setattr(system, "LOCAL", tmp_path)
     shipped = ("--results", committed_results())
     done = ttt_here("estimate", "language_bert", "optimized", "--size", "mini", *shipped)
