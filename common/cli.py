@@ -4,17 +4,14 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
-import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.evidence.command_line import spread_settings
-from common.processes import tolerate_lost_output
+from common.processes import handle_ending_signals, tolerate_lost_output
 
 COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in one of its FOLDERS
     "all": "prepare the data, time every configuration, audit, score and report",
@@ -163,24 +160,9 @@ def interrupt(number: int, frame: Any) -> NoReturn:
     raise Interrupted
 
 
-@contextmanager
-def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM, and a closed terminal, as Ctrl-C."""
-    usual = (signal.SIG_DFL, signal.default_int_handler)
-    previous = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    previous = {number: handler for number, handler in previous.items() if handler in usual}  # not ignored
-    for number in previous:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 def main() -> int:
     """Entry point of `ttt`."""
-    with ended_as_by_ctrl_c(), tolerate_lost_output() as output:
+    with handle_ending_signals(interrupt), tolerate_lost_output() as output:
         code = answer(sys.argv[1:])
         output.flush()
         if output.error is None:

@@ -166,19 +166,31 @@ def tolerate_lost_output() -> Iterator[Output]:
 
 
 @contextmanager
-def delay_signals() -> Iterator[None]:
-    """Hold back what would end this process until the block has ended."""
-    came: list[int] = []
-    previous = {
-        number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING_SIGNALS
-    }
+def handle_ending_signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Call `handler` for the signals that end a process until the block ends.
+
+    A signal that is ignored stays so, as SIGHUP under nohup.
+    """
+    previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     try:
+        for number, before in previous.items():
+            if before not in (signal.SIG_IGN, None):
+                signal.signal(number, handler)
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        for number, before in previous.items():
+            if before is not None:  # else installed by no Python code
+                signal.signal(number, before)
+
+
+@contextmanager
+def delay_signals() -> Iterator[None]:
+    """Hold back the signals that would end this process until the block has ended."""
+    received: list[int] = []
+    with handle_ending_signals(lambda number, _: received.append(number)):
+        yield
+    if received:
+        signal.raise_signal(received[0])
 
 
 def raise_interrupt(number: int, frame: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import UserError
-from common.files import hash_file
+from common.files import hash_file, write_text
 
 MANIFEST = "manifest.json"
 
@@ -62,9 +62,7 @@ def write_manifest(directory: Path, facts: dict[str, Any]) -> str:
         for name, path in data_files(directory).items()
     }
     manifest = {"fingerprint": fingerprint(files, facts), "facts": facts, "files": files}
-    temporary = directory / f".{MANIFEST}"
-    temporary.write_text(json.dumps(manifest, indent=1) + "\n")
-    os.replace(temporary, directory / MANIFEST)
+    write_text(directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return str(manifest["fingerprint"])
 
 

@@ -6,7 +6,7 @@ were made from: a source that has changed is noticed.
 
 import hashlib
 import json
-import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from common.errors import UserError
+from common.files import write_whole
 
 NUM_NAMED = 5  # of the records that have changed
 
@@ -90,9 +91,8 @@ class PlannedShard(ABC):
 
     def save_rows(self, rows: np.ndarray) -> None:
         """Save the rows, which finishes the shard; the file appears whole or not at all."""
-        draft = self.rows.with_name(f"draft-{self.rows.name}")
-        np.save(draft, rows, allow_pickle=False)
-        os.replace(draft, self.rows)
+        with write_whole(self.rows) as draft:
+            np.save(draft, rows, allow_pickle=False)
 
 
 Planned = TypeVar("Planned", bound=PlannedShard)
@@ -105,7 +105,9 @@ def clear_unfinished(work: Path, planned: Sequence[Planned]) -> list[Planned]:
     finished = [shard for shard in planned if shard.is_finished()]
     kept = {path for shard in finished for path in (shard.path, shard.rows)}
     for path in work.glob("*/*"):
-        if path not in kept:
+        if path.is_dir():  # the draft of a killed writer
+            shutil.rmtree(path)
+        elif path not in kept:
             path.unlink()
     if finished:
         print(f"{len(finished)} of {len(planned)} shards are finished already", flush=True)

@@ -23,11 +23,11 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     import pynvml
 
     handles = {str(number): handle for number, handle in enumerate(hardware.gpus())}
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    if named is None or not handles:
+    names = hardware.requested_gpus(environment)
+    if names is None or not handles:
         return {f"GPU {number}": handle for number, handle in handles.items()}
-    found = {}
-    for each in (text.strip() for text in named.split(",")):
+    visible = {}
+    for each in names:
         handle = handles.get(each)
         if each.startswith("GPU-"):  # CUDA takes the beginning of a UUID
             uuids = {str(ask_nvml(pynvml.nvmlDeviceGetUUID, one)): one for one in handles.values()}
@@ -36,20 +36,17 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
             handle = ask_nvml(pynvml.nvmlDeviceGetHandleByUUID, each)
         if handle is None:
             break  # CUDA ignores what follows a name that it does not know
-        found[f"GPU {each}"] = handle
-    return found
+        visible[f"GPU {each}"] = handle
+    return visible
 
 
 def check_presence(size: str, environment: Mapping[str, str] = os.environ) -> Line:
     """Check that the GPUs that a person or a scheduler asks for are there, and that torch reaches them."""
     check, there = "GPUs", len(visible_gpus(environment))
-    named = [text.strip() for text in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    named = [text for text in named if text and text not in ("-1", "NoDevFiles")]
-    allocated = environment.get("SLURM_GPUS_ON_NODE", "")
-    wanted = {"CUDA_VISIBLE_DEVICES": len(named)}
-    if "CUDA_VISIBLE_DEVICES" not in environment and allocated.isdecimal():
-        wanted["SLURM_GPUS_ON_NODE"] = int(allocated)
-    source, num_wanted = max(wanted.items(), key=lambda entry: entry[1])
+    names, allocated = hardware.requested_gpus(environment), environment.get("SLURM_GPUS_ON_NODE", "")
+    source, num_wanted = "CUDA_VISIBLE_DEVICES", len(names or ())
+    if names is None and allocated.isdecimal():
+        source, num_wanted = "SLURM_GPUS_ON_NODE", int(allocated)
     if num_wanted > there:
         advice = "nvidia-smi shows what the driver sees; a reboot brings back a GPU that fell off its bus"
         return fault(check, f"{source} asks for {num_wanted}, {there} are there", advice, there=there)

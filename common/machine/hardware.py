@@ -9,8 +9,9 @@ import os
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,7 @@ TIMEOUT_S = 10
 CPU_CACHES = {"L1d": "l1_data_cache_size", "L2": "l2_cache_size", "L3": "l3_cache_size"}
 NVLINK_VERSIONS = {1: "1", 2: "2", 3: "2.2", 4: "3", 5: "3.1", 6: "4", 7: "5", 8: "6"}  # NVML's numbers
 NVLINK_SWITCH, NVLINK_ACTIVE = 2, 1
+NO_GPU = ("", "-1", "NoDevFiles")  # names in CUDA_VISIBLE_DEVICES that end the list
 ACCELERATOR = [field for field in FIELDS if field.startswith("accelerator_")]
 PATHS = {  # between two GPUs, by NVML's number of what they have in common
     0: "one board",
@@ -264,14 +266,16 @@ def topology(nvml: ModuleType, handles: Sequence[Any], *, has_links: bool) -> st
     return f"through {', '.join(known)}" if known else NO_ANSWER
 
 
-def asks_for_gpu() -> bool:
-    """Return whether the environment names a GPU to be used; -1 is none."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "").strip() not in ("", "-1")
+def requested_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by number or UUID; None where it is not set."""
+    text = environment.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    names = (name.strip() for name in text.split(","))
+    return list(takewhile(lambda name: name not in NO_GPU, names))
 
 
 def count_gpus() -> int:
     """Return how many GPUs a run may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
-    visible, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(hardware.gpu_names())
-    return (
-        count if visible is None else min(count, len([each for each in visible.split(",") if each.strip()]))
-    )
+    names, count = requested_gpus(), len(hardware.gpu_names())
+    return count if names is None else min(count, len(names))

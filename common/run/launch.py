@@ -23,7 +23,7 @@ from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
 from common.files import create_next, make_folder
 from common.machine import hardware, load, system
-from common.machine.hardware import asks_for_gpu, count_gpus
+from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
 from common.repository import ROOT, benchmark_module
 from common.run import mllog, set_folder
@@ -49,7 +49,7 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
         raise UserError(f"--nproc {asked}: {num_started} ranks were started already", hint="leave it out")
     chosen = asked or (1 if num_started > 1 else min(num_gpus or 1, config.global_batch_size))
     check_batch_share(config, max(chosen, num_started))
-    if asks_for_gpu() and not hardware.gpu_names():
+    if requested_gpus() and not hardware.gpu_names():
         hint = "leave the variable empty to run on the CPU"
         raise UserError("is set but no GPU was found", where="CUDA_VISIBLE_DEVICES", hint=hint)
     if 0 < num_gpus < chosen:

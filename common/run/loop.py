@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.repository import ROOT
-from common.run import resume
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
@@ -236,7 +235,7 @@ def save(run: "TrainingRun", step: int) -> None:
         world_size=run.place.world_size,
         system=run.spec.system,
         dataset_fingerprint=resume.data_fingerprint(run.config),
-        config=resume.as_json(run.config),
+        config=run.config.model_dump(mode="json"),
         modules=tuple(modules(run)),
         scaler=run.scaler.state_dict(),
         random=tuple(states),

@@ -13,6 +13,7 @@ from common.config.schema import RunConfig
 from common.data import manifest
 from common.errors import UserError
 from common.evidence.log import parse_log
+from common.evidence.recipes import Recipe, first_difference, flat
 from common.files import remove_draft
 from common.repository import ROOT
 from common.training import ranks
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from common.run.run_set import RunSet
 
 MAX_RESUMED = 100  # times that a run went on
-FREE_KEYS = ("checkpoint_every",)  # of the configuration: nothing that is trained depends on them
+FREE_KEY = "checkpoint_every"  # of the configuration: nothing that is trained depends on it
 
 
 def last_checkpoint(result: Path) -> Path:
@@ -78,48 +79,36 @@ def resume_run_set(run_set: "RunSet", result: Path, *, seed: int | None) -> "Run
         raise UserError("--resume names one run; use it with --runs 1")
     facts = read_facts(checkpoint)
     check_facts(facts, run_set.loaded.config.plan().num_steps, checkpoint)
-    asked = {
-        "seed": facts.seed if seed is None else seed,
-        "ranks": max(run_set.num_ranks, ranks.place().world_size),
-        "dataset_fingerprint": data_fingerprint(run_set.loaded.config),
-        "system": run_set.system,
-    }
-    known = (facts.seed, facts.world_size, facts.dataset_fingerprint, facts.system)
-    difference = first_difference(
-        {**facts.config, **dict(zip(asked, known, strict=True))}, {**as_json(run_set.loaded.config), **asked}
+    now = run_recipe(
+        run_set.loaded.config.model_dump(mode="json"),
+        seed=facts.seed if seed is None else seed,
+        ranks=max(run_set.num_ranks, ranks.place().world_size),
+        dataset_fingerprint=data_fingerprint(run_set.loaded.config),
+        system=run_set.system,
     )
-    if difference:
-        raise UserError(f"is of another run: {difference}", where=str(checkpoint))
+    before = run_recipe(
+        facts.config,
+        seed=facts.seed,
+        ranks=facts.world_size,
+        dataset_fingerprint=facts.dataset_fingerprint,
+        system=facts.system,
+    )
+    if difference := first_difference(before, now):
+        what = f"{difference.key} is {difference.before} there, {difference.after} here"
+        raise UserError(f"belongs to another run: {what}", where=str(checkpoint))
     if checkpoint.stem != result.stem:
         print(f"{result.name} has no checkpoint of its own, and goes on from {checkpoint.name}")
     remove_draft(checkpoint)  # of a killed writer
     return replace(run_set, seeds=(facts.seed,), checkpoint=checkpoint)
 
 
-def as_json(config: RunConfig) -> dict[str, Any]:
-    """Return a configuration as it is after a way through JSON."""
-    return config.model_dump(mode="json")
+def run_recipe(config: dict[str, Any], **facts: Any) -> Recipe:
+    """Return what the checkpoint and the run must share; a file without a configuration shares nothing."""
+    keys = {key: value for key, value in flat(config).items() if key != FREE_KEY}
+    return {"benchmark": "missing"} | keys | facts
 
 
 def data_fingerprint(config: RunConfig) -> str:
     """Return the fingerprint of the prepared data, from its manifest."""
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     return str(manifest.read_manifest(directory, hint=config.prepared_hint)["fingerprint"])
-
-
-def first_difference(before: dict[str, Any], now: dict[str, Any], path: str = "") -> str:
-    """Return the first key that the two do not share, with both values; empty where there is none."""
-    for key in dict.fromkeys([*before, *now]):
-        name = f"{path}{key}"
-        old, new = before.get(key), now.get(key)
-        if name in FREE_KEYS or (key in before) == (key in now) and old == new:
-            continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            return first_difference(old, new, f"{name}.")
-        return f"{name} is {shown(before, key)} there, {shown(now, key)} here"
-    return ""
-
-
-def shown(values: dict[str, Any], key: str) -> str:
-    """Return a value as text."""
-    return str(values[key]) if key in values else "missing"

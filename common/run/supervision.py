@@ -9,10 +9,10 @@ import psutil
 
 from common.errors import EXIT_INTERRUPTED
 from common.processes import (
-    ENDING_SIGNALS,
     Exit,
     Processes,
     delay_signals,
+    handle_ending_signals,
     ignore_ending_signals,
     process_status,
     raise_interrupt,
@@ -39,32 +39,25 @@ def supervise(
     An interruption is passed on, the processes get time to close their log, and the code is EXIT_INTERRUPTED.
     When this process dies, they are told by SIGTERM.
     """
-    previous = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     processes, grace_s = None, float(PEERS_GRACE_S)
-    try:
-        for number, handler in previous.items():
-            if handler != signal.SIG_IGN:  # as under nohup
-                signal.signal(number, raise_interrupt)
-        with delay_signals():  # nothing may tear a start
-            processes = Processes(arguments, environments, cwd=ROOT)
-        if watchdog:
-            watchdog.start(processes)
-        ended = processes.wait()
-        assert ended is not None  # no time was set
-        return ended
-    except KeyboardInterrupt:  # the first and last signal that is heeded
-        grace_s = GRACE_S
-        return Exit(0, EXIT_INTERRUPTED)
-    finally:
+    with handle_ending_signals(raise_interrupt):
         try:
+            with delay_signals():  # a start is whole or has not begun
+                processes = Processes(arguments, environments, cwd=ROOT)
+            if watchdog:
+                watchdog.start(processes)
+            ended = processes.wait()
+            assert ended is not None  # no time was set
+            return ended
+        except KeyboardInterrupt:  # the only one: raise_interrupt ignores further signals
+            grace_s = GRACE_S
+            return Exit(0, EXIT_INTERRUPTED)
+        finally:
             ignore_ending_signals()
             if watchdog:
                 watchdog.stop()
             if processes:
                 processes.end(grace_s)
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 class Watchdog:

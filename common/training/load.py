@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from common.config.diff import differences
 from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
 from common.config.schema import Loaded, RunConfig
 from common.config.validation import validate
 from common.errors import UserError, nearest
+from common.evidence.recipes import all_differences, flat
 from common.repository import benchmark_module, configurations
 
 MAX_EVALUATIONS = 10**6  # a plan lists them all
@@ -42,9 +42,11 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     methods = build_methods(config, origins)
     changes = []
     for each in methods:
-        changed = each.configure(config)
-        changes += [f"{each.name}: {difference}" for difference in differences(config, changed)]
-        config = changed
+        before, config = config, each.configure(config)
+        changes += [
+            f"{each.name}: {change.key}: {change.before} -> {change.after}"
+            for change in all_differences(flat(before.model_dump()), flat(config.model_dump()))
+        ]
     check_plan(config, origins)
     return Loaded(config=config, origins=origins, changes=changes, source=source)
 

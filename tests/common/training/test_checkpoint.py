@@ -127,8 +127,13 @@ def facts(**changes):
         "seed": 3,
         "world_size": 1,
         "system": planned.system,
+<<<<<<< HEAD
         "dataset_fingerprint": resume.data_fingerprint(planned.loaded.config),
         "config": resume.as_json(planned.loaded.config),
+=======
+        "dataset_fingerprint": resume.data_fingerprint(planned.loaded),
+        "config": planned.loaded.config.model_dump(mode="json"),
+>>>>>>> ba6d588 (common: compare, write and signal in one place each)
         "modules": (),
         "scaler": {},
         "random": (RANDOM_STATE,),
@@ -177,7 +182,7 @@ def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
     ids=["setting", "method", "configuration", "seed", "ranks"],
 )
 def test_another_run_is_refused_with_the_first_difference(result, asked, seed, difference):
-    with pytest.raises(UserError, match="is of another run") as told:
+    with pytest.raises(UserError, match="belongs to another run") as told:
         resume.resume_run_set(asked(), result, seed=seed)
     assert difference in str(told.value)
 

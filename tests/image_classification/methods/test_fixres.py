@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from common.config.diff import differences
 from common.errors import UserError
+from common.evidence.recipes import all_differences, flat
 from common.training.load import load_config
 from image_classification.methods.fixres import Fixres, apply_fixres
 
@@ -17,9 +17,10 @@ def test_two_sizes_change() -> None:
     config = load_config("image_classification", "baseline", size="full", settings=[]).config
     method = Fixres("fixres", Fixres.Config(train_crop_px=176, evaluation_resize_px=232))
     changed = method.configure(config)
-    assert differences(config, changed) == [
-        "data.train_crop_px: 224 -> 176",
-        "data.evaluation_resize_px: 256 -> 232",
+    changes = all_differences(flat(config.model_dump()), flat(changed.model_dump()))
+    assert list(changes) == [
+        ("data.train_crop_px", "224", "176"),
+        ("data.evaluation_resize_px", "256", "232"),
     ]
     with pytest.raises(UserError, match="already"):
         method.configure(changed)
