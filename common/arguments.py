@@ -47,13 +47,12 @@ def benchmark_folder(name: str) -> str:
 
 
 def list_benchmarks() -> str:
-    """Return both names of every benchmark."""
     return ", ".join(f"{name} ({folder})" for name, folder in benchmark_names().items())
 
 
 @cache
 def benchmark_names() -> dict[str, str]:
-    """Return MLPerf's name -> folder of every benchmark, as its source has it: nothing is imported."""
+    """Map MLPerf's name to the folder of each benchmark, read from its source: nothing is imported."""
     from common.repository import ROOT, benchmarks
 
     found = {}
@@ -91,7 +90,7 @@ def repository_path(name: str) -> Path:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """Return what parses a number from `low` to `high`, the `type` of an argument."""
+    """Make the `type` of an argument: a number from `low` to `high`."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or not low <= int(text) <= high:

@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError with the nearest option."""
+        """Raise UserError that names the nearest option."""
         unknown, *_ = [*message.removeprefix("unrecognized arguments: ").split(), ""]
         close = difflib.get_close_matches(unknown, self._option_string_actions, n=1)
         is_option = unknown.startswith("--") and bool(close)
@@ -87,7 +87,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def overview() -> str:
-    """Return the text of `ttt --help`."""
     verbs = "\n".join(f"  {verb:11}{purpose}" for verb, purpose in COMMANDS.items())
     return (
         f"usage: ttt COMMAND [options]\n\n{DESCRIPTION}\n\ncommands:\n{verbs}\n\n"
@@ -127,7 +126,6 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def one_line(error: UserError) -> str:
-    """Return the message without line breaks and control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
 
 
@@ -156,12 +154,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupt(number: int, frame: Any) -> NoReturn:
-    """Raise Interrupted."""
     raise Interrupted
 
 
 def main() -> int:
-    """Entry point of `ttt`."""
     with handle_ending_signals(interrupt), tolerate_lost_output() as output:
         code = answer(sys.argv[1:])
         output.flush()

@@ -27,7 +27,7 @@ class UserError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint that names the nearest valid name, or lists all of them when none is near."""
+    """Suggest the nearest valid name, or list all of them when none is near."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"

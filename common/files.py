@@ -56,13 +56,12 @@ def make_folder(path: Path) -> None:
 
 
 def remove_draft(path: Path) -> None:
-    """Remove what an ended writer of `path` has left."""
     if draft_folder(path).exists():
         shutil.rmtree(draft_folder(path))
 
 
 def synchronize(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder."""
+    """Wait until the disk has a file, or the names in a folder (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -71,7 +70,7 @@ def synchronize(path: Path) -> None:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -126,7 +125,6 @@ def acquire(descriptor: int, path: Path, doing: str) -> bool:
 
 
 def is_file_of(descriptor: int, path: Path) -> bool:
-    """Return whether a path names the file that is open."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -63,7 +63,7 @@ class Processes:
         self.end(grace_s=0)
 
     def wait(self, timeout_s: float = float("inf")) -> Exit | None:
-        """Wait until all have ended well, or one has not: returns that one; None when the time is up."""
+        """Wait until all have ended with code 0, or return the first that has not; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             codes = [process.poll() for process in self.processes]
@@ -78,7 +78,7 @@ class Processes:
             time.sleep(POLL_S)
 
     def end(self, grace_s: float) -> None:
-        """Tell those that run to end, kill them after `grace_s`, then what they have left behind."""
+        """Send SIGTERM, kill after `grace_s`, then end the children that they have left behind."""
         if grace_s:
             self.signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
@@ -95,13 +95,12 @@ class Processes:
         psutil.wait_procs(rest, REST_S)
 
     def signal(self, number: int) -> None:
-        """Send a signal to those that run."""
         for process in self.processes:
             process.send_signal(number)
 
 
 def end_with_parent(parent: int) -> None:
-    """Have this process told to end when its parent dies, where Linux can, or has died already."""
+    """Make the kernel send SIGTERM when the parent dies (Linux); at once when it has died already."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
@@ -109,7 +108,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def process_status(pid: int) -> str:
-    """Return what the system says of a process: running, sleeping, stopped, ..."""
+    """Return psutil's status of a process (running, sleeping, stopped, ...), or gone."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
@@ -124,16 +123,14 @@ class Output:
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write the text, or lose it."""
         self.attempt(lambda: self.stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, or lose it."""
         self.attempt(self.stream.flush)
 
     def attempt(self, action: Callable[[], object]) -> None:
-        """Do something unless the stream has failed before."""
+        """Run an action unless the stream has failed before."""
         if self.error is None:
             try:
                 action()
@@ -200,6 +197,6 @@ def raise_interrupt(number: int, frame: Any) -> None:
 
 
 def ignore_ending_signals() -> None:
-    """Ignore what ends a process, which is ending: a second Ctrl-C must not leave the log open."""
+    """Ignore further signals of a process that is ending: a second Ctrl-C must not leave the log open."""
     for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -40,7 +40,7 @@ class CodeState(NamedTuple):
 
 
 def code_state(root: Path = ROOT) -> CodeState:
-    """Return the state of the code as it is now: each run is a process of its own, which loads it anew."""
+    """Determine the state of the code now: each run is a process of its own, which loads it anew."""
     files = sorted(loadable(root))
     digest = hashlib.sha256()
     for file in files:
@@ -75,18 +75,15 @@ def loadable(root: Path) -> Iterator[Path]:
 
 
 def git(root: Path, *arguments: str) -> str:
-    """Return what git prints about a checkout."""
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def commit() -> str:
-    """Return the commit of the code, and whether files differ from it."""
     return code_state().commit
 
 
 def head_lines() -> list[str]:
-    """Return what the head of a log says of the code."""
     state = code_state()
     more = f" and {len(state.untracked) - NAMED} more" if len(state.untracked) > NAMED else ""
     named = [f"untracked: {', '.join(state.untracked[:NAMED])}{more}"] if state.untracked else []
@@ -94,24 +91,24 @@ def head_lines() -> list[str]:
 
 
 def relative_path(path: Path) -> str:
-    """Return a path as it is reached from the working folder; one outside the repository as it is."""
+    """Make a path relative to the working folder; one outside the repository stays as it is."""
     return os.path.relpath(path) if path.resolve().is_relative_to(ROOT) else str(path)
 
 
 def relative_paths_in(text: str) -> str:
-    """Return a message whose paths in the repository are as they are reached from the working folder."""
+    """Make the repository's paths in a message relative to the working folder."""
     return text.replace(f"{ROOT}/", "" if Path.cwd() == ROOT else f"{relative_path(ROOT)}/")
 
 
 def benchmarks() -> list[str]:
-    """Return the benchmarks: the folders that hold a benchmark.py and a baseline.yaml."""
+    """List the benchmarks: the folders that hold a benchmark.py and a baseline.yaml."""
     return sorted(
         path.parent.name for path in ROOT.glob("*/benchmark.py") if (path.parent / "baseline.yaml").is_file()
     )
 
 
 def configurations(benchmark: str) -> list[str]:
-    """Return the configurations of a benchmark: its YAML files but the sizes and the reported numbers."""
+    """List the configurations of a benchmark: its YAML files without sizes and reported numbers."""
     return sorted(
         path.stem for path in (ROOT / benchmark).glob("*.yaml") if path.stem not in NOT_CONFIGURATIONS
     )
@@ -136,7 +133,7 @@ def build_probes(config: Any) -> Any:
 
 
 def available_methods(benchmark: str) -> dict[str, str]:
-    """Return method name -> module of all that a benchmark can use; its own come before the common ones."""
+    """Map the name to the module of each method that a benchmark can use: its own and the common ones."""
     found: dict[str, str] = {}
     for package in ("common", benchmark):
         for path in sorted((ROOT / package / "methods").glob("[a-z]*.py")):

@@ -83,7 +83,7 @@ def parse(text: str, source: str) -> Document:
 
 
 def parse_head(lines: Iterable[str]) -> dict[str, Any] | None:
-    """Return the mapping that lines of a log's head state; None where anything else stands there."""
+    """Parse the mapping in the lines of a log's head; None if they hold anything else."""
     try:
         return parse("\n".join(lines), "").values
     except UserError:
@@ -91,7 +91,7 @@ def parse_head(lines: Iterable[str]) -> dict[str, Any] | None:
 
 
 def scalar(text: str) -> Any:
-    """Return the value of a plain scalar, by the rules of YAML 1.2."""
+    """Convert a plain scalar by the rules of YAML 1.2."""
     return next((convert(text) for pattern, convert in SCALARS if pattern.fullmatch(text)), text)
 
 

@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def changed_records(benchmark: str, path: Path) -> str:
-    """Return which records of a shard differ from its index, which must be whole; of another file nothing."""
+    """Name the records of a shard that differ from its index; '' for other files, or a damaged index."""
     part, _, number = path.stem.rpartition("-")
     if path.suffix != ".shard" or not number.isdigit():
         return ""

@@ -89,7 +89,6 @@ def stated(path: Path) -> dict[str, Any]:
 
 
 def text_of(path: Path) -> str:
-    """Read a small text file."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -103,7 +102,7 @@ def text_of(path: Path) -> str:
 
 
 def as_text(value: object) -> object:
-    """Return a number as text: several fields must be, and `cores: 64` is what a person writes."""
+    """Turn a number into text, as the fields must be: a person writes `cores: 64`."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

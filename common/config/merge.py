@@ -16,7 +16,7 @@ MAX_EXTENDS = 2
 def merge_files(
     benchmark: str, configuration: str, size: str
 ) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
-    """Return the merged values of the files and where each key was written."""
+    """Merge the files of a configuration; returns the values, and the file:line of each key."""
     chain: list[yaml_file.Document] = []
     name: Any = configuration
     while name:
@@ -41,7 +41,6 @@ def merge_files(
 
 
 def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str]) -> dict[str, Any]:
-    """Return the mapping below a key, empty where nothing is written there."""
     found = values.get(key) or {}
     if not isinstance(found, dict):
         raise UserError("expected `name: settings` lines", where=f"{origins.get((key,), '')}: {key}")
@@ -49,7 +48,6 @@ def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str
 
 
 def read(benchmark: str, name: str) -> yaml_file.Document:
-    """Read one YAML file of a benchmark."""
     path = ROOT / benchmark / f"{name}.yaml"
     if not NAME.fullmatch(str(name)) or not path.is_file():
         raise UserError(
@@ -59,7 +57,7 @@ def read(benchmark: str, name: str) -> yaml_file.Document:
 
 
 def read_path(path: Path) -> tuple[yaml_file.Document, str]:
-    """Return a file outside the benchmarks' folders, and which configuration it extends."""
+    """Read a file outside the benchmarks' folders; returns also the configuration that it extends."""
     if not NAME.fullmatch(path.stem):
         raise UserError(f"a configuration is named after its file: {NAME.pattern}", where=str(path))
     document = yaml_file.read(path, str(path))
@@ -98,5 +96,4 @@ def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Return the merged configuration as YAML."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False, default_flow_style=None, width=110)

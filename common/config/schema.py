@@ -41,7 +41,6 @@ class OptimizerConfig(Strict):
     @field_validator("nesterov")
     @classmethod
     def has_momentum(cls, value: bool, info: ValidationInfo) -> bool:
-        """Raise ValueError for an optimizer that has no momentum to look ahead with."""
         if value and (info.data.get("name") == "adamw" or not info.data.get("momentum")):
             raise ValueError("nesterov needs sgd or decoupled_sgd with a momentum")
         return value
@@ -146,7 +145,7 @@ class RunConfig(Strict):
 
     @property
     def prepared_hint(self) -> str:
-        """What a person types to prepare the data."""
+        """The command that prepares the data."""
         command = f"run: ttt data prepare {self.benchmark} --size {self.size}"
         directory = self.data.directory  # type: ignore[attr-defined]
         if directory == f"data/{self.benchmark}/{self.size}":

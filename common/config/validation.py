@@ -17,7 +17,7 @@ def validate(
     origins: dict[tuple[str, ...], str],
     prefix: tuple[str, ...] = (),
 ) -> ModelT:
-    """Return the checked model, or raise UserError for the first fault: where, key, what was expected."""
+    """Check values against a model; raises UserError for the first fault: place, key, what was expected."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -38,7 +38,7 @@ def validate(
 
 
 def duration_hint(model: type[BaseModel], path: tuple[str, ...], value: object) -> str:
-    """Return how a duration is written, where the key takes one; '' elsewhere."""
+    """Explain how a duration is written, where the key takes one; '' elsewhere."""
     for name in path:
         if name not in model.model_fields:
             return ""
@@ -54,7 +54,7 @@ def duration_hint(model: type[BaseModel], path: tuple[str, ...], value: object) 
 
 
 def nearest_key(model: type[BaseModel], path: tuple[str, ...]) -> str:
-    """Return a hint: the nearest key of the same mapping, or the same name in another one."""
+    """Suggest the nearest key of the same mapping, or the same name in another one."""
     known, name = known_keys(model, path[:-1]), path[-1]
     if name not in known and (elsewhere := [key for key in dotted_keys(model) if key.endswith(f".{name}")]):
         return f"did you mean {elsewhere[0]}?"
@@ -62,7 +62,6 @@ def nearest_key(model: type[BaseModel], path: tuple[str, ...]) -> str:
 
 
 def dotted_keys(model: type[BaseModel]) -> list[str]:
-    """Return the keys of a model and of the models in it, with dots."""
     found = []
     for name, field in model.model_fields.items():
         found.append(name)
@@ -72,7 +71,6 @@ def dotted_keys(model: type[BaseModel]) -> list[str]:
 
 
 def known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
-    """Return the valid keys of the mapping at `path` inside a model."""
     for name in path:
         annotation = model.model_fields[name].annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

@@ -44,19 +44,17 @@ class Manifest(BaseModel):
 
 
 def data_files(directory: Path) -> dict[str, Path]:
-    """Return every file below `directory` but the manifest, by its relative name, sorted."""
     files = (path for path in directory.rglob("*") if path.is_file() or path.is_symlink())
     named = {path.relative_to(directory).as_posix(): path for path in files}
     return {name: named[name] for name in sorted(named) if name != MANIFEST}
 
 
 def fingerprint(files: dict[str, Any], facts: dict[str, Any]) -> str:
-    """Return the SHA-256 over names, sizes, contents and facts."""
     return hashlib.sha256(json.dumps([files, facts], sort_keys=True).encode()).hexdigest()
 
 
 def write_manifest(directory: Path, facts: dict[str, Any]) -> str:
-    """Describe everything in `directory`; `facts` are JSON values. Returns the fingerprint."""
+    """List everything in `directory` in its manifest; `facts` are JSON values. Returns the fingerprint."""
     files = {
         name: {"bytes": path.stat().st_size, "sha256": hash_file(path)}
         for name, path in data_files(directory).items()
@@ -130,7 +128,7 @@ def verify(
 
 
 def refuse_to_replace(directory: Path) -> None:
-    """Raise UserError for a place where a prepared folder could not or must not be put."""
+    """Raise UserError where a prepared folder could not or must not be put."""
     hint = "choose another folder with --set data.directory=DIR"
     if directory.is_mount():
         raise UserError("is a mount point, which cannot be replaced", where=str(directory), hint=hint)
@@ -144,6 +142,5 @@ def refuse_to_replace(directory: Path) -> None:
 
 
 def put_in_place(finished: Path, directory: Path) -> None:
-    """Make a finished folder the prepared one."""
     shutil.rmtree(directory, ignore_errors=True)
     os.replace(finished, directory)

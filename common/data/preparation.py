@@ -69,12 +69,10 @@ def prepare(
 
 
 def fingerprint_of(directory: Path) -> str:
-    """Return the fingerprint in a manifest."""
     return str(manifest.read_manifest(directory, hint="")["fingerprint"])
 
 
 def is_intact(directory: Path, config: Any) -> bool:
-    """Return whether a folder holds the data of a configuration, without a changed, missing or extra file."""
     try:
         return not verify(directory, config, hint="")
     except UserError:
@@ -82,12 +80,12 @@ def is_intact(directory: Path, config: Any) -> bool:
 
 
 def verify(directory: Path, config: Any, **options: Any) -> list[str]:
-    """Return what is wrong with the data of a configuration, as `fingerprint.verify` does."""
+    """List the faults of the data of a configuration, see `manifest.verify`."""
     return manifest.verify(directory, config.prepared_with(), needed=config.prepared_files(), **options)
 
 
 def finish(directory: Path, work: Path, facts: dict[str, Any]) -> str:
-    """Describe what lies in data/ of `work` and make it the prepared folder; returns the fingerprint."""
+    """Describe the content of `work`/data and make it the prepared folder; returns the fingerprint."""
     result = manifest.write_manifest(work / "data", facts)
     manifest.put_in_place(work / "data", directory)
     shutil.rmtree(work)
@@ -95,7 +93,6 @@ def finish(directory: Path, work: Path, facts: dict[str, Any]) -> str:
 
 
 def check_free_space(work: Path, num_bytes: int) -> None:
-    """Raise UserError when the disk lacks room for what is still to be written."""
     free = shutil.disk_usage(work).free
     if free < num_bytes:
         raise UserError(
@@ -106,13 +103,11 @@ def check_free_space(work: Path, num_bytes: int) -> None:
 
 
 def md5_of(path: Path) -> str:
-    """Return the MD5 of a file, by which MLCommons and ImageNet name theirs."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def check_md5(path: Path, expected: str, *, hint: str) -> None:
-    """Raise UserError, which names both sums, unless a file has this MD5."""
     print(f"checking the MD5 of {path.name}, {path.stat().st_size / 1e9:.1f} GB", flush=True)
     if (found := md5_of(path)) != expected:
         raise UserError(f"MD5 {found}, expected {expected}", where=str(path), hint=hint)
@@ -129,7 +124,6 @@ class Progress:
         self.redraws = sys.stdout.isatty()
 
     def add(self, num_items: int, num_bytes: int) -> None:
-        """Count what has been done."""
         self.num_items += num_items
         self.num_bytes += num_bytes
         now, is_last = time.monotonic(), self.num_items == self.total_items

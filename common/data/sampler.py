@@ -45,18 +45,17 @@ def in_epochs(
 
 
 def shard_size(num_samples: int, batch_size: int, place: Place) -> int:
-    """Return how many samples are a rank's for the whole run: its part of a batch decides."""
     return len(shard_bounds(num_samples, batch_size, place))
 
 
 def shard_bounds(num_samples: int, batch_size: int, place: Place) -> range:
-    """Return the places of a rank's samples in the order that deals all of them."""
+    """Return the positions of a rank's samples in the permutation of all."""
     taken = part(batch_size, place.rank, place.world_size)
     return range(num_samples * taken.start // batch_size, num_samples * taken.stop // batch_size)
 
 
 def shard(num_samples: int, batch_size: int, *, seed: int, place: Place) -> np.ndarray:
-    """Return the samples that are a rank's for the whole run, drawn at random, in ascending order."""
+    """Draw the samples that a rank keeps for the whole run; ascending."""
     bounds = shard_bounds(num_samples, batch_size, place)
     return np.sort(epoch_order(num_samples, seed=seed, epoch=SHARDS)[bounds.start : bounds.stop])
 
@@ -77,7 +76,7 @@ def shard_batches(
 
 
 def rank_part(samples: np.ndarray, place: Place) -> np.ndarray:
-    """Return a rank's part of a global batch: one behind the other the parts are the batch."""
+    """Slice a rank's part out of a global batch; the parts of all ranks, joined, are the batch."""
     taken = part(len(samples), place.rank, place.world_size)
     return samples[taken.start : taken.stop]
 

@@ -22,17 +22,15 @@ NUM_NAMED = 5  # of the records that have changed
 
 
 def shard_path(directory: Path, part: str, number: int) -> Path:
-    """Return the file of a shard."""
     return directory / f"{part}-{number:05}.shard"
 
 
 def index_path(directory: Path, part: str) -> Path:
-    """Return the file of a part's index."""
     return directory / f"{part}.index.npy"
 
 
 def read_index(path: Path, dtype: np.dtype, *, hint: str = "") -> np.ndarray:
-    """Return a memory map of an index (num_samples,) of this type. Raises UserError when it is none."""
+    """Map an index (num_samples,) of this type into memory. Raises UserError for any other file."""
     try:
         index: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -51,7 +49,7 @@ class Shards(Protocol):
 
 
 def changed_records(shards: Shards, number: int) -> str:
-    """Return which records of the shard of that number, from 0, differ from the index, in words."""
+    """Name the records of one shard (counted from 0) that differ from the index."""
     members, changed = np.flatnonzero(shards.index["shard"] == number), []
     for place, record in enumerate(members):
         try:
@@ -72,25 +70,23 @@ class PlannedShard(ABC):
 
     @abstractmethod
     def describe_source(self) -> Any:
-        """Return what it is made from, as a JSON value."""
+        """Return what the shard is made from, as a JSON value."""
 
     @property
     def path(self) -> Path:
-        """Where its samples go."""
         return shard_path(self.work / "data", self.part, self.number)
 
     @property
     def rows(self) -> Path:
-        """Where its rows of the index go."""
+        """The file of its rows of the index."""
         digest = hashlib.blake2b(json.dumps(self.describe_source()).encode(), digest_size=16).hexdigest()
         return self.work / "rows" / f"{self.part}-{self.number:05}-{digest}.npy"
 
     def is_finished(self) -> bool:
-        """Return whether an earlier preparation wrote it from the same source."""
         return self.rows.is_file() and self.path.is_file()
 
     def save_rows(self, rows: np.ndarray) -> None:
-        """Save the rows, which finishes the shard; the file appears whole or not at all."""
+        """Save the rows, which finishes the shard."""
         with write_whole(self.rows) as draft:
             np.save(draft, rows, allow_pickle=False)
 
@@ -115,7 +111,6 @@ def clear_unfinished(work: Path, planned: Sequence[Planned]) -> list[Planned]:
 
 
 def write_index(work: Path, planned: Sequence[PlannedShard], part: str) -> np.ndarray:
-    """Join the rows of a part's shards to its index in data/, and return it."""
     rows = [np.load(shard.rows, allow_pickle=False) for shard in planned if shard.part == part]
     index: np.ndarray = np.concatenate(rows)
     np.save(index_path(work / "data", part), index, allow_pickle=False)

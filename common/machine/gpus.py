@@ -19,7 +19,7 @@ CHECK = "GPU health"
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the handles of the GPUs that a run may use, by name: those of CUDA_VISIBLE_DEVICES, else all."""
+    """Map a name to the NVML handle of each GPU that a run may use: CUDA_VISIBLE_DEVICES, else all."""
     import pynvml
 
     handles = {str(number): handle for number, handle in enumerate(hardware.gpus())}
@@ -41,7 +41,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def check_presence(size: str, environment: Mapping[str, str] = os.environ) -> Line:
-    """Check that the GPUs that a person or a scheduler asks for are there, and that torch reaches them."""
+    """Check that the requested GPUs exist, and that torch reaches them."""
     check, there = "GPUs", len(visible_gpus(environment))
     names, allocated = hardware.requested_gpus(environment), environment.get("SLURM_GPUS_ON_NODE", "")
     source, num_wanted = "CUDA_VISIBLE_DEVICES", len(names or ())
@@ -74,7 +74,7 @@ def check_health() -> list[Line]:
 
 
 def find_problems(name: str, handle: Any) -> Iterator[Line]:
-    """Yield what is wrong with one GPU; what its driver does not tell is not judged."""
+    """Yield the faults of one GPU; a query that its driver does not support is skipped."""
     import pynvml
 
     uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
@@ -94,7 +94,7 @@ def find_problems(name: str, handle: Any) -> Iterator[Line]:
 
 
 def find_slow_downs(name: str, reasons: int) -> Iterator[Line]:
-    """Yield why a GPU runs below its clock, from NVML's bits; idleness and the power limit are usual."""
+    """Yield why a GPU runs below its clock, from NVML's bits; idleness and the power limit are normal."""
     import pynvml
 
     slow = {
@@ -127,7 +127,7 @@ def kernel_xids(log: Path = KERNEL_LOG) -> Line:
 
 
 def read_kernel_log(path: Path) -> str:
-    """Return what the kernel still remembers; each read of its device returns one message."""
+    """Read the kernel's ring buffer; each read of its device returns one message."""
     messages, file = [], os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         while message := os.read(file, 2**16):
@@ -141,7 +141,7 @@ def read_kernel_log(path: Path) -> str:
 
 @contextmanager
 def watch_xids() -> Iterator[list[Line]]:
-    """Watch the GPUs while the block runs; its list then holds a line about Xid errors if there are GPUs."""
+    """Collect Xid errors while the block runs; the list gets its one line when the block ends."""
     import pynvml
 
     lines: list[Line] = []

@@ -47,7 +47,6 @@ def facts(storage: Path) -> dict[str, str]:
 
 
 def tool_output(*command: str) -> Any:
-    """Return the JSON that a tool of the system prints; None without one."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         return json.loads(done.stdout)
@@ -56,7 +55,7 @@ def tool_output(*command: str) -> Any:
 
 
 def lscpu() -> dict[str, str]:
-    """Return the fields that `lscpu` prints, at any depth, without their colon."""
+    """Run `lscpu`; returns its fields at any depth, without the colons."""
 
     def flat(entries: Any) -> Iterator[tuple[str, str]]:
         for entry in entries if isinstance(entries, list) else []:
@@ -69,17 +68,15 @@ def lscpu() -> dict[str, str]:
 
 @cache
 def cpu_info() -> dict[str, Any]:
-    """Return what py-cpuinfo finds, which takes it a second."""
+    """Ask py-cpuinfo, which takes a second."""
     return dict(cpuinfo.get_cpu_info())
 
 
 def processor_name() -> str:
-    """Return the processor's model; without one, the architecture."""
     return str(cpu_info().get("brand_raw") or platform.machine())
 
 
 def host(storage: Path) -> dict[str, str]:
-    """Return the fields of processors, memory, storage and network."""
     cpu, listed = cpu_info(), lscpu()
     caches = [f"{level}: {listed[f'{level} cache']}" for level in CPU_CACHES if listed.get(f"{level} cache")]
     caches = caches or [f"{level}: {cpu[key]} bytes" for level, key in CPU_CACHES.items() if key in cpu]
@@ -106,7 +103,6 @@ def host(storage: Path) -> dict[str, str]:
 
 
 def processor_frequency(cpu: dict[str, Any], listed: dict[str, str]) -> str:
-    """Return the highest clock, else the clock that the processor has now."""
     try:
         return f"up to {float(listed['CPU max MHz']):.0f} MHz"
     except (KeyError, ValueError):
@@ -115,7 +111,7 @@ def processor_frequency(cpu: dict[str, Any], listed: dict[str, str]) -> str:
 
 
 def num_sockets() -> int:
-    """Return the number of processor packages; 1 where the kernel does not tell."""
+    """Count the processor packages; 1 where the kernel does not say."""
     packages = set()
     for cpu in range(psutil.cpu_count() or 1):
         path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
@@ -125,7 +121,7 @@ def num_sockets() -> int:
 
 
 def disks() -> str:
-    """Return the disks of the machine by kind and size, such as `2 x NVMe SSD 3576 GiB`."""
+    """List the disks by kind and size, such as `2 x NVMe SSD 3576 GiB`."""
     found = tool_output("lsblk", "-J", "-b", "-d", "-o", "NAME,TYPE,SIZE,ROTA,TRAN")
     entries = found.get("blockdevices", []) if isinstance(found, dict) else []
     kinds: Counter[str] = Counter()
@@ -140,7 +136,7 @@ def disks() -> str:
 
 
 def network() -> str:
-    """Return the network adapters by speed; what has no device (loopback, bridges, containers) is none."""
+    """List the network adapters by speed; those without a device (loopback, bridges) do not count."""
     speeds = Counter(
         f"{each.speed / 1000:g} Gbit/s"
         for name, each in psutil.net_if_stats().items()
@@ -152,7 +148,6 @@ def network() -> str:
 
 
 def counted(kinds: Counter[str]) -> str:
-    """Return e.g. `2 x SSD 447 GiB, 1 x NVMe SSD 3576 GiB`."""
     return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if count)
 
 
@@ -160,7 +155,7 @@ def counted(kinds: Counter[str]) -> str:
 
 
 def ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what NVML answers; None where this driver or GPU cannot tell."""
+    """Call an NVML function; returns None where this driver or GPU does not support it."""
     import pynvml  # the module of nvidia-ml-py
 
     try:
@@ -170,7 +165,7 @@ def ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def gpus() -> list[Any]:
-    """Return a handle for each GPU that the NVIDIA driver shows; none without a driver."""
+    """Return an NVML handle for each GPU; none without a driver."""
     import pynvml
 
     try:
@@ -181,14 +176,13 @@ def gpus() -> list[Any]:
 
 
 def gpu_names() -> list[str]:
-    """Return the model of each GPU."""
     import pynvml
 
     return [pynvml.nvmlDeviceGetName(handle) for handle in gpus()]
 
 
 def driver() -> dict[str, str]:
-    """Return the versions of the NVIDIA driver and of the CUDA that it brings; nothing without one."""
+    """Return the versions of the NVIDIA driver and of its CUDA; empty without a driver."""
     import pynvml
 
     if not gpus():
@@ -200,7 +194,7 @@ def driver() -> dict[str, str]:
 
 
 def accelerators() -> dict[str, str]:
-    """Return the fields of the GPUs; those of the first stand for all, but every model is named."""
+    """Describe the GPUs; the first stands for all, but every model is named."""
     import pynvml
 
     handles = gpus()
@@ -233,18 +227,16 @@ def accelerators() -> dict[str, str]:
 
 
 def filled(pattern: str, *values: object) -> str:
-    """Return the pattern with its values, or that the driver does not tell one of them."""
     return NO_ANSWER if None in values else pattern.format(*values)
 
 
 def active_links(nvml: ModuleType, handle: Any) -> list[int]:
-    """Return the numbers of a GPU's NVLinks that are up."""
     numbers = range(nvml.NVML_NVLINK_MAX_LINKS)
     return [n for n in numbers if ask_nvml(nvml.nvmlDeviceGetNvLinkState, handle, n) == NVLINK_ACTIVE]
 
 
 def nvlinks(nvml: ModuleType, handle: Any) -> str:
-    """Return e.g. `NVLink 3, 12 links each`; '' without an active link."""
+    """Describe the links, such as `NVLink 3, 12 links each`; '' without an active one."""
     links = active_links(nvml, handle)
     if not links:
         return ""
@@ -253,7 +245,6 @@ def nvlinks(nvml: ModuleType, handle: Any) -> str:
 
 
 def topology(nvml: ModuleType, handles: Sequence[Any], *, has_links: bool) -> str:
-    """Return how the GPUs of this node reach each other."""
     if len(handles) == 1:
         return "none: one accelerator"
     if has_links:

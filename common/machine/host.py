@@ -87,7 +87,6 @@ def core_speed() -> Line:
 
 
 def existing(directory: Path) -> Path:
-    """Return the folder, or the nearest above it that exists."""
     return next(path for path in (directory, *directory.parents) if path.exists())
 
 
@@ -133,7 +132,7 @@ def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool
 
 
 def lack_of_room(directory: Path, num_bytes: int) -> str:
-    """Return why a folder cannot take so many bytes; empty where it can."""
+    """Try to allocate so many bytes in a folder; returns the error, or ''."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)

@@ -22,15 +22,14 @@ class Line:
 
 
 def ok(check: str, found: str, **values: Any) -> Line:
-    """Return that all is well, or that there is nothing to check."""
     return Line(check=check, state=OK, found=found, values=values)
 
 
 def warning(check: str, found: str, advice: str, **values: Any) -> Line:
-    """Return that a run works, but not as it could, or that something could not be checked."""
+    """Report that a run works, but not as well as it could, or that a check was not possible."""
     return Line(check=check, state=WARNING, found=found, advice=advice, values=values)
 
 
 def fault(check: str, found: str, advice: str, **values: Any) -> Line:
-    """Return that a run would fail, or that its time or result could not be trusted."""
+    """Report that a run would fail, or that its time or result could not be trusted."""
     return Line(check=check, state=FAULT, found=found, advice=advice, values=values)

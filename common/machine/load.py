@@ -48,12 +48,12 @@ class Load:
         return self.cores / max(self.cores - self.taken, 1.0)
 
     def threads(self, num_ranks: int = 1) -> int:
-        """Return how many threads each rank can have that nobody else takes the core from."""
+        """Return how many threads each rank can have such that no other program takes their cores."""
         return max(1, math.floor((self.cores - self.taken + SPARE) / num_ranks))
 
 
 def usable_cores() -> float:
-    """Return the cores that this process may use: by its affinity, and by the quota of its container."""
+    """Return the cores that this process may use: its affinity, limited by the quota of its container."""
     cores = float(len(affinity()))
     try:
         quota, period = QUOTA.read_text().split()[:2]
@@ -63,19 +63,17 @@ def usable_cores() -> float:
 
 
 def affinity() -> set[int]:
-    """Return the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 
 def threads_of_rank(num_ranks: int) -> int:
-    """Return how many threads each rank of this machine has where nobody else computes."""
     return max(1, int(usable_cores()) // num_ranks)
 
 
 def processor_seconds() -> tuple[float, float] | None:
-    """Return how long our processors have computed, and how long they were stolen; None if nobody tells."""
+    """Return how long our processors have been busy, and stolen; None where the system does not say."""
     try:
         lines = STAT.read_text().splitlines()
     except OSError:
@@ -92,7 +90,7 @@ def processor_seconds() -> tuple[float, float] | None:
 
 
 def own_seconds() -> float:
-    """Return how long this process, the workers that it has and the children that have ended computed."""
+    """Return the CPU seconds of this process, of its workers and of its ended children."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     own = time.process_time() + ended.ru_utime + ended.ru_stime
     for worker in multiprocessing.active_children():
@@ -124,11 +122,10 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """The time since the last reading."""
         return time.monotonic() - self.before[0] if self.before else 0.0
 
     def read(self) -> Reading | None:
-        """Return what has happened since the last reading; None where the system does not tell."""
+        """Return the increase since the last reading; None where the system does not say."""
         before, self.before = self.before, count_seconds()
         if before is None or self.before is None:
             return None
@@ -137,7 +134,7 @@ class Meter:
 
 
 def count_seconds() -> tuple[float, float, float, float, int] | None:
-    """Return the counters of a meter: time, busy, stolen and own seconds, involuntary switches."""
+    """Read the counters of a meter: time, busy, stolen and own seconds, involuntary switches."""
     processors = processor_seconds()
     if processors is None:
         return None
@@ -146,7 +143,7 @@ def count_seconds() -> tuple[float, float, float, float, int] | None:
 
 
 def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
-    """Return the load of some machines from one reading on each, and one of each rank that computes there."""
+    """Calculate the load of some machines from a reading on each, and a reading of each rank on them."""
     seconds = machines[0].seconds
     others = (sum(each.busy for each in machines) - sum(each.own for each in ranks)) / seconds
     beside = sum(each.processors - each.cores for each in machines)  # what a quota leaves to them
@@ -158,7 +155,6 @@ def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
 
 
 def read_alone(meter: Meter) -> Load | None:
-    """Return the load since the last reading of a process that computes alone."""
     reading = meter.read()
     return reading and load_of([reading], [reading])
 
@@ -182,7 +178,7 @@ def look(meter: Meter | None = None) -> Load | None:
 
 
 def busy_programs() -> list[str]:
-    """Return the names, without arguments, of the other programs that use the most of a core now."""
+    """Name, without arguments, the other programs that use the most of a core now."""
     before: dict[int, float] = {}
     started = time.monotonic()
     for process in psutil.process_iter(["cpu_times"]):
@@ -199,7 +195,6 @@ def busy_programs() -> list[str]:
 
 
 def may_choose_threads() -> bool:
-    """Return whether the number of threads is ours to choose: nobody has set it."""
     return "OMP_NUM_THREADS" not in os.environ
 
 
@@ -245,7 +240,7 @@ def gpu_state(bus: str) -> dict[str, int]:
 
 @cache
 def gpu_handle(bus: str) -> Any:
-    """Return NVML's handle of a GPU, asked for once; None where there is no driver, or no such GPU."""
+    """Return NVML's handle of a GPU, asked for once; None without a driver or such a GPU."""
     import pynvml
 
     try:
@@ -256,7 +251,7 @@ def gpu_handle(bus: str) -> Any:
 
 
 def own_gpu() -> dict[str, int]:
-    """Return the state of the GPU that this process computes on; nothing on a processor."""
+    """Return the state of the GPU that this process computes on; empty on a CPU."""
     import torch
 
     if not torch.cuda.is_available():

@@ -13,7 +13,7 @@ from common.repository import ROOT
 
 
 def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool = False) -> Iterator[Line]:
-    """Yield what can be known without processes, training, or reading data."""
+    """Yield the checks that need no processes, no training, and no data."""
     meter = Meter()
     yield host.versions()
     yield gpus.check_presence(size)
@@ -28,7 +28,6 @@ def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool
 
 
 def num_shards(config: RunConfig) -> int:
-    """Return how many shards the prepared data have; 0 where there are none."""
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     return sum(1 for _ in directory.glob("*.shard"))
 

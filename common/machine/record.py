@@ -14,13 +14,13 @@ OTHERS = "end other programs (top names them), or wait; a laptop on battery is s
 
 
 def record_path(folder: Path | None = None) -> Path:
-    """Return this machine's own file: machines with one folder, or one model, do not share it."""
+    """Return the file of this machine alone: machines with one folder, or one model, do not share it."""
     name, digest = system.hardware_name(), system.machine_digest()
     return (folder or FOLDER) / f"{name.removesuffix(f'-{digest}')}-{digest}.json"
 
 
 def read_record(path: Path) -> dict[str, float]:
-    """Return the best speeds by what was measured; none where nothing, or nonsense, was kept."""
+    """Read the best speeds by what was measured; empty for a file that is missing or nonsense."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -46,7 +46,7 @@ def compare_with_record(what: str, rate: float, folder: Path | None = None) -> t
 
 
 def judge_speed(line: Line, what: str, rate: float, folder: Path | None = None) -> Line:
-    """Return a line about a speed that was ok, or a warning when this machine has been much faster."""
+    """Turn an ok line about a speed into a warning when this machine has been much faster."""
     factor, note = compare_with_record(what, rate, folder)
     if factor is None:
         return ok(line.check, f"{line.found}; {note}", **line.values)

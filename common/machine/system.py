@@ -57,7 +57,7 @@ def machine_digest() -> str:
 
 
 def random_number() -> str:
-    """Return the number that this clone drew when it was first asked; none where it cannot keep one."""
+    """Return the number that this clone drew at its first run; '' where it cannot be stored."""
     path = LOCAL / "random"
     try:
         if not path.exists():
@@ -76,7 +76,7 @@ def random_number() -> str:
 
 
 def short_name(model: str) -> str:
-    """Return what tells one processor from another: `AMD EPYC 7513 32-Core Processor` -> `EPYC-7513`."""
+    """Shorten a model's name: `AMD EPYC 7513 32-Core Processor` -> `EPYC-7513`."""
     words = re.sub(r"\((R|TM)\)|@.*|\d+-Core", " ", model).split()
     dropped = {"AMD", "Intel", "NVIDIA", "CPU", "Processor", "Graphics"}
     name = "-".join(word for word in words if word not in dropped)
@@ -84,7 +84,6 @@ def short_name(model: str) -> str:
 
 
 def machine_id(config: RunConfig) -> str:
-    """Return `<hardware>[-mini]`."""
     named = config.submission.hardware
     return f"{hardware_name() if named == 'auto' else named}{'-mini' if config.size == 'mini' else ''}"
 
@@ -112,12 +111,11 @@ def versions() -> dict[str, str]:
 
 
 def versions_line() -> str:
-    """Return the versions as the head of a log states them."""
     return ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
 def version_of(module: str) -> dict[str, str]:
-    """Return the version that a loaded module, or a package around it, states; nothing where none does."""
+    """Return the version that a loaded module, or a package around it, states; empty where none does."""
     names = module.split(".")
     around = [sys.modules.get(".".join(names[:count])) for count in range(len(names), 0, -1)]
     stated = next(filter(None, (getattr(each, "__version__", None) for each in around)), None)
@@ -125,7 +123,6 @@ def version_of(module: str) -> dict[str, str]:
 
 
 def operating_system() -> str:
-    """Return distribution and kernel."""
     try:
         name = platform.freedesktop_os_release().get("PRETTY_NAME", "")
     except OSError:  # not Linux, or a bare one
@@ -134,7 +131,7 @@ def operating_system() -> str:
 
 
 def collect_description(name: str) -> dict[str, str]:
-    """Return the description of this machine under a name; what cannot be collected says why."""
+    """Describe this machine under a name; a field that cannot be collected says why."""
     software = versions() | hardware.driver()
     torch = software.get("torch")
     known = hardware.facts(ROOT) | {
@@ -152,7 +149,7 @@ def collect_description(name: str) -> dict[str, str]:
 
 
 def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
-    """Return the description of this machine for the runs of a configuration; `name` is not its own."""
+    """Describe this machine for the runs of a configuration; `name` replaces the system's id."""
     stated = {"submitter": config.submission.org, "status": STATUS[config.submission.status]}
     notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
     return collect_description(name or system_id(config)) | stated | notes
@@ -174,5 +171,4 @@ def write_description(config: RunConfig, directory: Path, name: str = "") -> Pat
 
 
 def as_json(description: dict[str, Any]) -> str:
-    """Return a description as it stands in its file."""
     return json.dumps(description, indent=4) + "\n"

@@ -29,7 +29,7 @@ STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1, "decoupled_sgd": 1}
 
 
 def describe_run(loaded: Loaded, num_ranks: int) -> str:
-    """Return the merged configuration, the origin of each key, and the whole set-up of a run."""
+    """Describe the merged configuration, the origin of each key, and the set-up of a run."""
     config = loaded.config
     lines = ["# configuration", *to_yaml(config).splitlines(), "# where each key was written"]
     lines += [f"#   {key}: {where}" for key, where in list_origins(loaded)]
@@ -53,7 +53,7 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
 
 
 def list_origins(loaded: Loaded) -> list[tuple[str, str]]:
-    """Return where each value of the configuration was written, by its key; a list is one value."""
+    """List each key with the place where it was written; a list is one value."""
     found = []
 
     def collect(values: dict[str, Any], path: tuple[str, ...]) -> None:
@@ -69,7 +69,7 @@ def list_origins(loaded: Loaded) -> list[tuple[str, str]]:
 
 
 def describe_plan(loaded: Loaded) -> list[str]:
-    """Return steps, evaluations and schedule, which no number of ranks changes."""
+    """Describe steps, evaluations and schedule, which do not depend on the number of ranks."""
     config, steps = loaded.config, loaded.config.plan()
     evaluations = steps.evaluation_steps
     shown = sorted({0, steps.warmup_steps, steps.num_steps // 2, steps.num_steps - 1})
@@ -85,7 +85,7 @@ def describe_plan(loaded: Loaded) -> list[str]:
 
 
 def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
-    """Return what each rank takes of a batch and of the evaluation set; `ranks` are the benchmarks of all."""
+    """Describe each rank's part of a batch and of the evaluation set."""
     own = [rank.num_own_samples for rank in ranks]
     evaluated = [len(rank.own_evaluation_samples) for rank in ranks]
     return [
@@ -97,13 +97,12 @@ def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
 
 
 def format_range(counts: list[int]) -> str:
-    """Return the smallest and the largest count, once where they are equal."""
     low, high = min(counts), max(counts)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def describe_rank(benchmark: Benchmark) -> list[str]:
-    """Build what a rank builds, and return its part of the exchange and the memory that it needs."""
+    """Build a rank, and describe its all-reduce and its memory."""
     config, num_ranks = benchmark.config, benchmark.place.world_size
     with fake_process_group(benchmark.place):
         training = Training(config, benchmark, seed=0)
@@ -135,7 +134,7 @@ def describe_rank(benchmark: Benchmark) -> list[str]:
 
 @contextmanager
 def fake_process_group(place: Place) -> Iterator[None]:
-    """Be a rank of a process group in which messages go nowhere and are answered at once."""
+    """Join a process group whose collective calls return at once, without other ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if place.world_size > 1:

@@ -37,30 +37,29 @@ class Slot:
     """Where one rank stands: written by itself, read by its launcher."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
-        """Take a part of a board's memory; without one nobody reads what is written."""
+        """Use a part of the shared memory; without one nobody reads what is written."""
         self.memory = memoryview(bytearray(SLOT_BYTES)) if memory is None else memory
         self.words = self.memory.cast("q")
 
     def enter(self, step: int, phase: int) -> None:
-        """Note that after `step` whole steps this rank enters a phase."""
+        """Record that this rank has taken `step` whole steps and enters a phase."""
         self.words[POSITION] = step * len(PHASES) + phase
 
     def count_progress(self) -> None:
-        """Note that something was done inside a phase."""
+        """Record progress inside a phase."""
         self.words[COUNT] += 1
 
     @property
     def step(self) -> int:
-        """The whole steps that were taken."""
+        """The number of whole steps."""
         return self.words[POSITION] // len(PHASES)
 
     @property
     def phase(self) -> str:
-        """What the rank does, or did last."""
         return PHASES[self.words[POSITION] % len(PHASES)]
 
     def fail(self, cause: str, *, at_ns: int | None = None) -> None:
-        """Note why this rank ends; what it met first stays, unless `at_ns` is earlier."""
+        """Record why this rank ends; the first cause stays, unless `at_ns` is earlier."""
         at_ns = time.monotonic_ns() if at_ns is None else at_ns
         if self.words[FAILED_AT] and self.words[FAILED_AT] <= at_ns:
             return
@@ -70,12 +69,12 @@ class Slot:
 
     @property
     def cause(self) -> str:
-        """Why the rank failed; empty while it has not."""
+        """The cause of the rank's failure; empty while there is none."""
         return bytes(self.memory[TEXT_AT:]).rstrip(b"\0").decode(errors="ignore")
 
 
 def describe_failure(step: int, cause: str, who: str = "") -> str:
-    """Return who failed, when and why, in one line without folders of this machine."""
+    """Say in one line who failed, when and why, without folders of this machine."""
     when = f"after step {step:,}" if step else "before the first step"
     return " ".join(f"{who}{', ' if who else ''}{when}: {cause}".replace(f"{ROOT}/", "").split())
 
@@ -92,7 +91,7 @@ class Heartbeat:
 
     @classmethod
     def create(cls, num_ranks: int, orders: dict[str, Any]) -> "Heartbeat":
-        """Return a new board; on Linux its memory has no name, and is gone with the last who maps it."""
+        """Create the memory; on Linux it has no name, and is freed with the last process that maps it."""
         if hasattr(os, "memfd_create"):
             file: IO[bytes] = os.fdopen(os.memfd_create("board"), "r+b")
             path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
@@ -105,40 +104,38 @@ class Heartbeat:
 
     @classmethod
     def open(cls, path: str, num_ranks: int) -> "Heartbeat":
-        """Return the board that the launcher made."""
         with Path(path).open("r+b") as file:
             return cls(file, path, num_ranks)
 
     def close(self) -> None:
-        """Let no further rank open the board."""
+        """Let no further rank open the memory."""
         self.file.close()
 
     @property
     def orders(self) -> dict[str, Any]:
-        """What the launcher wants done."""
+        """The specification of the run, for rank 0."""
         return dict(json.loads(bytes(self.memory[len(self.slots) * SLOT_BYTES :])))
 
     @property
     def is_shutting_down(self) -> bool:
-        """True when the launcher is ending the ranks and will close the log."""
+        """Whether the launcher is ending the ranks and will close the log."""
         return any(slot.words[SHUTTING_DOWN] for slot in self.slots)
 
     def announce_shutdown(self) -> None:
-        """Note that the launcher is ending the ranks and will close the log."""
         for slot in self.slots:
             slot.words[SHUTTING_DOWN] = 1
 
     def record_signal(self, rank: int, number: int) -> None:
-        """Note from outside that a signal ended a rank."""
+        """Record, for the launcher, that a signal ended a rank."""
         self.record_death(rank, f"ended by {signal.Signals(number).name}{OFTEN.get(number, '')}")
 
     def record_death(self, rank: int, cause: str) -> None:
-        """Note from outside why a rank ended: before all that others met because of it."""
+        """Record, for the launcher, why a rank ended: before all failures that this one caused in others."""
         if not any(slot.words[FAILED_AT] == FIRST for slot in self.slots):
             self.slots[rank].fail(cause, at_ns=FIRST)
 
     def failure(self) -> str:
-        """Return which rank failed first, after which step and why; empty when none did."""
+        """Say which rank failed first, after which step and why; empty when none did."""
         failed = [rank for rank, slot in enumerate(self.slots) if slot.words[FAILED_AT]]
         if not failed:
             return ""
@@ -147,5 +144,4 @@ class Heartbeat:
         return describe_failure(slot.step, slot.cause, f"rank {rank} of {len(self.slots)}")
 
     def interruption(self) -> str:
-        """Return after which step the run was interrupted."""
         return describe_failure(max(slot.step for slot in self.slots), "interrupted")

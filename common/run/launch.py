@@ -71,7 +71,6 @@ def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
 
 
 def check_batch_share(config: RunConfig, num_ranks: int) -> None:
-    """Raise UserError when a rank would get no sample of a batch."""
     if num_ranks > config.global_batch_size:
         raise UserError(
             f"{num_ranks} ranks cannot divide {config.global_batch_size} samples", where="global_batch_size"
@@ -104,7 +103,7 @@ def plan_run_set(
 
 
 def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> tuple[int, ...]:
-    """Return as many seeds, all different and none used before: random ones, or counted from `first`."""
+    """Draw seeds that differ from each other and from those `used`: at random, or counted from `first`."""
     drawn = (secrets.randbits(31) for _ in itertools.count()) if first is None else itertools.count(first)
     seeds: dict[int, None] = {}
     while len(seeds) < num_runs:
@@ -135,7 +134,7 @@ def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 
 
 
 def write_head(path: Path, text: str) -> None:
-    """Write the first lines of a result that was reserved, or give it back."""
+    """Write the first lines of a reserved result; removes the file when that fails."""
     try:
         path.write_text(text)
     except OSError:
@@ -144,7 +143,7 @@ def write_head(path: Path, text: str) -> None:
 
 
 def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
-    """Return the plain lines at the head of a result: command, commit, versions, merged configuration."""
+    """Compose the comment lines at the head of a result: command, commit, versions, configuration."""
     config = run_set.loaded.config
     facts = {
         "benchmark": config.benchmark,
@@ -163,14 +162,13 @@ def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
 
 
 def expected_seconds(directory: Path) -> float | None:
-    """Return the median time of the successful runs in a results folder."""
     logs = [read_log(path) for path in sorted(directory.glob("result_*.txt"))]
     durations = [log.duration_s for log in logs if log.is_converged]
     return statistics.median(durations) if durations else None
 
 
 def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> Ended:
-    """Run number `number` (from 0) as a process and say how it ended; its log is closed in any case."""
+    """Start run `number` (from 0) as a process and report how it ended; its log is closed in any case."""
     config = run_set.loaded.config
     expected = expected_seconds(run_set.directory)
     most_threads, crowd = choose_threads(run_set)
@@ -236,7 +234,7 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
 
 
 def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> tuple[int, str]:
-    """Run the ranks that this process is to start; returns the exit code and, if one failed, who and why."""
+    """Run the ranks that this process has to start; returns the exit code, and which rank failed and why."""
     place = ranks.place()
     own = range(place.rank, place.rank + num_ranks)
     with (
@@ -256,7 +254,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
 
 
 def take_part(hung_after_s: float) -> int:
-    """Be another rank than 0 of a run that torchrun or srun started; rank 0 knows what to do and logs it."""
+    """Run a rank other than 0 below torchrun or srun; rank 0 has the specification and writes the log."""
     code, failure = run_ranks(1, {}, hung_after_s=hung_after_s)
     if failure and code != EXIT_INTERRUPTED:
         print(f"error: {failure}", file=sys.stderr)
@@ -264,7 +262,7 @@ def take_part(hung_after_s: float) -> int:
 
 
 def warn_after_end(log: Log, failure: str) -> None:
-    """Say what failed after the end of a run, and that the clock of MLPerf's times was set meanwhile."""
+    """Warn of a failure after the end of a run, and of a clock that was set while it ran."""
     if failure:
         print(f"  warning: after its end: {failure}", file=sys.stderr)
     stop = log.last("run_stop")
@@ -275,13 +273,12 @@ def warn_after_end(log: Log, failure: str) -> None:
 
 
 def warn_of_disturbance(log: Log) -> None:
-    """Say beside its time when others shared the machine, or slowed it, during a run."""
     if text := summarize_disturbance(log):
         print(f"  warning: {text}")
 
 
 def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
-    """See that the log of an ended run is whole, and say in one line how it ended."""
+    """Close the log of an ended run if it is open, and print in one line how the run ended."""
     was_open = True
     try:
         was_open = mllog.abort(path, reason=failure or f"the process ended with code {code}")

@@ -146,7 +146,7 @@ class TrainingRun(Training):
             self.clock.line(f"  {self.benchmark.names.samples}/s: {line}")
 
     def change_epoch(self, started: int | None) -> None:
-        """Log the border between two epochs; one that an evaluation divides is logged in both blocks."""
+        """Log the border between two epochs; an epoch that an evaluation divides is logged in both blocks."""
         if self.epoch is not None:
             self.log.stop("epoch_stop", epoch_num=self.epoch)
         if started is not None:
@@ -155,7 +155,7 @@ class TrainingRun(Training):
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Return the quality over the whole evaluation set: right over all, one division at the end."""
+        """Evaluate the whole set and log the quality: all correct predictions, divided once."""
         step = self.num_samples // self.config.global_batch_size
         self.slot.enter(step, EVALUATING)
         number = self.benchmark.epochs_finished(self.num_samples)
@@ -202,7 +202,6 @@ class TrainingRun(Training):
         return quality
 
     def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:
-        """Return the text that stands at the bottom of the screen while training."""
         elapsed = time.monotonic() - self.started
         is_evaluated = self.plan.evaluation_steps[0] < num_steps
         quality = f"quality {self.quality:.4f} of {self.config.target:g}"

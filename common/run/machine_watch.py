@@ -30,11 +30,10 @@ class MachineWatch:
         self.start_block()
 
     def start_block(self) -> None:
-        """Begin to measure a block of steps."""
         self.block, self.looks, self.num_crowded = Meter(), Meter(), 0
 
     def step(self, log: RunLog, step: int) -> None:
-        """Look around once a second, after a step; lower the number of threads when others have come."""
+        """Measure the load once a second; lower the number of threads when other programs need the cores."""
         if not self.can_lower or self.looks.seconds < BETWEEN_LOOKS_S:
             return
         load, num_threads = read_alone(self.looks), torch.get_num_threads()
@@ -49,7 +48,7 @@ class MachineWatch:
             log.event("threads_lowered", load.threads(), **facts)
 
     def log_block(self, log: RunLog, **where: Any) -> None:
-        """Record who used the processors and GPUs of all ranks since the block began."""
+        """Log the load of the processors and GPUs of all ranks since the block began."""
         readings = distributed.all_gather((self.place.local_rank, self.block.read(), own_gpu()))
         ranks = [reading for _, reading, _ in readings if reading]
         machines = [reading for local_rank, reading, _ in readings if reading and local_rank == 0]

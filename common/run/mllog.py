@@ -52,7 +52,7 @@ class Lines(logging.FileHandler):
         self.fault: UserError | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line. Raises UserError, also for the fault of an earlier one."""
+        """Write a line. Raises UserError, also for the fault of an earlier line."""
         if self.fault:
             raise self.fault
         super().emit(record)
@@ -97,7 +97,6 @@ class RunLog:
         self._write(self.logger.event, key, value, metadata)
 
     def close(self) -> None:
-        """Release the file."""
         with suppress(OSError):  # a line that could not be written was an error when it was written
             self.handler.close()
 
@@ -119,7 +118,7 @@ class RunLog:
             self._synchronize()
 
     def _synchronize(self) -> None:
-        """Wait until the disk has a run that has ended: a power cut must not take it."""
+        """Wait until a finished run is on the disk: a power cut must not take it."""
         path = Path(self.handler.baseFilename)
         if not path.is_file():  # of another rank than 0
             return
@@ -131,7 +130,7 @@ class RunLog:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is written as it is: the library drops what JSON lacks, and NaN is not JSON."""
+    """Whether a value is written unchanged: the library drops what JSON lacks, and NaN is not JSON."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(content) for key, content in value.items())
     if isinstance(value, list):

@@ -27,7 +27,7 @@ FREE_KEY = "checkpoint_every"  # of the configuration: nothing that is trained d
 
 
 def last_checkpoint(result: Path) -> Path:
-    """Return the checkpoint of a result; where it died before its first, of the one that it went on from."""
+    """Find the checkpoint of a result; if it has none of its own, that of the result it went on from."""
     for _ in range(MAX_RESUMED):
         before = None if checkpoint_of(result).is_file() else find_resumed_result(result)
         if before is None:
@@ -37,7 +37,7 @@ def last_checkpoint(result: Path) -> Path:
 
 
 def find_resumed_result(result: Path) -> Path | None:
-    """Return the result that a run went on from, which lies beside its own, as its command says."""
+    """Read in a result's command which result, in the same folder, it went on from."""
     lines = result.read_text("ascii", errors="replace").splitlines() if result.is_file() else []
     commands = [line for line in lines if line.startswith("# command: ")]
     try:
@@ -50,7 +50,7 @@ def find_resumed_result(result: Path) -> Path | None:
 
 
 def check_facts(facts: Facts, num_steps: int, where: Path) -> None:
-    """Raise UserError for facts that no run of so many steps can have written."""
+    """Raise UserError for facts that a run of `num_steps` cannot have written."""
     log = parse_log(facts.log.encode(), "log")
     is_open = len(log.events("run_start")) == 1 and not log.events("run_stop") and not log.problems
     faults = {

@@ -37,7 +37,6 @@ class RunSet:
 
     @property
     def title(self) -> str:
-        """Benchmark, configuration or cell, and size."""
         config = self.loaded.config
         return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
 

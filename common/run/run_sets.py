@@ -25,7 +25,7 @@ RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what holds for whole run sets."""
+    """Declare the options of run sets."""
     parser.add_argument(
         "--continue",
         dest="continues",
@@ -112,13 +112,12 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
 
 
 def describe_existing_runs(run_set: RunSet) -> str:
-    """Return what of a set that is continued is there."""
     more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
     return f"{run_set.num_done} of {run_set.num_runs} runs are there{more}"
 
 
 def came_to_its_end(log: Log) -> bool:
-    """Return whether a run stopped by itself: a fault, or a person, leaves a reason."""
+    """Whether a run stopped by itself: after a fault or an interruption, run_stop has a reason."""
     stop = log.last("run_stop")
     return stop is not None and "reason" not in stop.metadata
 
@@ -180,7 +179,6 @@ def run_all(
 
 
 def summarize(run_set: RunSet, outcomes: Counter[str]) -> str:
-    """Return how the runs of a set ended, and what is missing."""
     num_new = run_set.num_runs - run_set.num_done
     failed = outcomes["failed"] + outcomes["refused"]
     counts = {

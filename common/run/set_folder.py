@@ -96,7 +96,7 @@ def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, way: Way, def
 
 
 def is_asked(loaded: Loaded, key: str) -> bool:
-    """Return whether a person changed a key on the command line; else a method did, or the default way."""
+    """Whether a person changed a key on the command line; else a method did, or the machine's default."""
     if key in Way._fields:
         return True
     path = tuple(key.split("."))
@@ -105,7 +105,6 @@ def is_asked(loaded: Loaded, key: str) -> bool:
 
 
 def recipe_now(config: RunConfig, way: Way) -> Recipe:
-    """Return the recipe of a run that would start now."""
     state = repository.code_state()
     stated = software(system.versions_line(), state.digest, state.commit)
     return of_configuration(values_of(config)) | way.facts | stated
@@ -117,7 +116,7 @@ def values_of(config: RunConfig) -> dict[str, Any]:
 
 
 def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:
-    """Return the first result of another recipe in a folder, the keys that differ, and the first of them."""
+    """Find the first result of another recipe in a folder, with the keys that differ."""
     for path in sorted(directory.glob("result_*.txt")):
         there = recipe_of_result(read_log(path), config)
         if difference := first_difference(there, now):
@@ -126,12 +125,11 @@ def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, 
 
 
 def recipe_of_result(log: Log, config: RunConfig) -> Recipe:
-    """Return the recipe of a result with the defaults of keys that are younger than it."""
     return recipe_of(log, partial(with_defaults, type(config)))
 
 
 def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a result with the defaults of keys that are younger than it."""
+    """Add the defaults of keys that are younger than a result to its values."""
     fields = model.model_fields
     found = {key: field.default for key, field in fields.items() if not field.is_required()} | values
     for key in found.keys() & fields.keys():
@@ -165,7 +163,7 @@ def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool
 
 
 def name_part(key: str, now: Recipe) -> tuple[str, bool]:
-    """Return how a key with its value stands in a name, and whether that says all of it."""
+    """Write a key with its value for a folder's name; returns also whether that is all of the value."""
     if key in ("code", "commit"):
         return repository.code_state().short, True
     path = key.split(".")
@@ -177,7 +175,7 @@ def name_part(key: str, now: Recipe) -> tuple[str, bool]:
 
 
 def as_text(value: object) -> str:
-    """Return a value as a person writes it in --set."""
+    """Write a value as a person does in --set."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -69,14 +69,14 @@ def progress_line(
 
 
 def time_left(num_steps: int, steps_per_s: float, until_expected_s: float) -> str:
-    """Return the time left: that of the steps left is a limit; earlier runs give an expectation."""
+    """Estimate the time left: from earlier runs, else the time of all steps left as a limit."""
     if until_expected_s > 0:
         return f"about {duration(until_expected_s)} left"
     return f"{duration(num_steps / max(steps_per_s, 1e-9))} left at most"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds, or minutes and hours where those are easier to read; never 0."""
+    """Format seconds, as minutes or hours where those are easier to read; never 0."""
     seconds = max(seconds, 1.0)
     if seconds < 600:
         return f"{seconds:.0f} s"
@@ -121,7 +121,6 @@ class StepClock:
             self._draw(now)
 
     def steps_per_s(self) -> float:
-        """Return the rate of the current block."""
         return (self.num_steps - self.steps_before_block) / max(time.monotonic() - self.block_start, 1e-9)
 
     def finish_loss(self, loss: Tensor) -> float:
@@ -134,7 +133,6 @@ class StepClock:
         self.console.print(Text(text))
 
     def close(self) -> None:
-        """Remove the progress line."""
         if self.live:
             self.live.stop()
 

@@ -72,19 +72,18 @@ class Watchdog:
         self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
 
     def start(self, processes: Processes) -> None:
-        """Begin to look; `processes` are the ranks."""
         self.processes = processes
         self.thread.start()
 
     def stop(self) -> None:
-        """Cease to look: the ranks have ended, or are told to."""
+        """Stop the watchdog thread: the ranks have ended, or will get a signal."""
         self.board.announce_shutdown()
         self.is_over.set()
         if self.thread.is_alive():
             self.thread.join()
 
     def watch(self) -> None:
-        """Look until told to stop, or until the ranks hang."""
+        """Poll until `stop` is called, or until the ranks hang."""
         seen, quiet_s = self.look(), 0.0
         while not self.is_over.wait(POLL_S):
             now = self.look()
@@ -95,16 +94,15 @@ class Watchdog:
                 return
 
     def look(self) -> list[list[int]]:
-        """Return where the ranks stand."""
         return [self.board.slots[rank].words[: COUNT + 1].tolist() for rank in self.own]
 
     def allowed_s(self) -> float:
-        """Return how long nothing may happen: longer until every rank has started, compiled, taken a step."""
+        """Return the limit without progress: longer until every rank has started and taken a step."""
         is_running = all(self.board.slots[rank].step for rank in self.own)
         return self.limit_s if is_running else max(self.limit_s, START_S)
 
     def end(self, quiet_s: float) -> None:
-        """Dump the stacks of the ranks, note who was late, and kill all: a hung rank heeds nothing else."""
+        """Dump the stacks of the ranks, record which was late, and kill all: hung ranks ignore SIGTERM."""
         slots = self.board.slots
         running = dict(zip(self.own, self.processes.processes, strict=True))
         states = {rank: process_status(process.pid) for rank, process in running.items()}

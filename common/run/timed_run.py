@@ -23,7 +23,7 @@ from common.training.ranks import Place
 
 
 def log_head(log: RunLog, run: TrainingRun) -> None:
-    """Record who runs what: everything known before the clock starts."""
+    """Log what is known before the clock starts: submission, recipe, hardware."""
     config, spec = run.config, run.spec
     group = run.optimizer.param_groups[0]
     for key, value in {

@@ -57,7 +57,7 @@ def run_rank(place: Place, board: Heartbeat, slot: Slot) -> int:
 
 
 def tidy_up(place: Place, board: Heartbeat) -> None:
-    """Do for an interrupted run what the launcher would have done if it were not gone."""
+    """Close the log and remove temporary files of an interrupted run whose launcher is gone."""
     if not board.is_shutting_down:
         if place.rank == 0:
             mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
@@ -88,7 +88,7 @@ def end_in_time(place: Place, board: Heartbeat) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, its loader's workers first, and with nothing that could still fail after them."""
+    """End this process now: first the loader's workers, then without any exit handler that could fail."""
     if threading.current_thread() is threading.main_thread():
         ignore_ending_signals()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises an error here when a worker ends
@@ -105,7 +105,6 @@ def leave(code: int) -> NoReturn:
 
 
 def exit_code_of(error: Exception) -> int:
-    """Return the exit code of a rank that met this error."""
     if isinstance(error, UserError) or memory.is_out_of_memory(error):
         return EXIT_USAGE
     is_killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
@@ -113,14 +112,13 @@ def exit_code_of(error: Exception) -> int:
 
 
 def describe_error(error: Exception) -> str:
-    """Return what a person's mistake says, else the kind of an error and the first line of what it says."""
+    """Return the message of a UserError; of other errors the class and the first line."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def main() -> NoReturn:
-    """Entry point of the process: `python -m common.run.worker BOARD`, started by `launch`."""
     place = ranks.place()
     board = Heartbeat.open(sys.argv[1], place.world_size)
     faulthandler.enable()

@@ -14,7 +14,7 @@ from common.training.ranks import Place
 
 
 def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
-    """Return the configuration with what makes it an unverified recipe among its changes."""
+    """Add to the configuration's changes what makes it an unverified recipe."""
     config = loaded.config
     recipe = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
     found = []
@@ -40,7 +40,6 @@ def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
 
 
 def unverified(loaded: Loaded) -> list[str]:
-    """Return what `compared` found."""
     return [change for change in loaded.changes if change.startswith("unverified recipe")]
 
 

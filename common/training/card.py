@@ -73,18 +73,17 @@ class Card:
 
     @property
     def relieves(self) -> tuple[str, ...]:
-        """Which parts of a training it relieves; what is not one of RELIEVES is returned as it stands."""
+        """The parts of a training that it relieves; an unknown word is returned as it is."""
         said = re.split(r"[.:;(]", self.sections["Relieves"])[0]
         return tuple(" ".join(part.split()).lower() for part in said.split(","))
 
     @property
     def summary(self) -> str:
-        """What it does, in one sentence."""
         return self.sections["What"].split(". ")[0].rstrip(".")
 
     @property
     def use(self) -> list[tuple[str, str]]:
-        """Where each of its lines stands in a plain loop, one of PLACES, and the line."""
+        """Its lines, each with one of PLACES: where it stands in a plain loop."""
         place, lines = "", []
         for found, _, code in LINE.findall(self.sections.get("Use", "")):
             place = found or place
@@ -103,11 +102,10 @@ class Card:
 
     @property
     def path(self) -> Path:
-        """Its file."""
         return ROOT / f"{self.module.replace('.', '/')}.py"
 
     def sources(self) -> dict[str, str]:
-        """Return name -> module of what its lines call, each from where the file has it."""
+        """Map the names that its lines call to the modules they come from."""
         called = {name for _, code in self.use for name in names_in(code)}
         found = {name: USUAL[name] for name in called & USUAL.keys()}
         found |= {name: module for name, module in plain_forms().items() if name in called}
@@ -120,7 +118,7 @@ class Card:
 
 
 def format_line(code: str) -> str:
-    """Return a line as formatters have it: what follows a condition below it, two spaces before a comment."""
+    """Format a line: the body of a condition below it, two spaces before a comment."""
     if code.startswith("if "):
         condition, _, block = code.partition(": ")
         return "\n    ".join([f"{condition}:", *block.split("; ")])
@@ -129,7 +127,7 @@ def format_line(code: str) -> str:
 
 @cache
 def plain_forms() -> dict[str, str]:
-    """Return name -> module of the functions in the files of all methods."""
+    """Map the name to the module of each function in the files of methods."""
     return {
         node.name: card.module
         for card in cards()
@@ -139,13 +137,12 @@ def plain_forms() -> dict[str, str]:
 
 
 def names_in(code: str) -> set[str]:
-    """Return the names that a line of code reads."""
     nodes = ast.walk(ast.parse(code))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def find_needed(card: Card) -> list[Card]:
-    """Return the cards whose lines a plain loop needs for this one: those it comes after, then itself."""
+    """List the cards whose lines a plain loop needs for this one: the methods before it, then itself."""
     return [*(find_card(name) for name in card.after), card]
 
 
@@ -161,7 +158,7 @@ def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def read_card(name: str, module: str) -> Card:
-    """Return the card of a method's file. Raises UserError for a file without docstring."""
+    """Read the card of a method's file. Raises UserError for a file without docstring."""
     path = ROOT / f"{module.replace('.', '/')}.py"
     tree = ast.parse(path.read_text())
     text = ast.get_docstring(tree)
@@ -181,7 +178,6 @@ def read_card(name: str, module: str) -> Card:
 
 
 def read_settings(tree: ast.Module) -> list[Setting]:
-    """Return the keys of the Config in a file, in their order."""
     found = []
     for each in ast.walk(tree):
         if isinstance(each, ast.ClassDef) and each.name == "Config":
@@ -192,7 +188,7 @@ def read_settings(tree: ast.Module) -> list[Setting]:
 
 
 def read_setting(line: ast.AnnAssign, description: str) -> Setting:
-    """Return one key: its type, and default, limits and description from its `Field` where it has one."""
+    """Read one key: its type, and default, limits and description from its `Field` if it has one."""
     kind, value = ast.unparse(line.annotation), line.value
     limits = [">= 0", "<= 1"] if kind == "Fraction" else []
     kind = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", "float" if kind == "Fraction" else kind)
@@ -216,7 +212,7 @@ def read_setting(line: ast.AnnAssign, description: str) -> Setting:
 
 @cache
 def cards() -> list[Card]:
-    """Return the cards of all methods: those that fit any model, then each benchmark's own."""
+    """List the cards of all methods: those that fit any model, then each benchmark's own."""
     found: dict[str, Card] = {}
     for benchmark in benchmarks():
         for name, module in available_methods(benchmark).items():
@@ -226,7 +222,7 @@ def cards() -> list[Card]:
 
 
 def find_card(name: str) -> Card:
-    """Return the card of a method by its name. Raises UserError with the nearest name."""
+    """Find a card by the method's name. Raises UserError with the nearest name."""
     known = {card.name: card for card in cards()}
     if name not in known:
         raise UserError(f"no such method '{name}'", hint=nearest(name, known))
@@ -234,7 +230,7 @@ def find_card(name: str) -> Card:
 
 
 def used_by(name: str) -> list[str]:
-    """Return the configurations, as `benchmark configuration`, that use a method at size full."""
+    """List the configurations, as `benchmark configuration`, that use a method at size full."""
     found = []
     for benchmark in benchmarks():
         for configuration in configurations(benchmark):

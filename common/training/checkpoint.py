@@ -31,13 +31,13 @@ Tensors = dict[str, Tensor]
 
 
 def modules(training: Training) -> dict[str, nn.Module]:
-    """Return the model and what methods keep beside it, by name."""
+    """Return the model and the extra state of methods, by name."""
     kept = {f"methods.{method.name}": method.extra_state() for method in training.methods}
     return {"model": training.model} | {name: module for name, module in kept.items() if module is not None}
 
 
 def module_tensors(training: Training) -> tuple[Tensors, Tensors]:
-    """Return the tensors that are the same on every rank, and this rank's own; tied ones stand once."""
+    """Return the tensors that all ranks share, and those of this rank; tied ones once."""
     shared, own = Tensors(), Tensors()
     for name, module in modules(training).items():
         shared |= {f"{name}.{key}": value.detach() for key, value in module.named_parameters()}
@@ -49,7 +49,7 @@ def module_tensors(training: Training) -> tuple[Tensors, Tensors]:
 
 
 def capture(training: Training) -> tuple[Tensors, list[RandomState]]:
-    """Return what a checkpoint holds of all ranks. Collective."""
+    """Collect the tensors and random states of all ranks. Collective."""
     shared, own = module_tensors(training)
     for number, state in training.optimizer.state_dict()["state"].items():
         shared |= {f"optimizer.{number}.{key}": value for key, value in state.items()}
@@ -104,7 +104,7 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
 
 
 def restore_states(training: Training, own: Tensors, facts: Facts) -> None:
-    """Put back the scale of the loss, and the random states of this rank."""
+    """Restore the loss scale, and the random states of this rank."""
     training.scaler.load_state_dict(facts.scaler)
     torch.set_rng_state(own["random.cpu"])
     if "random.cuda" in own:
@@ -115,7 +115,7 @@ def restore_states(training: Training, own: Tensors, facts: Facts) -> None:
 
 
 def restore_optimizer(training: Training, values: Tensors) -> None:
-    """Give the optimizer its state, laid out in memory as the parameters are: fused kernels ask for that."""
+    """Load the optimizer's state in the memory layout of the parameters, which fused kernels need."""
     parameters = [each for group in training.optimizer.param_groups for each in group["params"]]
     state: dict[int, Tensors] = {}
     for name, value in values.items():
@@ -129,7 +129,7 @@ def restore_optimizer(training: Training, values: Tensors) -> None:
 
 
 def write(checkpoint: Path, tensors: Tensors, facts: Facts) -> None:
-    """Replace a checkpoint. Raises OSError or SafetensorError, and leaves the one that was there."""
+    """Replace a checkpoint. Raises OSError or SafetensorError; the old file then stays."""
     tensors = {name: value.cpu() for name, value in tensors.items()}
     crcs, text = {name: crc_of(name, value) for name, value in tensors.items()}, facts.model_dump_json()
     metadata = {
@@ -142,6 +142,6 @@ def write(checkpoint: Path, tensors: Tensors, facts: Facts) -> None:
 
 
 def crc_of(name: str, value: Tensor) -> int:
-    """Return the CRC of a tensor on the CPU: its name, type, shape and bytes."""
+    """Return the CRC over name, type, shape and bytes of a tensor on the CPU."""
     described = zlib.crc32(f"{name} {value.dtype} {tuple(value.shape)}".encode())
     return zlib.crc32(value.contiguous().reshape(-1).view(torch.uint8).numpy().data, described)

@@ -46,12 +46,11 @@ class Facts(Strict):
 
 
 def checkpoint_of(result: Path) -> Path:
-    """Return where the checkpoint of a result lies; that of a checkpoint is itself."""
     return result.with_suffix(SUFFIX)
 
 
 def read_facts(checkpoint: Path) -> Facts:
-    """Return what a checkpoint says beside its tensors. Raises UserError for anything else."""
+    """Read the facts in a checkpoint's header. Raises UserError for any other file."""
     from safetensors import SafetensorError, safe_open  # an extra, which training needs
 
     try:
@@ -67,12 +66,11 @@ def read_facts(checkpoint: Path) -> Facts:
 
 
 def crc_of(text: str) -> str:
-    """Return the CRC of facts as it stands beside them."""
     return f"{zlib.crc32(text.encode()):08x}"
 
 
 def tidy(result: Path, *, is_done: bool) -> None:
-    """Remove what is of no use when a run has ended: drafts; its checkpoint, where it reached its target."""
+    """Remove the files that an ended run does not need: drafts; its checkpoint, if it reached its target."""
     for path in (result, checkpoint_of(result)):
         remove_draft(path)
     if is_done:

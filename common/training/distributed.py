@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def set_device(place: Place) -> None:
-    """Make this rank's GPU the current one. Raises UserError where it has none of its own."""
+    """Make this rank's GPU the current one. Raises UserError if there is none for it."""
     count = torch.cuda.device_count()
     if place.world_size == 1 or not torch.cuda.is_available():
         return
@@ -36,7 +36,7 @@ def set_device(place: Place) -> None:
 
 @contextmanager
 def process_group(place: Place) -> Iterator[None]:
-    """Join the other ranks until the block ends; a rank that fails leaves without a farewell."""
+    """Join the process group; after an error it is not destroyed, which could block on the peers."""
     if place.world_size == 1:
         yield
         return
@@ -64,22 +64,20 @@ def process_group(place: Place) -> Iterator[None]:
 
 
 def backend() -> str:
-    """Return what carries the messages: nccl, gloo, or none where there is one rank."""
+    """Return the backend: nccl, gloo, or none with a single rank."""
     return str(dist.get_backend()) if dist.is_initialized() else "none"
 
 
 def comm_device() -> torch.device:
-    """Return the device that the messages of this group lie on."""
+    """Return the device that tensors must be on for this backend."""
     return torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
 
 
 def barrier() -> None:
-    """Wait until every rank is here."""
     all_reduce_sum(0)
 
 
 def all_reduce_sum(*counts: int) -> list[int]:
-    """Return each count summed over the ranks."""
     if not dist.is_initialized():
         return list(counts)
     summed = torch.tensor(counts, dtype=torch.int64, device=comm_device())
@@ -88,7 +86,6 @@ def all_reduce_sum(*counts: int) -> list[int]:
 
 
 def all_reduce_mean(value: float) -> float:
-    """Return the mean of a value over the ranks, the same on all of them."""
     if not dist.is_initialized():
         return value
     summed = torch.tensor(value, dtype=torch.float64, device=comm_device())
@@ -97,7 +94,6 @@ def all_reduce_mean(value: float) -> float:
 
 
 def broadcast(value: T) -> T:
-    """Return the value of rank 0."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -106,7 +102,7 @@ def broadcast(value: T) -> T:
 
 
 def all_gather(value: T) -> list[T]:
-    """Return the value of each rank, on all of them."""
+    """Return the value of each rank, in their order."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -116,7 +112,7 @@ def all_gather(value: T) -> list[T]:
 
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
-    """Let every rank raise the UserError of the first one that met one; no messages inside the block."""
+    """Raise the first rank's UserError on every rank; no collective call is allowed inside the block."""
     error: UserError | None = None
     try:
         yield
@@ -154,7 +150,7 @@ def wrap_ddp(model: nn.Module, *, compression: str, is_static: bool) -> nn.Modul
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which backward passes add to this rank's gradients only."""
+    """Accumulate this rank's gradients without an all-reduce inside the context."""
     if isinstance(model, DistributedDataParallel):
         context: AbstractContextManager[None] = model.no_sync()
         return context

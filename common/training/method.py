@@ -42,11 +42,10 @@ class Batch:
 
     @property
     def num_elements(self) -> int:
-        """The elements of all inputs that are tensors."""
         return sum(value.numel() for value in self.inputs.values() if isinstance(value, Tensor))
 
     def parts(self, num_parts: int) -> "list[Batch]":
-        """Return micro-batches, as equal as can be, of a batch as a loader yields it."""
+        """Split a batch of a loader into micro-batches, as equal as possible."""
         ranges = [part(self.num_samples, number, num_parts) for number in range(num_parts)]
         return [
             replace(
@@ -155,7 +154,6 @@ class Method:
         """Act after a step; `num_steps` is how many have been taken."""
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return the model to evaluate."""
         return model
 
     def extra_state(self) -> nn.Module | None:

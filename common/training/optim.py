@@ -58,7 +58,7 @@ def start_momentum(optimizer: SGD) -> None:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Return the optimizer over all parameters of the model in one group."""
+    """Build the optimizer over all parameters of the model in one group."""
     parameters = list(model.parameters())
     settings: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.name == "adamw":
@@ -88,7 +88,7 @@ def unscale(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
-    """Return the name of an optimizer's class as logs have it: DecoupledSGD is decoupled_sgd, AdamW adamw."""
+    """Write an optimizer's class as logs do: DecoupledSGD is decoupled_sgd, AdamW adamw."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z]\w)", "_", type(optimizer).__name__).lower()
 
 
@@ -107,7 +107,7 @@ def schedule_factor(step: int, config: ScheduleConfig, plan: Plan) -> float:
 
 
 def build_schedule(optimizer: Optimizer, config: ScheduleConfig, plan: Plan) -> Callable[[int], None]:
-    """Return a function that sets the learning rate of a step, counted from 0, before it is taken."""
+    """Make a function that sets the learning rate of a step, counted from 0, before it is taken."""
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     def set_rate(step: int) -> None:

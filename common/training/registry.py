@@ -10,13 +10,12 @@ from common.training.method import Method
 
 
 def kind_of(name: str, module: str) -> type[Method]:
-    """Import the class of a method."""
     kind: type[Method] = getattr(importlib.import_module(module), name.title().replace("_", ""))
     return kind
 
 
 def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
-    """Return the methods of a configuration in their order, settings checked."""
+    """Build the methods of a configuration in their order, settings checked."""
     modules = available_methods(config.benchmark)
     methods = []
     for name, values in config.methods.items():

@@ -97,7 +97,6 @@ class Training:
         self.model.train()
 
     def evaluation_model(self) -> nn.Module:
-        """Return the model to evaluate, ready for it."""
         return reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model).eval()
 
     def count_correct(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -123,7 +122,6 @@ class Training:
                     yield batch, step
 
     def progress(self, step: int) -> Progress:
-        """Return where a step counted from 0 stands."""
         plan = self.plan
         return Progress(
             step=step,
@@ -137,13 +135,13 @@ class Training:
         return autocast(self.device, precision)
 
     def prepare_batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Let each method change a batch, and move it to the device."""
+        """Apply each method to a batch, and move it to the device."""
         for method in self.methods:
             batch = method.batch(batch, progress)
         return to_device(batch, self.device)
 
     def clear_gradients(self) -> None:
-        """Forget the gradients; micro-batches add to memory that the next replay of a graph leaves alone."""
+        """Clear the gradients; micro-batches add to memory that no replay of a CUDA graph overwrites."""
         if self.num_micro_batches == 1:
             self.optimizer.zero_grad(set_to_none=True)
             return
@@ -158,7 +156,7 @@ class Training:
     def add_gradients(
         self, batch: Batch, step: int, *, weight: float | None = None, exchanged: bool = True
     ) -> Tensor:
-        """Return the loss of a micro-batch, with its gradients added to the parameters'."""
+        """Run forward and backward of a micro-batch, adding to the gradients; returns its loss."""
         batch = self.prepare_batch(batch, self.progress(step))
         with nullcontext() if exchanged else distributed.no_sync(self.replica):
             with self.autocast(self.config.precision):
@@ -195,8 +193,6 @@ class Training:
         )
 
     def train_step(self, batch: Batch, step: int) -> Tensor:
-        """Take one optimizer step and return the loss."""
-
         def compute() -> Tensor:
             self.clear_gradients()
             loss = self.forward_backward(batch, step)
