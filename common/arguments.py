@@ -10,11 +10,6 @@ from typing import Any
 
 from common.errors import UserError, nearest
 
-pass
-pass
-pass
-pass
-
 MAX_RANKS = 1024
 
 

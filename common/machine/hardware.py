@@ -20,7 +20,6 @@ import cpuinfo
 import psutil
 
 from common.evidence.system import FIELDS, NOT_COLLECTED
-from common.machine import hardware
 
 PERSON = f"{NOT_COLLECTED}a person has to state it"
 NO_ANSWER = f"{NOT_COLLECTED}the driver does not tell"
@@ -268,5 +267,5 @@ def requested_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | N
 
 def count_gpus() -> int:
     """Return how many GPUs a run may use: those that CUDA_VISIBLE_DEVICES names, else all of this machine."""
-    names, count = requested_gpus(), len(hardware.gpu_names())
+    names, count = requested_gpus(), len(gpu_names())
     return count if names is None else min(count, len(names))

@@ -1,6 +1,6 @@
 """THE loop: one timed training, from cache_clear to run_stop, as MLPerf wants it.
 
-`rank_process` runs it in a process of its own.
+`worker` runs it in a process of its own.
 """
 
 import math
@@ -22,11 +22,7 @@ from common.run.mllog import RunLog
 from common.run.stepclock import StepClock, bottleneck, progress_line, time_left
 from common.training import distributed
 from common.training.benchmark import Benchmark
-from common.training.checkpoint import (
-    capture,
-    modules,
-    write,
-)
+from common.training.checkpoint import capture, modules, write
 from common.training.checkpoint_header import Facts, checkpoint_of
 from common.training.method import Batch
 from common.training.step import Training
@@ -45,7 +41,7 @@ class Spec:
     label: str  # for the progress line: "run 2/3"
     expected_s: float | None  # median of the earlier runs of this configuration on this system
     drops_caches: bool = False  # the whole machine's, not only the pages of the data
-    needs_gpu: bool = False  # a CPU must not stand in for it unsaid
+    needs_gpu: bool = False  # never fall back to the CPU silently
     checkpoint: str | None = None  # to go on from
     most_threads: int | None = None  # beside the programs that were there when the run started
 
@@ -218,7 +214,7 @@ class TrainingRun(Training):
         )
 
 
-def save(run: "TrainingRun", step: int) -> None:
+def save(run: TrainingRun, step: int) -> None:
     """Write the checkpoint from which `step` is the next to be taken. Collective; rank 0 writes.
 
     Where it cannot be written, the one before stays, the log and a line say so, and training goes on.

@@ -7,7 +7,7 @@ is a new result that says `resumed`, the audit names it and no score counts it u
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.config.schema import RunConfig
 from common.data import manifest
@@ -16,11 +16,9 @@ from common.evidence.log import parse_log
 from common.evidence.recipes import Recipe, first_difference, flat
 from common.files import remove_draft
 from common.repository import ROOT
+from common.run.run_set import RunSet
 from common.training import ranks
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
-
-if TYPE_CHECKING:
-    from common.run.run_set import RunSet
 
 MAX_RESUMED = 100  # times that a run went on
 FREE_KEY = "checkpoint_every"  # of the configuration: nothing that is trained depends on it
@@ -66,7 +64,7 @@ def check_facts(facts: Facts, num_steps: int, where: Path) -> None:
             raise UserError(what, where=str(where))
 
 
-def resume_run_set(run_set: "RunSet", result: Path, *, seed: int | None) -> "RunSet":
+def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet:
     """Return the run that goes on from the last checkpoint of `result`; `seed` is what a person asked for.
 
     Raises UserError when there is none, or it belongs to another run: the first difference.

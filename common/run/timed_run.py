@@ -115,7 +115,7 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
     return EXIT_OK if status == "success" or not config.stop_at_target else EXIT_FINDINGS
 
 
-def resume_run(run: "TrainingRun", checkpoint: Path, result: Path) -> float:
+def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
     """Put an initialized run where a checkpoint stands; returns the seconds since its first run_start.
 
     `result` becomes the log up to there, then the head of the command that goes on, then `resumed`.

@@ -10,7 +10,6 @@ import json
 import random
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,9 +22,6 @@ from common.files import write_whole
 from common.training import checkpoint_header, distributed
 from common.training.checkpoint_header import Facts, RandomState
 from common.training.step import Training
-
-if TYPE_CHECKING:
-    pass
 
 Tensors = dict[str, Tensor]
 
@@ -78,7 +74,6 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
     try:
         with safe_open(checkpoint, framework="pt") as file:
             crcs = json.loads((file.metadata() or {}).get("tensors_crc32", "{}"))
-
             if set(crcs) != set(file.keys()):
                 raise UserError("its tensors are not those that were written", where=str(checkpoint))
 
