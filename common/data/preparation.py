@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.config.schema import Loaded
+from common.config.schema import Loaded, RunConfig
 from common.data import manifest
 from common.errors import UserError
 from common.files import locked
@@ -68,8 +68,14 @@ def prepare(
         raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
 
 
-def fingerprint_of(directory: Path) -> str:
-    return str(manifest.read_manifest(directory, hint="")["fingerprint"])
+def fingerprint_of(directory: Path, *, hint: str = "") -> str:
+    return str(manifest.read_manifest(directory, hint=hint)["fingerprint"])
+
+
+def data_fingerprint(config: RunConfig) -> str:
+    """Read the fingerprint of a configuration's prepared data in its manifest."""
+    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
+    return fingerprint_of(directory, hint=config.prepared_hint)
 
 
 def is_intact(directory: Path, config: Any) -> bool:

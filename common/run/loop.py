@@ -14,6 +14,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from common.config.schema import RunConfig
+from common.data.preparation import data_fingerprint
 from common.errors import UserError
 from common.repository import ROOT
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
@@ -71,7 +72,7 @@ class TrainingRun(Training):
     def train(self) -> bool:
         """Train until an evaluation reaches the target, or to the end; returns whether the last one did."""
         if self.first_step == 0:
-            self.log.event("dataset_fingerprint", resume.data_fingerprint(self.config))
+            self.log.event("dataset_fingerprint", data_fingerprint(self.config))
         batches = self.benchmark.train_batches(self.first_step)
         step = 0
         for last in self.plan.evaluation_steps:
@@ -229,7 +230,7 @@ def save(run: TrainingRun, step: int) -> None:
         seed=run.spec.seed,
         world_size=run.place.world_size,
         system=run.spec.system,
-        dataset_fingerprint=resume.data_fingerprint(run.config),
+        dataset_fingerprint=data_fingerprint(run.config),
         config=run.config.model_dump(mode="json"),
         modules=tuple(modules(run)),
         scaler=run.scaler.state_dict(),

@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config.schema import RunConfig
-from common.data import manifest
+from common.data.preparation import data_fingerprint
 from common.errors import UserError
 from common.evidence.log import parse_log
-from common.evidence.recipes import Recipe, first_difference, flat
+from common.evidence.recipes import Recipe, all_differences, flat
 from common.files import remove_draft
-from common.repository import ROOT
 from common.run.run_set import RunSet
 from common.training import ranks
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
@@ -91,7 +89,8 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
         dataset_fingerprint=facts.dataset_fingerprint,
         system=facts.system,
     )
-    if difference := first_difference(before, now):
+    differences = sorted(all_differences(before, now), key=lambda change: change.key == "system")
+    for difference in differences[:1]:  # the name of a system says again what differs
         what = f"{difference.key} is {difference.before} there, {difference.after} here"
         raise UserError(f"belongs to another run: {what}", where=str(checkpoint))
     if checkpoint.stem != result.stem:
@@ -104,9 +103,3 @@ def run_recipe(config: dict[str, Any], **facts: Any) -> Recipe:
     """Return what the checkpoint and the run must share; a file without a configuration shares nothing."""
     keys = {key: value for key, value in flat(config).items() if key != FREE_KEY}
     return {"benchmark": "missing"} | keys | facts
-
-
-def data_fingerprint(config: RunConfig) -> str:
-    """Return the fingerprint of the prepared data, from its manifest."""
-    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
-    return str(manifest.read_manifest(directory, hint=config.prepared_hint)["fingerprint"])

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from common.cli import dispatch
 from common.commands.data import prepare
+from common.data.preparation import data_fingerprint
 from common.errors import UserError
 from common.evidence.audit import audit_paths
 from common.evidence.log import load as read_sets
@@ -127,13 +128,8 @@ def facts(**changes):
         "seed": 3,
         "world_size": 1,
         "system": planned.system,
-<<<<<<< HEAD
-        "dataset_fingerprint": resume.data_fingerprint(planned.loaded.config),
-        "config": resume.as_json(planned.loaded.config),
-=======
-        "dataset_fingerprint": resume.data_fingerprint(planned.loaded),
+        "dataset_fingerprint": data_fingerprint(planned.loaded.config),
         "config": planned.loaded.config.model_dump(mode="json"),
->>>>>>> ba6d588 (common: compare, write and signal in one place each)
         "modules": (),
         "scaler": {},
         "random": (RANDOM_STATE,),

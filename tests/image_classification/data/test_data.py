@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from common.data import manifest as fingerprint
+from common.data.preparation import data_fingerprint
 from common.errors import UserError
-from common.run.resume import data_fingerprint
 from common.training.load import load_config
 from image_classification.benchmark import Benchmark
 from image_classification.data.prepare import prepare
