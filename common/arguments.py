@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from common.errors import UserError, nearest
 
 MAX_RANKS = 1024
+SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
 def add_benchmark(parser: argparse.ArgumentParser, **options: Any) -> None:
@@ -106,3 +107,16 @@ def add_nproc(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ranks that share each batch, one per GPU; default: as many as this machine has GPUs, else 1",
     )
+
+
+def spread_settings(words: Sequence[str]) -> list[str]:
+    """Return the words with a `--set` before every setting, where several stand after one."""
+    spread: list[str] = []
+    takes = goes_on = False  # `--set` stands before this word; or a setting of it
+    for word in words:
+        if goes_on and SETTING.fullmatch(word):
+            spread += ["--set", word]
+            continue
+        spread.append(word)
+        takes, goes_on = word == "--set", takes or word.startswith("--set=")
+    return spread

@@ -9,8 +9,8 @@ import textwrap
 import traceback
 from typing import Any, NoReturn
 
+from common.arguments import spread_settings
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
-from common.evidence.command_line import spread_settings
 from common.processes import handle_ending_signals, tolerate_lost_output
 
 COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in one of its FOLDERS

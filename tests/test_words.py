@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from common.arguments import spread_settings
 from common.cli import COMMANDS
-from common.evidence.command_line import spread_settings
 from common.repository import ROOT
 from tests.command import ttt_here
 

@@ -18,10 +18,12 @@ import time
 from pathlib import Path
 
 from common.arguments import add_benchmarks, add_nproc, add_results, add_systems, repository_path
-from common.commands import check, data, report, score
+from common.commands import data, score
 from common.data.preparation import check_data
-from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.audit import audit_paths
+from common.evidence.report import write_report
+from common.evidence.submission import official
 from common.machine import system
 from common.repository import SIZES
 from common.run import launch, run_sets
@@ -77,11 +79,10 @@ def main(args: argparse.Namespace) -> int:
     if codes[0] == EXIT_INTERRUPTED:
         return EXIT_INTERRUPTED
     folders = [Path(os.path.relpath(run_set.directory)) for run_set in sets.values()]
-    audited = audit_paths(folders)
-    verdicts = check.judged(audited)
-    print(*check.lines([], [], audited, verdicts), sep="\n")
-    codes.append(check.exit_code([], audited, verdicts))
+    audited = official.judge_sets(audit_paths(folders))
+    print(*(line for entry in audited for line in entry.lines()), sep="\n")
+    codes.append(EXIT_OK if all(entry.passes for entry in audited) else EXIT_FINDINGS)
     codes.append(score.show(folders))
-    report.write(repository_path("report"), audited, verdicts)
+    write_report(repository_path("report") / "index.html", audited)
     print(f"all done in {(time.monotonic() - started) / 60:.1f} minutes")
     return next((code for code in codes if code), EXIT_OK)

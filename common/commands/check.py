@@ -12,22 +12,20 @@ examples:
 """
 
 import argparse
-import dataclasses
 import json
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 from common.arguments import add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.evidence.audit import Audited, Finding, audit_paths, named_once, num_errors
-from common.evidence.log import find_others, shown_as
+from common.evidence.audit import Finding, audit_paths
+from common.evidence.paths import find_others, shown_as
 from common.evidence.records import printable
 from common.evidence.rules import RULES
 from common.evidence.submission import official
 from common.evidence.submission.archive import is_archive, unpacked
-from common.evidence.submission.official import Verdict
 
 RULE_FACTS = ("id", "severity", "message", "section")
 
@@ -47,12 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.rules:
-        rules = sorted(RULES, key=lambda about: about.id)
-        if args.json:
-            facts = [{name: getattr(about, name) for name in RULE_FACTS} for about in rules]
-            print(json.dumps({"rules": facts}, indent=2))
-        else:
-            print(*(f"{a.id} {a.severity:8} {a.message} ({a.section})" for a in rules), sep="\n")
+        print_rules(as_json=args.json)
         return EXIT_OK
     with ExitStack() as stack:
         paths, refused = [], []
@@ -68,12 +61,27 @@ def main(args: argparse.Namespace) -> int:
         except UserError:
             print(*refused, sep="\n", file=sys.stderr, end="\n" if refused else "")
             raise
-        verdicts = [[] for _ in audited] if args.no_official else judged(audited, args.ruleset)
+        if not args.no_official:
+            audited = official.judge_sets(audited, args.ruleset)
+    is_ok = not refused and all(entry.passes for entry in audited)
     if args.json:
-        print(json.dumps(as_json(refused, others, audited, verdicts), indent=2))
+        archives, sets = [asdict(finding) for finding in refused], [entry.as_json() for entry in audited]
+        print(json.dumps({"ok": is_ok, "archives": archives, "others": others, "sets": sets}, indent=2))
     else:
-        print(*lines(refused, others, audited, verdicts, shows_all=args.all), sep="\n")
-    return exit_code(refused, audited, verdicts)
+        lines = [str(finding) for finding in refused]
+        lines += [f"{folder}: not audited; the rules know resnet and bert" for folder in others]
+        lines += [line for entry in audited for line in entry.lines(shows_all=args.all)]
+        print(*lines, sep="\n")
+    return EXIT_OK if is_ok else EXIT_FINDINGS
+
+
+def print_rules(*, as_json: bool) -> None:
+    rules = sorted(RULES, key=lambda rule: rule.id)
+    if as_json:
+        facts = [{name: getattr(rule, name) for name in RULE_FACTS} for rule in rules]
+        print(json.dumps({"rules": facts}, indent=2))
+    else:
+        print(*(f"{r.id} {r.severity:8} {r.message} ({r.section})" for r in rules), sep="\n")
 
 
 def archive_finding(path: Path, text: str) -> Finding:
@@ -85,68 +93,3 @@ def archive_finding(path: Path, text: str) -> Finding:
         message=f"An archive holds regular files, each once, and none outside it: {text}",
         section="PEP 706",
     )
-
-
-def judged(audited: list[Audited], ruleset: str | None = None) -> list[list[Verdict]]:
-    """Return the checkers' verdicts on each run set; those on a whole submission stand with its first."""
-    verdicts = [
-        official.judge(entry.run_set, ruleset) + official.judge_seeds(entry.run_set, ruleset)
-        for entry in audited
-    ]
-    verdicts[0] += official.judge_package([entry.run_set for entry in audited], ruleset)
-    return verdicts
-
-
-def exit_code(refused: list[Finding], audited: list[Audited], verdicts: list[list[Verdict]]) -> int:
-    """Return whether there is an error or a refusal."""
-    errors = len(refused) + sum(num_errors(entry.findings) for entry in audited)
-    is_refused = any(verdict.refuses for said in verdicts for verdict in said)
-    return EXIT_FINDINGS if errors or is_refused else EXIT_OK
-
-
-def lines(
-    refused: list[Finding],
-    others: list[str],
-    audited: list[Audited],
-    verdicts: list[list[Verdict]],
-    *,
-    shows_all: bool = False,
-) -> Iterator[str]:
-    """Yield findings, refusals and a summary of each set; one line for each broken rule, or all of them."""
-    yield from map(str, refused)
-    yield from (f"{folder}: not audited; the rules know resnet and bert" for folder in others)
-    for entry, said in zip(audited, verdicts, strict=True):
-        yield from map(str, entry.findings) if shows_all else named_once(entry.findings)
-        yield from (str(verdict) for verdict in said if verdict.refuses or verdict.verdict == "FAILED")
-        yield summary(entry, said)
-
-
-def summary(entry: Audited, said: list[Verdict]) -> str:
-    errors, kind = num_errors(entry.findings), " (mini: a proxy)" if entry.run_set.is_proxy else ""
-    return (
-        f"{entry.run_set.folder}: {len(entry.run_set.logs)} logs{kind}; "
-        f"rules: {errors} errors, {len(entry.findings) - errors} warnings; "
-        f"official checkers: {official.summary(said)}"
-    )
-
-
-def as_json(
-    refused: list[Finding], others: list[str], audited: list[Audited], verdicts: list[list[Verdict]]
-) -> dict[str, object]:
-    """Return everything for JSON."""
-    return {
-        "ok": exit_code(refused, audited, verdicts) == EXIT_OK,
-        "archives": [dataclasses.asdict(finding) for finding in refused],
-        "others": others,
-        "sets": [set_json(entry, said) for entry, said in zip(audited, verdicts, strict=True)],
-    }
-
-
-def set_json(entry: Audited, said: list[Verdict]) -> dict[str, object]:
-    return {
-        "folder": entry.run_set.folder,
-        "num_logs": len(entry.run_set.logs),
-        "is_proxy": entry.run_set.is_proxy,
-        "findings": [dataclasses.asdict(finding) for finding in entry.findings],
-        "official": [dataclasses.asdict(verdict) for verdict in said],
-    }

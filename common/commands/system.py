@@ -28,6 +28,7 @@ from common import yaml_file
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError, nearest
 from common.evidence.records import printable
 from common.evidence.submission import official
+from common.evidence.submission.verdict import summary
 from common.evidence.system import ALSO_KNOWN, FIELDS, MAX_BYTES, NOT_COLLECTED, file_problems, problems, read
 from common.machine import system
 from common.repository import NAME
@@ -128,6 +129,6 @@ def check(path: Path) -> int:
     else:
         verdicts = [official.judge_description(path, ruleset) for ruleset in RULESETS]
     refused = [verdict for verdict in verdicts if verdict.refuses]
-    summary = f"{label}: {len(found)} problems; official checkers: {official.summary(verdicts)}"
-    print(*found, *refused, summary, sep="\n")
+    counts = f"{label}: {len(found)} problems; official checkers: {summary(verdicts)}"
+    print(*found, *refused, counts, sep="\n")
     return EXIT_FINDINGS if found or refused else EXIT_OK

@@ -1,15 +1,17 @@
-"""Run the rules over logs, run sets and what lies between them, and order what they find."""
+"""Run the rules over logs, run sets and pairs of sets, and order their findings."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from common.evidence.log import MAX_BYTES, Log, RunSet, find_sets, label, read_log
+from common.evidence.log import MAX_BYTES, Log, RunSet, read_log
+from common.evidence.paths import find_sets, label
 from common.evidence.records import printable
 from common.evidence.rules import RULES, Found, Rule, systems
+from common.evidence.submission.verdict import Verdict, summary
 
 MAX_FOUND = 10  # findings of one rule in one log
 FEW_BYTES = 32 * 2**20  # read in one process; starting others takes longer
@@ -33,10 +35,41 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """A run set and what the rules find in it."""
+    """A run set, the findings of the rules and the verdicts of the official checkers that were asked."""
 
     run_set: RunSet
     findings: tuple[Finding, ...]
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def num_errors(self) -> int:
+        return sum(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def passes(self) -> bool:
+        """Whether no rule finds an error and no checker refuses the set."""
+        return not self.num_errors and not any(verdict.refuses for verdict in self.verdicts)
+
+    def lines(self, *, shows_all: bool = False) -> Iterator[str]:
+        """Yield a line for each broken rule (or for each finding), each refusal, and a summary."""
+        yield from map(str, self.findings) if shows_all else first_of_rules(self.findings)
+        yield from (str(v) for v in self.verdicts if v.refuses or v.verdict == "FAILED")
+        kind = " (mini: a proxy)" if self.run_set.is_proxy else ""
+        num_warnings = len(self.findings) - self.num_errors
+        yield (
+            f"{self.run_set.folder}: {len(self.run_set.logs)} logs{kind}; "
+            f"rules: {self.num_errors} errors, {num_warnings} warnings; "
+            f"official checkers: {summary(self.verdicts)}"
+        )
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "folder": self.run_set.folder,
+            "num_logs": len(self.run_set.logs),
+            "is_proxy": self.run_set.is_proxy,
+            "findings": [asdict(finding) for finding in self.findings],
+            "official": [asdict(verdict) for verdict in self.verdicts],
+        }
 
 
 def audit_paths(
@@ -59,12 +92,17 @@ def audit_paths(
         for file, found in zip(files, read, strict=True):
             logs[file] = found
             report(file, len(files))
-    audited = []
+    audited: list[Audited] = []
     for folder, group in folders.items():
         run_set = RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group))
         findings = [finding for file in group for finding in logs[file][1]] + audit_set(run_set)
         audited.append(Audited(run_set=run_set, findings=tuple(findings)))
-    return _with(audited, audit_sets([entry.run_set for entry in audited]))
+    between = audit_sets([entry.run_set for entry in audited])
+    for index, entry in enumerate(audited):
+        paths_of_set = {log.path for log in entry.run_set.logs}
+        more = tuple(finding for finding in between if finding.path in paths_of_set)
+        audited[index] = replace(entry, findings=entry.findings + more)
+    return audited
 
 
 def audit(run_set: RunSet) -> list[Finding]:
@@ -74,25 +112,21 @@ def audit(run_set: RunSet) -> list[Finding]:
 
 def audit_log(log: Log) -> list[Finding]:
     """Return what the rules find in one log, by line. Without a record only the parsing rules speak."""
-    findings = broken("PKTQ" if log.is_readable else "P", log, log)
+    findings = find_broken_rules("PKTQ" if log.is_readable else "P", log, log)
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
 
 def audit_set(run_set: RunSet) -> list[Finding]:
     """Return what the rules about a whole set find, and those about its system's description."""
-    findings = broken("S", run_set.readable, run_set.lead) if run_set.readable else []
-    described = systems.described(run_set)
-    return findings + (broken("Y", described, run_set.lead) if described else [])
+    findings = find_broken_rules("S", run_set.readable, run_set.lead) if run_set.readable else []
+    system = systems.describe_set(run_set)
+    return findings + (find_broken_rules("Y", system, run_set.lead) if system else [])
 
 
 def audit_sets(run_sets: Sequence[RunSet]) -> list[Finding]:
     """Return what the rules find between run sets."""
     readable = [run_set for run_set in run_sets if run_set.readable]
-    return broken("X", readable, readable[0].lead) if len(readable) > 1 else []
-
-
-def num_errors(findings: Iterable[Finding]) -> int:
-    return sum(finding.severity == "error" for finding in findings)
+    return find_broken_rules("X", readable, readable[0].lead) if len(readable) > 1 else []
 
 
 def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -103,7 +137,7 @@ def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
     return list(rules.values())
 
 
-def named_once(findings: Sequence[Finding]) -> list[str]:
+def first_of_rules(findings: Sequence[Finding]) -> list[str]:
     """Return a line for each rule that was broken: the first place, and how many more there are."""
     lines = []
     for same in by_rule(findings):
@@ -111,16 +145,6 @@ def named_once(findings: Sequence[Finding]) -> list[str]:
         more = f"; {len(same) - 1} more, in {num_logs} logs" if len(same) > 1 else ""
         lines.append(f"{same[0]}{more}")
     return lines
-
-
-def _with(audited: Sequence[Audited], findings: Sequence[Finding]) -> list[Audited]:
-    """Add each finding to the set of its log."""
-    result = []
-    for entry in audited:
-        own = {log.path for log in entry.run_set.logs}
-        more = tuple(finding for finding in findings if finding.path in own)
-        result.append(replace(entry, findings=entry.findings + more))
-    return result
 
 
 def _read(path: Path) -> tuple[Log, list[Finding]]:
@@ -133,26 +157,27 @@ def _read_brief(path: Path) -> tuple[Log, list[Finding]]:
     return log.brief(), findings
 
 
-def broken(families: str, subject: object, log: Log) -> list[Finding]:
-    """Return what the rules of these families find in their subject; `log` is where, unless they say it."""
+def find_broken_rules(families: str, subject: object, log: Log) -> list[Finding]:
+    """Return the findings of the rules of these families; `log` is their place, unless they name another."""
     findings = []
-    for about in RULES:
-        if about.id[0] in families:
-            found = list(about.check(subject))
-            findings += [_finding(about, one, log) for one in found[:MAX_FOUND]]
+    for rule in RULES:
+        if rule.id[0] in families:
+            found = list(rule.check(subject))
             if len(found) > MAX_FOUND:
                 more = found[MAX_FOUND]._replace(text=f"{len(found) - MAX_FOUND} more of these")
-                findings.append(_finding(about, more, log))
+                found[MAX_FOUND:] = [more]
+            findings += [_finding(rule, one, log) for one in found]
     return findings
 
 
-def _finding(about: Rule, found: Found, log: Log) -> Finding:
-    strict = "error" if (found.log or log).is_ours else "warning"
+def _finding(rule: Rule, found: Found, log: Log) -> Finding:
+    log = found.log or log
+    strict = "error" if log.is_ours else "warning"
     return Finding(
-        path=found.path or (found.log or log).path,
+        path=found.path or log.path,
         line=found.line,
-        rule=about.id,
-        severity=strict if about.severity == "strict" else about.severity,
-        message=printable(f"{about.message}: {found.text}" if found.text else about.message, 300),
-        section=about.section,
+        rule=rule.id,
+        severity=strict if rule.severity == "strict" else rule.severity,
+        message=printable(f"{rule.message}: {found.text}" if found.text else rule.message, 300),
+        section=rule.section,
     )

@@ -1,9 +1,10 @@
-"""What runs say beyond their mean: intervals of means and ratios, equivalence, what so many runs can show.
+"""Confidence intervals of means and ratios, tests of equivalence, and the power of so many runs.
 
 Times, samples and rates vary by a percentage, so ratios are taken on logarithms. Plain numbers in, no logs.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE  # two-sided for differences, one-sided twice for equivalence
 POWER = 0.8
 LARGEST_EXPONENT = 700.0  # exp of it is still a float
+Values = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(value=centre, interval=limits)
 
 
-def half_width(values: Sequence[float]) -> float:
+def half_width(values: Values) -> float:
     """Return half of Student's interval of the mean of at least two values, on the plain scale."""
     return _t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
@@ -105,29 +107,27 @@ def student_of_logs(values: Sequence[float]) -> Interval | None:
     if len(values) < 2:
         return None
     logs = np.log(values)
-    half = _t(len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
-    return _interval(float(np.mean(logs)), half, "Student-t on log minutes")
+    centre, half = float(np.mean(logs)), half_width(logs)
+    return _exponential((centre - half, centre + half), "Student-t on log minutes")
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     """Compare two groups of positive values, at least one each."""
     a, b = np.log(above), np.log(below)
-    difference = float(np.mean(a) - np.mean(b))
+    value = _exp(float(np.mean(a) - np.mean(b)))
     if min(len(a), len(b)) < 2:
-        return Ratio(value=_exp(difference), interval=None, equivalence=None, detectable=None)
-    variances = [float(np.var(group, ddof=1)) / len(group) for group in (a, b)]
-    weights = [variance**2 / (len(group) - 1) for variance, group in zip(variances, (a, b), strict=True)]
-    error = math.sqrt(sum(variances))
-    freedom = sum(variances) ** 2 / sum(weights) if sum(weights) > 0 else math.inf
+        return Ratio(value=value, interval=None, equivalence=None, detectable=None)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of groups of equal values
+        test = stats.ttest_ind(a, b, equal_var=False)
     return Ratio(
-        value=_exp(difference),
-        interval=_interval(difference, _t(freedom) * error, "Welch-t on logarithms"),
-        equivalence=_interval(difference, _t(freedom, 1 - 2 * ALPHA) * error, "Welch-t on logarithms, 90 %"),
-        detectable=detectable(a.tolist(), b.tolist()),
+        value=value,
+        interval=_exponential(test.confidence_interval(CONFIDENCE), "Welch-t on logarithms"),
+        equivalence=_exponential(test.confidence_interval(1 - 2 * ALPHA), "Welch-t on logarithms, 90 %"),
+        detectable=detectable(a, b),
     )
 
 
-def detectable(logs_a: Sequence[float], logs_b: Sequence[float]) -> float | None:
+def detectable(logs_a: Values, logs_b: Values) -> float | None:
     """Return the smallest relative difference that a two-sided t-test at 5 % finds with 80 % probability.
 
     The noncentral t of the pooled variance of the logarithms; None below two values on a side.
@@ -150,8 +150,9 @@ def _t(freedom: float, confidence: float = CONFIDENCE) -> float:
     return float(stats.t.ppf((1 + confidence) / 2, freedom))
 
 
-def _interval(centre: float, half: float, method: str) -> Interval:
-    return Interval(low=_exp(centre - half), high=_exp(centre + half), method=method)
+def _exponential(limits: tuple[float, float], method: str) -> Interval:
+    low, high = map(_exp, limits)
+    return Interval(low=low, high=high, method=method)
 
 
 def _exp(value: float) -> float:

@@ -1,4 +1,4 @@
-"""The ledger of an ablation: what each switch of a configuration does alone and in the whole.
+"""The ledger of an ablation: the effect of each switch of a configuration, alone and in the whole.
 
 `ttt ablate` writes it as <...>.ledger.json beside the logs that it was made from, the report reads it. Ratios
 are of times or rates with a switch over without it, differences with minus without.
@@ -12,10 +12,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from common.evidence.intervals import Estimate
-from common.evidence.log import MAX_BYTES, label
+from common.evidence.log import MAX_BYTES
+from common.evidence.paths import label
+from common.evidence.text import DASH, spread_of
 
 PATTERN = "*.ledger.json"
-DASH = "-"
 SMALLEST_LOSS = 0.01  # of the base's time: less is not worth a warning
 
 Text = Annotated[str, StringConstraints(max_length=2000)]
@@ -121,11 +122,16 @@ class Ledger(Strict):
         return f"{self.benchmark} {self.configuration} over {self.base}, {self.size}, {self.hardware}"
 
     @property
+    def minutes(self) -> str:
+        """The name of a column: at size full the batch is that of one device."""
+        return "minutes of one device" if self.size == "full" else "minutes"
+
+    @property
     def alone(self) -> list[dict[str, str]]:
         """The rows of the first table, most minutes saved first."""
         return [
             {"method": row.name}
-            | shown(row.alone, "with", self.minutes)
+            | effect_cells(row.alone, "with", self.minutes)
             | {
                 "relieves": ", ".join(row.relieves) or "no card says",
                 "bound": DASH if row.bound is None else times(row.bound),
@@ -134,15 +140,10 @@ class Ledger(Strict):
         ]
 
     @property
-    def minutes(self) -> str:
-        """Of what: at size full the batch is that of one device."""
-        return "minutes of one device" if self.size == "full" else "minutes"
-
-    @property
     def left_out(self) -> list[dict[str, str]]:
         """The rows of the second table, in the same order of what they save in the whole."""
         return [
-            {"method": row.name} | shown(row.left_out, "out too", self.minutes)
+            {"method": row.name} | effect_cells(row.left_out, "out too", self.minutes)
             for row in sorted(self.rows, key=lambda row: worth(row.left_out))
         ]
 
@@ -154,13 +155,13 @@ class Ledger(Strict):
 
     @property
     def paired(self) -> list[dict[str, str]]:
-        """The pairs of the factorial, what is lost most first."""
+        """The pairs of the factorial, the largest loss first."""
         return [
             {
                 "pair": " and ".join(pair.names),
                 "one by one, ms saved": f"{pair.one_by_one_ms:.3g}",
                 "together": f"{pair.together_ms:.3g}",
-                "lost together": spread(pair.lost_ms, "{:+.3g}"),
+                "lost together": spread_of(pair.lost_ms, "{:+.3g}".format),
                 "aliases": ", ".join(pair.aliases) or DASH,
             }
             for pair in sorted(self.pairs, key=lambda pair: -pair.lost_ms.value)
@@ -170,12 +171,12 @@ class Ledger(Strict):
     def composed(self) -> list[dict[str, str]]:
         return [
             {
-                "of": each.of,
-                "measured": spread(each.measured),
-                "product of each": spread(each.product),
-                "saved times added": spread(each.added) if each.added else DASH,
+                "of": composition.of,
+                "measured": ratio(composition.measured),
+                "product of each": ratio(composition.product),
+                "saved times added": ratio(composition.added),
             }
-            for each in self.compositions
+            for composition in self.compositions
         ]
 
 
@@ -185,36 +186,24 @@ def worth(effect: Effect) -> tuple[float, float]:
     return -minutes, effect.after_ms / effect.before_ms
 
 
-def shown(effect: Effect, together: str, minutes: str) -> dict[str, str]:
+def effect_cells(effect: Effect, together: str, minutes: str) -> dict[str, str]:
     """Return the columns of an effect as text."""
-    quality = effect.quality
+    saved, quality = effect.minutes_saved, effect.quality
     return {
         together: ", ".join(effect.together) or DASH,
-        f"{minutes} saved": spread(effect.minutes_saved, "{:+.2f}") if effect.minutes_saved else DASH,
+        f"{minutes} saved": spread_of(saved, "{:+.2f}".format) if saved else DASH,
         "ms a sample": f"{effect.before_ms:.3g} -> {effect.after_ms:.3g}",
-        "throughput": spread(effect.throughput),
-        "samples to target": spread(effect.samples) if effect.samples else effect.note or DASH,
-        "quality": spread(scaled(quality, 100), "{:+.1f}") + " points" if quality else DASH,
+        "throughput": ratio(effect.throughput),
+        "samples to target": ratio(effect.samples) if effect.samples else effect.note or DASH,
+        "quality": spread_of(quality, lambda q: f"{100 * q:+.1f}") + " points" if quality else DASH,
     }
 
 
-def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """Return an estimate in another unit."""
-    limits = estimate.interval
-    if limits is not None:
-        limits = type(limits)(low=limits.low * factor, high=limits.high * factor, method=limits.method)
-    return Estimate(value=estimate.value * factor, interval=limits)
-
-
-def spread(estimate: Estimate, form: str = "{:.2f}x") -> str:
-    """Return an estimate with its interval as text; without one where there is none."""
-    value, limits = form.format(estimate.value), estimate.interval
-    plain = form.removesuffix("x")
-    return f"{value} ({plain.format(limits.low)} to {plain.format(limits.high)})" if limits else value
+def ratio(estimate: Estimate | None) -> str:
+    return spread_of(estimate, unit="x") if estimate else DASH
 
 
 def times(value: float) -> str:
-    """Return a ratio as text."""
     return f"{value:.2f}x" if math.isfinite(value) else "none"
 
 

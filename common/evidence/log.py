@@ -1,26 +1,19 @@
 """Read result logs: bytes in, a frozen `Log` out, and the run sets that they form."""
 
 import math
-import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import UserError
-from common.evidence.other_files import require_log
+from common.evidence.paths import STUDY, find_sets, label
 from common.evidence.records import LOOKALIKE, TOKEN, Event, Problem, finite, parse_record, printable
 
 TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
-OTHERS = (  # of MLPerf Training, by the names of their folders
-    "ssd maskrcnn minigo dlrm dlrm_dcnv2 rnnt unet3d gpt3 gnn stable_diffusion llama2_70b_lora llama31_405b "
-    "llama31_8b flux1 retinanet"
-)
-OTHER_BENCHMARKS = frozenset(OTHERS.split())
 NUM_RUNS = {"resnet": 5, "bert": 10}  # of an official run set (training_rules, Benchmark Results)
 IMAGENET_SAMPLES = 1281167  # one epoch of resnet; foreign logs count epochs only
 MAX_BYTES = 16 * 2**20  # published logs: up to 2.1 MB
@@ -28,7 +21,6 @@ MAX_LINES = 100_000  # published logs: up to 30,944
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
 TOO_LARGE = f"larger than {MAX_BYTES // 2**20} MiB"
-STUDY = "study"  # the folder of studies in results/
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop")
 ABORTED = ("aborted", "abort")  # the words of run_stop for a run that missed its target; logs have both
 
@@ -55,10 +47,10 @@ class Log:
     @cached_property
     def by_key(self) -> Mapping[str, Sequence[Event]]:
         """The records of each key, in file order."""
-        found: dict[str, list[Event]] = {}
+        events: dict[str, list[Event]] = {}
         for event in self.records:
-            found.setdefault(event.key, []).append(event)
-        return found
+            events.setdefault(event.key, []).append(event)
+        return events
 
     def events(self, *keys: str) -> Sequence[Event]:
         """Return the records of these keys, in file order."""
@@ -74,8 +66,8 @@ class Log:
 
     def brief(self) -> "Log":
         """Return the log with at most `MAX_OF_A_KEY` records of a key that neither scores nor sets read."""
-        kept = [e for key in self.by_key for e in self.by_key[key][: None if key in CURVE else MAX_OF_A_KEY]]
-        return replace(self, records=tuple(sorted(kept, key=lambda event: event.line)))
+        some = [e for key in self.by_key for e in self.by_key[key][: None if key in CURVE else MAX_OF_A_KEY]]
+        return replace(self, records=tuple(sorted(some, key=lambda event: event.line)))
 
     def value(self, key: str) -> object:
         """Return the value of the first record of `key`; None without one."""
@@ -201,16 +193,9 @@ class Log:
     @property
     def settings(self) -> tuple[str, ...]:
         """The merged configuration, one YAML line each, from the preamble."""
-        lines = iter(self.preamble)
-        for line in lines:
-            if line.startswith("# --- configuration"):
-                break
-        block = []
-        for line in lines:
-            if line.startswith("# ---"):
-                break
-            block.append(line.removeprefix("#").removeprefix("   "))
-        return tuple(block)
+        lines = dropwhile(lambda line: not line.startswith("# --- configuration"), self.preamble)
+        block = takewhile(lambda line: not line.startswith("# ---"), islice(lines, 1, None))
+        return tuple(line.removeprefix("#").removeprefix("   ") for line in block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,68 +244,22 @@ def load(paths: Sequence[Path]) -> list[RunSet]:
     ]
 
 
-def find_sets(paths: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Return folder -> its result files, by number, without other benchmarks' folders. Raises as `load`."""
-    folders: dict[Path, list[Path]] = {}
-    for file in sorted({file.absolute() for path in paths for file in find_logs(path)}, key=_natural):
-        if file.parent.name not in OTHER_BENCHMARKS:
-            folders.setdefault(file.parent, []).append(file)
-    if not folders:
-        where = ", ".join(label(path) for path in paths)
-        raise UserError("no result_*.txt of resnet or bert here", where=where, hint="`ttt run` writes them")
-    return folders
-
-
-def find_others(paths: Sequence[Path]) -> list[str]:
-    """Return the folders with results of other benchmarks, which are not read."""
-    folders = {file.parent for path in paths for file in find_logs(path)}
-    return sorted(label(folder) for folder in folders if folder.name in OTHER_BENCHMARKS)
-
-
-def find_logs(path: Path) -> Iterator[Path]:
-    """Yield the result files below `path`, and links and folders of such names: `read_log` refuses them.
-
-    Folders named `study` below it are passed over: their runs answer other questions than a score. A path
-    that lies inside one is read.
-    """
-    if not path.exists() and not path.is_symlink():
-        raise UserError("no such file or folder", where=printable(str(path)))
-    if not path.is_dir():
-        yield require_log(path)
-        return
-    for folder, folders, files in os.walk(path, onerror=_refuse_folder):
-        if STUDY in folders:
-            folders.remove(STUDY)
-        links = [n for n in folders if os.path.islink(os.path.join(folder, n)) and not _is_result(n)]
-        yield from (Path(folder, name) for name in links + [n for n in folders + files if _is_result(n)])
-
-
-def _refuse_folder(error: OSError) -> None:
-    """Refuse a folder that cannot be listed: what lies in it would be passed over in silence."""
-    where = printable(str(error.filename))
-    raise UserError(f"this folder cannot be read ({error.strerror})", where=where) from error
-
-
-def _is_result(name: str) -> bool:
-    return name.startswith("result_") and name.endswith(".txt")
-
-
 def read_log(path: Path) -> Log:
     """Read one file; a link, a device or an unreadable file becomes a Log with one problem."""
-    shown, absolute = label(path), path.absolute()
+    name, absolute = label(path), path.absolute()
     system, benchmark = printable(absolute.parent.parent.name), absolute.parent.name
     folders = (system, benchmark) if benchmark in TARGETS else ("", "")
     try:
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode):
-            return _unreadable(shown, folders, "not a regular file; links are refused")
-        if found.st_size > MAX_BYTES:
-            return _unreadable(shown, folders, TOO_LARGE)
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            return _unreadable(name, folders, "not a regular file; links are refused")
+        if status.st_size > MAX_BYTES:
+            return _unreadable(name, folders, TOO_LARGE)
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        return _unreadable(shown, folders, str(error.strerror))
-    return replace(parse_log(data, shown, folders), file=absolute)
+        return _unreadable(name, folders, str(error.strerror))
+    return replace(parse_log(data, name, folders), file=absolute)
 
 
 def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Log:
@@ -370,31 +309,3 @@ def _decode(data: bytes) -> str:
 
 def _unreadable(path: str, folders: tuple[str, str], why: str) -> Log:
     return Log(path=path, folders=folders, problems=(Problem("file", 0, why),))
-
-
-def label(path: Path) -> str:
-    """Return how a file is named to a person: relative to the working folder, or to its archive."""
-    for folder, archive in _UNPACKED.items():
-        if path.absolute().is_relative_to(folder):
-            inside = path.absolute().relative_to(folder)
-            return printable(f"{archive}:{inside}" if inside.parts else str(archive))
-    return printable(os.path.relpath(path))
-
-
-@contextmanager
-def shown_as(folder: Path, archive: Path) -> Iterator[None]:
-    """Let labels name the archive that a folder was unpacked from."""
-    _UNPACKED[folder.absolute()] = archive
-    try:
-        yield
-    finally:
-        del _UNPACKED[folder.absolute()]
-
-
-_UNPACKED: dict[Path, Path] = {}
-
-
-def _natural(path: Path) -> tuple[str, list[str | int]]:
-    """Sort key: result_10 after result_9."""
-    parts = re.split(r"([0-9]+)", path.name)
-    return str(path.parent), [int(part) if i % 2 else part for i, part in enumerate(parts)]

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from common.evidence.intervals import Estimate
 from common.evidence.log import RunSet
-from common.evidence.score import Score, number
+from common.evidence.score import Score
+from common.evidence.text import number
 
 PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white
 PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}

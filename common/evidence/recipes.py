@@ -24,6 +24,7 @@ Recipe = dict[str, Any]  # key path -> value
 FREE = ("submission.", "checkpoint_every", "data.directory")  # keys, or what they begin with
 SOFTWARE = ("code", "commit", "version ")  # the same
 NO_EFFECT = ("mlperf-logging",)  # a package that only writes what was computed
+MACHINE = ("ranks", "device", "threads")
 MISSING = object()
 
 
@@ -39,7 +40,7 @@ class Difference(NamedTuple):
         return self.key.startswith(SOFTWARE)
 
 
-def named(log: Log) -> str:
+def recipe_name(log: Log) -> str:
     """Return the configuration, and what its folder says is changed: `optimized+target=0.1`."""
     _, plus, changes = log.system.partition("+")
     return log.configuration + (plus + changes if log.is_ours else "")
@@ -47,11 +48,11 @@ def named(log: Log) -> str:
 
 def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return nested values by their key paths."""
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for key, value in values.items():
         deeper = isinstance(value, dict) and value
-        found |= flat(value, f"{path}{key}.") if deeper else {f"{path}{key}": value}
-    return found
+        pairs |= flat(value, f"{path}{key}.") if deeper else {f"{path}{key}": value}
+    return pairs
 
 
 def of_configuration(values: Mapping[str, Any]) -> Recipe:
@@ -87,29 +88,28 @@ def configuration_of(settings: tuple[str, ...]) -> dict[str, Any] | None:
 
 def software(versions: str, code: str, commit: str) -> Recipe:
     """Return what a head says of versions and code as parts of a recipe."""
-    named = (each.partition(" ") for each in versions.split(", ") if " " in each)
-    found: Recipe = {f"version {name}": version for name, _, version in named if name not in NO_EFFECT}
-    return found | {"code": code, "commit": commit}
+    packages = (package.partition(" ") for package in versions.split(", ") if " " in package)
+    recipe: Recipe = {f"version {name}": version for name, _, version in packages if name not in NO_EFFECT}
+    return recipe | {"code": code, "commit": commit}
 
 
 def differences(before: Recipe, after: Recipe) -> list[str]:
     """Return the keys in which two recipes differ, in their order: configuration, machine, versions, code.
 
-    What only one of them states is a difference in a configuration alone: a log may not say the rest. The
-    commit counts where one states no digest of the code.
+    A key that only one of them states is a difference in a configuration alone: a log may not say the rest.
+    The commit counts where one states no digest of the code.
     """
     has_code = before.get("code") and after.get("code")
     both_configured = "benchmark" in before and "benchmark" in after
-    found = []
-    for key in {**after, **before}:
-        is_fact = key in ("ranks", "device", "threads") or key.startswith(SOFTWARE)
-        if is_fact and (key not in before or key not in after or (key == "commit" and has_code)):
-            continue
-        if not is_fact and not both_configured:
-            continue
-        if before.get(key, MISSING) != after.get(key, MISSING):
-            found.append(key)
-    return sorted(found, key=lambda key: key.startswith(SOFTWARE))
+
+    def is_compared(key: str) -> bool:
+        if key in MACHINE or key.startswith(SOFTWARE):
+            return key in before and key in after and not (key == "commit" and has_code)
+        return both_configured
+
+    keys = [key for key in {**after, **before} if is_compared(key)]
+    changed = [key for key in keys if before.get(key, MISSING) != after.get(key, MISSING)]
+    return sorted(changed, key=lambda key: key.startswith(SOFTWARE))
 
 
 def first_difference(before: Recipe, after: Recipe) -> Difference | None:
@@ -120,11 +120,10 @@ def first_difference(before: Recipe, after: Recipe) -> Difference | None:
 def all_differences(before: Recipe, after: Recipe) -> Iterator[Difference]:
     """Yield the keys in which two recipes differ, with both values."""
     for key in differences(before, after):
-        yield Difference(key, shown(before, key), shown(after, key))
+        yield Difference(key, _text(before, key), _text(after, key))
 
 
-def shown(recipe: Recipe, key: str) -> str:
-    """Return a value as text."""
+def _text(recipe: Recipe, key: str) -> str:
     return printable(recipe[key], 60) if key in recipe else "missing"
 
 
@@ -135,20 +134,19 @@ def identity(log: Log) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, repr(value)) for key, value in recipe.items() if key != left_out))
 
 
-def others(
+def differing_logs(
     logs: Sequence[Log], counts: Callable[[Difference], bool] = lambda difference: True
 ) -> Iterator[tuple[Log, Log, Difference]]:
-    """Yield the first log of this suite, each whose recipe differs from its own, and the first difference."""
-    own = [log for log in logs if log.is_ours]
-    recipes = [recipe_of(log) for log in own]
-    for log, recipe in zip(own[1:], recipes[1:], strict=True):
-        found = filter(counts, all_differences(recipes[0], recipe))
-        for difference in islice(found, 1):
-            yield own[0], log, difference
+    """Yield the first log of this suite, one whose recipe differs from it, and the first difference."""
+    recipes = [(log, recipe_of(log)) for log in logs if log.is_ours]
+    for log, recipe in recipes[1:]:
+        first, expected = recipes[0]
+        for difference in islice(filter(counts, all_differences(expected, recipe)), 1):
+            yield first, log, difference
 
 
 def mixture(logs: Sequence[Log]) -> str:
     """Return in words where a set stops to be of one recipe; empty where it is."""
-    for first, log, (key, before, after) in others(logs):
+    for first, log, (key, before, after) in differing_logs(logs):
         return f"{key} is {before} in {Path(first.path).name}, {after} in {Path(log.path).name}"
     return ""

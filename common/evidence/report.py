@@ -17,51 +17,34 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from common.errors import UserError
-from common.evidence.audit import Finding, by_rule, num_errors
+from common.evidence.audit import Audited, Finding, by_rule
 from common.evidence.compare.claims import judge
-from common.evidence.compare.reported import Reported
+from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import Reproduction, reproduce
-from common.evidence.intervals import Interval
 from common.evidence.ledger import Ledger
 from common.evidence.log import RunSet
 from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
-from common.evidence.rules.systems import described as with_description
-from common.evidence.rules.systems import fields_of
-from common.evidence.score import (
-    BASELINE,
-    Score,
-    Speedup,
-    described,
-    duration,
-    notes,
-    number,
-    score,
-    speedups,
-)
+from common.evidence.rules.systems import describe_set, fields_of
+from common.evidence.score import BASELINE, Score, Speedup, notes, score, speedups
+from common.evidence.score_table import score_cells
+from common.evidence.submission.verdict import summary
+from common.evidence.text import between, duration, number
 
 EXPLORER = "explore.html"  # the page of `ttt explore`, linked where it lies beside
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
-    """A run set with its findings, and the official checkers' verdicts in one line."""
-
-    run_set: RunSet
-    findings: Sequence[Finding]
-    official: str
+class Entry(Audited):
+    """An audited run set with its score and its system."""
 
     @cached_property
     def score(self) -> Score:
         return score(self.run_set)
 
     @property
-    def num_findings(self) -> int:
-        return len(self.findings)
-
-    @property
-    def num_errors(self) -> int:
-        return num_errors(self.findings)
+    def official(self) -> str:
+        return summary(self.verdicts)
 
     @property
     def rules(self) -> list[tuple[Finding, int]]:
@@ -71,8 +54,8 @@ class Checked:
     @property
     def system(self) -> dict[str, str]:
         """The fields of its system description as text; none where it has no description."""
-        found = with_description(self.run_set)
-        fields = fields_of(found) if found else {}
+        system = describe_set(self.run_set)
+        fields = fields_of(system) if system else {}
         return {printable(name, 64): printable(value) for name, value in fields.items()}
 
 
@@ -89,29 +72,28 @@ class Section:
 
 
 def write_report(
-    path: Path,
-    checked: Sequence[Checked],
-    published: Mapping[str, Reported],
-    ledgers: Sequence[tuple[str, Ledger | str]] = (),
+    path: Path, audited: Sequence[Audited], ledgers: Sequence[tuple[str, Ledger | str]] = ()
 ) -> None:
-    """Write the page to `path`, whole or not at all. Raises: UserError if the folder cannot be written."""
-    write_whole(path, render(checked, published, path.parent, ledgers), "report")
+    """Write the page to `path`, whole or not at all, and say so. Raises: UserError."""
+    write_whole(path, render(audited, load_reported(), path.parent, ledgers), "report")
+    print(f"wrote {printable(str(path))}")
 
 
 def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
     """Write an SVG file of quality against time: a panel for each benchmark and hardware, baselines first."""
     groups: dict[str, list[RunSet]] = {}
-    for run_set in sorted(run_sets, key=lambda each: each.lead.configuration != BASELINE):
-        entry = score(run_set)
-        groups.setdefault(f"{entry.benchmark} on {entry.hardware}", []).append(run_set)
+    for run_set in sorted(run_sets, key=lambda run_set: run_set.lead.configuration != BASELINE):
+        first = score(run_set)
+        groups.setdefault(f"{first.benchmark} on {first.hardware}", []).append(run_set)
     write_whole(path, draw_quality(groups), "plot")
+    print(f"wrote {printable(str(path))}")
 
 
 def check_folder(folder: Path) -> None:
     """Raise UserError unless a page can be written into a folder, which need not be there yet."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    folders = (folder.absolute(), *folder.absolute().parents)
     try:
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=next(path for path in folders if path.exists())).close()
     except OSError as error:
         where, hint = printable(str(folder)), "choose another --out"
         raise UserError(f"cannot write here: {error.strerror}", where=where, hint=hint) from error
@@ -134,7 +116,7 @@ def write_whole(path: Path, page: str, name: str) -> None:
 
 
 def render(
-    checked: Sequence[Checked],
+    audited: Sequence[Audited],
     published: Mapping[str, Reported],
     folder: Path,
     ledgers: Sequence[tuple[str, Ledger | str]] = (),
@@ -143,6 +125,7 @@ def render(
 
     `ledgers` of ablations have the label of their file; one that could not be read is the reason as text.
     """
+    checked = [Entry(run_set=a.run_set, findings=a.findings, verdicts=a.verdicts) for a in audited]
     scores = [entry.score for entry in checked]
     theirs = [entry.score for facts in published.values() for entry in facts.sets]
     faster = speedups(scores) | speedups(theirs)
@@ -154,12 +137,14 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": number, "span": span, "lines": lines}
+    environment.filters |= {"number": number, "span": between, "lines": lines}
     environment.globals["link"] = lambda path: link(path, folder)
     explorers = [path for path in (folder / EXPLORER, folder.parent / EXPLORER) if path.is_file()]
     return environment.get_template("report.html").render(
         sections=[_section([c for c in checked if c.score.group == group], faster) for group in groups],
-        reported=[row | {"source": s.source} for s in theirs for row in [described(s, faster.get(s.source))]],
+        reported=[
+            row | {"source": s.source} for s in theirs for row in [score_cells(s, faster.get(s.source))]
+        ],
         compared=[found for entry in checked if (found := _compared(entry, published))],
         claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
@@ -175,17 +160,12 @@ def link(path: str, folder: Path) -> str:
     return quote(os.path.relpath(path, folder))
 
 
-def span(interval: Interval | None) -> str:
-    """Return an interval of a ratio as text."""
-    return f"{interval.low:.2f} to {interval.high:.2f}" if interval else "-"
-
-
 def lines(text: str) -> Markup:
     """Return text as HTML, escaped, with its line breaks."""
     return Markup("<br>").join(text.split("\n"))
 
 
-def _compared(entry: Checked, published: Mapping[str, Reported]) -> Reproduction | None:
+def _compared(entry: Entry, published: Mapping[str, Reported]) -> Reproduction | None:
     """Return a full-size run set against the published one of its configuration, if there is one."""
     facts = published.get(entry.score.benchmark)
     theirs = facts.of_configuration(entry.score.configuration) if facts else None
@@ -225,7 +205,7 @@ def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> st
     return f"{name} is {ratio:.2f}x {word} than {BASELINE} (95 % interval {low:.2f} to {high:.2f}, {runs})."
 
 
-def _section(checked: Sequence[Checked], faster: dict[str, Speedup]) -> Section:
+def _section(checked: Sequence[Entry], faster: dict[str, Speedup]) -> Section:
     checked = sorted(checked, key=lambda c: (c.score.configuration != BASELINE, c.score.configuration))
     scores = [entry.score for entry in checked]
     first = scores[0]
@@ -233,7 +213,7 @@ def _section(checked: Sequence[Checked], faster: dict[str, Speedup]) -> Section:
         title=f"{first.benchmark or 'unknown benchmark'} on {first.hardware}",
         is_proxy=first.is_proxy,
         answers=answers(scores, faster),
-        rows=[described(entry, faster.get(entry.source)) for entry in scores],
+        rows=[score_cells(entry, faster.get(entry.source)) for entry in scores],
         plots=draw([entry.run_set for entry in checked], scores),
         diffs=[
             (f"{ascii_name(first.configuration)} -> {ascii_name(other.configuration)}", difference)

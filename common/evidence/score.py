@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,7 +22,6 @@ from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.records import printable
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
-DASH = "-"
 UNVERIFIED = "unverified: Result not verified by MLCommons Association."
 NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons result messaging guidelines)
     "unverified": UNVERIFIED,
@@ -139,13 +138,9 @@ class Score:
         splits = self._splits
         if not splits:
             return None
-        return TimeSplit(
-            startup=statistics.fmean(split.startup for split in splits),
-            training=statistics.fmean(split.training for split in splits),
-            evaluation=statistics.fmean(split.evaluation for split in splits),
-            overshoot=statistics.fmean(split.overshoot for split in splits),
-            samples=_mean([split.samples for split in splits if split.samples]),
-        )
+        parts = ("startup", "training", "evaluation", "overshoot")
+        means = {part: statistics.fmean(getattr(split, part) for split in splits) for part in parts}
+        return TimeSplit(**means, samples=_mean([split.samples for split in splits if split.samples]))
 
     @cached_property
     def factors(self) -> Factors | None:
@@ -170,8 +165,8 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
     """Score one run set. An unreadable log counts as a run that missed its target."""
     lead, num_runs = run_set.lead, NUM_RUNS.get(run_set.lead.benchmark, 0)
     timed = [log for log in run_set.logs if not log.is_study]
-    logs = counted_once(timed, include_resumed=include_resumed)
-    runs = tuple(run_of(log) for log in by_launch(logs))
+    logs = drop_repeats(timed, include_resumed=include_resumed)
+    runs = tuple(run_of(log) for log in sort_by_launch(logs))
     window = counting_window([run.minutes for run in runs], num_runs)
     labels = ["unverified"] + ["proxy"] * run_set.is_proxy + ["provisional"] * (len(runs) < num_runs)
     if len(window) < len(runs):
@@ -190,7 +185,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
         benchmark=lead.benchmark,
         system=lead.system,
         hardware=run_set.hardware,
-        configuration=recipes.named(lead),
+        configuration=recipes.recipe_name(lead),
         is_proxy=run_set.is_proxy,
         label=", ".join(labels),
         runs=runs,
@@ -201,7 +196,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
     )
 
 
-def counted_once(logs: Sequence[Log], *, include_resumed: bool) -> list[Log]:
+def drop_repeats(logs: Sequence[Log], *, include_resumed: bool) -> list[Log]:
     """Return one log of each run: a resumed one has another, up to where it was interrupted.
 
     That one counts; with `include_resumed` the last one that went on from it.
@@ -217,7 +212,7 @@ def counted_once(logs: Sequence[Log], *, include_resumed: bool) -> list[Log]:
     return [log for log in logs if last.get(origin(log), log) is log]
 
 
-def by_launch(logs: Sequence[Log]) -> list[Log]:
+def sort_by_launch(logs: Sequence[Log]) -> list[Log]:
     """Sort by the time of run_start; a log without one stays behind the log before it."""
     times, latest = [], 0
     for log in logs:
@@ -251,9 +246,8 @@ def _rate(samples: float | None, minutes: float) -> float | None:
 def olympic_mean(minutes: Sequence[float]) -> float | None:
     """Return the mean without the fastest and the slowest run (below three: of all); None if infinite."""
     ordered = sorted(minutes)
-    kept = ordered[1:-1] if len(ordered) > 2 else ordered
-    mean = statistics.fmean(kept) if kept else math.inf
-    return mean if math.isfinite(mean) else None
+    counting = ordered[1:-1] if len(ordered) > 2 else ordered
+    return _finite(statistics.fmean(counting)) if counting else None
 
 
 def counting_window(minutes: Sequence[float], num_runs: int) -> range:
@@ -274,12 +268,11 @@ def speedup(baseline: Score, other: Score) -> Speedup | None:
     if not baseline.minutes or not other.minutes:
         return None
     slow, fast = ([run.minutes for run in entry.converged] for entry in (baseline, other))
-    found = intervals.ratio(slow, fast)
-    spread = max(np.ptp(slow), np.ptp(fast))
+    means, is_spread = intervals.ratio(slow, fast), max(np.ptp(slow), np.ptp(fast)) > 0
     return Speedup(
         ratio=baseline.minutes / other.minutes,
-        interval=found.interval if spread > 0 else None,
-        detectable=found.detectable if spread > 0 else None,
+        interval=means.interval if is_spread else None,
+        detectable=means.detectable if is_spread else None,
     )
 
 
@@ -287,43 +280,32 @@ def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
     """Return source -> speed-up over the baseline of its group, for every score that has one."""
     baselines = {s.group: s for s in scores if s.configuration == BASELINE}
     pairs = [(s, baselines[s.group]) for s in scores if s.group in baselines and s.configuration != BASELINE]
-    return {s.source: found for s, baseline in pairs if (found := speedup(baseline, s))}
-
-
-def described(score: Score, speedup: Speedup | None) -> dict[str, str]:
-    """Return the columns of a table row as text; a dash where the logs do not say."""
-    limits, share = score.interval, score.evaluation_share
-    faster = f"{speedup.ratio:.2f}x" if speedup else DASH
-    if speedup and speedup.interval:
-        faster += f" ({speedup.interval.low:.2f} to {speedup.interval.high:.2f})"
-    return {
-        "system": score.system,
-        "runs": f"{score.num_converged} of {len(score.runs)}",
-        "minutes": duration(score.minutes) if score.minutes else "no score",
-        "label": score.label,
-        "95 % interval": f"{limits.low:.3f} to {limits.high:.3f}" if limits else DASH,
-        "samples to target": number(score.samples_to_target) if score.samples_to_target else DASH,
-        "samples/s": number(score.samples_per_s) if score.samples_per_s else DASH,
-        "evaluation": f"{share:.1%}" if share is not None else DASH,
-        "quality": f"{score.quality:.5f}" if score.quality else DASH,
-        "speed-up": faster,
-        "runs could show": f"{speedup.detectable:.1%}" if speedup and speedup.detectable else DASH,
-    }
-
-
-def duration(minutes: float) -> str:
-    """Return minutes, and seconds too where those are easier to read."""
-    return f"{minutes:.3f} ({minutes * 60:.1f} s)" if minutes < 5 else f"{minutes:.3f}"
-
-
-def number(value: float) -> str:
-    """Return a count or a rate with thousands separated; below 100 with a decimal."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return {s.source: faster for s, baseline in pairs if (faster := speedup(baseline, s))}
 
 
 def notes(scores: Sequence[Score]) -> list[str]:
     """Return what must be said beside these scores."""
     return [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
+
+
+def score_json(score: Score, speedup: Speedup | None = None) -> dict[str, object]:
+    """Return a score for JSON, where a run that missed its target has null minutes."""
+    figures = (
+        "benchmark system hardware configuration is_proxy label counted source minutes samples_to_target "
+        "samples_per_s evaluation_share quality"
+    )
+    parts = {name: getattr(score, name) for name in ("interval", "split", "factors")} | {"speedup": speedup}
+    return {
+        **{name: getattr(score, name) for name in figures.split()},
+        **{name: part and asdict(part) for name, part in parts.items()},
+        "run_minutes": [_finite(minutes) for minutes in score.run_minutes],
+        "target": _finite(score.target),
+        "runs": [asdict(run) | {"minutes": _finite(run.minutes)} for run in score.runs],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

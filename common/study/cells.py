@@ -24,7 +24,8 @@ from common.arguments import add_nproc, add_results, seed, whole_number
 from common.config.schema import RunConfig
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
-from common.evidence.log import STUDY, Log, read_log
+from common.evidence.log import Log, read_log
+from common.evidence.paths import STUDY
 from common.machine import system
 from common.machine.preflight import preflight
 from common.repository import NAME, ROOT, SIZES, benchmark_module, build_probes

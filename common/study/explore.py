@@ -23,7 +23,8 @@ from common.config.merge import merge_files
 from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
-from common.evidence.log import MAX_BYTES, Log, label
+from common.evidence.log import MAX_BYTES, Log
+from common.evidence.paths import label
 from common.evidence.records import finite, printable
 from common.evidence.report import link, write_whole
 from common.evidence.score import BASELINE, NOTES, run_of
@@ -140,7 +141,7 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
         "size": size,
         "proxy": log.is_proxy,
         "hardware": hardware,
-        "configuration": recipes.named(log),
+        "configuration": recipes.recipe_name(log),
         "methods": sorted({methods(printable(event.value, 64)) for event in log.events("method")}),
         "duration": setting(log, "max_duration"),
         "budget": budget(log, size),
@@ -153,7 +154,7 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
 
 def differing(logs: Sequence[Log], log: Log) -> str:
     """Return what a result differs in from the first of its folder, which then holds two recipes."""
-    found = (difference for _, other, difference in recipes.others(logs) if other is log)
+    found = (difference for _, other, difference in recipes.differing_logs(logs) if other is log)
     return "".join(f": {key} {after}" for key, _, after in found)
 
 
@@ -168,7 +169,7 @@ def place(log: Log) -> tuple[str, str, str]:
     if stated and log.system.startswith(f"{stated[1]}-"):
         return study, stated[1], log.system.removeprefix(f"{stated[1]}-").removeprefix("mini-")
     if not study:
-        name = recipes.named(log)
+        name = recipes.recipe_name(log)
         return "", log.system.removesuffix(f"-{name}").removesuffix("-mini"), name
     for mark, found in (("-mini-", ""), (f"-{log.configuration}", log.configuration)):
         hardware, there, name = log.system.partition(mark)

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from common.arguments import add_paths, repository_path
 from common.errors import EXIT_OK, UserError
 from common.evidence.audit import Audited, audit_paths
-from common.evidence.log import STUDY, find_logs
+from common.evidence.paths import STUDY, find_logs
 from common.evidence.records import printable
 
 

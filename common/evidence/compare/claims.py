@@ -9,7 +9,8 @@ from common.evidence.compare import masked_accuracy
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
 from common.evidence.compare.reported import Claim, Published, Reported
 from common.evidence.intervals import Interval
-from common.evidence.score import Run, number, olympic_mean, speedup
+from common.evidence.score import Run, olympic_mean, speedup
+from common.evidence.text import number
 
 HOLDS, UNDERSTATED, OVERSTATED = "holds", "understated", "overstated"
 VERDICTS = {  # as a person reads them

@@ -16,7 +16,7 @@ from common.evidence.compare.masked_accuracy import COUNTINGS
 from common.evidence.compare.reported import Published
 from common.evidence.intervals import Estimate, Ratio
 from common.evidence.log import Log, Point, RunSet
-from common.evidence.score import Run, Score, by_launch, score
+from common.evidence.score import Run, Score, score, sort_by_launch
 
 MARGIN = 0.05
 REPRODUCED, BETTER, WORSE, UNDECIDED, UNKNOWN = "reproduced", "better", "worse", "undecided", "unknown"
@@ -94,7 +94,7 @@ def reproduce(run_set: RunSet, published: Published | None, margin: float = MARG
         why_not = f"a set is one recipe; {found.mixture}"
     if why_not or published is None:
         return Reproduction(score=found, published=published, margin=margin, why_not=why_not)
-    ordered = by_launch(run_set.logs)
+    ordered = sort_by_launch(run_set.logs)
     logs = [ordered[index] for index in found.counted]
     return Reproduction(
         score=found,

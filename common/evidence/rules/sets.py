@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.evidence.log import NUM_RUNS, Log, RunSet
-from common.evidence.recipes import Difference, others
+from common.evidence.recipes import Difference, differing_logs
 from common.evidence.records import TOKEN, printable
 from common.evidence.rules.quality import TOTALS
 from common.evidence.rules.rule import (
@@ -96,7 +96,7 @@ def only(values: dict[str, list[str]], others: dict[str, list[str]], key: str) -
 
 def of_another_recipe(logs: Sequence[Log], counts: Callable[[Difference], bool]) -> Iterator[Found]:
     """Yield the logs whose recipe is not that of the first, with the first key that counts."""
-    for first, log, (key, before, after) in others(logs, counts):
+    for first, log, (key, before, after) in differing_logs(logs, counts):
         yield Found(0, f"{key} {after}, not {before} as in {first.path}", log)
 
 

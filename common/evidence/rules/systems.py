@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.evidence.log import RunSet, label
+from common.evidence.log import RunSet
+from common.evidence.paths import label
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, rule
 from common.evidence.system import STATUS, problems, read
@@ -22,15 +23,15 @@ class Described(NamedTuple):
     why: str = ""
 
 
-def described(run_set: RunSet) -> Described | None:
+def describe_set(run_set: RunSet) -> Described | None:
     """Return a run set with its description; None where no folder systems/ lies with the results."""
     folder = run_set.systems_folder
     if folder is None or not folder.is_dir():
         return None
-    return described_by(folder / f"{run_set.lead.folders[0]}.json", run_set)
+    return read_description(folder / f"{run_set.lead.folders[0]}.json", run_set)
 
 
-def described_by(path: Path, run_set: RunSet) -> Described:
+def read_description(path: Path, run_set: RunSet) -> Described:
     """Return a run set with the description in a file, or why it cannot be read."""
     try:
         return Described(run_set, label(path), read(path))

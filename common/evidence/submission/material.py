@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import yaml_file
-from common.evidence.command_line import spread_settings
+from common.arguments import spread_settings
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.score import UNVERIFIED, score
 from common.evidence.submission.snapshot import Item

@@ -14,13 +14,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from common.evidence.log import Log, RunSet, label
+from common.evidence.audit import Audited
+from common.evidence.log import Log, RunSet
+from common.evidence.paths import label
 from common.evidence.records import YEAR_2100_MS, printable
+from common.evidence.submission.verdict import Verdict
 from common.evidence.system import CHOICES, STATUS
 
 RULESETS = {"resnet": ("2.0.0", "2.1.0"), "bert": ("2.1.0",)}  # the rounds of the published runs: ours too
@@ -55,34 +58,6 @@ SEEDS_ASKED = "4.1.0"  # the round from which the rules, and not the checker alo
 STATUS_LISTED = "4.0.0"  # the ruleset from which the checker knows a list of words for `status`
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What a checker says. verdict: SUCCESS, FAILED, crashed, or not run."""
-
-    path: str
-    ruleset: str
-    verdict: str
-    detail: str = ""
-    checker: str = "compliance"  # or system description, package, seeds
-    is_applied: bool = True  # False: it refuses nothing
-    why: str = ""  # it is not applied
-
-    @property
-    def refuses(self) -> bool:
-        return self.is_applied and self.verdict != "SUCCESS"
-
-    def __str__(self) -> str:
-        what = f"official {self.checker} checker {self.ruleset}"
-        detail = f": {self.detail}" if self.detail else ""
-        return f"{self.path}: {what}: {self.verdict}{detail}" + (
-            f"; does not count: {self.why}" if self.why else ""
-        )
-
-    def excused(self, why: str) -> "Verdict":
-        """Return the verdict as one that refuses nothing."""
-        return replace(self, is_applied=False, why=why)
-
-
 def rulesets(run_set: RunSet, chosen: str | None = None) -> tuple[str, ...]:
     """Return the rulesets of a run set: `chosen`, else by benchmark and date.
 
@@ -100,6 +75,17 @@ def rulesets(run_set: RunSet, chosen: str | None = None) -> tuple[str, ...]:
     if found == "2.1.0" and lead.benchmark == "bert" and lead.value("submission_division") == "closed":
         found = "2.0.0"
     return (found,) if found else known
+
+
+def judge_sets(audited: Sequence[Audited], chosen: str | None = None) -> list[Audited]:
+    """Add the checkers' verdicts to audited sets; those on a whole submission stand with its first set."""
+    package = judge_package([entry.run_set for entry in audited], chosen)
+    judged = []
+    for entry in audited:
+        verdicts = judge(entry.run_set, chosen) + judge_seeds(entry.run_set, chosen)
+        judged.append(replace(entry, verdicts=(*verdicts, *package)))
+        package = []
+    return judged
 
 
 def judge(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
@@ -215,17 +201,6 @@ def judge_tree(folder: Path, benchmarks: Sequence[str]) -> list[Verdict]:
     command = ["mlperf_logging.repo_checker", str(folder), "training", latest, "--log_output", "log"]
     passed, failed = "ALL CHECKS PASSED", "CHECKS FAILED"
     return [*verdicts, _ask(command, "repository", folder.name, latest, passed, failed)]
-
-
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """Return e.g. `compliance 2.1.0: 5 of 5 SUCCESS, package 2.1.0: SUCCESS`."""
-    parts = []
-    for checker, ruleset in dict.fromkeys((verdict.checker, verdict.ruleset) for verdict in verdicts):
-        own = [v.verdict for v in verdicts if (v.checker, v.ruleset) == (checker, ruleset)]
-        is_one = len(own) == 1 or set(own) == {"not run"}
-        said = own[0] if is_one else f"{own.count('SUCCESS')} of {len(own)} SUCCESS"
-        parts.append(f"{checker} {ruleset}: {said}")
-    return ", ".join(parts) or "not run"
 
 
 def _compliance(log: Log, ruleset: str) -> Verdict:

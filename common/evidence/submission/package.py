@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import IO
 
 from common.errors import UserError
-from common.evidence.audit import audit, audit_sets, broken
-from common.evidence.log import NUM_RUNS, RunSet, label
+from common.evidence.audit import audit, audit_sets, find_broken_rules
+from common.evidence.log import NUM_RUNS, RunSet
+from common.evidence.paths import label
 from common.evidence.records import printable
-from common.evidence.rules.systems import described_by
+from common.evidence.rules.systems import read_description
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.submission.material import Entry, implementation_readme, material
@@ -192,12 +193,12 @@ def add_system(package: Package, entries: Sequence[Entry], request: Request) -> 
     """Judge the description of one system by the rules Y, from the folder it is taken from, and add it."""
     system = entries[0].system
     path = (request.systems or entries[0].run_set.systems_folder or Path("systems")) / f"{system}.json"
-    judged = [described_by(path, entry.run_set) for entry in entries]
+    judged = [read_description(path, entry.run_set) for entry in entries]
     found = judged[0].description
     if found is None:
         hint = f"; `ttt system --out {system}.json` makes one"
         judged = [one._replace(why=one.why + hint) for one in judged]
-    findings = [finding for one in judged for finding in broken("Y", one, one.run_set.lead)]
+    findings = [finding for one in judged for finding in find_broken_rules("Y", one, one.run_set.lead)]
     package.findings += dict.fromkeys(str(finding) for finding in findings if finding.severity == "error")
     if isinstance(found, dict):
         content = json.dumps(found, indent=4) + "\n"

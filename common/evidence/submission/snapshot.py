@@ -88,19 +88,10 @@ def code(
             findings.append(f"{printable(path)}: not a regular file; links are not published")
             continue
         target = path.replace(*HIDDEN, 1) if path.startswith(HIDDEN[0]) else path
+        if path.endswith(".sh"):
+            content = re.sub(rb"(?<![\w/])\.ci/", b"ci/", content)
+        is_executable = content.startswith(b"#!")
         items.append(
-            Item(
-                path=f"{prefix}/{target}",
-                content=adapted(path, content),
-                source=path,
-                is_executable=content.startswith(b"#!"),
-            )
+            Item(path=f"{prefix}/{target}", content=content, source=path, is_executable=is_executable)
         )
     return items, findings
-
-
-def adapted(path: str, content: bytes) -> bytes:
-    """Return a file as it works in a package: scripts call `ci/` what is `.ci/` here."""
-    if path.endswith(".sh"):
-        content = re.sub(rb"(?<![\w/])\.ci/", b"ci/", content)
-    return content

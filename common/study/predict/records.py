@@ -12,7 +12,8 @@ from typing import Any
 
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.evidence.log import STUDY, Log, find_logs, read_log
+from common.evidence.log import Log, read_log
+from common.evidence.paths import STUDY, find_logs
 from common.machine import system
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources

@@ -14,7 +14,8 @@ from common import yaml_file
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.compare.reported import load_reported
-from common.evidence.log import Log, find_logs, read_log
+from common.evidence.log import Log, read_log
+from common.evidence.paths import find_logs
 from common.evidence.recipes import flat
 from common.machine import system
 from common.measure.scaling import positive_number

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.evidence.audit import audit, audit_sets, broken
+from common.evidence.audit import audit, audit_sets, find_broken_rules
 from common.evidence.log import RunSet, parse_log
 from common.evidence.records import TOKEN
 from common.evidence.rules.systems import Described
@@ -83,7 +83,7 @@ def judged(logs, description):
     parsed = [parse_log(data, f"{number}.txt", ("8xA100", "resnet")) for number, data in enumerate(logs)]
     run_set = RunSet(folder="here", logs=tuple(parsed))
     findings = audit(run_set) + audit_sets([run_set, run_set])
-    findings += broken("Y", Described(run_set, "here.json", description), run_set.lead)
+    findings += find_broken_rules("Y", Described(run_set, "here.json", description), run_set.lead)
     assert all(str(finding).isprintable() for finding in findings)
     score(run_set)
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from markupsafe import Markup
 
-from common.evidence.audit import audit
+from common.evidence.audit import Audited, audit
 from common.evidence.compare.reported import load_reported
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.plots import stand_alone
-from common.evidence.report import Checked, render
+from common.evidence.report import render
 from tests.browser import Browser
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\x1b[2J\u202e"
 
 
 def page(run_sets, published=None):
-    checked = [Checked(run_set=found, findings=audit(found), official="not run") for found in run_sets]
-    return render(checked, published or {}, Path("report"))
+    audited = [Audited(run_set=run_set, findings=tuple(audit(run_set))) for run_set in run_sets]
+    return render(audited, published or {}, Path("report"))
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,10 @@ def test_the_answer_says_how_much_faster_and_how_sure(golden, tmp_path, seconds,
 
 
 def test_the_page_links_the_explorer_that_lies_beside(two_sets, tmp_path):
-    checked = [Checked(run_set=found, findings=[], official="not run") for found in two_sets]
-    assert "explore.html" not in render(checked, {}, tmp_path / "report")
+    audited = [Audited(run_set=run_set, findings=()) for run_set in two_sets]
+    assert "explore.html" not in render(audited, {}, tmp_path / "report")
     (tmp_path / "explore.html").write_text("")
-    assert '<a href="../explore.html">' in render(checked, {}, tmp_path / "report")
+    assert '<a href="../explore.html">' in render(audited, {}, tmp_path / "report")
 
 
 def luminance(colour):

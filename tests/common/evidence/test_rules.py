@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from common.evidence.audit import audit, audit_log, audit_sets, broken
+from common.evidence.audit import audit, audit_log, audit_sets, find_broken_rules
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules import RULES
 from common.evidence.rules.rule import edited, in_turn, moved, replaced, rewritten, shifted, without
@@ -65,10 +65,10 @@ def test_a_rule_finds_its_change_between_sets_alone(golden, about):
 def test_a_rule_finds_its_change_of_a_description_alone(golden, about):
     good = golden.description()
     subject = Described(run_set(golden.set()), "here.json", good)
-    assert [finding for finding in broken("Y", subject, subject.run_set.lead)] == []
+    assert [finding for finding in find_broken_rules("Y", subject, subject.run_set.lead)] == []
     description, why = broken_by if isinstance(broken_by := about.breaks(good), tuple) else (broken_by, "")
     changed = subject._replace(description=description, why=why)
-    assert ids(broken("Y", changed, changed.run_set.lead)) == {about.id}
+    assert ids(find_broken_rules("Y", changed, changed.run_set.lead)) == {about.id}
 
 
 below = edited("eval_accuracy", at=-1, value=0.7, correct=35000)

@@ -9,7 +9,8 @@ from common.errors import UserError
 from common.evidence import intervals
 from common.evidence.compare.reported import reported
 from common.evidence.log import RunSet, load, parse_log
-from common.evidence.score import counting_window, duration, notes, olympic_mean, score, speedups
+from common.evidence.score import counting_window, notes, olympic_mean, score, speedups
+from common.evidence.text import duration
 from tests.command import ttt
 
 PUBLISHED_SCORES = {  # the official summarizer's minutes for the MosaicML submissions of v2.0 and v2.1

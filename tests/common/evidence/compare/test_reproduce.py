@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.commands.reproduce import reproduction_json, reproduction_lines
 from common.evidence.compare import masked_accuracy
+from common.evidence.compare.lines import reproduction_json, reproduction_lines
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted, counted_tokens
 from common.evidence.compare.reported import load_reported
 from common.evidence.compare.reproduce import reproduce

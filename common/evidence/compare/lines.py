@@ -1,0 +1,148 @@
+"""Comparisons with published results and judged claims, as lines of text and for JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from common.evidence.compare.claims import VERDICTS, Judged
+from common.evidence.compare.masked_accuracy import COUNTINGS
+from common.evidence.compare.reproduce import (
+    MEANING,
+    REPRODUCED,
+    UNDECIDED,
+    UNKNOWN,
+    Counting,
+    Factor,
+    Part,
+    Reproduction,
+)
+from common.evidence.score import score_json
+from common.evidence.text import TWO_DIGITS, between, number, percent
+
+NO_SPREAD = 1e-6  # of a ratio; below it the runs agree to rounding
+
+
+def reproduction_lines(comparison: Reproduction) -> Iterator[str]:
+    score, theirs = comparison.score, comparison.published
+    runs = f"{score.num_converged} of {len(score.runs)} runs"
+    yield f"{score.source}: {runs} of {score.benchmark or 'unknown'} {score.configuration}, {score.label}"
+    if comparison.why_not or theirs is None:
+        yield f"  not compared: {comparison.why_not}"
+        return
+    yield f"  against {theirs.title}, {len(theirs.score.converged)} runs, {theirs.score.source}"
+    if comparison.is_same_runs:
+        yield "  these are the published runs themselves: this checks the arithmetic, not a machine"
+    for factor in comparison.factors:
+        yield factor_line(factor, comparison.margin)
+    for part in comparison.parts:
+        yield part_line(part)
+    for counting in comparison.countings:
+        yield counting_line("here", counting)
+    for counting in comparison.published_countings:
+        yield counting_line("published", counting)
+    yield f"  {conclusion(comparison)}"
+
+
+def factor_line(factor: Factor, margin: float) -> str:
+    """Return one factor's ratio, interval and verdict, the two means, and what so many runs could show."""
+    note = f" ({factor.note})" if factor.note else ""
+    ratio = factor.ratio
+    if ratio is None or factor.measured is None or factor.published is None:
+        return f"  {factor.name:18}{UNKNOWN}{note or ': not in the logs'}"
+    form = "{:.3f}".format if factor.name == "minutes" else number
+    limits = f"95 % {between(ratio.interval)}" if ratio.interval else "a single run: no interval"
+    agreement, difference = MEANING[factor.name]
+    verdict = f"{factor.verdict}: {difference}"
+    if factor.verdict == REPRODUCED:
+        verdict = f"{agreement} reproduced within {percent(margin)}"
+    elif factor.verdict == UNDECIDED:
+        verdict = f"undecided at a margin of {percent(margin)}"
+    means = f"{form(factor.measured)} / {form(factor.published)}"
+    line = f"  {factor.name:18}{ratio.value:.2f}x ({limits}): {verdict}; {means}{note}"
+    if ratio.detectable is None:
+        return line
+    if ratio.detectable < NO_SPREAD:
+        return f"{line}; equal in every run, as far as evaluations tell"
+    return f"{line}; runs could show {percent(ratio.detectable)}"
+
+
+def part_line(part: Part) -> str:
+    """Return the minutes of one part of the mean run, and the published mean."""
+    if part.measured is None:
+        return f"  {part.name:18}not in the logs"
+    value, limits = part.measured.value, part.measured.interval
+    spread = f" (95 % {between(limits, '{:.3f}'.format)})" if limits else ""
+    published = "not published"
+    if part.published is not None:
+        published = f"published {part.published:.3f}, difference {value - part.published:+.3f}"
+    return f"  {part.name:18}{value:.3f} min{spread}; {published}"
+
+
+def counting_line(whose: str, counting: Counting) -> str:
+    """Return a set's quality and samples to target in one counting of masked tokens."""
+    reached = f"target reached by {counting.num_reached} of {counting.num_runs} runs"
+    if counting.samples_to_target:
+        reached += f", after {number(counting.samples_to_target)} samples"
+    elif counting.num_reached == 0:
+        reached = "target not reached"
+    name = f"{COUNTINGS[counting.masked_tokens]} of {counting.masked_tokens:,} masked tokens"
+    return f"  {whose:10}accuracy at the stop {counting.quality:.5f} by {name}: {reached}"
+
+
+def conclusion(comparison: Reproduction) -> str:
+    if comparison.is_reproduced:
+        return "REPRODUCED: throughput and samples to target"
+    if not comparison.score.minutes:
+        return "NOT REPRODUCED: no score (two runs or more missed the target)"
+    factors = [factor for factor in comparison.factors if factor.name != "minutes"]
+    return "NOT REPRODUCED: " + ", ".join(f"{factor.name} {factor.verdict}" for factor in factors)
+
+
+def claim_lines(judged: Judged) -> Iterator[str]:
+    """Yield a claim, its figures with formula and files, and the verdict."""
+    claim = judged.claim
+    yield f'  "{claim.says}" ({claim.source}): {VERDICTS[judged.verdict]}'
+    form, unit = (percent, "") if claim.is_less_time else (TWO_DIGITS, "x")
+    for computed in judged.computed:
+        limits = f" (95 % {between(computed.interval, form)})" if computed.interval else ""
+        yield f"    {form(computed.value)}{unit}{limits} = {computed.formula}"
+        if computed.without_evaluation:
+            ratio = f"{computed.without_evaluation:.2f}x"
+            yield f"      {ratio} with the second's evaluation left out; the first's is not logged apart"
+        yield f"      {computed.sources[0]} over {computed.sources[1]}"
+    if judged.official_metric:
+        yield f"    official metric: {judged.official_metric}"
+
+
+def reproduction_json(comparison: Reproduction) -> dict[str, object]:
+    theirs = comparison.published
+    rows = ("factors", "parts", "countings", "published_countings")
+    return {
+        "score": score_json(comparison.score),
+        "against": theirs and {"name": theirs.name, "title": theirs.title, "source": theirs.score.source},
+        "reproduced": comparison.is_reproduced,
+        "why_not": comparison.why_not,
+        "margin": comparison.margin,
+        "is_same_runs": comparison.is_same_runs,
+        **{name: [asdict(row) for row in getattr(comparison, name)] for name in rows},
+    }
+
+
+def claim_json(judged: Judged) -> dict[str, object]:
+    return {
+        "says": judged.claim.says,
+        "source": judged.claim.source,
+        "value": judged.claim.value,
+        "verdict": judged.verdict,
+        "official_metric": judged.official_metric,
+        "computed": [
+            {
+                "against": computed.against.title,
+                "value": computed.value,
+                "interval": computed.interval and asdict(computed.interval),
+                "formula": computed.formula,
+                "without_evaluation": computed.without_evaluation,
+                "sources": computed.sources,
+            }
+            for computed in judged.computed
+        ],
+    }

@@ -1,0 +1,99 @@
+"""Find result files below paths, and name files to a person."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from common.errors import UserError
+from common.evidence.records import TOKEN, printable
+
+STUDY = "study"  # the folder of studies in results/
+OTHERS = (  # benchmarks of MLPerf Training, by the names of their folders
+    "ssd maskrcnn minigo dlrm dlrm_dcnv2 rnnt unet3d gpt3 gnn stable_diffusion llama2_70b_lora llama31_405b "
+    "llama31_8b flux1 retinanet"
+)
+OTHER_BENCHMARKS = frozenset(OTHERS.split())
+SEARCHED_BYTES = 2**20  # of the start of a file; a head without a record has a few kilobytes
+_UNPACKED: dict[Path, Path] = {}  # folder -> the archive whose members lie in it
+
+
+def find_sets(paths: Sequence[Path]) -> dict[Path, list[Path]]:
+    """Return folder -> its result files, by number, without other benchmarks' folders. Raises as `load`."""
+    folders: dict[Path, list[Path]] = {}
+    for file in sorted({file.absolute() for path in paths for file in find_logs(path)}, key=_natural):
+        if file.parent.name not in OTHER_BENCHMARKS:
+            folders.setdefault(file.parent, []).append(file)
+    if not folders:
+        where = ", ".join(label(path) for path in paths)
+        raise UserError("no result_*.txt of resnet or bert here", where=where, hint="`ttt run` writes them")
+    return folders
+
+
+def find_others(paths: Sequence[Path]) -> list[str]:
+    """Return the folders with results of other benchmarks, which are not read."""
+    folders = {file.parent for path in paths for file in find_logs(path)}
+    return sorted(label(folder) for folder in folders if folder.name in OTHER_BENCHMARKS)
+
+
+def find_logs(path: Path) -> Iterator[Path]:
+    """Yield the result files below `path`, and links and folders of such names: `read_log` refuses them.
+
+    Folders named `study` below it are passed over: their runs answer other questions than a score. A path
+    that lies inside one is read.
+    """
+    if not path.exists() and not path.is_symlink():
+        raise UserError("no such file or folder", where=printable(str(path)))
+    if not path.is_dir():
+        _require_log(path)
+        yield path
+        return
+    for folder, folders, files in os.walk(path, onerror=_refuse_folder):
+        if STUDY in folders:
+            folders.remove(STUDY)
+        links = [n for n in folders if os.path.islink(os.path.join(folder, n)) and not _is_result(n)]
+        yield from (Path(folder, name) for name in links + [n for n in folders + files if _is_result(n)])
+
+
+def _require_log(path: Path) -> None:
+    """Raise UserError unless a file is called like a result or holds a record, as far as it can be read."""
+    if _is_result(path.name) or not path.is_file():
+        return
+    with suppress(OSError), path.open("rb") as stream:  # the reader says why
+        if f"{TOKEN}{{".encode() not in stream.read(SEARCHED_BYTES):
+            raise UserError(f"is no log: no line with '{TOKEN}{{'", where=printable(str(path)))
+
+
+def _refuse_folder(error: OSError) -> None:
+    where = printable(str(error.filename))
+    raise UserError(f"this folder cannot be read ({error.strerror})", where=where) from error
+
+
+def _is_result(name: str) -> bool:
+    return name.startswith("result_") and name.endswith(".txt")
+
+
+def label(path: Path) -> str:
+    """Return how a file is named to a person: relative to the working folder, or to its archive."""
+    for folder, archive in _UNPACKED.items():
+        if path.absolute().is_relative_to(folder):
+            inside = path.absolute().relative_to(folder)
+            return printable(f"{archive}:{inside}" if inside.parts else str(archive))
+    return printable(os.path.relpath(path))
+
+
+@contextmanager
+def shown_as(folder: Path, archive: Path) -> Iterator[None]:
+    """Let labels name the archive that a folder was unpacked from."""
+    _UNPACKED[folder.absolute()] = archive
+    try:
+        yield
+    finally:
+        del _UNPACKED[folder.absolute()]
+
+
+def _natural(path: Path) -> tuple[str, list[str | int]]:
+    """Sort key: result_10 after result_9."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return str(path.parent), [int(part) if i % 2 else part for i, part in enumerate(parts)]
