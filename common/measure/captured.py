@@ -7,7 +7,6 @@ tell whether graphs are used: skipped ones, graph breaks, compilation after the 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from common.config.schema import RunConfig
 from common.measure.clock import time_call_and_host
-from common.measure.device_run import build
+from common.measure.device_run import open_run
 from common.measure.throughput import bench_batches
 from common.run.loop import TrainingRun
 from common.training.method import Batch
@@ -25,42 +24,42 @@ TOLERANCE = 0.02  # of a loss and of the evaluation: bfloat16, whose sums a comp
 GRADIENT_TOLERANCE = 0.1  # of the norm of all gradients
 
 
-def compare_with_eager(config: RunConfig, directory: Path, shapes: Sequence[str] = ()) -> dict[str, Any]:
+def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[str, Any]:
     """Return losses, counters and times of `NUM_STEPS` steps that take turns between the shapes.
 
     Every compiled step starts from the eager one's weights: free runs of ResNet drift apart by several per
     cent in ten steps, whatever computes them. `is_ok`: the model was compiled, no graph was skipped or
     broken, nothing was compiled after the warm-up, losses and evaluations agree within `TOLERANCE`, and the
-    gradients of each step within `GRADIENT_TOLERANCE`. `directory` holds logs that nobody keeps.
+    gradients of each step within `GRADIENT_TOLERANCE`.
     """
     from torch._dynamo.utils import counters
 
     compiled_by = [name for name in ("compile", "compile_layers") if name in config.methods]
-    kept = {name: values for name, values in config.methods.items() if name not in compiled_by}
-    eager = build(config.model_copy(update={"methods": kept}), directory, warms_up=False)
-    compiled = build(config, directory, warms_up=False)
-    batches = list(bench_batches(eager, shapes).values())
-    warm_up(eager, batches)
-    counters.clear()
-    warm_up(compiled, batches)
-    num_graphs = counters["stats"]["unique_graphs"]
-    steps = list(take_steps(eager, compiled, batches))
-    figures: dict[str, Any] = {
-        "compiled_by": compiled_by,
-        "num_steps": NUM_STEPS,
-        "num_graphs": num_graphs,
-        "compiled_late": counters["stats"]["unique_graphs"] - num_graphs,
-        "skipped_graphs": counters["inductor"]["cudagraph_skips"],
-        "graph_breaks": sum(counters["graph_break"].values()),
-        "losses": [loss for loss, _, _ in steps],
-        "loss_difference": largest(abs(other - loss) / abs(loss) for loss, other, _ in steps),
-        "gradient_difference": largest(difference for _, _, difference in steps),
-        "evaluation_difference": compare_evaluations(eager, compiled),
-        "eager": time_steps(eager, batches),
-        "compiled": time_steps(compiled, batches),
-    }
-    for run in (eager, compiled):
-        run.log.close()
+    eager_methods = {name: values for name, values in config.methods.items() if name not in compiled_by}
+    with (
+        open_run(config.model_copy(update={"methods": eager_methods}), warms_up=False) as eager,
+        open_run(config, warms_up=False) as compiled,
+    ):
+        batches = list(bench_batches(eager, shapes).values())
+        warm_up(eager, batches)
+        counters.clear()
+        warm_up(compiled, batches)
+        num_graphs = counters["stats"]["unique_graphs"]
+        steps = list(take_steps(eager, compiled, batches))
+        figures: dict[str, Any] = {
+            "compiled_by": compiled_by,
+            "num_steps": NUM_STEPS,
+            "num_graphs": num_graphs,
+            "compiled_late": counters["stats"]["unique_graphs"] - num_graphs,
+            "skipped_graphs": counters["inductor"]["cudagraph_skips"],
+            "graph_breaks": sum(counters["graph_break"].values()),
+            "losses": [loss for loss, _, _ in steps],
+            "loss_difference": largest(abs(other - loss) / abs(loss) for loss, other, _ in steps),
+            "gradient_difference": largest(difference for _, _, difference in steps),
+            "evaluation_difference": compare_evaluations(eager, compiled),
+            "eager": time_steps(eager, batches),
+            "compiled": time_steps(compiled, batches),
+        }
     is_used = num_graphs > 0 and not (figures["compiled_late"] or figures["skipped_graphs"])
     is_equal = max(figures["loss_difference"], figures["evaluation_difference"]) <= TOLERANCE
     is_equal = is_equal and figures["gradient_difference"] <= GRADIENT_TOLERANCE

@@ -11,6 +11,14 @@ from common.run.heartbeat import COMPUTING, LOADING
 from common.run.loop import TrainingRun
 
 
+def measure_logging(run: TrainingRun) -> dict[str, float]:
+    """Return the cost of logging in a step and in a block, and the share of a step that both take."""
+    step_s, layer_s = time_steps(run)
+    block_s = time_block(run)
+    share = (layer_s + block_s / run.config.steps(run.config.evaluate_every)) / step_s
+    return {"step_ms": step_s * 1e3, "layer_us": layer_s * 1e6, "block_us": block_s * 1e6, "share": share}
+
+
 def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
     """Return the median seconds of a training step and the mean of the layer's calls around it."""
     batches, numbers = cycle(list(run.benchmark.synthetic_batches())), iter(range(num_steps))

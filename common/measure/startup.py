@@ -2,7 +2,6 @@
 
 import time
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,33 +9,32 @@ from torch import Tensor
 
 from common.config.schema import RunConfig
 from common.measure.clock import synchronize, time_call
-from common.measure.device_run import build
+from common.measure.device_run import open_run
 
 
-def measure_startup(config: RunConfig, directory: Path) -> dict[str, Any]:
+def measure_startup(config: RunConfig) -> dict[str, Any]:
     """Return the seconds of initialisation, with its number of forms, and of an evaluation.
 
     The evaluation is of synthetic batches that lie ready: as many samples as the real one, no loader.
     """
     started = time.perf_counter()
-    run = build(config, directory)
-    synchronize(run.device)
-    initialized_s = time.perf_counter() - started
-    run.log.close()
-    num_samples, size = len(run.benchmark.own_evaluation_samples), run.benchmark.own_evaluation_batch_size
-    sizes = [*repeat(size, num_samples // size), *([num_samples % size] if num_samples % size else [])]
-    batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
-    model = run.evaluation_model()
-    counts: list[tuple[Tensor, Tensor]] = []
-    with torch.no_grad():
-        evaluated_s = time_call(
-            lambda: counts.extend(run.count_correct(model, batches[size]) for size in sizes), run.device
-        )
-    return {
-        "initialization_s": initialized_s,
-        "num_forms": sum(1 for _ in run.shapes()),
-        "evaluation_s": evaluated_s,
-        "num_evaluated": num_samples,
-        "evaluated_per_s": num_samples / evaluated_s,
-        "num_predictions": sum(int(num_predictions) for _, num_predictions in counts),
-    }
+    with open_run(config) as run:
+        synchronize(run.device)
+        initialized_s = time.perf_counter() - started
+        num_samples, size = len(run.benchmark.own_evaluation_samples), run.benchmark.own_evaluation_batch_size
+        sizes = [*repeat(size, num_samples // size), *([num_samples % size] if num_samples % size else [])]
+        batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
+        model = run.evaluation_model()
+        counts: list[tuple[Tensor, Tensor]] = []
+        with torch.no_grad():
+            evaluated_s = time_call(
+                lambda: counts.extend(run.count_correct(model, batches[size]) for size in sizes), run.device
+            )
+        return {
+            "initialization_s": initialized_s,
+            "num_forms": sum(1 for _ in run.shapes()),
+            "evaluation_s": evaluated_s,
+            "num_evaluated": num_samples,
+            "evaluated_per_s": num_samples / evaluated_s,
+            "num_predictions": sum(int(num_predictions) for _, num_predictions in counts),
+        }

@@ -16,7 +16,6 @@ examples:
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +53,24 @@ def main(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
         micro_batch_size=args.micro_batch_size,
     )
-    with tempfile.TemporaryDirectory() as directory:
-        figures = inspect(args, config, Path(directory))
+    figures = inspect(args, config)
     print(json.dumps(figures) if args.json else describe(figures))
     return EXIT_OK if figures.get("is_ok", True) else EXIT_FINDINGS
 
 
-def inspect(args: argparse.Namespace, config: configs.RunConfig, directory: Path) -> dict[str, Any]:
+def inspect(args: argparse.Namespace, config: configs.RunConfig) -> dict[str, Any]:
     """Return the figures of the part that was asked for."""
     if args.part == "graphs":
         from common.measure.captured import compare_with_eager
 
-        return compare_with_eager(config, directory, args.shapes)
+        return compare_with_eager(config, args.shapes)
     if args.part == "kernels":
         from common.measure.profiling.trace import summarize_trace
 
-        return summarize_trace(config, directory, args.shapes, file=args.trace)
+        return summarize_trace(config, args.shapes, file=args.trace)
     from common.measure.startup import measure_startup
 
-    return measure_startup(config, directory)
+    return measure_startup(config)
 
 
 def time_neighbour(args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import add_benchmark, add_nproc, add_results
+from common.arguments import add_benchmark, add_nproc, add_results, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
@@ -41,28 +41,22 @@ from common.run.environments import rank_environments
 from common.run.supervision import supervise
 from common.training import ranks
 
-MIN_TURNS, MAX_TURNS = 2, 1000
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser)
     parser.add_argument("configuration", help="a YAML file of the benchmark")
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a key, such as data.num_workers",
-    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
     parser.add_argument(
         "--batch-size",
         type=int,
         metavar="N",
         help="samples a step on each rank; default: the configuration's, full / 8",
     )
-    parser.add_argument("--turns", type=int, default=4, metavar="N", help="of each variant and shape")
+    parser.add_argument(
+        "--turns", type=whole_number(2, 1000), default=4, metavar="N", help="of each variant and shape"
+    )
     parser.add_argument(
         "--delay-data",
         type=float,
@@ -78,8 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print the table and the verdict, and keep the figures."""
-    if not MIN_TURNS <= args.turns <= MAX_TURNS:
-        raise UserError(f"--turns {args.turns}: expected {MIN_TURNS} to {MAX_TURNS}")
     if not 0 <= args.delay_data <= 60_000:
         raise UserError(f"--delay-data {args.delay_data:g}: expected 0 to 60000 milliseconds")
     if args.trace and not args.trace.absolute().parent.is_dir():

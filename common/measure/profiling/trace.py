@@ -3,7 +3,6 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.profiler import ProfilerActivity
 
 from common.config.schema import RunConfig
 from common.measure.clock import time_call, time_call_and_host, warm_up
-from common.measure.device_run import build
+from common.measure.device_run import open_run
 from common.measure.throughput import bench_batches, stepper
 
 CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
@@ -33,7 +32,6 @@ TOP = 12  # kernels that are named one by one
 
 def summarize_trace(
     config: RunConfig,
-    directory: Path,
     shapes: Sequence[str] = (),
     *,
     num_steps: int = 4,
@@ -43,11 +41,10 @@ def summarize_trace(
 
     On a CPU the operators of torch stand in for kernels. `file` is given a Chrome trace (.json or .json.gz).
     """
-    run = build(config, directory, warms_up=False)
-    on_gpu = run.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     summaries = {}
-    with closing(run.log):
+    with open_run(config, warms_up=False) as run:
+        on_gpu = run.device.type == "cuda"
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         for shape, batch in bench_batches(run, shapes).items():
             step = stepper(run, batch, num_steps)
             warm_up(step)

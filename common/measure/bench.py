@@ -1,0 +1,148 @@
+"""A bench: the throughput of configurations side by side, printed and kept figure by figure."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from common.config.schema import RunConfig
+from common.errors import UserError
+from common.machine import system
+from common.measure import figures as files
+from common.measure import throughput
+from common.measure.clock import measure_peaks
+from common.measure.device_run import NUM_DEVICES, open_run
+from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
+from common.repository import benchmark_module
+from common.run.loop import TrainingRun
+from common.training.memory import is_out_of_memory
+from common.training.probes import Projection, probes_of
+
+
+def bench(
+    configs: Sequence[tuple[str, RunConfig]],
+    *,
+    results: Path,
+    seconds: float,
+    shapes: Sequence[str],
+    has_parts: bool,
+    console: Console,
+) -> dict[str, Any]:
+    """Measure configurations of one benchmark, by their full names; returns all figures.
+
+    The file of the figures is written again after each of them: an interrupted bench keeps what it measured.
+    """
+    config = configs[0][1]
+    samples_name = benchmark_module(config.benchmark).Benchmark.names.samples
+    figures: dict[str, Any] = {"benchmark": config.benchmark, "size": config.size}
+    figures |= {"versions": system.versions(), "peaks": {}, "rates": [], "failed": [], "parts": {}}
+    figures["projected"] = {}
+
+    @cache
+    def path() -> Path:  # there is no file before there is a figure
+        return files.new_file(results / "throughput" / system.hardware_name(), config.benchmark)
+
+    def report(row: Rate | Failure) -> None:
+        if isinstance(row, Failure):
+            figures["failed"].append(asdict(row))
+            console.print(f"  {row.shape:>10}  {row.configuration:24} {row.error}")
+        else:
+            figures["rates"].append(asdict(row))
+            console.print(format_rate(row, samples_name))
+        files.write(path(), figures)
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    peaks = measure_peaks(device)  # while nothing else takes memory
+    with ExitStack() as stack:
+        runs, memory, failures = open_runs(configs, shapes, stack)
+        for failure in failures:
+            report(failure)
+        if not runs:
+            return figures
+        first = next(iter(runs.values()))
+        figures |= {"batch_size": first.config.global_batch_size, "peaks": asdict(peaks)}
+        console.print(
+            f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a bfloat16 matrix "
+            f"product, {peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; "
+            f"{first.config.global_batch_size} samples a step"
+        )
+        throughput.measure(runs, peaks, memory, seconds=seconds, shapes=shapes, report=report)
+        if has_parts:
+            figures["parts"] = measure_parts(first, seconds, console, report)
+        for name, run in runs.items():
+            projection = None if shapes else project_minutes(name, run, figures)
+            if projection is not None:
+                figures["projected"][name] = asdict(projection)
+                console.print(
+                    f"{name}: {projection.minutes:.1f} min on {NUM_DEVICES} of it, {projection.assuming}"
+                )
+    files.write(path(), figures)
+    console.print(f"-> {path()}")
+    return figures
+
+
+def open_runs(
+    configs: Sequence[tuple[str, RunConfig]], shapes: Sequence[str], stack: ExitStack
+) -> tuple[dict[str, TrainingRun], dict[str, dict[str, float]], list[Failure]]:
+    """Return the runs that fit into memory, the memory of their steps by shape, and those that do not fit."""
+    runs: dict[str, TrainingRun] = {}
+    memory: dict[str, dict[str, float]] = {}
+    failures: list[Failure] = []
+    for name, config in configs:
+        others_bytes = reserved_bytes()
+        is_known = not any(method.captures_graphs for run in runs.values() for method in run.methods)
+        try:
+            runs[name] = stack.enter_context(open_run(config, warms_up=False))
+        except (UserError, RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failures.append(Failure(configuration=name, shape="", error="out of memory for its weights"))
+            continue
+        memory[name] = step_memory(runs[name], others_bytes, shapes) if is_known else {}
+    return runs, memory, failures
+
+
+def measure_parts(
+    run: TrainingRun, seconds: float, console: Console, report: Callable[[Failure], None]
+) -> dict[str, float]:
+    """Print and return the samples/s of each piece of a step alone; none where memory is short."""
+    unit = f"{run.benchmark.names.samples}/s"
+    try:
+        return throughput.measure_parts(
+            probes_of(run.benchmark).bench_parts(),
+            run.device,
+            seconds=seconds,
+            report=lambda name, rate: console.print(f"  {name:46} {rate:10.1f} {unit}"),
+        )
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        report(Failure(configuration="pieces of a step", shape="", error="out of memory"))
+        return {}
+
+
+def project_minutes(name: str, run: TrainingRun, figures: dict[str, Any]) -> Projection | None:
+    """Return the minutes of a whole training; None where a shape of it failed or nothing says how long."""
+    if any(row["configuration"] == name for row in figures["failed"]):
+        return None
+    rates = [rate for rate in figures["rates"] if rate["configuration"] == name]
+    return probes_of(run.benchmark).projection(
+        {rate["shape"]: rate["samples_per_s"] for rate in rates}, NUM_DEVICES
+    )
+
+
+def format_rate(rate: Rate, samples_name: str) -> str:
+    """Return one line of the table."""
+    memory = "" if rate.memory_gb is None else f"  {rate.memory_gb:6.1f} GB"
+    traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of copy"
+    tokens = "" if rate.tokens_per_s is None else f"  {rate.tokens_per_s:9.0f} tokens/s"
+    return (
+        f"  {rate.shape:>10}  {rate.configuration:24} {rate.samples_per_s:9.1f} {samples_name}/s{tokens}"
+        f" {rate.step_ms:8.2f} ms {rate.flops_per_s / 1e12:7.2f} TFLOP/s, {rate.flops_share:.0%} of product"
+        f"{traffic}{memory}"
+    )
