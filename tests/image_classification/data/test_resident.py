@@ -202,9 +202,7 @@ def test_pixels_that_do_not_fit_are_refused_before_anything_starts(images, monke
     with monkeypatch.context() as patch:
         patch.setattr(resident, "available_bytes", lambda *args, **named: 100 * GIB)
         gpu = {"device": torch.device("cuda"), "where": "device", "batch_size": 1}
-        with pytest.raises(
-            UserError, match="data.loader: 234.6 GiB.* 100.0 GiB free on the GPU; .*px=160"
-        ):
+        with pytest.raises(UserError, match="data.loader: 234.6 GiB.* 100.0 GiB free on the GPU; .*px=160"):
             resident.check_budget(1_281_167, 256, **gpu)
         resident.check_budget(100 * GIB // (3 * 256**2), 256, **gpu)
     with pytest.raises(UserError, match=r"GiB free in memory; use data.stored_px=\d+ or"):

@@ -1,9 +1,7 @@
 """Alternating flips: of a data set in a plain loop, and of the loaders."""
 
-import pytest
 import torch
 
-from common.errors import UserError
 from common.training.load import load_config
 from image_classification.methods.alternating_flip import alternate_flips
 
@@ -30,10 +28,3 @@ def test_it_reaches_the_settings_of_the_loaders() -> None:
     assert config.data.alternates_flips
     plain = load_config("image_classification", "optimized", size="full", settings=[]).config
     assert not plain.data.alternates_flips
-
-
-def test_data_that_are_not_mirrored_are_refused() -> None:
-    with pytest.raises(UserError, match=r"methods.alternating_flip: .*flip_probability is 0; set it to 0.5"):
-        load_config("image_classification", "baseline", size="mini", settings=ON)
-    with pytest.raises(UserError, match="alternates_flips needs a flip_probability of 0.5"):
-        load_config("image_classification", "baseline", size="mini", settings=["data.alternates_flips=true"])

@@ -1,11 +1,10 @@
-"""RandAugment and AugMix: torchvision's, one image at a time, the same in every worker; what is refused."""
+"""RandAugment and AugMix: torchvision's, one image at a time, the same in every worker."""
 
 import numpy as np
 import pytest
 import torch
 from torchvision.transforms import v2
 
-from common.errors import UserError
 from common.training.load import load_config
 from common.training.method import seeded
 from image_classification.augmentation import augment, build_transform
@@ -73,10 +72,3 @@ def test_batches_do_not_depend_on_the_number_of_workers_and_evaluation_stays():
     )
     assert torch.equal(one[0], two[0]) and not torch.equal(one[0], plain[0])
     assert torch.equal(one[1], plain[1])
-
-
-@pytest.mark.parametrize("method", ["randaugment", "augmix"])
-@pytest.mark.parametrize("loader", ["dali", "resident"])
-def test_loaders_without_worker_processes_are_refused(method, loader):
-    with pytest.raises(UserError, match=f"methods.{method}: .*'{loader}' does not have.*data.loader=workers"):
-        loaded(f"methods.{method}={{}}", f"data.loader={loader}")

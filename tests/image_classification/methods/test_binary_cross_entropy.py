@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import UserError
 from common.methods.label_smoothing import smooth_labels
 from image_classification.methods.binary_cross_entropy import (
     BinaryCrossEntropy,
@@ -41,9 +40,3 @@ def test_method_computes_bfloat16_outputs_in_float32() -> None:
     loss = method.loss(lambda outputs, targets: outputs.sum())(outputs, {"labels": labels})
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, binary_cross_entropy(outputs.float(), smooth_labels(labels, 10, 0.08)))
-
-
-def test_a_model_without_a_linear_bias_is_refused() -> None:
-    method = BinaryCrossEntropy("binary_cross_entropy", BinaryCrossEntropy.Config(smoothing=0.08))
-    with pytest.raises(UserError, match="methods.binary_cross_entropy"):
-        method.model(nn.Sequential(nn.Linear(2, 2, bias=False)))

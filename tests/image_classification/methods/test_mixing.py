@@ -1,4 +1,4 @@
-"""MixUp, CutMix and ColOut: what they compute, which labels losses see, and that evaluation sees none."""
+"""Methods that change batches: what they compute, which labels losses see, evaluation untouched."""
 
 import math
 
@@ -7,15 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.errors import UserError
 from common.methods.label_smoothing import LabelSmoothing
 from common.training.method import Batch, Progress
 from image_classification.methods.binary_cross_entropy import BinaryCrossEntropy, binary_cross_entropy
 from image_classification.methods.colout import Colout, drop_lines
 from image_classification.methods.cutmix import Cutmix, cut_mix
 from image_classification.methods.mixup import Mixup, mix_up
+from image_classification.methods.progressive_resizing import ProgressiveResizing, image_size_px
 
-METHODS = (Mixup, Cutmix, Colout)
+RANDOM = (Mixup, Cutmix, Colout)
+RESIZING = {"initial_scale": 0.5, "delay_fraction": 0.4, "finetune_fraction": 0.2, "size_increment_px": 4}
+SETTINGS = {ProgressiveResizing: RESIZING | {"interpolation": "nearest"}}
+METHODS = (*RANDOM, ProgressiveResizing)
 
 
 def batch(num_samples=4, size_px=12):
@@ -31,7 +34,7 @@ def at(step, seed=7):
 
 
 def built(kind, **settings):
-    method = kind(kind.__name__.lower(), kind.Config(**settings))
+    method = kind(kind.__name__.lower(), kind.Config(**SETTINGS.get(kind, {}) | settings))
     method.model(nn.Linear(2, 5))
     return method
 
@@ -91,7 +94,15 @@ def test_dropped_lines_leave_the_others_in_order():
     assert not torch.equal(rows, columns)
 
 
-@pytest.mark.parametrize("kind", METHODS)
+def test_resizing_changes_at_epoch_borders():
+    method, sizes = built(ProgressiveResizing), []
+    for step in range(0, 280, 5):  # ten steps an epoch
+        progress = Progress(step=step, num_steps=280, epoch=step // 10, num_epochs=28)
+        sizes.append(method.batch(batch(size_px=176), progress).inputs["x"].shape[-1])
+    assert sizes == [image_size_px(number // 2, 28, 176) for number in range(56)]
+
+
+@pytest.mark.parametrize("kind", RANDOM)
 def test_what_is_drawn_depends_on_seed_and_step_alone(kind):
     method, given = built(kind), batch()
     before = torch.get_rng_state()
@@ -150,8 +161,3 @@ def test_mixed_targets_of_binary_cross_entropy_are_smoothed_once():
     expected = binary_cross_entropy(outputs, torch.tensor([[0.667, 0.303, 0.03]]))
     assert float(found) == pytest.approx(float(expected)) == pytest.approx(3 * math.log(2))
     assert mixed.tolist() == [[pytest.approx(0.7), pytest.approx(0.3), 0]]  # not in place
-
-
-def test_a_model_without_classes_is_refused():
-    with pytest.raises(UserError, match="methods.mixup: no linear layer"):
-        Mixup("mixup", Mixup.Config()).model(nn.Sequential(nn.Conv2d(3, 3, 1)))

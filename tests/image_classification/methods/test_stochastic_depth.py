@@ -9,10 +9,8 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock
 from torchvision.ops import StochasticDepth as PlainDepth
 
-from common.errors import UserError
 from image_classification.methods.stochastic_depth import (
     StochasticBlock,
-    StochasticDepth,
     apply_stochastic_depth,
     draw_depth,
 )
@@ -91,8 +89,3 @@ def test_outputs_and_gradients_are_those_of_torchvision():
     assert isinstance(first, BasicBlock) and not first.conv1.weight.grad.any()
     counted = [int(block.block.bn1.num_batches_tracked) for block in blocks_of(model)]
     assert counted == [0 if is_dropped else 1 for is_dropped in dropped]
-
-
-def test_a_model_without_residual_blocks_is_refused():
-    with pytest.raises(UserError, match="methods.stochastic_depth: no residual block"):
-        StochasticDepth("stochastic_depth", StochasticDepth.Config()).model(nn.Linear(2, 2))
