@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.errors import UserError
+
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -45,6 +47,14 @@ def write_text(path: Path, text: str) -> None:
     make_folder(path.parent)
     with write_whole(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a file as `write_text` does. Raises UserError where it cannot be written."""
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write ({error.strerror})", where=os.path.relpath(path)) from error
 
 
 def make_folder(path: Path) -> None:

@@ -79,10 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
     loaded = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set)
-    if tune_command.is_asked(args):
+    if tune_command.wants_tuning(args):
         if args.dry_run:
             return tune_command.tune_here(args, loaded)
-        path = tune_command.tuned(args, loaded)
+        path = tune_command.choose_file(args, loaded)
         loaded = load_config(args.benchmark, str(path), size=args.size, settings=args.set)
     if args.dry_run:
         from common.measure.dry_run import describe_run

@@ -16,12 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from common.arguments import add_nproc, add_results, seed, whole_number
-from common.config.schema import RunConfig
+from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import Log, read_log
@@ -31,8 +27,8 @@ from common.machine.preflight import preflight
 from common.repository import NAME, ROOT, SIZES, benchmark_module, build_probes
 from common.run import launch, run_sets
 from common.run.run_set import RunSet
-from common.study.predict.devices import mean_sample_s
-from common.study.predict.sources import find_newest, rates_of_bench, read_json
+from common.study.predict.sources import find_newest, max_samples, rates_of_bench, read_json
+from common.study.tables import make_table, open_console
 from common.training import batch_check, ranks
 from common.training.load import load_config
 
@@ -73,18 +69,24 @@ class Study:
 
     @property
     def report(self) -> Path:
-        """What is found, without its suffix: <folder>/<resnet|bert>-<size>."""
+        """Path of the study's reports without their suffix: <folder>/<resnet|bert>-<size>."""
         return self.folder / f"{self.mlperf_name}-{self.size}"
 
     def directory(self, cell: Cell) -> Path:
         """Return where the results of a cell lie."""
-        own = settings(self, cell)
-        config = load_config(self.benchmark, cell.configuration, size=self.size, settings=own).config
+        config = load_cell(self, cell).config
         return self.folder / system.system_id(config, cell.name) / self.mlperf_name
 
 
+class Pace(NamedTuple):
+    """The time of a run: seconds before its clock starts, and of each sample then, evaluations included."""
+
+    start: float
+    sample: float
+
+
 class Expected(NamedTuple):
-    """How long a run of a cell takes, and what says so; None where nothing does."""
+    """The seconds of a run of a cell, and the measurement that says so; None where there is none."""
 
     seconds: float | None
     source: str
@@ -114,9 +116,7 @@ def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
     add_results(parser)
 
 
-def from_arguments(
-    args: argparse.Namespace, benchmark: str, cells: Sequence[Cell], *, num_evaluations: int = 6
-) -> Study:
+def from_arguments(args: argparse.Namespace, benchmark: str, cells: Sequence[Cell]) -> Study:
     """Return the study that a person asked for: `cells`, each with the changes of --set at the end."""
     return Study(
         name=args.study,
@@ -125,14 +125,13 @@ def from_arguments(
         cells=tuple(replace(cell, settings=(*cell.settings, *args.set)) for cell in cells),
         num_seeds=args.seeds,
         first_seed=args.seed,
-        num_evaluations=num_evaluations,
         results=args.results.resolve(),
     )
 
 
 def run(study: Study, args: argparse.Namespace) -> int:
-    """Show what is there and what it will take, then make what is missing; returns the exit code."""
-    planned = prepared(study, args)  # a mistake is told before a folder is made
+    """Show the cells and how long they will take, then make the missing runs; returns the exit code."""
+    planned = plan_run_sets(study, args)  # a mistake is told before a folder is made
     if args.dry_run:
         show(study, planned)
         return EXIT_OK
@@ -141,31 +140,30 @@ def run(study: Study, args: argparse.Namespace) -> int:
 
 
 def make_missing(study: Study, args: argparse.Namespace) -> int:
-    """Show what is there and what it will take, then make what is missing; returns the exit code.
+    """Show the cells, then make the missing runs; returns the exit code.
 
-    Where nothing tells how long a run takes, the first one is made before the table is shown again.
+    Where nothing says how long a run takes, the first one is made before the table is shown again.
     """
-    planned = prepared(study, args)
+    planned = plan_run_sets(study, args)
     expected = show(study, planned)
     config = planned[0].loaded.config
     system.write_description(config, study.folder, system.machine_id(config))
     code = EXIT_OK
-    unknown = [each for each in planned if is_missing(each) and expected[each.cell].seconds is None]
+    unknown = [run_set for run_set in planned if missing(run_set) and expected[run_set.cell].seconds is None]
     if unknown:
-        first = min(unknown, key=num_samples)
+        first = min(unknown, key=lambda run_set: max_samples(run_set.loaded.config))
         code = run_sets.run_all([replace(first, num_runs=first.num_done + 1)], sys.argv[1:], fail_fast=True)
         if code in (EXIT_INTERRUPTED, EXIT_USAGE) or (code and args.fail_fast):
             return code
-        planned = prepared(study, args)
+        planned = plan_run_sets(study, args)
         show(study, planned)
-    missing = [each for each in planned if is_missing(each)]
-    if missing:
-        code = max(code, run_sets.run_all(missing, sys.argv[1:], fail_fast=args.fail_fast))
+    if unfinished := [run_set for run_set in planned if missing(run_set)]:
+        code = max(code, run_sets.run_all(unfinished, sys.argv[1:], fail_fast=args.fail_fast))
     return code
 
 
-def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
-    """Return the run set of each cell without what is finished.
+def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
+    """Return the run set of each cell without the finished runs.
 
     Raises UserError for results of other settings, two cells of one name, or a fault of this machine.
     """
@@ -178,9 +176,7 @@ def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
     planned: list[RunSet] = []
     directories = set[str]()
     for cell in study.cells:
-        loaded = load_config(
-            study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell)
-        )
+        loaded = load_cell(study, cell)
         num_ranks = launch.choose_ranks(loaded.config, args.nproc)
         loaded = batch_check.mark_unverified(loaded, num_ranks)
         batch_check.check_asked(loaded, num_ranks)
@@ -197,11 +193,9 @@ def prepared(study: Study, args: argparse.Namespace) -> list[RunSet]:
             cell=cell.name,
         )
         planned.append(run_sets.find_missing_runs(run_set, study.first_seed))
-    found = preflight(planned[0].loaded.config, study.folder, is_forced=args.force)
-    return [
-        replace(each, hung_after_s=args.hung_after, drops_caches=args.drop_caches, preflight=found)
-        for each in planned
-    ]
+    notes = preflight(planned[0].loaded.config, study.folder, is_forced=args.force)
+    options = {"hung_after_s": args.hung_after, "drops_caches": args.drop_caches, "preflight": notes}
+    return [replace(run_set, **options) for run_set in planned]
 
 
 def settings(study: Study, cell: Cell) -> list[str]:
@@ -209,18 +203,23 @@ def settings(study: Study, cell: Cell) -> list[str]:
 
     With a budget of 1 that is only when it is evaluated, and that it does not stop at the target.
     """
-    own = ["stop_at_target=false", f"budget={cell.budget}", *cell.settings]
-    config = load_config(study.benchmark, cell.configuration, size=study.size, settings=own).config
+    changes = ["stop_at_target=false", f"budget={cell.budget}", *cell.settings]
+    config = load_config(study.benchmark, cell.configuration, size=study.size, settings=changes).config
     every = math.ceil(config.plan().num_steps / study.num_evaluations)
-    return [f"evaluate_every={every}ba", "evaluate_from=0sp", *own]
+    return [f"evaluate_every={every}ba", "evaluate_from=0sp", *changes]
 
 
-def is_missing(run_set: RunSet) -> bool:
-    """Return whether a cell has runs to make."""
-    return run_set.num_done < run_set.num_runs
+def load_cell(study: Study, cell: Cell) -> Loaded:
+    changes = settings(study, cell)
+    return load_config(study.benchmark, cell.configuration, size=study.size, settings=changes)
 
 
-def finished(directory: Path) -> tuple[Log, ...]:
+def missing(run_set: RunSet) -> int:
+    """Return how many runs of a cell are to be made."""
+    return run_set.num_runs - run_set.num_done
+
+
+def finished_runs(directory: Path) -> tuple[Log, ...]:
     """Return the logs of a cell's folder that came to their end, by seed."""
     logs = [read_log(path) for path in sorted(directory.glob("result_*.txt"))]
     ended = (log for log in logs if run_sets.came_to_its_end(log) and log.curve)
@@ -229,91 +228,70 @@ def finished(directory: Path) -> tuple[Log, ...]:
 
 def finished_cells(study: Study) -> dict[str, tuple[Log, ...]]:
     """Return the finished logs of each cell by its name."""
-    return {cell.name: finished(study.directory(cell)) for cell in study.cells}
+    return {cell.name: finished_runs(study.directory(cell)) for cell in study.cells}
 
 
 def show(study: Study, planned: Sequence[RunSet]) -> dict[str, Expected]:
     """Print a table of the cells, and the compute that is still to be spent; returns what is expected."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("cell", "budget", "samples", "there", "to run", "s a run", "says"):
-        is_text = name in ("cell", "says")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    expected = {
-        each.cell: expect(study, cell, planned) for cell, each in zip(study.cells, planned, strict=True)
-    }
-    for cell, each in zip(study.cells, planned, strict=True):
-        found = expected[cell.name]
-        table.add_row(
-            cell.name,
-            f"{cell.budget:g}",
-            f"{num_samples(each):,}",
-            f"{each.num_done}",
-            f"{each.num_runs - each.num_done}",
-            "?" if found.seconds is None else f"{found.seconds:.0f}",
-            found.source,
+    cells = list(zip(study.cells, planned, strict=True))
+    expected = {cell.name: expect(study, cell, planned) for cell, _ in cells}
+    rows = []
+    for cell, run_set in cells:
+        seconds, source = expected[cell.name]
+        samples, time = (
+            f"{max_samples(run_set.loaded.config):,}",
+            "?" if seconds is None else f"{seconds:.0f}",
         )
-    console.print(table)
-    console.print(compute(planned, expected))
+        counts = f"{run_set.num_done}", f"{missing(run_set)}"
+        rows.append([cell.name, f"{cell.budget:g}", samples, *counts, time, source])
+    columns = ("cell", "budget", "samples", "there", "to run", "s a run", "says")
+    console = open_console(TABLE_WIDTH)
+    console.print(make_table("", columns, rows, left=("cell", "says")))
+    console.print(describe_missing(planned, expected))
     return expected
 
 
-def compute(planned: Sequence[RunSet], expected: dict[str, Expected]) -> str:
+def describe_missing(planned: Sequence[RunSet], expected: dict[str, Expected]) -> str:
     """Return in words what is to be run and how many minutes that takes."""
-    missing = [(each.num_runs - each.num_done, expected[each.cell].seconds) for each in planned]
-    num_missing = sum(count for count, _ in missing)
+    num_missing = sum(map(missing, planned))
     if not num_missing:
         return "nothing is missing: every cell has its runs"
-    known = [count * seconds / 60 for count, seconds in missing if seconds is not None]
-    if len(known) < len(missing):
-        return f"to run: {num_missing} runs; the first one will tell how long they take"
-    return f"to run: {num_missing} runs, about {sum(known):.1f} minutes of this machine"
-
-
-def num_samples(run_set: RunSet) -> int:
-    """Return how many samples a run of a cell trains on."""
-    config = run_set.loaded.config
-    return config.plan().num_steps * config.global_batch_size
+    minutes = 0.0
+    for run_set in planned:
+        seconds, _ = expected[run_set.cell]
+        if seconds is None:
+            return f"to run: {num_missing} runs; the first one will tell how long they take"
+        minutes += missing(run_set) * seconds / 60
+    return f"to run: {num_missing} runs, about {minutes:.1f} minutes of this machine"
 
 
 def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> Expected:
     """Return how long a run of a cell takes by the nearest that was measured: seconds a sample."""
-    own = planned[study.cells.index(cell)]
+    this = planned[study.cells.index(cell)]
+    config, num_samples = this.loaded.config, max_samples(this.loaded.config)
     alike = [
-        each
-        for other, each in zip(study.cells, planned, strict=True)
+        run_set.directory
+        for other, run_set in zip(study.cells, planned, strict=True)
         if (other.configuration, other.settings) == (cell.configuration, cell.settings)
     ]
-    config = own.loaded.config
-    timed = study.results / system.system_id(config) / own.directory.name
+    scored = study.results / system.system_id(config) / this.directory.name
     for source, directories in (
-        ("its finished runs", [own.directory]),
-        ("other budgets", [each.directory for each in alike]),
-        ("ttt run", [timed]),
+        ("its finished runs", [this.directory]),
+        ("other budgets", alike),
+        ("ttt run", [scored]),
+        ("ttt bench, without evaluation", []),
+        ("other cells", [run_set.directory for run_set in planned]),
     ):
-        if pace := measured(directories):
-            return pace.expected(num_samples(own), source)
-    if (per_sample := benched(study, cell, config)) is not None:
-        return Expected(per_sample / own.num_ranks * num_samples(own), "ttt bench, without evaluation")
-    if pace := measured([each.directory for each in planned]):
-        return pace.expected(num_samples(own), "other cells")
+        pace = read_pace(directories) if directories else bench_pace(study, cell, this)
+        if pace:
+            return Expected(pace.start + pace.sample * num_samples, source)
     return Expected(None, "the first run will")
 
 
-class Pace(NamedTuple):
-    """Seconds before the clock of a run starts, and of each sample then, evaluations included."""
-
-    start: float
-    sample: float
-
-    def expected(self, num_samples: int, source: str) -> Expected:
-        return Expected(self.start + self.sample * num_samples, source)
-
-
-def measured(directories: Sequence[Path]) -> Pace | None:
+def read_pace(directories: Sequence[Path]) -> Pace | None:
     """Return the median pace of the finished runs in some folders; None without any."""
     starts, samples = [], []
-    for log in (log for directory in directories for log in finished(directory)):
+    for log in (log for directory in directories for log in finished_runs(directory)):
         start, consumed = log.first("run_start"), log.curve[-1].samples
         if start and log.minutes and consumed:
             starts.append((start.time_ms - log.records[0].time_ms) / 1000)
@@ -321,12 +299,14 @@ def measured(directories: Sequence[Path]) -> Pace | None:
     return Pace(statistics.median(starts), statistics.median(samples)) if samples else None
 
 
-def benched(study: Study, cell: Cell, config: RunConfig) -> float | None:
-    """Return the seconds a sample of one device in the latest `ttt bench` of a cell's configuration."""
-    name = "+".join([cell.configuration, *cell.settings])
+def bench_pace(study: Study, cell: Cell, run_set: RunSet) -> Pace | None:
+    """Return the pace that the latest `ttt bench` of a cell's configuration says of all ranks."""
+    name, config = "+".join([cell.configuration, *cell.settings]), run_set.loaded.config
     shares = build_probes(config).shape_shares()
     for path in find_newest(study.results / "throughput" / system.hardware_name(), study.benchmark):
         figures = read_json(path)
-        if figures["size"] == study.size and (rates := rates_of_bench(figures, name, set(shares), path.name)):
-            return mean_sample_s(shares, rates.per_s)
+        rates = rates_of_bench(figures, name, set(shares), path.name)
+        if figures["size"] == study.size and rates:
+            sample_s = sum(share / rates.per_s[shape] for shape, share in shares.items())
+            return Pace(0.0, sample_s / run_set.num_ranks)
     return None

@@ -69,11 +69,9 @@ class Line(NamedTuple):
     qualities: tuple[float, ...]
 
     def quality_at(self, seconds: float) -> float | None:
-        """Return the best quality within a time; None before the first point."""
         return float(np.interp(seconds, self.times, self.qualities)) if seconds >= self.times[0] else None
 
     def time_at(self, quality: float) -> float | None:
-        """Return when a quality is first reached, at the earliest at the first point; None if it never is."""
         after = int(np.searchsorted(self.qualities, quality))
         if after == len(self.times):
             return None
@@ -101,8 +99,8 @@ class Curve:
         ordered = [
             sorted(point.runs, key=lambda run: (run.seed not in shared, run.seed)) for point in self.points
         ]
-        ends = ([run.end for run in own] for own in zip(*ordered, strict=False))
-        return [line((end.seconds, end.quality) for end in own) for own in ends]
+        ends = ([run.end for run in runs] for runs in zip(*ordered, strict=False))
+        return [line((end.seconds, end.quality) for end in runs) for runs in ends]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +161,11 @@ def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point
 
 
 def time_at(curve: Curve, quality: float) -> Value:
-    """Return the seconds until a quality: at most those of the smallest budget, where a seed has it there."""
-    known = _answered([each.time_at(quality) for each in curve.seeds])
+    known = _answered([line.time_at(quality) for line in curve.seeds])
     centre = statistics.fmean(known) if known else curve.mean.time_at(quality)
     if centre is None:
         return Value()
-    if any(quality < each.qualities[0] for each in (curve.seeds if known else [curve.mean])):
+    if any(quality < line.qualities[0] for line in (curve.seeds if known else [curve.mean])):
         return Value(estimate=Estimate(value=centre, interval=None), bound="at most", values=known)
     return Value(estimate=Estimate(value=centre, interval=_interval(known)), values=known)
 
@@ -178,7 +175,7 @@ def quality_at(curve: Curve, seconds: float) -> Value:
     centre = curve.mean.quality_at(seconds)
     if centre is None:
         return Value()
-    known = _answered([each.quality_at(max(seconds, each.times[0])) for each in curve.seeds])
+    known = _answered([line.quality_at(max(seconds, line.times[0])) for line in curve.seeds])
     return Value(
         estimate=Estimate(value=statistics.fmean(known) if known else centre, interval=_interval(known)),
         bound="at least" if seconds > curve.mean.times[-1] else "",
@@ -187,7 +184,6 @@ def quality_at(curve: Curve, seconds: float) -> Value:
 
 
 def _answered(of_seeds: Sequence[float | None]) -> tuple[float, ...]:
-    """Return the values of all seeds, or of none."""
     known = tuple(value for value in of_seeds if value is not None)
     return known if len(known) == len(of_seeds) else ()
 
@@ -205,8 +201,8 @@ def times_faster(first: Value, other: Value) -> Value:
         return Value()
     centre, limits = first.estimate.value / other.estimate.value, None
     if first.values and other.values:
-        found = intervals.ratio(first.values, other.values)
-        centre, limits = found.value, found.interval
+        ratio = intervals.ratio(first.values, other.values)
+        centre, limits = ratio.value, ratio.interval
     if first.bound or other.bound:
         bound: Bound = "at most" if first.bound else "at least"
         return Value(estimate=Estimate(value=centre, interval=None), bound=bound)
@@ -215,18 +211,17 @@ def times_faster(first: Value, other: Value) -> Value:
 
 def crossings(one: Curve, other: Curve) -> list[Crossing]:
     """Return where the curves cross, by time."""
-    found = []
+    crossings = []
     of_seeds = [_sign_changes(*pair) for pair in zip(one.seeds, other.seeds, strict=False)]
     changes = _sign_changes(one.mean, other.mean)
-    agreed = len(of_seeds) > 1 and len(changes) == 1
-    agreed = agreed and all([above for _, above in each] == [changes[0][1]] for each in of_seeds)
     limits = None
-    if agreed:
-        mean = intervals.mean([each[0][0] for each in of_seeds])
+    is_once = len(of_seeds) > 1 and len(changes) == 1
+    if is_once and all([above for _, above in seed] == [changes[0][1]] for seed in of_seeds):
+        mean = intervals.mean([seed[0][0] for seed in of_seeds])
         changes, limits = [(mean.value, changes[0][1])], mean.interval
     for seconds, is_one_above in changes:
         leader, behind = (one, other) if is_one_above else (other, one)
-        found.append(
+        crossings.append(
             Crossing(
                 leader=leader.configuration,
                 other=behind.configuration,
@@ -236,20 +231,20 @@ def crossings(one: Curve, other: Curve) -> list[Crossing]:
                 is_extended=seconds > min(one.mean.times[-1], other.mean.times[-1]),
             )
         )
-    return found
+    return crossings
 
 
 def _sign_changes(one: Line, other: Line) -> list[tuple[float, bool]]:
     """Return the times at which one line overtakes the other (True) or is overtaken (False)."""
     first = max(one.times[0], other.times[0])
     times = sorted({first, *(time for time in (*one.times, *other.times) if time > first)})
-    found, sign, before, low = [], 0.0, first, 0.0
+    changes, sign, before, low = [], 0.0, first, 0.0
     for time in times:
         gap = (one.quality_at(time) or 0.0) - (other.quality_at(time) or 0.0)
         if gap * sign < 0:
-            found.append((before + (time - before) * low / (low - gap), gap > 0))
+            changes.append((before + (time - before) * low / (low - gap), gap > 0))
         sign, before, low = gap or sign, time, gap
-    return found
+    return changes
 
 
 def leader(one: Curve, other: Curve) -> str:
@@ -290,37 +285,37 @@ class Answers:
     crossings: tuple[Crossing, ...]
 
 
-def answers(found: Sequence[Curve], *, target: float, price: float | None) -> Answers:
+def compare_curves(curves: Sequence[Curve], *, target: float, price: float | None) -> Answers:
     """Compare curves: times at the qualities of the first one and at the target, qualities at its times and
     at the ends of the others, and where two cross.
     """
-    first, *others = found
+    first, *others = curves
     levels = sorted({target, *(point.quality.value for point in first.points)})
-    moments = sorted({*first.mean.times, *(each.mean.times[-1] for each in others)})
+    moments = sorted({*first.mean.times, *(curve.mean.times[-1] for curve in others)})
     return Answers(
         target=target,
         price_per_hour=price,
         interpolation=INTERPOLATION,
-        curves=tuple(found),
-        equal_quality=tuple(equal_quality(found, level) for level in levels),
+        curves=tuple(curves),
+        equal_quality=tuple(equal_quality(curves, level) for level in levels),
         equal_time=tuple(
             EqualTime(
-                seconds=moment, quality={each.configuration: quality_at(each, moment) for each in found}
+                seconds=moment, quality={curve.configuration: quality_at(curve, moment) for curve in curves}
             )
             for moment in moments
         ),
-        crossings=tuple(each for one, other in pairs(found) for each in crossings(one, other)),
+        crossings=tuple(cross for one, other in pairs(curves) for cross in crossings(one, other)),
     )
 
 
-def pairs(found: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
+def pairs(curves: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
     """Return each two curves once."""
-    return list(itertools.combinations(found, 2))
+    return list(itertools.combinations(curves, 2))
 
 
-def equal_quality(found: Sequence[Curve], level: float) -> EqualQuality:
+def equal_quality(curves: Sequence[Curve], level: float) -> EqualQuality:
     """Return when each curve reaches a quality."""
-    seconds = {each.configuration: time_at(each, level) for each in found}
+    seconds = {curve.configuration: time_at(curve, level) for curve in curves}
     first, *others = seconds
     faster = {name: times_faster(seconds[first], seconds[name]) for name in others}
     return EqualQuality(quality=level, seconds=seconds, times_faster=faster)

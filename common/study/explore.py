@@ -107,14 +107,15 @@ def page_data(
                 numbers[kind] = len(cells)
                 same = f" ({len(numbers)}{differing(entry.run_set.logs, log)})" if len(numbers) > 1 else ""
                 cells.append(cell(log, entry.run_set.folder, same, methods, lines))
-            found = by_log.pop(log.path, [])
+            findings = by_log.pop(log.path, [])
             row = {"cell": numbers[kind], "href": link(log.path, folder)} | run_row(log)
-            row |= verdict(found, texts)
+            row |= verdict(findings, texts)
             for name in COLUMNS:
                 columns[name].append(row[name])
         others = [finding for rest in by_log.values() for finding in rest]  # of the system's description
         for number in numbers.values():
             cells[number] |= {"about": verdict(others, texts)}
+    hardware = sorted({shared["hardware"] for shared in cells})
     return {
         "reference": BASELINE,
         "statuses": STATUSES,
@@ -124,7 +125,7 @@ def page_data(
         "cells": cells,
         "runs": columns,
         "benches": benches,
-        "prices": [price_row(price, sorted({each["hardware"] for each in cells})) for price in prices],
+        "prices": [price_row(price, hardware) for price in prices],
         "t": [round(float(stats.t.ppf(0.975, degrees)), 4) for degrees in range(1, 31)],
     }
 
@@ -154,8 +155,8 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
 
 def differing(logs: Sequence[Log], log: Log) -> str:
     """Return what a result differs in from the first of its folder, which then holds two recipes."""
-    found = (difference for _, other, difference in recipes.differing_logs(logs) if other is log)
-    return "".join(f": {key} {after}" for key, _, after in found)
+    differences = (difference for _, other, difference in recipes.differing_logs(logs) if other is log)
+    return "".join(f": {key} {after}" for key, _, after in differences)
 
 
 def place(log: Log) -> tuple[str, str, str]:
@@ -171,10 +172,10 @@ def place(log: Log) -> tuple[str, str, str]:
     if not study:
         name = recipes.recipe_name(log)
         return "", log.system.removesuffix(f"-{name}").removesuffix("-mini"), name
-    for mark, found in (("-mini-", ""), (f"-{log.configuration}", log.configuration)):
+    for mark, prefix in (("-mini-", ""), (f"-{log.configuration}", log.configuration)):
         hardware, there, name = log.system.partition(mark)
         if there:
-            return study, hardware, found + name
+            return study, hardware, prefix + name
     return study, log.system, log.system
 
 
@@ -187,9 +188,9 @@ def budget(log: Log, size: str) -> float | None:
     """Return a run's training duration over that of its configuration as it stands in the YAML files."""
     batch, train = finite(log.value("global_batch_size")), finite(log.value("train_samples"))
     share = re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,20})?", setting(log, "budget") or "1")
-    own = own_samples(log.header("benchmark"), log.configuration, size)
+    whole = own_samples(log.header("benchmark"), log.configuration, size)
     samples = num_samples(setting(log, "max_duration"), batch, train)
-    return round(samples * float(share[0]) / own, 2) if samples and own and share else None
+    return round(samples * float(share[0]) / whole, 2) if samples and whole and share else None
 
 
 @cache
@@ -202,8 +203,8 @@ def own_samples(benchmark: str, configuration: str, size: str) -> float | None:
         return None
     values, _ = merge_files(benchmark, configuration, size)
     scale = (values["methods"].get("scale_schedule") or {}).get("ratio", 1.0)
-    own = re.sub(r"^\d+", lambda count: str(int(int(count[0]) * scale)), values["max_duration"])
-    return num_samples(own, values["global_batch_size"], values["data"]["num_train_samples"])
+    duration = re.sub(r"^\d+", lambda count: str(int(int(count[0]) * scale)), values["max_duration"])
+    return num_samples(duration, values["global_batch_size"], values["data"]["num_train_samples"])
 
 
 def num_samples(duration: str, batch: float | None, train: float | None) -> float | None:
@@ -249,7 +250,6 @@ def rounded(value: float | None) -> float | None:
 
 
 def thinned(curve: Sequence[Any]) -> list[Any]:
-    """Return at most `MAX_POINTS` points, the first and the last among them."""
     if len(curve) <= MAX_POINTS:
         return list(curve)
     return [curve[round(i * (len(curve) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
@@ -271,11 +271,14 @@ def verdict(findings: Iterable[Finding], texts: Index) -> dict[str, Any]:
     """Return how many errors and warnings there are, and the first, errors before warnings."""
     ordered = sorted(findings, key=lambda finding: finding.severity != "error")
     errors = sum(finding.severity == "error" for finding in ordered)
-    told = [
-        texts(f"{found.rule} {found.severity}: {found.message}" + f" (line {found.line})" * bool(found.line))
-        for found in ordered[:MAX_FINDINGS]
+    first = [
+        texts(
+            f"{finding.rule} {finding.severity}: {finding.message}"
+            + f" (line {finding.line})" * bool(finding.line)
+        )
+        for finding in ordered[:MAX_FINDINGS]
     ]
-    return {"errors": errors, "warnings": len(ordered) - errors, "findings": told}
+    return {"errors": errors, "warnings": len(ordered) - errors, "findings": first}
 
 
 def price_row(price: Price, hardware: Sequence[str]) -> dict[str, Any]:
@@ -294,16 +297,16 @@ def price_row(price: Price, hardware: Sequence[str]) -> dict[str, Any]:
 
 def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
-    found = []
+    benches = []
     for path in paths:
         for file in sorted(path.absolute().rglob("*.json")):
             if file.parent.parent.name != "throughput":
                 continue
             try:
-                found.append(bench(file))
+                benches.append(bench(file))
             except (OSError, ValueError) as error:
                 report(f"{label(file)} is left out: {printable(str(error))}")
-    return found
+    return benches
 
 
 def bench(file: Path) -> dict[str, Any]:

@@ -2,25 +2,19 @@
 
 import dataclasses
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from common.errors import UserError
 from common.evidence.intervals import Estimate
 from common.evidence.log import Log
-from common.evidence.records import printable
-from common.files import write_text
+from common.files import save_text
 from common.repository import benchmark_module
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study
 from common.study.curve_plot import draw
 from common.study.curves import Answers, Curve, Value
+from common.study.tables import make_table, open_console
 
 MAX_BUDGETS = 20
 DASH = "-"
@@ -46,100 +40,99 @@ def sweep_cells(configurations: Sequence[str], budgets: Sequence[float]) -> list
     ]
 
 
-def answer(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None) -> Answers | None:
+def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None) -> Answers | None:
     """Return what the finished runs of a sweep's cells say; None without any."""
-    found = []
+    lines = []
     for name in dict.fromkeys(cell.configuration for cell in study.cells):
-        own = [cell for cell in study.cells if cell.configuration == name and logs[cell.name]]
-        points = [curves.read_point(cell.budget, logs[cell.name], price) for cell in own]
+        cells = [cell for cell in study.cells if cell.configuration == name and logs[cell.name]]
+        points = [curves.read_point(cell.budget, logs[cell.name], price) for cell in cells]
         if points:
             ordered = sorted(points, key=lambda point: point.seconds.value)
-            found.append(Curve(configuration=name, points=tuple(ordered)))
-    if not found:
+            lines.append(Curve(configuration=name, points=tuple(ordered)))
+    if not lines:
         return None
-    target = next(each[0].target for each in logs.values() if each)
-    return curves.answers(found, target=target, price=price)
+    target = next(runs[0].target for runs in logs.values() if runs)
+    return curves.compare_curves(lines, target=target, price=price)
 
 
-def keep(study: Study, found: Answers) -> list[Path]:
+def save(study: Study, answers: Answers) -> list[Path]:
     """Write answers and plot beside the study's logs, in place of those of fewer runs."""
     quality = benchmark_module(study.benchmark).Benchmark.names.quality
-    texts = {".json": json.dumps(dataclasses.asdict(found), indent=1) + "\n", ".svg": draw(found, quality)}
-    paths = []
-    for suffix, text in texts.items():
-        paths.append(study.report.with_name(study.report.name + suffix))
-        try:
-            write_text(paths[-1], text)
-        except OSError as error:
-            what = f"cannot write what was found ({error.strerror})"
-            raise UserError(what, where=printable(os.path.relpath(paths[-1]))) from error
-    return paths
+    texts = {
+        ".json": json.dumps(dataclasses.asdict(answers), indent=1) + "\n",
+        ".svg": draw(answers, quality),
+    }
+    paths = {study.report.with_name(study.report.name + suffix): text for suffix, text in texts.items()}
+    for path, text in paths.items():
+        save_text(path, text)
+    return list(paths)
 
 
-def show(found: Answers, quality_name: str) -> None:
+def show(answers: Answers, quality_name: str) -> None:
     """Print the curves and the answers."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    names = [curve.configuration for curve in found.curves]
-    rows = []
-    for curve in found.curves:
-        for point in curve.points:
-            cells = [curve.configuration, f"{point.budget:g}", f"{len(point.runs)}", f"{point.samples:,.0f}"]
-            cells += [spread(point.seconds, ".1f"), DASH if point.cost is None else spread(point.cost, ".4f")]
-            rows.append([*cells, spread(point.quality, ".4f")])
-    columns = ["configuration", "budget", "runs", "samples", "seconds", "dollars", quality_name]
-    console.print(table(f"{quality_name} at the end of each budget", columns, rows))
-    rows = []
-    for level in found.equal_quality:
-        mark = " (target)" if level.quality == found.target else ""
-        cells = [f"{level.quality:.4f}{mark}", *(shown(level.seconds[name], ".1f") for name in names)]
-        faster = [level.times_faster[name] for name in names[1:]]
-        rows.append([*cells, *(f"{shown(each, '.2f')}x" if each.estimate else DASH for each in faster)])
-    columns = [quality_name, *(f"{name}, s" for name in names), *(f"{name} faster" for name in names[1:])]
-    console.print(table("time at equal quality", columns, rows))
+    console = open_console(TABLE_WIDTH)
+    names = [curve.configuration for curve in answers.curves]
+    rest = names[1:]
     rows = [
-        [f"{each.seconds:.1f}", *(shown(each.quality[name], ".4f") for name in names)]
-        for each in found.equal_time
+        [
+            curve.configuration,
+            f"{point.budget:g}",
+            f"{len(point.runs)}",
+            f"{point.samples:,.0f}",
+            with_interval(point.seconds, ".1f"),
+            DASH if point.cost is None else with_interval(point.cost, ".4f"),
+            with_interval(point.quality, ".4f"),
+        ]
+        for curve in answers.curves
+        for point in curve.points
     ]
-    console.print(table("quality at equal time", ["seconds", *names], rows))
-    for text in (*crossing_lines(found), found.interpolation + "."):
-        console.print(text)
-
-
-def crossing_lines(found: Answers) -> Iterator[str]:
-    """Yield where curves cross, or that they do not."""
-    for each in found.crossings:
-        limits = f" ({each.interval.low:.1f} to {each.interval.high:.1f})" if each.interval else ""
-        beyond = ", beyond the largest budget of one of them" if each.is_extended else ""
-        yield (
-            f"{each.leader} overtakes {each.other} after {each.seconds:.1f} s{limits}, "
-            f"at {each.quality:.4f}{beyond}."
+    columns = ["configuration", "budget", "runs", "samples", "seconds", "dollars", quality_name]
+    title = f"{quality_name} at the end of each budget"
+    console.print(make_table(title, columns, rows, left=columns[:1]))
+    rows = []
+    for level in answers.equal_quality:
+        mark = " (target)" if level.quality == answers.target else ""
+        faster = [level.times_faster[name] for name in rest]
+        rows.append(
+            [
+                f"{level.quality:.4f}{mark}",
+                *(with_bound(level.seconds[name], ".1f") for name in names),
+                *(f"{with_bound(value, '.2f')}x" if value.estimate else DASH for value in faster),
+            ]
         )
-    crossed = {frozenset((each.leader, each.other)) for each in found.crossings}
-    for one, other in curves.pairs(found.curves):
+    columns = [quality_name, *(f"{name}, s" for name in names), *(f"{name} faster" for name in rest)]
+    console.print(make_table("time at equal quality", columns, rows))
+    rows = [
+        [f"{moment.seconds:.1f}", *(with_bound(moment.quality[name], ".4f") for name in names)]
+        for moment in answers.equal_time
+    ]
+    console.print(make_table("quality at equal time", ["seconds", *names], rows))
+    console.print(*describe_crossings(answers), answers.interpolation + ".", sep="\n")
+
+
+def describe_crossings(answers: Answers) -> Iterator[str]:
+    """Yield where curves cross, or that they do not."""
+    for crossing in answers.crossings:
+        low_high = crossing.interval
+        limits = f" ({low_high.low:.1f} to {low_high.high:.1f})" if low_high else ""
+        beyond = ", beyond the largest budget of one of them" if crossing.is_extended else ""
+        yield (
+            f"{crossing.leader} overtakes {crossing.other} after {crossing.seconds:.1f} s{limits}, "
+            f"at {crossing.quality:.4f}{beyond}."
+        )
+    crossed = {frozenset((crossing.leader, crossing.other)) for crossing in answers.crossings}
+    for one, other in curves.pairs(answers.curves):
         if {one.configuration, other.configuration} not in crossed:
-            above, first = curves.leader(one, other), max(one.mean.times[0], other.mean.times[0])
-            told = f"{above} is above from {first:.1f} s on" if above else "the curves are the same"
-            yield f"{one.configuration} and {other.configuration} do not cross: {told}."
+            above, start = curves.leader(one, other), max(one.mean.times[0], other.mean.times[0])
+            outcome = f"{above} is above from {start:.1f} s on" if above else "the curves are the same"
+            yield f"{one.configuration} and {other.configuration} do not cross: {outcome}."
 
 
-def spread(estimate: Estimate, form: str) -> str:
-    """Return a mean with its interval."""
+def with_interval(estimate: Estimate, form: str) -> str:
     limits = estimate.interval
-    told = f" ({limits.low:{form}} to {limits.high:{form}})" if limits else ""
-    return f"{estimate.value:{form}}{told}"
+    interval = f" ({limits.low:{form}} to {limits.high:{form}})" if limits else ""
+    return f"{estimate.value:{form}}{interval}"
 
 
-def shown(value: Value, form: str) -> str:
-    """Return where a curve stands, and whether that is a bound."""
-    return f"{value.bound} {spread(value.estimate, form)}".strip() if value.estimate else DASH
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table whose first column is text where it holds names."""
-    result = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for number, name in enumerate(columns):
-        is_text = number == 0 and not rows[0][0][0].isdigit()
-        result.add_column(name, justify="left" if is_text else "right")
-    for row in rows:
-        result.add_row(*row)
-    return result
+def with_bound(value: Value, form: str) -> str:
+    return f"{value.bound} {with_interval(value.estimate, form)}".strip() if value.estimate else DASH

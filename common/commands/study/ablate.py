@@ -20,23 +20,19 @@ examples:
 import argparse
 import contextlib
 import math
-import sys
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from common import repository
 from common.arguments import add_benchmark, whole_number
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
-from common.evidence.ledger import Ledger
+from common.files import save_text
+from common.repository import relative_path
 from common.study import cells
-from common.study.ablation import ablate, design
+from common.study.ablation import ablate, design, steps
 from common.study.ablation.switches import Switches
 
-PIPE_WIDTH = 160  # columns, where there is no terminal to ask
 IN_NAME = "CONFIGURATION"
 
 positive, count = whole_number(1, 1000), whole_number(0, 1000)
@@ -81,66 +77,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Plan, measure, train, calculate, print."""
     console = Console(highlight=False, soft_wrap=True)
-    switches = Switches(
-        args.benchmark,
-        args.configuration,
-        size=args.size,
-        settings=args.set,
-        build=ablate.builder(args.benchmark),
-    )
+    build = steps.builder(args.benchmark)
+    switches = Switches(args.benchmark, args.configuration, size=args.size, settings=args.set, build=build)
     with console.status("finding out what can be built"):
-        planned = design.plan(switches, args.max_design)
-    for line in design.describe(planned):
-        console.print(Text(line))
+        ablation = design.plan(switches, args.max_design)
+    console.print(*map(Text, design.describe(ablation)), sep="\n")
     args.study = args.study.replace(IN_NAME, args.configuration)
     study = cells.from_arguments(args, args.benchmark, [])
     if args.dry_run:
-        counts = ablate.run_counts(planned, args)
+        counts = ablate.run_counts(ablation, args)
         runs = "no runs" if args.step_only else f"{sum(counts.values())} runs of {len(counts)} cells"
-        console.print(f"{len(planned.states)} states are timed, {runs} trained")
-        ablate.kept_steps(planned, study, args, console)
-        return EXIT_OK if args.step_only else ablate.run_cells(planned, study, args)
+        console.print(f"{len(ablation.states)} states are timed, {runs} trained")
+        steps.load_steps(ablation, study, args, console)
+        return EXIT_OK if args.step_only else ablate.run_cells(ablation, study, args)
     if not args.step_only:
         check_data(switches.load(switches.all))  # before minutes of step times
-    figures = ablate.measured_steps(planned, study, args, console)
-    code = EXIT_OK
-    if not args.step_only:
-        code = ablate.train(planned, study, figures, args, console)
-        if code == EXIT_INTERRUPTED:
-            return code
+    figures = ablate.time_steps(ablation, study, args, console)
+    code = EXIT_OK if args.step_only else ablate.train(ablation, study, figures, args, console)
+    if code == EXIT_INTERRUPTED:
+        return code
     target = args.target or switches.load(switches.all).config.target
-    ledger = ablate.make_ledger(planned, study, figures, target)
+    ledger = ablate.make_ledger(ablation, study, figures, target)
     path = ablate.ledger_path(study)
-    ablate.save(path, ledger.model_dump_json(indent=1))
-    show(ledger)
-    console.print(f"-> {repository.relative_path(path)}")
+    save_text(path, ledger.model_dump_json(indent=1) + "\n")
+    ablate.show(ledger)
+    console.print(f"-> {relative_path(path)}")
     return code
-
-
-def show(ledger: Ledger) -> None:
-    """Print the ledger."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(Text(f"\n{ledger.title}: target {ledger.target:g} {ledger.quality_name}"))
-    console.print(Text(f"a step of {ledger.base}: {ledger.parts}"))
-    console.print(table(f"each alone on {ledger.base}", ledger.alone))
-    console.print(table(f"each in {ledger.configuration}: left out and put back", ledger.left_out))
-    console.print(table(f"{ledger.configuration} over {ledger.base}", ledger.composed))
-    if ledger.pairs:
-        console.print(table(f"pairs: {ledger.design}", ledger.paired))
-    for line in ledger.warnings:
-        console.print(Text(f"warning: {line}"))
-    for line in ledger.notes:
-        console.print(Text(line))
-
-
-def table(title: str, rows: list[dict[str, str]]) -> Table:
-    """Return rows of text as a table."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in rows[0]:
-        made.add_column(name, overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(text) for text in row.values()))
-    return made
 
 
 def fraction(text: str) -> float:

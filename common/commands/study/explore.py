@@ -27,9 +27,9 @@ from common.evidence.records import printable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_paths(parser)
-    page, told = repository_path("report/explore.html"), "the page; default: report/explore.html"
-    told += " of the repository"
-    parser.add_argument("-o", "--out", default=page, type=Path, metavar="FILE", help=told)
+    page, about = repository_path("report/explore.html"), "the page; default: report/explore.html"
+    about += " of the repository"
+    parser.add_argument("-o", "--out", default=page, type=Path, metavar="FILE", help=about)
     parser.add_argument("--prices", type=Path, metavar="FILE", help="a price table of your own")
 
 
@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
 
     prices = load_prices(args.prices or PRICES)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    benches = explore.read_benches(args.paths, lambda said: console.print(said, markup=False))
+    benches = explore.read_benches(args.paths, lambda line: console.print(line, markup=False))
     folders = [path for path in args.paths if path.is_dir()]
     paths = args.paths + [study for path in folders for study in path.rglob(STUDY) if study.is_dir()]
     audited: list[Audited] = []
@@ -51,8 +51,8 @@ def main(args: argparse.Namespace) -> int:
     explore.write_page(args.out, explore.page_data(audited, benches, prices, args.out.parent))
     num_runs = sum(len(entry.run_set.logs) for entry in audited)
     size = args.out.stat().st_size / 1e6
-    told = f"{num_runs:,} runs, {len(benches)} bench results, {size:.1f} MB"
-    print(f"wrote {printable(str(args.out))}: {told}")
+    contents = f"{num_runs:,} runs, {len(benches)} bench results, {size:.1f} MB"
+    print(f"wrote {printable(str(args.out))}: {contents}")
     return EXIT_OK
 
 

@@ -39,15 +39,15 @@ def main(args: argparse.Namespace) -> int:
     """Run what is missing, then answer from all that is finished."""
     if args.price is not None and not 0 < args.price < math.inf:
         raise UserError(f"--price {args.price:g}: expected dollars an hour")
-    asked = sweep.sweep_cells(args.configurations, sweep.parse_budgets(args.budgets))
-    study = cells.from_arguments(args, args.benchmark, asked)
+    cells_of_sweep = sweep.sweep_cells(args.configurations, sweep.parse_budgets(args.budgets))
+    study = cells.from_arguments(args, args.benchmark, cells_of_sweep)
     code = cells.run(study, args)
     if args.dry_run or code == EXIT_INTERRUPTED:
         return code
-    found = sweep.answer(study, cells.finished_cells(study), args.price)
-    if found is None:
+    answers = sweep.compare_curves(study, cells.finished_cells(study), args.price)
+    if answers is None:
         return code or EXIT_OK
-    sweep.show(found, benchmark_module(args.benchmark).Benchmark.names.quality)
-    for path in sweep.keep(study, found):
+    sweep.show(answers, benchmark_module(args.benchmark).Benchmark.names.quality)
+    for path in sweep.save(study, answers):
         print(f"-> {os.path.relpath(path)}")
     return code

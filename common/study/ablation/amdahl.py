@@ -72,13 +72,13 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 def around(value: float, errors: Sequence[Estimate]) -> Estimate:
     """Return a value with the interval of independent errors: half-widths add as squares."""
-    known, limits = [each.interval for each in errors if each.interval is not None], None
+    known, limits = [error.interval for error in errors if error.interval is not None], None
     if len(known) == len(errors):
-        half = math.sqrt(math.fsum(((each.high - each.low) / 2) ** 2 for each in known))
+        half = math.sqrt(math.fsum(((interval.high - interval.low) / 2) ** 2 for interval in known))
         limits = Interval(low=value - half, high=value + half, method="half-widths added as squares")
     return Estimate(value=value, interval=limits)
 
 
 def summed(estimates: Sequence[Estimate]) -> Estimate:
     """Return the sum of independent estimates; no interval where one has none."""
-    return around(math.fsum(each.value for each in estimates), estimates)
+    return around(math.fsum(estimate.value for estimate in estimates), estimates)

@@ -65,11 +65,11 @@ def plan(switches: Switches, max_design: int) -> Ablation:
             hint = f"--max-design {smallest(len(factors))} or more, or 0 for none"
             raise UserError(f"{len(factors)} switches need a larger factorial", hint=hint)
         made = design(factors, max_design)
-    found = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made, held=held)
-    for state in found.states:
+    ablation = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made, held=held)
+    for state in ablation.states:
         if problem := switches.problem(state):
             raise UserError(f"cannot be built: {problem}", where=switches.describe(state))
-    return found
+    return ablation
 
 
 def describe(ablation: Ablation) -> Iterable[str]:
@@ -78,10 +78,10 @@ def describe(ablation: Ablation) -> Iterable[str]:
     yield f"{switches.benchmark} {switches.configuration} over {switches.base}, size {switches.size}:"
     for switch in switches.switches:
         alone, left_out = switches.alone(switch), switches.left_out(switch)
-        told = [f"with {', '.join(alone.together)} ({alone.reason})"] if alone.together else []
+        needs = [f"with {', '.join(alone.together)} ({alone.reason})"] if alone.together else []
         if left_out.together:
-            told.append(f"left out together with {', '.join(left_out.together)} ({left_out.reason})")
-        yield f"  {switch.name}: {'; '.join(told) or 'stands alone'}"
+            needs.append(f"left out together with {', '.join(left_out.together)} ({left_out.reason})")
+        yield f"  {switch.name}: {'; '.join(needs) or 'stands alone'}"
     if ablation.design:
         held = f"; {', '.join(switches.in_order(ablation.held))} always on" if ablation.held else ""
         yield f"factorial of step times: {ablation.design.describe()}{held}"

@@ -29,28 +29,26 @@ class Design:
     @property
     def runs(self) -> list[Word]:
         """The factors that are on in each run, all of them in one run."""
-        found = []
+        runs = []
         for size in range(len(self.base), -1, -1):
             for chosen in itertools.combinations(self.base, size):
                 on = set(chosen)
                 on |= {name for name, word in self.generators.items() if sign(word, on) > 0}
-                found.append(frozenset(on))
-        return found
+                runs.append(frozenset(on))
+        return runs
 
     @property
     def defining_words(self) -> list[Word]:
-        """Every word whose column is +1 in all runs, without the empty one."""
         return products([word | {name} for name, word in self.generators.items()])
 
     @property
     def resolution(self) -> float:
-        """Length of the shortest defining word; infinite for a full factorial."""
         return min((len(word) for word in self.defining_words), default=math.inf)
 
     def aliases(self, word: Word, longest: int = 2) -> list[Word]:
         """Return the other words of at most so many factors with the same column."""
         same = [word ^ defining for defining in self.defining_words]
-        return sorted((each for each in same if 0 < len(each) <= longest), key=ordered)
+        return sorted((alias for alias in same if 0 < len(alias) <= longest), key=ordered)
 
     @property
     def pairs(self) -> list[Word]:
@@ -78,10 +76,10 @@ class Design:
             return f"full factorial of {num_factors} factors in {runs} runs: nothing is an alias"
         made = ", ".join(f"{name} = {spelled(word)}" for name, word in self.generators.items())
         strings = [string for string in self.interactions() if len(string) > 1]
-        told = "; ".join(" = ".join(map(spelled, string)) for string in strings)
+        paired = "; ".join(" = ".join(map(spelled, string)) for string in strings)
         hidden = ", ".join(spelled(pair) for pair in self.pairs if self.hides(pair))
-        found = {"aliases of each other": told, "unseen, being aliases of single factors": hidden}
-        aliases = [f"{what}: {words}" for what, words in found.items() if words]
+        kinds = {"aliases of each other": paired, "unseen, being aliases of single factors": hidden}
+        aliases = [f"{what}: {words}" for what, words in kinds.items() if words]
         return (
             f"2^({num_factors}-{count}) in {runs} runs, resolution {roman(self.resolution)}: {made}; "
             f"{'; '.join(aliases) or 'interactions of two are told apart'}"
@@ -95,10 +93,10 @@ def sign(word: Word, on: set[str] | Word) -> int:
 
 def products(words: Sequence[Word]) -> list[Word]:
     """Return all products of one or more of these words; a factor times itself is 1."""
-    found = [IDENTITY]
+    products = [IDENTITY]
     for word in words:
-        found += [word ^ other for other in found]
-    return found[1:]
+        products += [word ^ other for other in products]
+    return products[1:]
 
 
 def effect(word: Word, responses: dict[Word, float]) -> float:
@@ -125,9 +123,9 @@ def design(factors: Sequence[str], max_runs: int) -> Design:
     best: Design | None = None
     for num_base in range(1, min(len(factors), max_runs.bit_length() - 1) + 1):
         if 2**num_base > len(factors):
-            found = fraction(tuple(factors), num_base)
-            if best is None or min(found.resolution, CLEAR) > min(best.resolution, CLEAR):
-                best = found
+            candidate = fraction(tuple(factors), num_base)
+            if best is None or min(candidate.resolution, CLEAR) > min(best.resolution, CLEAR):
+                best = candidate
     assert best is not None  # the smallest design is among those tried
     return best
 
@@ -149,10 +147,9 @@ def fraction(factors: tuple[str, ...], num_base: int) -> Design:
     return min(made, key=aberration)
 
 
-def aberration(found: Design) -> list[int]:
-    """Return how many defining words have 1, 2, 3 ... factors: compared in this order, fewer are better."""
-    lengths = [len(word) for word in found.defining_words]
-    return [lengths.count(length) for length in range(1, len(found.factors) + 1)]
+def aberration(design: Design) -> list[int]:
+    lengths = [len(word) for word in design.defining_words]
+    return [lengths.count(length) for length in range(1, len(design.factors) + 1)]
 
 
 def ordered(word: Word) -> tuple[int, list[str]]:
@@ -166,6 +163,5 @@ def spelled(word: Word) -> str:
 
 
 def roman(resolution: float) -> str:
-    """Return a resolution as it is written."""
     numerals = {3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII"}
     return numerals.get(int(resolution), str(int(resolution)))

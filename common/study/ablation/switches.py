@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from common.config import schema as configs
@@ -67,12 +68,11 @@ class Switches:
                 raise UserError(f"cannot be built: {problem}", where=self.describe(state))
 
     def refuse_switched(self) -> None:
-        """Raise UserError for a setting of what is to be turned on and off."""
         for text in self.settings:
             key = text.partition("=")[0].strip()
             for switch in self.switches:
-                own = f"methods.{switch.method}" if switch.method else switch.name
-                if f"{own}.".startswith(f"{key}.") or f"{key}.".startswith(f"{own}."):
+                switched = f"methods.{switch.method}" if switch.method else switch.name
+                if f"{switched}.".startswith(f"{key}.") or f"{key}.".startswith(f"{switched}."):
                     raise UserError(f"{switch.name} is a switch of this ablation", where=f"--set {text}")
 
     @cached_property
@@ -91,10 +91,10 @@ class Switches:
         """Return a state as a configuration and the fewest settings."""
         off = self.all - state
         if len(off) < len(state):
-            turned = [self.by_name[name].off for name in self.in_order(off)]
-            return self.configuration, [*(each for one in turned for each in one), *self.settings]
-        turned = [self.by_name[name].on for name in self.in_order(state)]
-        return self.base, [*(each for one in turned for each in one), *self.settings]
+            settings = (self.by_name[name].off for name in self.in_order(off))
+            return self.configuration, [*chain.from_iterable(settings), *self.settings]
+        settings = (self.by_name[name].on for name in self.in_order(state))
+        return self.base, [*chain.from_iterable(settings), *self.settings]
 
     def describe(self, state: State) -> str:
         """Return a state in words: `baseline + ema`, `optimized - ema`."""

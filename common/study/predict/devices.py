@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ from common.measure.device_run import NUM_DEVICES
 from common.measure.scaling import FORMULA, Links, Step, Work
 from common.repository import build_probes
 from common.study.predict.minutes import STARTUP_S
-from common.study.predict.sources import parse_measured, published_samples, read_bench
+from common.study.predict.sources import (
+    max_samples,
+    parse_measured,
+    published_samples,
+    rates_of_bench,
+    read_bench,
+)
 from common.study.prices import Price
 from common.training.load import load_config
 
@@ -130,12 +136,10 @@ def predict(
 
 
 def doublings(most: int) -> list[int]:
-    """Return 1, 2, 4 ... up to and with `most`."""
     return sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
 
 
 def check_divisible(batch: int, devices: int) -> None:
-    """Raise UserError for a batch that is smaller than the number of devices."""
     if batch < devices:
         hint = "fewer devices, or a larger batch: with --scaling by --batch-per-device"
         what = f"{devices} devices cannot divide {batch} samples"
@@ -169,20 +173,13 @@ def measured_points(
     for path in benches:
         figures = read_bench(path, config)
         bytes_per_s.append(figures["peaks"]["bytes_per_s"])
-        name, batch = config.configuration, figures["batch_size"]
-        rates = [rate for rate in figures["rates"] if rate["configuration"] == name]
-        sample_s = mean_sample_s(shares, {rate["shape"]: rate["samples_per_s"] for rate in rates})
-        if sample_s is None:
-            raise UserError(f"no rate of {name} at {', '.join(sorted(shares))}", where=str(path))
-        points.append((batch, batch * sample_s))
+        rates = rates_of_bench(figures, config.configuration, set(shares), path.name)
+        if rates is None:
+            what = f"no rate of {config.configuration} at {', '.join(sorted(shares))}"
+            raise UserError(what, where=str(path))
+        sample_s = sum(share / rates.per_s[shape] for shape, share in shares.items())
+        points.append((figures["batch_size"], figures["batch_size"] * sample_s))
     return points, max(bytes_per_s, default=None)
-
-
-def mean_sample_s(shares: Mapping[str, float], per_s: Mapping[str, float]) -> float | None:
-    """Return the seconds of a sample over all shapes of a training; None where the rate of one is missing."""
-    if not shares.keys() <= per_s.keys():
-        return None
-    return sum(share / per_s[shape] for shape, share in shares.items())
 
 
 def build_work(
@@ -230,7 +227,7 @@ def choose_recipe(
     if samples is None and (published := published_samples(config)):
         samples, source = math.ceil(published.median), f"median of {published.source}"
     elif samples is None:
-        samples, source = plan.num_steps * batch, "all that the recipe allows"
+        samples, source = max_samples(config), "all that the recipe allows"
     num_evaluations = sum(1 for step in plan.evaluation_steps if step * batch <= samples)
     num_evaluated: int = config.data.num_evaluation_samples  # type: ignore[attr-defined]
     assumptions = [

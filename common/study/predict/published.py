@@ -56,7 +56,6 @@ def check_family(benchmark: str, facts: dict[str, Any], family: dict[str, Any]) 
     work = scaling.Work(gradient_bytes=2 * facts["parameters"], sample_s=0, **spread)
 
     def measured_point(entry: dict[str, Any]) -> tuple[float, float]:
-        """Return the batch of the busiest device, in mean samples, and the seconds of its compute."""
         devices, step_s = entry["nodes"] * per_machine, entry["global_batch_size"] / entry["samples_per_s"]
         exchange_s = scaling.exchange_s(work.gradient_bytes, links, entry["nodes"], per_machine)
         batch = entry["global_batch_size"] / devices

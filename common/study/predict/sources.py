@@ -73,7 +73,6 @@ def parse_measured(text: str) -> tuple[int, float]:
 
 
 def rates_as_given(text: str, shapes: Iterable[str]) -> Rates:
-    """Return the rate of --measured for all shapes."""
     _, per_s = parse_measured(text)
     source = f"{text}, as given"
     return Rates(
@@ -146,6 +145,11 @@ def configuration_name(configuration: str, settings: Iterable[str]) -> str:
     return "+".join([configuration, *(text for text in settings if not text.startswith("submission."))])
 
 
+def max_samples(config: RunConfig) -> int:
+    """Return how many samples a run trains on that does not stop at its target."""
+    return config.plan().num_steps * config.global_batch_size
+
+
 def stated_config(log: Log) -> dict[str, Any]:
     """Return the configuration that a log states; nothing where it cannot be read."""
     stated = yaml_file.parse_head(log.settings)
@@ -165,7 +169,6 @@ def picked(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def training_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a configuration that decides how training goes."""
     recipe = picked(config, RECIPE)
     if isinstance(data := recipe.get("data"), dict):
         recipe["data"] = picked(data, data.keys() - OF_MACHINE)
@@ -173,7 +176,6 @@ def training_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_recipe(log: Log, config: dict[str, Any]) -> bool:
-    """Return whether a log is of this benchmark, configuration and size, and trained in the same way."""
     stated, names = stated_config(log), ("benchmark", "configuration", "size")
     is_named_so = picked(stated, names) == picked(config, names)
     return is_named_so and agree(training_keys(stated), training_keys(config))

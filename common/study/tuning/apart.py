@@ -45,12 +45,12 @@ class Apart:
     def answer(self) -> float:
         """Wait for what the process says. Raises UserError with what it failed of."""
         try:
-            found = self.pipe.recv()
+            answer = self.pipe.recv()
         except EOFError:
             raise UserError("its process died") from None
-        if isinstance(found, str):
-            raise UserError(found)
-        return float(found)
+        if isinstance(answer, str):
+            raise UserError(answer)
+        return float(answer)
 
     def close(self) -> None:
         """End the process."""

@@ -75,6 +75,5 @@ def take_trace(model: nn.Module, step: Callable[[int], float], num_steps: int, d
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers of a float type by their names."""
     named = itertools.chain(model.named_parameters(), model.named_buffers())
     return {name: value for name, value in named if value.is_floating_point()}

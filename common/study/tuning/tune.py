@@ -69,7 +69,7 @@ class Change(Generic[State]):
     evidence: str = ""
     is_of_loader: bool = False
     missing: str = ""
-    apart_from: tuple[str, ...] = ()  # alternatives: not together with one of these
+    conflicts_with: tuple[str, ...] = ()  # alternatives: not together with one of these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Found(Generic[State]):
     @property
     def kept(self) -> list[str]:
         """The names of what was kept."""
-        return [each.name for each in self.tried if each.is_kept]
+        return [tried.name for tried in self.tried if tried.is_kept]
 
 
 class TimeUpError(Exception):
@@ -160,8 +160,8 @@ class Search(Generic[State]):
         state, gain, difference = self.found.state, None, ""
         is_kept, is_finished = False, True
         try:
-            with limited(seconds):
-                state, gain, difference, why = self.examined(change, subjects)
+            with time_limit(seconds):
+                state, gain, difference, why = self.examine(change, subjects)
             is_kept = True
         except TimeUpError:
             is_finished = False
@@ -193,40 +193,40 @@ class Search(Generic[State]):
             is_exact=change.is_exact,
         )
 
-    def examined(self, change: Change[State], subjects: list[Subject]) -> tuple[State, Gain | None, str, str]:
+    def examine(self, change: Change[State], subjects: list[Subject]) -> tuple[State, Gain | None, str, str]:
         """Return the state with a change, its gain, its difference and why it is kept.
 
         Raises Refused, or NotTriedError.
         """
         if change.missing:
             raise NotTriedError(change.missing)
-        if taken := [name for name in self.found.kept if name in change.apart_from]:
+        if taken := [name for name in self.found.kept if name in change.conflicts_with]:
             raise NotTriedError(f"an alternative to {taken[0]}, which is kept")
         state = change.apply(self.found.state)
         difference = ""
         if change.is_exact:
-            difference = self.compared(state, is_exact=False)
+            difference = self.compare(state, is_exact=False)
             if change.is_of_loader:
-                difference += f"; {self.compared(state, is_exact=True)}"
-        gain = self.timed(state, change, subjects)
+                difference += f"; {self.compare(state, is_exact=True)}"
+        gain = self.measure_gain(state, change, subjects)
         if gain.low > 1:
             self.replace_current(None)
-            gain = min(gain, self.timed(state, change, subjects), key=lambda gain: gain.low)
+            gain = min(gain, self.measure_gain(state, change, subjects), key=lambda gain: gain.low)
         if gain.low <= 1 and not change.evidence:
             raise Refused("slower" if gain.high < 1 else "no gain beyond noise", gain, difference)
         if change.is_exact and not change.is_of_loader:
             try:
-                difference += f"; {self.compared(state, is_exact=True)}"
+                difference += f"; {self.compare(state, is_exact=True)}"
             except Refused as refused:
                 raise Refused(str(refused), gain, refused.difference) from None
         why = "faster" if gain.low > 1 else f"by its card: {change.evidence}"
         return state, gain, difference, why
 
-    def timed(self, state: State, change: Change[State], subjects: list[Subject]) -> Gain:
+    def measure_gain(self, state: State, change: Change[State], subjects: list[Subject]) -> Gain:
         """Return the gain of a state over what was kept; its new subject is then the only one of the list."""
         while subjects:
             subjects.pop().close()
-        before = self.before(change)
+        before = self.build_current(change)
         subjects.append(self.bench.build(state, change))
         try:
             return race(before, subjects[0])
@@ -234,7 +234,7 @@ class Search(Generic[State]):
             self.replace_current(None)  # either of the two may have died
             raise
 
-    def before(self, change: Change[State]) -> Subject:
+    def build_current(self, change: Change[State]) -> Subject:
         """Return what was kept so far, ready to be timed; it stays ready for the next change."""
         state = self.found.state
         if self.current and self.current[:2] == (state, change.is_of_loader):
@@ -245,7 +245,6 @@ class Search(Generic[State]):
         return subject
 
     def replace_current(self, current: tuple[State, bool, Subject] | None) -> None:
-        """Close what was ready to be timed, and keep another."""
         if self.current:
             self.current[2].close()
         self.current = current
@@ -265,22 +264,22 @@ class Search(Generic[State]):
                 return None
             raise
 
-    def compared(self, state: State, *, is_exact: bool) -> str:
+    def compare(self, state: State, *, is_exact: bool) -> str:
         """Return how far a state is from the unchanged model; raises Refused when it is too far."""
         unchanged = self.reference(is_exact=is_exact)
         trace = unchanged and self.trace(state, is_exact=is_exact)
         if unchanged is None or trace is None:
             return "not compared exactly"
-        apart = distance(trace, unchanged)
-        said = f"{trace.precision} " + ("same bits" if apart == 0 else f"{apart:.0e}")
+        relative = distance(trace, unchanged)
+        difference = f"{trace.precision} " + ("same bits" if relative == 0 else f"{relative:.0e}")
         exact = self.reference(is_exact=True)
         if exact is None or exact.dtype == unchanged.dtype:
-            allowed, away = TOLERANCE[unchanged.dtype], apart
+            allowed, away = TOLERANCE[unchanged.dtype], relative
         else:
             allowed, away = ROUNDING * distance(unchanged, exact), distance(trace, exact)
-        if not (apart == 0 or away <= allowed):  # NaN is too far
-            raise Refused(f"differs: by {away:.1e}, {allowed:.1e} allowed", difference=said)
-        return said
+        if not (relative == 0 or away <= allowed):  # NaN is too far
+            raise Refused(f"differs: by {away:.1e}, {allowed:.1e} allowed", difference=difference)
+        return difference
 
 
 def race(before: Subject, after: Subject) -> Gain:
@@ -302,14 +301,13 @@ def race(before: Subject, after: Subject) -> Gain:
 
 
 def median_gain(ratios: Sequence[float]) -> Gain:
-    """Return the median gain with its interval, which is (0, inf) below 8 ratios."""
-    found = intervals.median(ratios, CONFIDENCE)
-    low, high = (found.interval.low, found.interval.high) if found.interval else (0.0, math.inf)
-    return Gain(median=found.value, low=low, high=high, num_pairs=len(ratios))
+    estimate = intervals.median(ratios, CONFIDENCE)
+    low, high = (estimate.interval.low, estimate.interval.high) if estimate.interval else (0.0, math.inf)
+    return Gain(median=estimate.value, low=low, high=high, num_pairs=len(ratios))
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeUpError in what takes longer; only the main thread can be interrupted."""
     if seconds <= 0:
         raise TimeUpError
@@ -344,13 +342,13 @@ def table(tried: Sequence[Tried], seconds: float) -> str:
     rows = [("change", "gain (99 %)", "largest difference", "outcome", "why")]
     rows += [
         (
-            each.name,
-            str(each.gain) if each.gain else "-",
-            each.difference or ("-" if each.is_exact else "CHANGES TRAINING"),
-            each.outcome,
-            each.why,
+            change.name,
+            str(change.gain) if change.gain else "-",
+            change.difference or ("-" if change.is_exact else "CHANGES TRAINING"),
+            change.outcome,
+            change.why,
         )
-        for each in tried
+        for change in tried
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = [

@@ -10,7 +10,7 @@ from common.arguments import whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.files import write_text
+from common.files import save_text
 from common.machine import system
 from common.repository import ROOT, benchmark_module, relative_path
 from common.run import launch
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def is_asked(args: argparse.Namespace) -> bool:
+def wants_tuning(args: argparse.Namespace) -> bool:
     """Return whether to tune; says so where a level asks for nothing. Raises UserError for half a request."""
     if args.write_config is not None and not args.level:
         raise UserError("--write-config needs something to write", hint="add -O1 or -O2")
@@ -60,11 +60,11 @@ def is_asked(args: argparse.Namespace) -> bool:
     return bool(args.level)
 
 
-def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
+def choose_file(args: argparse.Namespace, loaded: Loaded) -> Path:
     """Return the file to run: the one that is beside the results from an earlier time, or a new one."""
     path = args.write_config or default_path(args, loaded)
     if path.exists():
-        if not path.read_text(errors="replace").startswith(f"{made_for(args, loaded)}\n"):
+        if not path.read_text(errors="replace").startswith(f"{describe_command(args, loaded)}\n"):
             hint = "remove it to choose anew"
             raise UserError("was chosen for other settings or ranks", where=relative_path(path), hint=hint)
         print(
@@ -86,8 +86,7 @@ def tuned(args: argparse.Namespace, loaded: Loaded) -> Path:
     return Path(path)
 
 
-def made_for(args: argparse.Namespace, loaded: Loaded) -> str:
-    """Return the first line of a file: the command that makes the same choice."""
+def describe_command(args: argparse.Namespace, loaded: Loaded) -> str:
     config, num_ranks = loaded.config, launch.choose_ranks(loaded.config, args.nproc)
     command = ["ttt", "run", config.benchmark, config.configuration, "--size", config.size, f"-O{args.level}"]
     command += [part for setting in args.set for part in ("--set", setting)]
@@ -96,7 +95,6 @@ def made_for(args: argparse.Namespace, loaded: Loaded) -> str:
 
 
 def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
-    """Return `<configuration>-O1.yaml` in the folder of the results that it will have."""
     config = loaded.config.replaced(configuration=f"{loaded.config.configuration}-O{args.level}")
     name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     folder: Path = args.results.resolve() / system.system_id(config) / name
@@ -123,23 +121,15 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
 
     found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
     seen = tune.table(found.tried, found.seconds)
-    if all(each.is_exact for each in found.tried if each.is_kept):
+    if all(change.is_exact for change in found.tried if change.is_kept):
         losses = tuner.losses(()), tuner.losses(found.state)
-        seen += "\n" + tune_runs.side_by_side(*losses, config.precision)
+        seen += "\n" + tune_runs.compare_losses(*losses, config.precision)
     else:
         seen += "\ntraining was changed: its losses are its own"
-    comment = [made_for(args, loaded), *(f"# {line}".rstrip() for line in seen.splitlines())]
-    text = tune_runs.as_file(tuner, found, "\n".join(comment))
+    comment = [describe_command(args, loaded), *(f"# {line}".rstrip() for line in seen.splitlines())]
+    text = tune_runs.make_yaml(tuner, found, "\n".join(comment))
     print(text, flush=True)
     if args.write_config is not None:
-        write(args.write_config, text)
+        save_text(args.write_config, text)
         print(f"-> {args.write_config}")
     return EXIT_OK
-
-
-def write(path: Path, text: str) -> None:
-    """Create the file whole."""
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write ({error.strerror})", where=str(path)) from error

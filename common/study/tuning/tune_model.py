@@ -47,7 +47,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for inputs, targets in self.batches:
-            yield mapped(inputs, self.moved), mapped(targets, self.moved)
+            yield map_tensors(inputs, self.moved), map_tensors(targets, self.moved)
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
@@ -59,13 +59,17 @@ class Loader:
         return value.contiguous(memory_format=torch.channels_last) if is_image else value
 
 
-def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor of nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {key: mapped(each, function) for key, each in value.items()}
-    return type(value)(mapped(each, function) for each in value) if isinstance(value, tuple | list) else value
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    return (
+        type(value)(map_tensors(item, function) for item in value)
+        if isinstance(value, tuple | list)
+        else value
+    )
 
 
 def optimize(
@@ -83,12 +87,12 @@ def optimize(
     loader that can be read only once, which the search would use up.
     """
     bench = ModelBench(model=model, loader=loader, loss=loss, make_optimizer=optimizer)
-    with torch.random.fork_rng(), restored(loader):
+    with torch.random.fork_rng(), restore_generators(loader):
         if iter(loader) is loader:
             hint = "pass what it iterates over"
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
         found = Search(bench, (), seconds=seconds, report=lambda tried: None).run(bench.changes())
-    tuned = bench.assembled(found.state, model)
+    tuned = bench.assemble(found.state, model)
     return replace(tuned, kept=found.state, report=table(found.tried, found.seconds))
 
 
@@ -111,7 +115,7 @@ class ModelBench:
             change("fused_optimizer"),
         ]
 
-    def assembled(self, state: State, model: nn.Module, dtype: torch.dtype | None = None) -> Tuned:
+    def assemble(self, state: State, model: nn.Module, dtype: torch.dtype | None = None) -> Tuned:
         """Return the model with what is in the state, and what trains it."""
         if "channels_last" in state and apply_channels_last(model) == 0:
             raise UserError("no 2-d convolution in this model")
@@ -130,25 +134,27 @@ class ModelBench:
         )
         return Tuned(model=model, optimizer=optimizer, loader=loader)
 
-    def copied(self, state: State, dtype: torch.dtype | None = None) -> Tuned:
+    def copy_model(self, state: State, dtype: torch.dtype | None = None) -> Tuned:
         """Return a copy with what is in the state, in training mode."""
-        return self.assembled(state, copy.deepcopy(self.model).to(dtype).train(), dtype)
+        return self.assemble(state, copy.deepcopy(self.model).to(dtype).train(), dtype)
 
     def build(self, state: State, change: Change[State]) -> "TimedModel":
         """Return what is timed."""
-        return TimedModel(self.copied(state), self.loss, has_loader=change.is_of_loader)
+        return TimedModel(self.copy_model(state), self.loss, has_loader=change.is_of_loader)
 
     @cached_property
     def read(self) -> list[Any]:
         """The batches of every trace."""
-        return first(self.loader)
+        return first_batches(self.loader)
 
     def trace(self, state: State, *, is_exact: bool) -> Trace:
         """Return the first steps; raises Refused where worker processes draw other batches."""
         kind = next(self.model.parameters())
         exact = torch.float32 if kind.is_cuda else torch.float64
-        tuned = self.copied(state, exact if is_exact else None)
-        if tuned.loader.batches is not self.loader and not same(first(tuned.loader.batches), self.read):
+        tuned = self.copy_model(state, exact if is_exact else None)
+        if tuned.loader.batches is not self.loader and not equal_tensors(
+            first_batches(tuned.loader.batches), self.read
+        ):
             raise Refused("the data set draws at random: not compared")
         batches = list(replace(tuned.loader, batches=copy.deepcopy(self.read)))
         torch.manual_seed(0)
@@ -166,7 +172,6 @@ def change(name: str, *, is_of_loader: bool = False, missing: str = "") -> Chang
 
 
 def take_step(tuned: Tuned, loss: Callable[[Any, Any], Tensor], batch: tuple[Any, Any]) -> Tensor:
-    """Take a training step and return the loss."""
     inputs, targets = batch
     tuned.optimizer.zero_grad(set_to_none=True)
     value = loss(tuned.model(inputs), targets)
@@ -210,35 +215,35 @@ def with_workers(loader: Iterable[Any], num_workers: int) -> DataLoader[Any]:
 
 
 @contextmanager
-def restored(loader: Iterable[Any]) -> Iterator[None]:
+def restore_generators(loader: Iterable[Any]) -> Iterator[None]:
     """Put the generators of a loader and of its sampler back where they were."""
     samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
     holders = (loader, *samplers, getattr(samplers[1], "sampler", None))
-    generators = (getattr(each, "generator", None) for each in holders)
-    found = [each for each in generators if isinstance(each, Generator)]
-    states = [generator.get_state() for generator in found]
+    generators = (getattr(holder, "generator", None) for holder in holders)
+    drawing = [holder for holder in generators if isinstance(holder, Generator)]
+    states = [generator.get_state() for generator in drawing]
     try:
         yield
     finally:
-        for generator, state in zip(found, states, strict=True):
+        for generator, state in zip(drawing, states, strict=True):
             generator.set_state(state)
 
 
-def first(loader: Iterable[Any]) -> list[Any]:
+def first_batches(loader: Iterable[Any]) -> list[Any]:
     """Return the first batches, the same ones each time."""
     torch.manual_seed(0)
-    with restored(loader):
+    with restore_generators(loader):
         return list(itertools.islice(loader, NUM_STEPS))
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_tensors(one: Any, other: Any) -> bool:
     """Return whether nested tuples, lists and mappings hold the same tensors."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
-        return all(same(one[key], other[key]) for key in one)
+        return all(equal_tensors(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
-        return all(map(same, one, other))
+        return all(map(equal_tensors, one, other))
     return bool(one == other)
 
 
@@ -249,8 +254,8 @@ class TimedModel:
         self.tuned, self.loss = tuned, loss
         self.has_loader = has_loader
         ready = tuned.loader if has_loader else list(itertools.islice(tuned.loader, NUM_STEPS))
-        self.batches = forever(ready)
-        self.num_drained = ahead(tuned.loader.batches) if has_loader else 0
+        self.batches = repeat(ready)
+        self.num_drained = count_prefetched(tuned.loader.batches) if has_loader else 0
 
     def turn(self) -> float:
         """Return the seconds of a few steps."""
@@ -268,12 +273,11 @@ class TimedModel:
         self.batches = iter(())
 
 
-def ahead(loader: Iterable[Any]) -> int:
+def count_prefetched(loader: Iterable[Any]) -> int:
     """Return how many batches worker processes hold ready."""
     return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 2)
 
 
-def forever(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches again and again."""
+def repeat(batches: Iterable[Any]) -> Iterator[Any]:
     while True:
         yield from batches

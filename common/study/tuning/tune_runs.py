@@ -70,9 +70,9 @@ class Tuner:
 
     def build(self, state: State, change: Change[State]) -> Apart:
         """Return what is timed: with its loader where the change is one of the loader."""
-        return Apart(partial(self.timed, state, has_loader=change.is_of_loader))
+        return Apart(partial(self.build_timed, state, has_loader=change.is_of_loader))
 
-    def timed(self, state: State, *, has_loader: bool) -> "TimedTraining":
+    def build_timed(self, state: State, *, has_loader: bool) -> "TimedTraining":
         """Return what takes the turns in its process."""
         return TimedTraining(self.training(self.config(state)), has_loader=has_loader)
 
@@ -80,7 +80,7 @@ class Tuner:
         """Return the first steps on real batches at the peak of the learning rate."""
         config = self.config(state)
         if not is_exact:
-            return traced(self.training(config), config)
+            return trace_steps(self.training(config), config)
         plain = config.replaced(precision="fp32")
         start = self.training(plain).model.state_dict()
         dtype = torch.float32 if torch.cuda.is_available() else torch.float64
@@ -90,7 +90,7 @@ class Tuner:
         try:
             training = self.training(plain)
             training.model.load_state_dict(start)
-            return traced(training, plain, dtype)
+            return trace_steps(training, plain, dtype)
         finally:
             torch.set_default_dtype(before[0])
             torch.set_float32_matmul_precision(before[1])
@@ -103,12 +103,12 @@ class Tuner:
         return [float(training.train_step(next(batches), step)) for step in range(NUM_SHOWN)]
 
 
-def traced(training: Training, config: RunConfig, dtype: torch.dtype | None = None) -> Trace:
+def trace_steps(training: Training, config: RunConfig, dtype: torch.dtype | None = None) -> Trace:
     """Return the first steps of a training; a `dtype` is that of its model, else that of its precision."""
     peak = training.plan.warmup_steps
     batches = list(itertools.islice(training.benchmark.train_batches(peak), NUM_TRACED))
     if dtype:
-        batches = [as_type(batch, dtype) for batch in batches]
+        batches = [cast_inputs(batch, dtype) for batch in batches]
 
     def step(number: int) -> float:
         return float(training.train_step(batches[number], peak + number))
@@ -116,8 +116,7 @@ def traced(training: Training, config: RunConfig, dtype: torch.dtype | None = No
     return take_trace(training.model, step, NUM_TRACED, dtype or PRECISIONS[config.precision])
 
 
-def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Return a batch whose inputs of a float type have this one."""
+def cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
     inputs = {
         name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in batch.inputs.items()
@@ -125,7 +124,7 @@ def as_type(batch: Batch, dtype: torch.dtype) -> Batch:
     return replace(batch, inputs=inputs)
 
 
-def kinds(benchmark: str) -> dict[str, type[Method]]:
+def method_classes(benchmark: str) -> dict[str, type[Method]]:
     """Return the class of every method that a benchmark can use, by its name."""
     return {name: kind_of(name, module) for name, module in available_methods(benchmark).items()}
 
@@ -169,18 +168,20 @@ class TimedTraining:
         self.loader = None
 
 
-def written_in(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
+def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Return by configuration the methods that it has, with their settings at a size.
 
     One that the size switches off has its settings of the full size.
     """
-    found = {}
+    methods = {}
     for name in configurations(benchmark):
-        full, sized = (merge_files(benchmark, name, each)[0].get("methods") or {} for each in ("full", size))
-        found[name] = {
+        full, sized = (
+            merge_files(benchmark, name, which)[0].get("methods") or {} for which in ("full", size)
+        )
+        methods[name] = {
             method: sized.get(method) or full[method] for method in full if full[method] is not False
         }
-    return found
+    return methods
 
 
 def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
@@ -190,80 +191,81 @@ def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
     settings, and what is on left out. Methods stay in the order in which they are applied, compilers last.
     """
     config = tuner.loaded.config
-    written = written_in(config.benchmark, config.size)
+    written = read_methods(config.benchmark, config.size)
     chosen = {key for key, origin in tuner.loaded.origins.items() if origin == "--set"}
     longest_first = sorted(written.values(), key=len, reverse=True)
-    found = kinds(config.benchmark)
-    order = dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(found)])
+    kinds = method_classes(config.benchmark)
+    order = dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(kinds)])
     names = [name for name in order if ("methods", name) not in chosen]
-    settings = settings_tried(tuner, chosen)
+    settings = list_settings(tuner, chosen)
     used: list[Change[State]] = []
     others: list[Change[State]] = []
     compilers: list[Change[State]] = []
     without: list[Change[State]] = []
     for name in names:
-        kind, homes = found[name], [each for each in written.values() if name in each]
+        kind, homes = kinds[name], [methods for methods in written.values() if name in methods]
         keeps = kind.is_exact
         if name in config.methods:
             if keeps:
-                without.append(off(name))
+                without.append(switch_off(name))
         elif keeps or (level > 1 and homes):
             allies = set().union(*homes) if homes else set(order)
-            change = on(
+            change = switch_on(
                 name,
                 kind,
                 next(iter(homes), {}).get(name, {}),
-                apart_from=() if keeps else tuple(other for other in order if other not in allies),
+                conflicts_with=() if keeps else tuple(other for other in order if other not in allies),
             )
             (compilers if kind.compiles else used if homes else others).append(change)
     loaders = [change for change in settings if change.is_of_loader]
     forms = [change for change in settings if not change.is_of_loader]
-    return [fused_already(config), *used, *loaders, *others, *compilers, *forms, *without]
+    return [fused_row(config), *used, *loaders, *others, *compilers, *forms, *without]
 
 
-def on(name: str, kind: type[Method], settings: Any, *, apart_from: tuple[str, ...]) -> Change[State]:
+def switch_on(
+    name: str, kind: type[Method], settings: Any, *, conflicts_with: tuple[str, ...]
+) -> Change[State]:
     """Return the change that switches a method on."""
     setting = f"methods.{name}={yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()}"
     lacks = missing_compiler() if kind.compiles else ""
     return Change(
         name=name,
-        apply=adding(setting),
+        apply=add_settings(setting),
         is_exact=kind.is_exact,
-        evidence="" if kind.is_exact else worth(name, kind),
+        evidence="" if kind.is_exact else read_promise(name, kind),
         missing=f"not available: {lacks}" if lacks else "",
-        apart_from=apart_from,
+        conflicts_with=conflicts_with,
     )
 
 
-def off(name: str) -> Change[State]:
+def switch_off(name: str) -> Change[State]:
     """Return the change that switches a method off."""
-    return Change(name=f"without {name}", apply=adding(f"methods.{name}=false"))
+    return Change(name=f"without {name}", apply=add_settings(f"methods.{name}=false"))
 
 
-def fused_already(config: RunConfig) -> Change[State]:
-    """Return the row of what every configuration has: common/training/optim.py builds no other."""
-    return Change(name=f"fused {config.optimizer.name}", apply=adding(), missing="on already")
+def fused_row(config: RunConfig) -> Change[State]:
+    return Change(name=f"fused {config.optimizer.name}", apply=add_settings(), missing="on already")
 
 
-def adding(*settings: str) -> Callable[[State], State]:
+def add_settings(*settings: str) -> Callable[[State], State]:
     """Return what adds settings to a state."""
     return lambda state: (*state, *settings)
 
 
-def settings_tried(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[State]]:
+def list_settings(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[State]]:
     """Return a change for all settings that the benchmark says leave the mathematics alone."""
     return [
         Change(
             name=" ".join(settings),
-            apply=adding(*settings),
+            apply=add_settings(*settings),
             is_of_loader=settings[0].startswith("data."),
         )
         for settings in probes_of(tuner.benchmark(tuner.loaded.config)).equal_settings()
-        if chosen.isdisjoint(tuple(each.partition("=")[0].split(".")) for each in settings)
+        if chosen.isdisjoint(tuple(text.partition("=")[0].split(".")) for text in settings)
     ]
 
 
-def worth(name: str, kind: type[Method]) -> str:
+def read_promise(name: str, kind: type[Method]) -> str:
     """Return what a card says of quality, first sentence, for a method that relieves no part of a step."""
     card = read_card(name, kind.__module__)
     relieves_none = {"nothing", "number of steps"}.issuperset(card.relieves)
@@ -275,7 +277,7 @@ def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], 
     return Search(tuner, (), seconds=seconds, report=report).run(candidates(tuner, level))
 
 
-def as_file(tuner: Tuner, found: Found[State], head: str) -> str:
+def make_yaml(tuner: Tuner, found: Found[State], head: str) -> str:
     """Return the YAML file of what was kept: it extends the configuration and states only differences.
 
     `head`, lines of comment, says what it was made for and what was seen.
@@ -289,7 +291,7 @@ def as_file(tuner: Tuner, found: Found[State], head: str) -> str:
     return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
 
 
-def side_by_side(unchanged: list[float], tuned: list[float], precision: str) -> str:
+def compare_losses(unchanged: list[float], tuned: list[float], precision: str) -> str:
     """Return the losses of both, their largest difference, and what rounding alone amounts to."""
     lines = [f"loss of the first {len(tuned)} steps, same seed and batches: unchanged, tuned, difference"]
     lines += [
@@ -298,5 +300,5 @@ def side_by_side(unchanged: list[float], tuned: list[float], precision: str) -> 
     ]
     largest = max(abs(a - b) / abs(a) for a, b in zip(unchanged, tuned, strict=True))
     rounding = torch.finfo(PRECISIONS[precision]).eps
-    said = f"{largest:.1e} of the loss; one rounding in {precision} is {rounding:.1e}"
-    return "\n".join([*lines, "  largest difference: " + (said if largest else "none, the same bits")])
+    summary = f"{largest:.1e} of the loss; one rounding in {precision} is {rounding:.1e}"
+    return "\n".join([*lines, "  largest difference: " + (summary if largest else "none, the same bits")])

@@ -166,13 +166,13 @@ def test_a_crossing_at_a_budget_is_found_once():
 
 def test_answers_ask_at_the_first_curves_places_and_at_the_target():
     one, other = curve("one", (10, 0.2), (20, 0.6)), curve("other", (4, 0.5), (8, 0.7))
-    found = curves.answers([one, other], target=0.55, price=3.6)
+    found = curves.compare_curves([one, other], target=0.55, price=3.6)
     assert [each.quality for each in found.equal_quality] == [0.2, 0.55, 0.6]
     assert [each.seconds for each in found.equal_time] == [8, 10, 20]
     at_target = found.equal_quality[1]
     expected = (10 + 10 * 0.35 / 0.4) / (4 + 4 * 0.05 / 0.2)
     assert at_target.times_faster["other"].estimate.value == pytest.approx(expected)
-    assert curves.answers([one], target=0.9, price=None).crossings == ()
+    assert curves.compare_curves([one], target=0.9, price=None).crossings == ()
 
 
 def test_time_is_without_evaluations_and_costs_what_it_takes():

@@ -9,8 +9,8 @@ from rich.console import Console
 from common.errors import UserError
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log
-from common.study.ablation import ablate
-from common.study.ablation.ablate import builder
+from common.files import save_text
+from common.study.ablation import ablate, steps
 from common.study.ablation.design import plan
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Study
@@ -22,7 +22,9 @@ TINY = (*CUT, "--turns", "6", "--target", "0.02", "--end-seeds", "1")
 
 @pytest.fixture(scope="module")
 def bert():
-    return Switches("language_bert", "optimized", size="mini", settings=[], build=builder("language_bert"))
+    return Switches(
+        "language_bert", "optimized", size="mini", settings=[], build=steps.builder("language_bert")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +98,13 @@ def test_cadence_is_no_switch_and_a_switch_cannot_be_set(resnet):
 def test_step_times_are_kept_for_the_same_configurations_and_versions_only(resnet, tmp_path):
     ablation, args = plan(resnet, 16), Namespace(turns=9, remeasure=False)
     study = Study(name="x", benchmark="image_classification", size="mini", cells=(), results=tmp_path)
-    wanted = ablate.wanted(ablation, args)
+    wanted = steps.describe_steps(ablation, args)
     assert len(set(wanted["configurations"].values())) == len(ablation.states)
     kept = json.loads(json.dumps(wanted)) | {"date": "", "commit": "abc (clean)"}
     other = kept | {"configurations": wanted["configurations"] | {"baseline": "another"}}
     for figures, is_kept in ((kept, True), (other, False), (kept | {"versions": {}}, False), ({}, False)):
-        ablate.save(ablate.steps_path(study), json.dumps(figures))
-        assert (ablate.kept_steps(ablation, study, args, Console(quiet=True)) is not None) == is_kept
+        save_text(steps.steps_path(study), json.dumps(figures))
+        assert (steps.load_steps(ablation, study, args, Console(quiet=True)) is not None) == is_kept
 
 
 def test_runs_of_another_commit_than_the_step_times_are_named():
@@ -159,10 +161,10 @@ def test_a_small_ablation_keeps_what_it_measured_and_reaches_the_report(tmp_path
     )
     first = ttt_here(*command)
     assert first.returncode == 0, first.stderr
-    assert "7 runs of 7 cells" in first.stdout and "each alone on baseline" in first.stdout
+    assert "10 runs of 10 cells" in first.stdout and "each alone on baseline" in first.stdout
     ((path, ledger),) = find_ledgers([tmp_path / "results"])
     assert isinstance(ledger, Ledger) and path.endswith("bert-mini.ledger.json")
-    assert sum(len(state.runs) for state in ledger.states) == 7
+    assert sum(len(state.runs) for state in ledger.states) == 10
     unpad = next(row for row in ledger.rows if row.name == "unpad")
     assert unpad.alone.throughput.interval.low > 1  # half of the tokens are padding
     assert unpad.relieves[:2] == ["forward pass", "backward pass"] and unpad.bound > 1

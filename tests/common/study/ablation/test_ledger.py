@@ -60,7 +60,7 @@ CARDS = {"a": ("backward pass",), "b": ("backward pass", "optimizer"), "c": ("no
 
 
 def rows(found):
-    return {row.name: row for row in ledgers.ledger_rows(found, Three(), CARDS)}
+    return {row.name: row for row in ledgers.make_rows(found, Three(), CARDS)}
 
 
 def test_effects_alone_and_left_out_are_those_of_their_states():
@@ -98,7 +98,7 @@ def test_noise_of_a_state_that_steps_share_is_not_counted_twice():
     found = made(seeds=("1", "2"))
     noisy = {State("a"): [0.6 * (1 + 0.1 * (turn % 3)) for turn in range(TURNS)]}  # between base and a + c
     found = replace(found, turns={**found.turns, **noisy})
-    throughput, minutes = ledgers.compositions(found, Three())
+    throughput, minutes = ledgers.make_compositions(found, Three())
     assert throughput.product.interval.high == pytest.approx(throughput.product.interval.low)
     assert throughput.added.value == pytest.approx(10 / (10 - 4 - 2 - 1))
     deviation, root = math.log(1.1) / math.sqrt(2), math.sqrt((2**2 + 1 + 1) / 2)  # base -2, b +1, a + c +1
@@ -123,7 +123,7 @@ def test_a_run_that_missed_the_target_leaves_minutes_unknown_and_is_told():
 
 
 def test_the_whole_lies_between_added_savings_and_the_product_or_is_told_as_it_is():
-    throughput, minutes = ledgers.compositions(made(), Three())
+    throughput, minutes = ledgers.make_compositions(made(), Three())
     assert throughput.measured.value == pytest.approx(10 / 4)
     assert throughput.product.value == pytest.approx(10 / 6 * 10 / 8 * 6 / 5)
     assert throughput.added.value == pytest.approx(10 / (10 - 4 - 2 - 1))
@@ -132,19 +132,21 @@ def test_the_whole_lies_between_added_savings_and_the_product_or_is_told_as_it_i
 
 def test_pairs_tell_what_two_save_together():
     found = made()
-    measured = ledgers.pairs(found, design(("a", "b"), 8), State())
+    measured = ledgers.make_pairs(found, design(("a", "b"), 8), State())
     assert [pair.names for pair in measured] == [["a", "b"]]
     assert measured[0].one_by_one_ms == pytest.approx(6)
     assert measured[0].together_ms == pytest.approx(5)
     assert measured[0].lost_ms.value == pytest.approx(1)
-    told = ledgers.warnings(list(rows(found).values()), measured, 10.0)
+    told = ledgers.make_warnings(list(rows(found).values()), measured, 10.0)
     assert told[0] == (
         "a and b both relieve the backward pass: together they save 5 ms a sample, less than the 6 ms of one "
         "by one"
     )
     assert len(told) == 1
-    meek = ledgers.ledger_rows(found, Three(), CARDS | {"a": ("forward pass",)})
-    assert any("a gains more than Amdahl's bound" in line for line in ledgers.warnings(meek, measured, 10.0))
+    meek = ledgers.make_rows(found, Three(), CARDS | {"a": ("forward pass",)})
+    assert any(
+        "a gains more than Amdahl's bound" in line for line in ledgers.make_warnings(meek, measured, 10.0)
+    )
 
 
 def test_what_a_pair_loses_is_one_by_one_minus_together_in_spite_of_noise():
@@ -153,11 +155,11 @@ def test_what_a_pair_loses_is_one_by_one_minus_together_in_spite_of_noise():
         state: [each * (1 + 0.05 * ((turn * (3 + len(state))) % 4)) for turn, each in enumerate(own)]
         for state, own in found.turns.items()
     }
-    (pair,) = ledgers.pairs(replace(found, turns=turns), design(("a", "b"), 8), State())
+    (pair,) = ledgers.make_pairs(replace(found, turns=turns), design(("a", "b"), 8), State())
     assert pair.one_by_one_ms - pair.together_ms == pytest.approx(pair.lost_ms.value)
     assert pair.lost_ms.interval.low <= pair.lost_ms.value <= pair.lost_ms.interval.high
 
 
 def test_cards_alone_warn_where_the_pair_was_not_measured():
-    told = ledgers.warnings(list(rows(made()).values()), [], 10.0)
+    told = ledgers.make_warnings(list(rows(made()).values()), [], 10.0)
     assert "a and b both relieve the backward pass: expect less than the sum of what they save alone" in told

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.measure.clock import time_call
 from common.repository import ROOT
 from common.study.tuning.traces import Trace, apart, distance, take_trace
-from common.study.tuning.tune import Change, Refused, Search, TimeUpError, limited, median_gain, table
+from common.study.tuning.tune import Change, Refused, Search, TimeUpError, median_gain, table, time_limit
 from common.study.tuning.tune_model import ModelBench, optimize, with_workers
 
 SIZE = 192
@@ -56,14 +56,14 @@ class Bench:
         return take_trace(trained.model, trained.step, 3, dtype)
 
 
-def changed(name, *, is_exact=True, evidence="", missing="", apart_from=(), **values):
+def changed(name, *, is_exact=True, evidence="", missing="", conflicts_with=(), **values):
     return Change(
         name=name,
         apply=lambda state: state | values,
         is_exact=is_exact,
         evidence=evidence,
         missing=missing,
-        apart_from=apart_from,
+        conflicts_with=conflicts_with,
     )
 
 
@@ -116,7 +116,7 @@ def test_what_changes_training_is_kept_for_its_time_or_by_its_card_and_not_besid
     _, tried = searched(
         changed("smaller", is_exact=False, evidence="costs quality", repeats=2, scale=2.0),
         changed("better", is_exact=False, evidence="higher quality", repeats=10),
-        changed("other", is_exact=False, evidence="as good", apart_from=("better",)),
+        changed("other", is_exact=False, evidence="as good", conflicts_with=("better",)),
         changed("exact", repeats=1),
     )
     assert tried["smaller"].why == "faster" and tried["better"].why == "by its card: higher quality"
@@ -198,7 +198,7 @@ def test_what_died_in_a_race_is_replaced():
 
 
 def test_the_statistics_of_a_batch_norm_are_compared_too():
-    def traced(momentum):
+    def trace_steps(momentum):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=momentum))
         model.register_buffer("constant", torch.ones(2))
@@ -213,10 +213,10 @@ def test_the_statistics_of_a_batch_norm_are_compared_too():
 
         return take_trace(model, step, 2, torch.float32)
 
-    plain, other = traced(0.1), traced(0.2)
+    plain, other = trace_steps(0.1), trace_steps(0.2)
     assert plain.buffers.keys() == {"1.running_mean", "1.running_var"}
     assert plain.losses == other.losses and apart(other.updates, plain.updates) == 0
-    assert distance(other, plain) == pytest.approx(1.0, rel=1e-3) and distance(plain, traced(0.1)) == 0
+    assert distance(other, plain) == pytest.approx(1.0, rel=1e-3) and distance(plain, trace_steps(0.1)) == 0
 
 
 def test_a_search_ends_with_its_time():
@@ -315,7 +315,7 @@ def of_loader(data):
         search = Search(bench, (), seconds=60, report=print)
         state = ("loader_workers_2",)
         try:
-            return search.compared(state, is_exact=True)
+            return search.compare(state, is_exact=True)
         finally:
             assert torch.equal(before, generator.get_state())
 
@@ -358,6 +358,6 @@ def test_the_time_is_up_also_where_python_drops_what_is_raised():
             while time.monotonic() < ends:
                 pass
 
-    with pytest.raises(TimeUpError), limited(0.1):
+    with pytest.raises(TimeUpError), time_limit(0.1):
         Slow()
         wait(5)

@@ -9,7 +9,7 @@ from common.config.merge import to_yaml
 from common.errors import UserError
 from common.evidence.log import read_log
 from common.study.tuning.tune import Found, Gain, Tried
-from common.study.tuning.tune_runs import Tuner, as_file, candidates
+from common.study.tuning.tune_runs import Tuner, candidates, make_yaml
 from common.training.load import load_config
 from tests.command import ttt, ttt_here
 
@@ -111,8 +111,8 @@ def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_a
     assert not found["ema"].is_exact and "average" in found["ema"].evidence
     assert found["progressive_resizing"].evidence == ""  # its card promises time: it has to gain some
     assert found["scale_schedule"].apply(()) == ("methods.scale_schedule={ratio: 0.5}",)
-    assert "progressive_resizing" in found["progressive_crops"].apart_from
-    assert "ema" not in found["blurpool"].apart_from
+    assert "progressive_resizing" in found["progressive_crops"].conflicts_with
+    assert "ema" not in found["blurpool"].conflicts_with
     assert "no_norm_decay" not in found  # in no configuration
 
 
@@ -121,7 +121,7 @@ def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_p
     state = ("methods.unpad={round_to: 64}", "model.attention=eager", "methods.unpad=false")
     gain = Gain(median=2.0, low=1.5, high=2.5, num_pairs=12)
     found = Found(state=state, tried=[Tried(name="unpad", is_kept=True, why="faster", gain=gain)])
-    text = as_file(own, found, "# Found by: a command")
+    text = make_yaml(own, found, "# Found by: a command")
     assert text.startswith("# Found by: a command\nextends: ")
     stated = {"extends": "baseline", "global_batch_size": 8, "methods": {"unpad": False}}
     assert yaml.safe_load(text) == stated | {"model": {"attention": "eager"}}
