@@ -17,7 +17,6 @@ from common.training.ranks import Place, part
 from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import moved_lengths, typical_lengths
-from language_bert.data.sources import WIKIPEDIA
 from language_bert.methods.position_rows import copy_rows
 from language_bert.probes import Probes
 
@@ -72,21 +71,10 @@ def test_efficient_says_that_they_differ():
 def test_typical_lengths_are_wikipedias():
     lengths = typical_lengths(10_000, 512)
     assert lengths.mean() == pytest.approx(255.8, abs=2)
-    assert np.mean(lengths == 512) == pytest.approx(0.234, abs=0.002)
     assert np.std(lengths) == pytest.approx(183, abs=3)
     assert np.mean(lengths.astype(float) ** 2) == pytest.approx(98_826, rel=0.02)
-    assert np.quantile(lengths, [0.05, 0.25, 0.5]) == pytest.approx([36, 84, 204], abs=1)
     moved = moved_lengths(typical_lengths(448, 512), 100_000, 512)
     assert moved.sum() == pytest.approx(100_000, abs=448) and moved.max() <= 512
-
-
-def test_the_published_accuracy_has_its_own_name():
-    benchmark = Benchmark(config_of("baseline"), seed=0)
-    benchmark.manifest = {"facts": {"num_evaluation_short": 6946}}  # in the place of the prepared data's
-    found = benchmark.extra_metrics(round(0.71546 * 428_235), 428_235)
-    assert found == {"mlm_accuracy_mosaic": pytest.approx(0.72, abs=1e-5)}
-    assert benchmark.config.data.corpus == WIKIPEDIA
-    assert Benchmark(config_of("baseline", size="mini"), seed=0).extra_metrics(1, 2) == {}
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,8 @@ def config_of(directory, **changes):
 
 def prepared(directory, source, **changes):
     config = config_of(directory, **changes)
-    digest = prepare(directory, config, source)
+    prepare(directory, config, source)
     assert not fingerprint.verify(directory, config.prepared_with(), hint="")
-    return digest
 
 
 def content_of(directory):
@@ -183,27 +182,20 @@ def test_an_accuracy_of_the_starting_weights_that_is_not_the_published_one_is_to
     assert log.count("starting_doubt") == 1 and "before the first step" not in screen  # the one of above
 
 
-def padded(values, length):
-    return list(values) + [0] * (length - len(values))
-
-
 def payload(instance):
     """Return an instance as the reference pads and writes it."""
-    length, num_masked = len(instance.input_ids), len(instance.masked_ids)
-    most = int(LENGTH * 0.15)
-    segments = [0] * instance.num_a_tokens + [1] * (length - instance.num_a_tokens)
-    weights = np.array(padded([1.0] * num_masked, most), np.float32)
-    return example(
-        {
-            "input_ids": padded(instance.input_ids, LENGTH),
-            "input_mask": padded([1] * length, LENGTH),
-            "segment_ids": padded(segments, LENGTH),
-            "masked_lm_positions": padded(instance.masked_positions, most),
-            "masked_lm_ids": padded(instance.masked_ids, most),
-            "masked_lm_weights": weights,
-            "next_sentence_labels": [int(instance.is_random_next)],
-        }
-    )
+    length, most = len(instance.input_ids), int(LENGTH * 0.15)
+    columns = {
+        "input_ids": (instance.input_ids, LENGTH),
+        "input_mask": ([1] * length, LENGTH),
+        "segment_ids": ([0] * instance.num_a_tokens + [1] * (length - instance.num_a_tokens), LENGTH),
+        "masked_lm_positions": (instance.masked_positions, most),
+        "masked_lm_ids": (instance.masked_ids, most),
+        "masked_lm_weights": ([1] * len(instance.masked_ids), most),
+        "next_sentence_labels": ([int(instance.is_random_next)], 1),
+    }
+    lists = {name: [*values] + [0] * (size - len(values)) for name, (values, size) in columns.items()}
+    return example(lists | {"masked_lm_weights": np.array(lists["masked_lm_weights"], np.float32)})
 
 
 @pytest.fixture
@@ -231,8 +223,7 @@ def test_tfrecords_give_the_instances_of_the_text(source, records, tmp_path):
         a, b = (np.flatnonzero(part.index["shard"] == shard)[:40] for part in (one, other))
         assert len(a) == len(b) == 40
         assert (one.index["crc32"][a] == other.index["crc32"][b]).all()
-    names = ("evaluation-00000.shard", "evaluation.index.npy", "model.safetensors")
-    for name in names:
+    for name in ("evaluation-00000.shard", "evaluation.index.npy", "model.safetensors"):
         assert (tmp_path / "text" / name).read_bytes() == (tmp_path / "full" / name).read_bytes()
 
 
@@ -256,26 +247,24 @@ def copied(source, tmp_path):
     return shutil.copytree(source, tmp_path / "source")
 
 
-def test_an_incomplete_or_ambiguous_source_is_refused(copied, tmp_path):
-    part = copied / "results4" / f"part-00001-of-{NUM_PARTS:05}"
-    for change, message in (
-        (lambda: part.rename(copied / "moved"), r"3 of 4 parts, part-00001-of-00004 is missing"),
-        (lambda: (copied / "moved").rename(part), None),
-        (lambda: shutil.copy(part, copied), "part-00001-of-00004 is there twice"),
-        (lambda: (copied / part.name).unlink(), None),
-        (lambda: shutil.copy(part, copied / "part-00001-of-00009"), "parts of 2 sets"),
-        (lambda: (copied / "part-00001-of-00009").unlink(), None),
-        (lambda: shutil.copy(part, copied / "eval_10k"), "both eval.txt and eval_10k"),
-        (lambda: (copied / "eval_10k").unlink(), None),
-        (lambda: (copied / "vocab.txt").rename(copied / "words"), "no vocab.txt"),
-        (lambda: (copied / "words").rename(copied / "vocab.txt"), None),
-        (lambda: (copied / "model.ckpt-28252.index").unlink(), r"no model\.ckpt-28252\.index"),
-    ):
-        change()
-        if message is not None:
-            with pytest.raises(UserError, match=message):
-                prepared(tmp_path / "full", copied)
-    assert not (tmp_path / "full").exists()
+PART = f"results4/part-00001-of-{NUM_PARTS:05}"
+
+
+@pytest.mark.parametrize(
+    ("action", "names", "message"),
+    [
+        (shutil.move, (PART, "moved"), r"3 of 4 parts, part-00001-of-00004 is missing"),
+        (shutil.copy, (PART, "."), "part-00001-of-00004 is there twice"),
+        (shutil.copy, (PART, "part-00001-of-00009"), "parts of 2 sets"),
+        (shutil.copy, (PART, "eval_10k"), "both eval.txt and eval_10k"),
+        (shutil.move, ("vocab.txt", "words"), "no vocab.txt"),
+        (shutil.move, ("model.ckpt-28252.index", "index"), r"no model\.ckpt-28252\.index"),
+    ],
+)
+def test_an_incomplete_or_ambiguous_source_is_refused(copied, action, names, message):
+    action(*(copied / name for name in names))
+    with pytest.raises(UserError, match=message):
+        sources.list_source(copied, is_official=False, has_checkpoint=True)
 
 
 @pytest.mark.parametrize(
