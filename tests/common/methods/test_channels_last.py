@@ -1,11 +1,8 @@
 """Channels last: another order in memory, the same numbers."""
 
-import pytest
 import torch
-from torch import nn
 
-from common.errors import UserError
-from common.methods.channels_last import ChannelsLast, apply_channels_last
+from common.methods.channels_last import apply_channels_last
 from tests.common.methods.one_step import assert_same_step, network
 
 
@@ -16,8 +13,3 @@ def test_the_layout_changes_and_a_step_stays_what_it_was() -> None:
     images = torch.randn(2, 3, 9, 7, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     assert_same_step(model, network(), images)
     assert model(images).is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_model_without_convolutions_is_refused() -> None:
-    with pytest.raises(UserError, match="methods.channels_last"):
-        ChannelsLast("channels_last", ChannelsLast.Config()).model(nn.Linear(2, 2))

@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import UserError
 from common.methods.ema import Ema, copy_model, ema_smoothing, update_average
-from common.training.load import load_config
 
 
 def test_smoothing_is_the_published_one() -> None:
@@ -67,12 +65,6 @@ def test_an_average_may_start_later() -> None:
     assert method.evaluation_model(model) is model
     method.after_step(model, 60)
     assert method.evaluation_model(model) is not model
-
-
-def test_an_average_that_would_never_start_is_refused() -> None:
-    settings = ["methods.ema.first_step=17500"]
-    with pytest.raises(UserError, match=r"ema.first_step: 17500 is not before the last of 17500 steps"):
-        load_config("image_classification", "mosaic", size="full", settings=settings)
 
 
 def test_shared_parameters_stay_shared() -> None:

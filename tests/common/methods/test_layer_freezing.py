@@ -8,7 +8,6 @@ from torch import nn
 
 from common.errors import UserError
 from common.methods.layer_freezing import LayerFreezing, freeze_layers, frozen_share
-from common.training.load import load_config
 from common.training.method import Batch, Progress
 
 
@@ -89,10 +88,3 @@ def test_several_ranks_are_refused(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match="methods.layer_freezing: trains on one rank only"):
         LayerFreezing("layer_freezing", LayerFreezing.Config()).model(small())
-
-
-@pytest.mark.parametrize("method", ["layer_freezing", "selective_backprop"])
-def test_a_compiled_model_is_refused(method):
-    settings = [f"methods.{method}={{}}", "methods.compile={}"]
-    with pytest.raises(UserError, match=f"methods.{method}: its steps differ .*methods.compile=false"):
-        load_config("language_bert", "baseline", size="mini", settings=settings)

@@ -2,14 +2,11 @@
 
 import copy
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.errors import UserError
-from common.methods.low_precision_layernorm import LowPrecisionLayernorm, apply_low_precision_layernorm
-from common.training.load import load_config
+from common.methods.low_precision_layernorm import apply_low_precision_layernorm
 
 
 def make_norm():
@@ -57,16 +54,3 @@ def test_it_compiles():
     with torch.autocast("cpu", torch.bfloat16):
         found = torch.compile(low, backend="aot_eager", fullgraph=True)(hidden)
         assert found.dtype == torch.bfloat16 and torch.equal(found, low(hidden))
-
-
-def test_nothing_to_gain_is_refused():
-    method = LowPrecisionLayernorm("low_precision_layernorm", LowPrecisionLayernorm.Config())
-    with pytest.raises(UserError, match="no LayerNorm in this model"):
-        method.model(nn.Linear(2, 2))
-    with pytest.raises(UserError, match="precision is fp32"):
-        load_config(
-            "language_bert",
-            "baseline",
-            size="mini",
-            settings=["methods.low_precision_layernorm={}", "precision=fp32"],
-        )

@@ -119,30 +119,3 @@ def test_samples_without_a_label_each_are_refused():
     wrong = Batch(inputs=batch.inputs, targets={"labels": torch.zeros(3)}, num_samples=10)
     with pytest.raises(UserError, match="methods.selective_backprop: this benchmark has no label"):
         method.batch(wrong, at(2))
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [("{start: 0.9}", "start: must lie before end"), ("{whole_every: 1}", "leaves no step")],
-)
-def test_settings_that_select_nothing_are_refused(setting, message):
-    with pytest.raises(UserError, match=message):
-        load_config(
-            "image_classification",
-            "baseline",
-            size="mini",
-            settings=[f"methods.selective_backprop={setting}"],
-        )
-
-
-@pytest.mark.parametrize("setting", ["{}", "{whole_every: 5}"])
-def test_sam_is_welcome_in_whole_steps(setting):
-    settings = [f"methods.selective_backprop={setting}", "methods.sam={every_steps: 10}"]
-    load_config("image_classification", "baseline", size="mini", settings=settings)
-
-
-@pytest.mark.parametrize("setting", ["{whole_every: 0}", "{whole_every: 3}", "{whole_every: 20}"])
-def test_sam_in_steps_that_select_is_refused(setting):
-    settings = ["methods.sam={every_steps: 10}", f"methods.selective_backprop={setting}"]
-    with pytest.raises(UserError, match="methods.sam: its second pass would be over other samples"):
-        load_config("image_classification", "baseline", size="mini", settings=settings)

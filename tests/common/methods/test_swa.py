@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import UserError
 from common.methods.swa import averaged
 from common.training.load import load_config
 from common.training.registry import build_methods
@@ -60,11 +59,3 @@ def test_samples_start_late_and_are_evaluated():
         assert (used is model) == (not sampled)
         expected = sum(sampled) / len(sampled) if sampled else num_steps
         assert used.weight.item() == pytest.approx(expected)
-
-
-def test_a_second_average_and_a_training_without_a_sample_are_refused():
-    for setting in ("methods.swa={start: 0.9, every: 12ba}", "methods.swa={every: 1ep}"):
-        with pytest.raises(UserError, match=r"methods.swa.every: training ends before the first sample"):
-            loaded(setting)
-    with pytest.raises(UserError, match="methods.swa: only one average can be evaluated"):
-        loaded("methods.swa={every: 1ba}", "methods.ema={half_life_steps: 4, every_steps: 2}")

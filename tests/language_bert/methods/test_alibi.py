@@ -123,11 +123,6 @@ def configured(*settings, name="optimized", size="mini"):
     return load_config("language_bert", name, size=size, settings=["methods.alibi={}", *settings])
 
 
-def test_trained_weights_are_refused():
-    with pytest.raises(UserError, match="methods.alibi: the starting weights were trained without it"):
-        configured(name="baseline", size="full")
-
-
 def test_a_gpu_kernel_without_biases_is_refused(monkeypatch):
     monkeypatch.setattr(alibi.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(alibi, "HAS_FLASH_ATTENTION", False)

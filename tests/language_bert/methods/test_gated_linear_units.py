@@ -4,8 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.errors import UserError
-from common.training.load import load_config
 from language_bert.methods.gated_linear_units import GatedUnit, apply_gated_linear_units, gated_width
 from language_bert.methods.unpad import unpad
 from tests.language_bert.test_parity import make_batch, make_model
@@ -53,10 +51,3 @@ def test_a_layer_is_the_formula_with_its_norm_and_the_same_when_packed():
     tensors = batch.inputs | {"labels": batch.targets["labels"]}
     expected = model(**tensors).loss
     torch.testing.assert_close(unpad(model)(**tensors).loss, expected, rtol=1e-10, atol=1e-10)
-
-
-def test_trained_weights_are_refused():
-    settings = ["methods.gated_linear_units={}"]
-    with pytest.raises(UserError, match="methods.gated_linear_units: the starting weights"):
-        load_config("language_bert", "baseline", size="full", settings=settings)
-    load_config("language_bert", "baseline", size="mini", settings=settings)

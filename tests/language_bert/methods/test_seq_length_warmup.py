@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from common.errors import UserError
 from common.measure.device_run import build
 from common.training.load import load_config
 from common.training.method import Batch, Progress
@@ -123,19 +122,3 @@ def test_it_is_moved_before_the_packing_and_packed_batches_are_short():
     found = batch.inputs["sequences"].cu_seqlens.diff()[: len(lengths)]
     assert found.tolist() == lengths.clamp(max=8).tolist()
     assert torch.isfinite(benchmark.loss(model(**batch.inputs), batch.targets))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["methods.compile={mode: default}"], "compile would compile every length.*methods.compile=false"),
-        (
-            ["methods.seq_length_warmup.how=segment", "model.next_sentence=true"],
-            "segments have no next sentence",
-        ),
-        (["methods.seq_length_warmup.min_length=161"], "min_length is more than data.max_seq_length"),
-    ],
-)
-def test_what_it_cannot_work_with_is_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        configured(*settings, name="baseline")
