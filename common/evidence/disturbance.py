@@ -59,11 +59,11 @@ def disturbed_gpus(event: Event) -> Iterator[str]:
 
 def summarize_disturbance(log: Log) -> str:
     """Return one line about a run that was disturbed; empty for one that was not."""
-    found, num_blocks = disturbed_blocks(log), len(log.events("machine_load"))
+    blocks, num_blocks = disturbed_blocks(log), len(log.events("machine_load"))
     lowered = log.last("threads_lowered")
     if lowered:
         number, step = lowered.value, lowered.metadata.get("step")
         return f"other programs came: {number} thread(s) from step {step} on: this time is no measure"
-    if not found:
+    if not blocks:
         return ""
-    return f"{len(found)} of {num_blocks} blocks were disturbed ({found[0].text}): this time is no measure"
+    return f"{len(blocks)} of {num_blocks} blocks were disturbed ({blocks[0].text}): this time is no measure"

@@ -81,13 +81,13 @@ def problems(description: object) -> list[str]:
     """Return a line for each field that is missing, empty, of a wrong type or a placeholder. Never raises."""
     if not isinstance(description, Mapping):
         return ["not a JSON object of fields"]
-    found = [f"{field}: missing" for field in FIELDS if field not in description]
+    faults = [f"{field}: missing" for field in FIELDS if field not in description]
     for name, value in description.items():
         if name not in FIELDS and name not in ALSO_KNOWN:
-            found.append(f"{printable(name, 64)}: unknown field; {nearest(printable(name, 64), FIELDS)}")
+            faults.append(f"{printable(name, 64)}: unknown field; {nearest(printable(name, 64), FIELDS)}")
         elif fault := field_fault(name, value):
-            found.append(f"{name}: {fault}")
-    return found
+            faults.append(f"{name}: {fault}")
+    return faults
 
 
 def field_fault(field: str, value: object) -> str:
@@ -156,12 +156,12 @@ def read(path: Path, *, takes_repeated: bool = False) -> object:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    faults: dict[str, object] = {}
     for key, value in pairs:
-        if key in found:
+        if key in faults:
             raise ValueError(f"'{printable(key, 64)}' is written twice")
-        found[key] = value
-    return found
+        faults[key] = value
+    return faults
 
 
 def _no_constant(text: str) -> object:
@@ -174,8 +174,8 @@ def file_problems(path: Path) -> list[str]:
         description = read(path)
     except ValueError as error:
         return [printable(str(error))]
-    found = problems(description)
+    faults = problems(description)
     name = description.get("system_name") if isinstance(description, dict) else None
     if isinstance(name, str) and name != path.stem:
-        found.append(f"system_name: '{printable(name, 64)}', but the file is {printable(path.name, 72)}")
-    return found
+        faults.append(f"system_name: '{printable(name, 64)}', but the file is {printable(path.name, 72)}")
+    return faults

@@ -1,4 +1,4 @@
-"""What the stated figures in reported.yaml come to when they are computed from the published runs."""
+"""Compute the claims in reported.yaml from the published runs, and judge them."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,13 +10,18 @@ from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
 from common.evidence.compare.reported import Claim, Published, Reported
 from common.evidence.intervals import Interval
 from common.evidence.score import Run, olympic_mean, speedup
-from common.evidence.text import number
+from common.evidence.text import between, number
 
 HOLDS, UNDERSTATED, OVERSTATED = "holds", "understated", "overstated"
 VERDICTS = {  # as a person reads them
     HOLDS: "holds",
     UNDERSTATED: "understated, the runs give more",
     OVERSTATED: "overstated, the runs give less",
+}
+
+COUNTED = {  # ratio of a claim -> field of a run, and its unit
+    "samples": ("samples", "samples"),
+    "samples_per_s": ("samples_per_s_overall", "samples/s, evaluation included"),
 }
 
 
@@ -59,15 +64,15 @@ def judge(reported: Reported) -> list[Judged]:
     return judged
 
 
-def _verdict(claim: Claim, found: Computed) -> str:
-    digits = 2 if claim.is_less_time else 1
-    limits = found.interval
-    ways = sorted((found.value, found.without_evaluation or found.value))
-    if round(found.value, digits) == claim.value or ways[0] <= claim.value <= ways[1]:
+def _verdict(claim: Claim, computed: Computed) -> str:
+    value, limits = computed.value, computed.interval
+    ways = sorted((value, computed.without_evaluation or value))
+    is_rounded = round(value, 2 if claim.is_less_time else 1) == claim.value
+    if is_rounded or ways[0] <= claim.value <= ways[1]:
         return HOLDS
     if limits and limits.low <= claim.value <= limits.high:
         return HOLDS
-    return UNDERSTATED if found.value > claim.value else OVERSTATED
+    return UNDERSTATED if value > claim.value else OVERSTATED
 
 
 def _compute(claim: Claim, against: Published) -> Computed:
@@ -76,11 +81,10 @@ def _compute(claim: Claim, against: Published) -> Computed:
     if claim.ratio == "minutes":
         value, limits, formula = _of_minutes(claim, against)
     else:
-        name = "samples" if claim.ratio == "samples" else "samples_per_s_overall"
+        name, unit = COUNTED[claim.ratio]
         above, below = _values(a.converged, name), _values(b.converged, name)
         means = statistics.fmean(above), statistics.fmean(below)
         value, limits = means[0] / means[1], intervals.ratio(above, below).interval
-        unit = "samples" if claim.ratio == "samples" else "samples/s, evaluation included"
         formula = f"{number(means[0])} / {number(means[1])} {unit}"
         training = _values(b.converged, "samples_per_s")
         if claim.ratio != "samples" and training and not _values(a.converged, "samples_per_s"):
@@ -96,17 +100,16 @@ def _compute(claim: Claim, against: Published) -> Computed:
 
 
 def _of_minutes(claim: Claim, against: Published) -> tuple[float, Interval | None, str]:
-    faster = speedup(against.score, claim.of.score)
+    slow, fast = against.score, claim.of.score
+    faster = speedup(slow, fast)
     if faster is None:
         raise ValueError(f"claim '{claim.says}': a set without a score")
-    formula = f"{against.score.minutes:.3f} / {claim.of.score.minutes:.3f} minutes"
     if not claim.is_less_time:
-        return faster.ratio, faster.interval, formula
-    limits = faster.interval and Interval(
-        low=1 - 1 / faster.interval.low, high=1 - 1 / faster.interval.high, method=faster.interval.method
-    )
-    formula = f"1 - {claim.of.score.minutes:.3f} / {against.score.minutes:.3f} minutes"
-    return 1 - 1 / faster.ratio, limits, formula
+        return faster.ratio, faster.interval, f"{slow.minutes:.3f} / {fast.minutes:.3f} minutes"
+    limits = faster.interval
+    if limits:
+        limits = Interval(low=1 - 1 / limits.low, high=1 - 1 / limits.high, method=limits.method)
+    return 1 - 1 / faster.ratio, limits, f"1 - {fast.minutes:.3f} / {slow.minutes:.3f} minutes"
 
 
 def _official_metric(claim: Claim, target: float) -> str:
@@ -131,21 +134,16 @@ def _official_metric(claim: Claim, target: float) -> str:
 
 def _at_equal_quality(claim: Claim, against: Published) -> str:
     """Return the claimed ratio where both sides passed the target by MosaicML's count."""
-    of = claim.of.score
-    if claim.ratio == "minutes":
-        above, below = against.mosaic_minutes, [run.minutes for run in of.converged]
-        scores = olympic_mean(above), olympic_mean(below)
-        digits = ".3f"
-    else:
-        above, below = against.mosaic_samples, _values(of.converged, "samples")
-        scores = (statistics.fmean(above) if above else None), statistics.fmean(below)
-        digits = ",.0f"
-    if scores[0] is None or scores[1] is None:
+    is_time = claim.ratio == "minutes"
+    above, form = (against.mosaic_minutes, ".3f") if is_time else (against.mosaic_samples, ",.0f")
+    below = _values(claim.of.score.converged, claim.ratio)
+    means = [(olympic_mean(v) if is_time else statistics.fmean(v)) if v else None for v in (above, below)]
+    if means[0] is None or means[1] is None:
         return "not in the collected figures"
     limits = intervals.ratio(above, below).interval
-    spread = f" (95 % {limits.low:.2f} to {limits.high:.2f})" if limits else ""
-    figures = f"{scores[0]:{digits}} / {scores[1]:{digits}} {claim.ratio}"
-    return f"{scores[0] / scores[1]:.2f}x{spread} = {figures}"
+    spread = f" (95 % {between(limits)})" if limits else ""
+    figures = f"{means[0]:{form}} / {means[1]:{form}} {claim.ratio}"
+    return f"{means[0] / means[1]:.2f}x{spread} = {figures}"
 
 
 def _official(entry: Published) -> float:

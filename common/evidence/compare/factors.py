@@ -86,12 +86,12 @@ def time_split(log: Log) -> TimeSplit | None:
     start = log.first("run_start")
     if start is None or not log.minutes:
         return None
-    found = crossing(log.curve, log.target)
+    passed = crossing(log.curve, log.target)
     end, evaluation = log.minutes, evaluation_minutes(log)
-    if found:
-        end = min(max(found.minutes, 0.0), end)
-        until = evaluation_minutes(log, found.before.minutes) if found.before else 0.0
-        evaluation = until + found.share * (evaluation_minutes(log, found.after.minutes) - until)
+    if passed:
+        end = min(max(passed.minutes, 0.0), end)
+        until = evaluation_minutes(log, passed.before.minutes) if passed.before else 0.0
+        evaluation = until + passed.share * (evaluation_minutes(log, passed.after.minutes) - until)
     first = min(
         (e.time_ms for key in ("block_start", "epoch_start") for e in log.events(key)), default=start.time_ms
     )
@@ -102,7 +102,7 @@ def time_split(log: Log) -> TimeSplit | None:
         training=end - startup - evaluation,
         evaluation=evaluation,
         overshoot=log.minutes - end,
-        samples=found.samples if found else None,
+        samples=passed.samples if passed else None,
     )
 
 

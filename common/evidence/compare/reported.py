@@ -71,24 +71,24 @@ class Reported:
         entries = {entry.name: entry for entry in self.sets + self.peers}
         if name in entries:
             return entries[name]
-        found = [entry for entry in entries.values() if name.lower() in entry.title.lower()]
-        if len(found) == 1:
-            return found[0]
-        what = "more than one" if found else "no"
-        hint = nearest(name, (entry.name for entry in found) if found else entries)
+        matches = [entry for entry in entries.values() if name.lower() in entry.title.lower()]
+        if len(matches) == 1:
+            return matches[0]
+        what = "more than one" if matches else "no"
+        hint = nearest(name, (entry.name for entry in matches) if matches else entries)
         raise UserError(f"{what} published result of {self.benchmark} is called '{name}'", hint=hint)
 
 
 def load_reported(root: Path = ROOT) -> dict[str, Reported]:
     """Return benchmark -> what <root>/<benchmark folder>/reported.yaml holds. Raises: UserError."""
-    found = {}
+    matches = {}
     for path in sorted(root.glob("*/reported.yaml")):
         try:
             facts = yaml.safe_load(path.read_text(encoding="utf-8"))
-            found[facts["benchmark"]] = _reported(facts)
+            matches[facts["benchmark"]] = _reported(facts)
         except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
             raise UserError(printable(str(error)), where=f"{path.parent.name}/{path.name}") from error
-    return found
+    return matches
 
 
 def reported(root: Path = ROOT) -> list[Score]:

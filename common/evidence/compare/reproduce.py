@@ -29,7 +29,7 @@ MEANING = {  # factor -> what agreement shows, and what a difference points at
 
 @dataclass(frozen=True, kw_only=True)
 class Factor:
-    """One factor: its ratio, ours over the published one, the verdict; the means are for reading only."""
+    """One factor: its ratio, ours over the published one, and the verdict; the means are for reading only."""
 
     name: str
     measured: float | None
@@ -83,80 +83,63 @@ class Reproduction:
 
 def reproduce(run_set: RunSet, published: Published | None, margin: float = MARGIN) -> Reproduction:
     """Compare; a proxy, or a set without a published counterpart, is not compared at all."""
-    found = score(run_set)
+    ours = score(run_set)
     why_not = ""
-    if found.is_proxy:
+    if ours.is_proxy:
         why_not = "a proxy (size mini) trains a small stand-in and cannot reproduce a published result"
     elif published is None:
-        name = f"{found.benchmark or 'unknown benchmark'} {found.configuration}"
+        name = f"{ours.benchmark or 'unknown benchmark'} {ours.configuration}"
         why_not = f"no published result belongs to '{name}'; --against NAME"
-    if found.mixture:
-        why_not = f"a set is one recipe; {found.mixture}"
+    if ours.mixture:
+        why_not = f"a set is one recipe; {ours.mixture}"
     if why_not or published is None:
-        return Reproduction(score=found, published=published, margin=margin, why_not=why_not)
+        return Reproduction(score=ours, published=published, margin=margin, why_not=why_not)
     ordered = sort_by_launch(run_set.logs)
-    logs = [ordered[index] for index in found.counted]
+    logs = [ordered[index] for index in ours.counted]
+    is_bert = ours.benchmark == "bert"
     return Reproduction(
-        score=found,
+        score=ours,
         published=published,
         margin=margin,
-        factors=_factors(found, logs, published, margin),
-        parts=_parts(found, published.score),
-        countings=countings(logs, found.target) if found.benchmark == "bert" else (),
-        published_countings=published_countings(published) if found.benchmark == "bert" else (),
-        is_same_runs=_are_same(found, published.score),
+        factors=_factors(ours, logs, published, margin),
+        parts=_parts(ours, published.score),
+        countings=count_logs(logs, ours.target) if is_bert else (),
+        published_countings=count_published(published) if is_bert else (),
+        is_same_runs=_are_same(ours, published.score),
     )
 
 
-def _factors(found: Score, logs: Sequence[Log], published: Published, margin: float) -> tuple[Factor, ...]:
-    points, note = _at_target(found, logs, published)
+def _factors(ours: Score, logs: Sequence[Log], published: Published, margin: float) -> tuple[Factor, ...]:
+    points, note = _at_target(ours, logs, published)
     theirs = published.score.converged
-    has_evaluation = all(run.samples_per_s for run in theirs + found.converged)  # else: of the whole run
-
-    def rates(runs: Sequence[Run]) -> list[float]:
-        every = (run.samples_per_s if has_evaluation else run.samples_per_s_overall for run in runs)
-        return [rate for rate in every if rate]
-
-    return (
-        _factor(
-            "minutes",
-            [p.minutes for p in points if p.minutes > 0],
-            [run.minutes for run in theirs],
-            margin,
-            False,
-            note,
-        ),
-        _factor(
-            "throughput",
-            rates(found.converged),
-            rates(theirs),
-            margin,
-            True,
-            "samples/s without evaluation" if has_evaluation else "samples/s, evaluation included",
-        ),
-        _factor(
-            "samples to target",
-            [p.samples for p in points if p.samples and p.samples > 0],
-            [run.samples for run in theirs if run.samples],
-            margin,
-            False,
-            note,
-        ),
-    )
+    has_evaluation = all(run.samples_per_s for run in theirs + ours.converged)
+    rate = "samples_per_s" if has_evaluation else "samples_per_s_overall"
+    rate_note = "samples/s without evaluation" if has_evaluation else "samples/s, evaluation included"
+    values = {
+        "minutes": (positive(points, "minutes"), positive(theirs, "minutes"), note),
+        "throughput": (positive(ours.converged, rate), positive(theirs, rate), rate_note),
+        "samples to target": (positive(points, "samples"), positive(theirs, "samples"), note),
+    }
+    return tuple(_factor(name, *value, margin) for name, value in values.items())
 
 
-def _at_target(found: Score, logs: Sequence[Log], published: Published) -> tuple[list[Point], str]:
+def positive(rows: Sequence[Run | Point], name: str) -> list[float]:
+    """Return a field of each row, where it is known and above 0."""
+    return [value for row in rows if (value := getattr(row, name)) and value > 0]
+
+
+def _at_target(ours: Score, logs: Sequence[Log], published: Published) -> tuple[list[Point], str]:
     """Return where each converged run passed the target as the published set counts it, and that in words."""
-    finished = [log for log, run in zip(logs, found.counting, strict=True) if math.isfinite(run.minutes)]
-    is_bert, target = found.benchmark == "bert", published.score.target
+    finished = [log for log, run in zip(logs, ours.counting, strict=True) if math.isfinite(run.minutes)]
+    is_bert, target = ours.benchmark == "bert", published.score.target
     counted = published.masked_tokens
     curves = [masked_accuracy.curve(log, counted) if is_bert else log.curve for log in finished]
     points = []
     for log, curve in zip(finished, curves, strict=True):
-        point = next((point for point in curve if point.accuracy >= target), None)
-        if point and log.minutes and log.reached and point.minutes == log.reached.minutes:
-            point = point._replace(minutes=log.minutes)  # where the run stopped, too
-        points += [point] if point else []
+        if point := first_reaching(curve, target):
+            if log.minutes and log.reached and point.minutes == log.reached.minutes:
+                point = point._replace(minutes=log.minutes)  # where the run stopped, too
+            points.append(point)
     if not is_bert:
         return points, ""
     if not all(curves):
@@ -167,106 +150,89 @@ def _at_target(found: Score, logs: Sequence[Log], published: Published) -> tuple
     return points, note
 
 
-def _factor(
-    name: str, ours: Sequence[float], theirs: Sequence[float], margin: float, more_is_better: bool, note: str
-) -> Factor:
+def first_reaching(curve: Sequence[Point], target: float) -> Point | None:
+    return next((point for point in curve if point.accuracy >= target), None)
+
+
+def _factor(name: str, ours: Sequence[float], theirs: Sequence[float], note: str, margin: float) -> Factor:
     if not ours or not theirs:
         return Factor(name=name, measured=None, published=None, ratio=None, verdict=UNKNOWN, note=note)
     ratio = intervals.ratio(ours, theirs)
+    if ratio.is_within(margin):
+        verdict = REPRODUCED
+    elif ratio.interval is None or ratio.interval.low <= 1 <= ratio.interval.high:
+        verdict = UNDECIDED
+    else:
+        verdict = BETTER if (ratio.value > 1) == (name == "throughput") else WORSE
     return Factor(
         name=name,
         measured=statistics.fmean(ours),
         published=statistics.fmean(theirs),
         ratio=ratio,
-        verdict=_verdict(ratio, margin, more_is_better),
+        verdict=verdict,
         note=note,
     )
 
 
-def _verdict(ratio: Ratio, margin: float, more_is_better: bool) -> str:
-    if ratio.is_within(margin):
-        return REPRODUCED
-    if ratio.interval is None or ratio.interval.low <= 1 <= ratio.interval.high:
-        return UNDECIDED
-    return BETTER if (ratio.value > 1) == more_is_better else WORSE
-
-
-def _parts(found: Score, published: Score) -> tuple[Part, ...]:
-    ours, theirs = found.factors, published.split
-    evaluation = [run.evaluation for run in found.converged if run.evaluation is not None]
-    return (
-        Part(
-            name="evaluation",
-            measured=intervals.mean(evaluation) if evaluation else None,
-            published=_mean([run.evaluation for run in published.converged if run.evaluation is not None]),
-        ),
-        Part(
-            name="start-up",
-            measured=ours.startup if ours else None,
-            published=theirs.startup if theirs else None,
-        ),
-        Part(
-            name="overshoot",
-            measured=ours.overshoot if ours else None,
-            published=theirs.overshoot if theirs else None,
-        ),
+def _parts(ours: Score, published: Score) -> tuple[Part, ...]:
+    evaluation, theirs = (
+        [run.evaluation for run in score.converged if run.evaluation is not None]
+        for score in (ours, published)
     )
+    measured = intervals.mean(evaluation) if evaluation else None
+    parts = [Part(name="evaluation", measured=measured, published=_mean(theirs))]
+    for name, part in (("start-up", "startup"), ("overshoot", "overshoot")):
+        measured, mean = getattr(ours.factors, part, None), getattr(published.split, part, None)
+        parts.append(Part(name=name, measured=measured, published=mean))
+    return tuple(parts)
 
 
-def countings(logs: Sequence[Log], target: float) -> tuple[Counting, ...]:
+def count_logs(logs: Sequence[Log], target: float) -> tuple[Counting, ...]:
     """Return quality and samples to target of logs in both countings; nothing where they do not tell."""
-    found = []
+    countings = []
     for tokens in COUNTINGS:
         curves = [masked_accuracy.curve(log, tokens) for log in logs]
         if not curves or not all(curves) or min(curve[-1].accuracy for curve in curves) <= 0:
             return ()
-        reached = [next((point for point in curve if point.accuracy >= target), None) for curve in curves]
+        reached = [first_reaching(curve, target) for curve in curves]
         samples = [point.samples for point in reached if point and point.samples]
-        found.append(
-            Counting(
-                masked_tokens=tokens,
-                quality=statistics.geometric_mean(curve[-1].accuracy for curve in curves),
-                num_reached=len(samples),
-                num_runs=len(logs),
-                samples_to_target=_mean(samples) if len(samples) == len(logs) else None,
-            )
-        )
-    return tuple(found)
+        qualities = [curve[-1].accuracy for curve in curves]
+        countings.append(_counting(tokens, qualities, len(samples), _mean(samples)))
+    return tuple(countings)
 
 
-def published_countings(published: Published) -> tuple[Counting, ...]:
+def count_published(published: Published) -> tuple[Counting, ...]:
     """Return the same of a published set, as far as reported.yaml says.
 
     Its runs stopped at their first evaluation at the target. A run that was below it then by the stricter,
     official count was below it before.
     """
-    found = []
+    score, countings = published.score, []
     for tokens in COUNTINGS:
-        values = [
-            masked_accuracy.converted(run.quality, published.masked_tokens, tokens)
-            for run in published.score.counting
-            if run.quality
-        ]
-        num_reached = sum(value >= published.score.target for value in values)
-        own = published.score.samples_to_target
-        samples = own if tokens == published.masked_tokens else _mean(published.mosaic_samples)
-        found.append(
-            Counting(
-                masked_tokens=tokens,
-                quality=statistics.geometric_mean(values),
-                num_reached=num_reached,
-                num_runs=len(values),
-                samples_to_target=samples if num_reached == len(values) else None,
-            )
-        )
-    return tuple(found)
+        counted = published.masked_tokens
+        stops = [run.quality for run in score.counting if run.quality]
+        qualities = [masked_accuracy.converted(quality, counted, tokens) for quality in stops]
+        samples = score.samples_to_target if tokens == counted else _mean(published.mosaic_samples)
+        num_reached = sum(quality >= score.target for quality in qualities)
+        countings.append(_counting(tokens, qualities, num_reached, samples))
+    return tuple(countings)
 
 
-def _are_same(found: Score, published: Score) -> bool:
+def _counting(tokens: int, qualities: Sequence[float], num_reached: int, samples: float | None) -> Counting:
+    return Counting(
+        masked_tokens=tokens,
+        quality=statistics.geometric_mean(qualities),
+        num_reached=num_reached,
+        num_runs=len(qualities),
+        samples_to_target=samples if num_reached == len(qualities) else None,
+    )
+
+
+def _are_same(ours: Score, published: Score) -> bool:
     """Whether the minutes of all runs agree to the published digits."""
-    ours, theirs = (sorted(run.minutes for run in entry.counting) for entry in (found, published))
-    return len(ours) == len(theirs) and all(
-        math.isclose(a, b, abs_tol=2e-4) for a, b in zip(ours, theirs, strict=True)
+    minutes = [sorted(run.minutes for run in score.counting) for score in (ours, published)]
+    return len(minutes[0]) == len(minutes[1]) and all(
+        math.isclose(a, b, abs_tol=2e-4) for a, b in zip(*minutes, strict=True)
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from common.evidence.log import ABORTED, IMAGENET_SAMPLES, TARGETS, Log
 from common.evidence.records import Event, finite, printable
-from common.evidence.rules.rule import Found, Mutation, edited, in_turn, replaced, rewritten, rule, without
+from common.evidence.rules.rule import Found, Mutation, chain, edit, remove, replace_record, rewrite, rule
 
 TRAIN_SAMPLES = {"resnet": IMAGENET_SAMPLES}
 EVAL_SAMPLES = {"resnet": 50000, "bert": 10000}
@@ -25,7 +25,7 @@ INTERVALS = {"block": "first_epoch_num", "epoch": "epoch_num", "eval": "epoch_nu
 # Parsing: log.py has found these problems already.
 
 
-def parsing(id: str, kind: str, section: str, message: str, *, breaks: Mutation) -> None:
+def add_parser(id: str, kind: str, section: str, message: str, *, breaks: Mutation) -> None:
     def check(log: Log) -> Iterator[Found]:
         return (Found(problem.line, problem.text) for problem in log.problems if problem.kind == kind)
 
@@ -33,29 +33,29 @@ def parsing(id: str, kind: str, section: str, message: str, *, breaks: Mutation)
     rule(id, "error", section, breaks=breaks)(check)
 
 
-parsing("P001", "file", "logging: file", "A result is a regular text file", breaks=lambda s: ["\0", *s])
-parsing(
+add_parser("P001", "file", "logging: file", "A result is a regular text file", breaks=lambda s: ["\0", *s])
+add_parser(
     *("P002", "record", "logging: record", "A record is one JSON object, with every field"),
-    breaks=replaced("opt_name", lambda line: [line[:-9]]),
+    breaks=replace_record("opt_name", lambda line: [line[:-9]]),
 )
-parsing(
+add_parser(
     *("P003", "time", "logging: time_ms", "time_ms is an integer of milliseconds since 1970"),
-    breaks=edited("opt_name", time_ms="soon"),
+    breaks=edit("opt_name", time_ms="soon"),
 )
-parsing(
+add_parser(
     *("P004", "duplicate", "RFC 8259: Objects", "No key stands twice in a JSON object"),
-    breaks=replaced("opt_name", lambda line: [line.replace('"value"', '"value": 1, "value"')]),
+    breaks=replace_record("opt_name", lambda line: [line.replace('"value"', '"value": 1, "value"')]),
 )
-parsing(
+add_parser(
     *("P005", "token", "logging: record", "A line holds one record, after ':::MLLOG ' as spelled here"),
-    breaks=replaced("opt_name", lambda line: [line + line]),
+    breaks=replace_record("opt_name", lambda line: [line + line]),
 )
 
 
 # Keys: what must be stated, how often, with which value.
 
 
-@rule("K101", "error", "logging: EXACTLY_ONE", breaks=replaced("run_start", lambda line: [line, line]))
+@rule("K101", "error", "logging: EXACTLY_ONE", breaks=replace_record("run_start", lambda line: [line, line]))
 def run_has_one_span(log: Log) -> Iterator[Found]:
     """run_start, run_stop and init_stop stand exactly once."""
     for key in ("run_start", "run_stop", "init_stop"):
@@ -73,7 +73,7 @@ def breaks_off(log: Log) -> bool:
     "K121",
     "warning",
     "rules: Benchmark Results",
-    breaks=in_turn(without("run_stop"), edited("eval_accuracy", at=-1, value=0.7, correct=35000)),
+    breaks=chain(remove("run_stop"), edit("eval_accuracy", at=-1, value=0.7, correct=35000)),
 )
 def the_run_ends(log: Log) -> Iterator[Found]:
     """A run that breaks off below its target counts as one that missed it."""
@@ -81,7 +81,7 @@ def the_run_ends(log: Log) -> Iterator[Found]:
         yield Found(0, "no run_stop")
 
 
-@rule("K102", "error", "logging: submission_*", breaks=edited("submission_division", value="Open"))
+@rule("K102", "error", "logging: submission_*", breaks=edit("submission_division", value="Open"))
 def submission_is_stated(log: Log) -> Iterator[Found]:
     """submission_benchmark and _division are stated; they and _status have a known value."""
     for key, known in SUBMISSION.items():
@@ -90,7 +90,7 @@ def submission_is_stated(log: Log) -> Iterator[Found]:
             yield Found(event.line if event else 0, f"{key} is {text or 'missing'}")
 
 
-@rule("K115", "strict", "logging: submission_*", breaks=edited("submission_org", value=""))
+@rule("K115", "strict", "logging: submission_*", breaks=edit("submission_org", value=""))
 def submitter_is_stated(log: Log) -> Iterator[Found]:
     """submission_org, _platform and _status are stated; some later rounds did not ask for them."""
     for key in ("submission_org", "submission_platform", "submission_status"):
@@ -99,7 +99,7 @@ def submitter_is_stated(log: Log) -> Iterator[Found]:
             yield Found(0, f"{key} is missing")
 
 
-@rule("K117", "error", "logging: submission_*", breaks=edited("submission_org", value=7))
+@rule("K117", "error", "logging: submission_*", breaks=edit("submission_org", value=7))
 def submitter_is_text(log: Log) -> Iterator[Found]:
     """submission_org and _platform are text."""
     for event in log.events("submission_org", "submission_platform"):
@@ -107,7 +107,7 @@ def submitter_is_text(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{event.key} is {printable(event.value, 40)}")
 
 
-@rule("K103", "error", "logging: EXACTLY_ONE", breaks=without("global_batch_size"))
+@rule("K103", "error", "logging: EXACTLY_ONE", breaks=remove("global_batch_size"))
 def settings_are_stated(log: Log) -> Iterator[Found]:
     """global_batch_size, train_samples and eval_samples are stated as numbers above 0."""
     for key in SETTINGS:
@@ -116,14 +116,14 @@ def settings_are_stated(log: Log) -> Iterator[Found]:
             yield Found(event.line if event else 0, f"{key} is {printable(log.value(key), 40)}")
 
 
-@rule("K116", "strict", "rules: Random numbers", breaks=without("seed"))
+@rule("K116", "strict", "rules: Random numbers", breaks=remove("seed"))
 def seed_is_stated(log: Log) -> Iterator[Found]:
     """The seed is stated; the open division does not ask for it."""
     if not log.first("seed"):
         yield Found(0, "no seed")
 
 
-@rule("K120", "error", "rules: Random numbers", breaks=edited("seed", value="1000"))
+@rule("K120", "error", "rules: Random numbers", breaks=edit("seed", value="1000"))
 def seed_is_a_number(log: Log) -> Iterator[Found]:
     """A seed is a whole number."""
     for event in log.events("seed"):
@@ -135,7 +135,7 @@ def seed_is_a_number(log: Log) -> Iterator[Found]:
     "K104",
     "error",
     "submission rules: directories",
-    breaks=edited("submission_benchmark", value="bert"),
+    breaks=edit("submission_benchmark", value="bert"),
 )
 def benchmark_is_the_folders(log: Log) -> Iterator[Found]:
     """The benchmark in the log is the one of its folder."""
@@ -144,9 +144,7 @@ def benchmark_is_the_folders(log: Log) -> Iterator[Found]:
         yield Found(event.line, f"{printable(event.value, 40)} in {log.folders[1]}")
 
 
-@rule(
-    "K105", "strict", "submission rules: directories", breaks=edited("submission_platform", value="another")
-)
+@rule("K105", "strict", "submission rules: directories", breaks=edit("submission_platform", value="another"))
 def platform_is_the_folders(log: Log) -> Iterator[Found]:
     """submission_platform is the system's folder."""
     event = log.first("submission_platform")
@@ -154,7 +152,7 @@ def platform_is_the_folders(log: Log) -> Iterator[Found]:
         yield Found(event.line, f"{printable(event.value, 64)} in {log.folders[0]}")
 
 
-@rule("K106", "strict", "rules: Data State at Start of Run", breaks=without("cache_clear"))
+@rule("K106", "strict", "rules: Data State at Start of Run", breaks=remove("cache_clear"))
 def cache_clear_comes_first(log: Log) -> Iterator[Found]:
     """The caches are cleared before initialization."""
     clear, start = log.first("cache_clear"), log.first("init_start")
@@ -172,9 +170,9 @@ def is_after(event: Event, other: Event | None) -> bool:
     "K118",
     "error",
     "rules: Data State at Start of Run",
-    breaks=in_turn(
-        without("cache_clear"),
-        replaced("dataset_fingerprint", lambda s: [rewritten(s, key="cache_clear", value=True), s]),
+    breaks=chain(
+        remove("cache_clear"),
+        replace_record("dataset_fingerprint", lambda s: [rewrite(s, key="cache_clear", value=True), s]),
     ),
 )
 def caches_are_cleared_before_the_run(log: Log) -> Iterator[Found]:
@@ -190,7 +188,7 @@ def caches_left(log: Log) -> Iterator[Found]:
             yield Found(event.line, printable(event.metadata.get("how", "no reason given"), 80))
 
 
-@rule("K107", "error", "rules: Data State at Start of Run", breaks=edited("cache_clear", value=False))
+@rule("K107", "error", "rules: Data State at Start of Run", breaks=edit("cache_clear", value=False))
 def caches_were_cleared(log: Log) -> Iterator[Found]:
     """A full run starts with caches that were really cleared."""
     return iter(()) if log.is_proxy else caches_left(log)
@@ -200,7 +198,7 @@ def caches_were_cleared(log: Log) -> Iterator[Found]:
     "K122",
     "warning",
     "rules: Data State at Start of Run",
-    breaks=edited("cache_clear", value=False),
+    breaks=edit("cache_clear", value=False),
     size="mini",
 )
 def caches_of_a_proxy_were_cleared(log: Log) -> Iterator[Found]:
@@ -208,16 +206,16 @@ def caches_of_a_proxy_were_cleared(log: Log) -> Iterator[Found]:
     return caches_left(log) if log.is_proxy else iter(())
 
 
-@rule("K108", "strict", "rules: Training and Test Sets", breaks=edited("eval_samples", value=6400))
+@rule("K108", "strict", "rules: Training and Test Sets", breaks=edit("eval_samples", value=6400))
 def dataset_is_whole(log: Log) -> Iterator[Found]:
     """A full run trains on and evaluates the whole data set."""
-    return (found for found, share in other_sizes(log) if not is_impossible(found, share))
+    return (finding for finding, share in other_sizes(log) if not is_impossible(finding, share))
 
 
-@rule("K119", "error", "rules: Training and Test Sets", breaks=edited("eval_samples", value=10))
+@rule("K119", "error", "rules: Training and Test Sets", breaks=edit("eval_samples", value=10))
 def dataset_is_the_official_one(log: Log) -> Iterator[Found]:
     """A full run evaluates a tenth of the data set at least, and trains on no more than there is."""
-    return (found for found, share in other_sizes(log) if is_impossible(found, share))
+    return (finding for finding, share in other_sizes(log) if is_impossible(finding, share))
 
 
 def other_sizes(log: Log) -> Iterator[tuple[Found, float]]:
@@ -229,12 +227,12 @@ def other_sizes(log: Log) -> Iterator[tuple[Found, float]]:
             yield Found(event.line, f"{key} {number:.0f} instead of {size}"), number / size
 
 
-def is_impossible(found: Found, share: float) -> bool:
-    is_training = found.text.startswith("train_samples")
+def is_impossible(finding: Found, share: float) -> bool:
+    is_training = finding.text.startswith("train_samples")
     return share > LARGEST_TRAINING if is_training else share < SMALLEST_EVALUATION
 
 
-@rule("K109", "error", "house: mini is a proxy", breaks=edited("benchmark_size", value="mini"))
+@rule("K109", "error", "house: mini is a proxy", breaks=edit("benchmark_size", value="mini"))
 def size_is_labelled(log: Log) -> Iterator[Found]:
     """benchmark_size is full or mini, and the system's id says mini exactly when the size does."""
     size = log.first("benchmark_size")
@@ -244,7 +242,7 @@ def size_is_labelled(log: Log) -> Iterator[Found]:
         yield Found(size.line, f"{printable(size.value, 40)} on {log.system}")
 
 
-@rule("K110", "strict", "rules: Run Results", breaks=without("block_stop"))
+@rule("K110", "strict", "rules: Run Results", breaks=remove("block_stop"))
 def intervals_are_closed(log: Log) -> Iterator[Found]:
     """Each block, epoch and evaluation that starts also stops, before the next of its kind starts."""
     stop = log.last("run_stop")
@@ -261,7 +259,7 @@ def intervals_are_closed(log: Log) -> Iterator[Found]:
             yield Found((wrong or events[-1:])[0].line, text)
 
 
-@rule("K111", "strict", "rules: Epoch numbering", breaks=edited("block_start", first_epoch_num=0))
+@rule("K111", "strict", "rules: Epoch numbering", breaks=edit("block_start", first_epoch_num=0))
 def epochs_count_from_one(log: Log) -> Iterator[Found]:
     """The first block and the first epoch have number 1."""
     for kind, name in INTERVALS.items():
@@ -270,7 +268,7 @@ def epochs_count_from_one(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{event.key} with {name} 0")
 
 
-@rule("K112", "strict", "logging: event_type", breaks=edited("run_start", event_type="POINT_IN_TIME"))
+@rule("K112", "strict", "logging: event_type", breaks=edit("run_start", event_type="POINT_IN_TIME"))
 def the_run_is_an_interval(log: Log) -> Iterator[Found]:
     """run_start is an INTERVAL_START and run_stop an INTERVAL_END."""
     for key, kind in (("run_start", "INTERVAL_START"), ("run_stop", "INTERVAL_END")):
@@ -279,7 +277,12 @@ def the_run_is_an_interval(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{key} is {printable(event.event_type, 40)}")
 
 
-@rule("K113", "strict", "logging: EXACTLY_ONE", breaks=replaced("submission_org", lambda line: [line, line]))
+@rule(
+    "K113",
+    "strict",
+    "logging: EXACTLY_ONE",
+    breaks=replace_record("submission_org", lambda line: [line, line]),
+)
 def settings_stand_once(log: Log) -> Iterator[Found]:
     """What holds for the whole run is stated once."""
     for key in ONCE:
@@ -287,7 +290,7 @@ def settings_stand_once(log: Log) -> Iterator[Found]:
             yield Found(events[1].line, f"{key} stands {len(events)} times")
 
 
-@rule("K114", "strict", "rules: Submission", breaks=edited("submission_org", value="ORG_PLACEHOLDER"))
+@rule("K114", "strict", "rules: Submission", breaks=edit("submission_org", value="ORG_PLACEHOLDER"))
 def templates_are_filled(log: Log) -> Iterator[Found]:
     """No placeholder of a template is left."""
     for key in SUBMISSION:

@@ -1,12 +1,11 @@
 """T: the pace of a run, and who shared its machine."""
 
-import json
 from collections.abc import Iterator
 
 from common.evidence.disturbance import disturbed_blocks
 from common.evidence.log import Log
-from common.evidence.records import TOKEN, finite, printable
-from common.evidence.rules.rule import Found, delayed, in_turn, replaced, rewritten, rule
+from common.evidence.records import finite, printable
+from common.evidence.rules.rule import Found, chain, delay_run, record_of, replace_record, rewrite, rule
 
 STEADY = 2.0  # times the slowest block; committed sets without the methods below stay at 1.24
 CHANGED = 4.5  # where a method changes the work: from half the width on, images have four times the pixels
@@ -19,17 +18,16 @@ CHANGE_THE_WORK = (
 )
 
 
-def slower(line: str) -> list[str]:
+def slow_down(line: str) -> list[str]:
     """Return a record of throughput as if its block had taken 90 seconds in place of 40."""
-    rate = json.loads(line.partition(TOKEN)[2])["value"]
-    return [rewritten(line, value=rate * 40 / 90)]
+    return [rewrite(line, value=record_of(line)["value"] * 40 / 90)]
 
 
 @rule(
     "T231",
     "warning",
     "house: a machine of its own",
-    breaks=in_turn(delayed("epoch_stop", 1, 50_000), replaced("throughput", slower, at=1)),
+    breaks=chain(delay_run("epoch_stop", 1, 50_000), replace_record("throughput", slow_down, at=1)),
 )
 def the_pace_stays(log: Log) -> Iterator[Found]:
     """No block trains twice as fast as another; 4.5 times where a method changes the work of a step."""
@@ -49,9 +47,9 @@ def the_pace_stays(log: Log) -> Iterator[Found]:
     "T232",
     "warning",
     "house: a machine of its own",
-    breaks=replaced(
+    breaks=replace_record(
         "train_loss",
-        lambda line: [line, rewritten(line, key="machine_load", value=1.0, cores=2, steal=0, threads=2)],
+        lambda line: [line, rewrite(line, key="machine_load", value=1.0, cores=2, steal=0, threads=2)],
         at=1,
     ),
 )
@@ -64,8 +62,8 @@ def the_machine_is_ours(log: Log) -> Iterator[Found]:
     "T233",
     "warning",
     "house: a machine of its own",
-    breaks=replaced(
-        "train_loss", lambda line: [line, rewritten(line, key="threads_lowered", value=1, before=2)], at=1
+    breaks=replace_record(
+        "train_loss", lambda line: [line, rewrite(line, key="threads_lowered", value=1, before=2)], at=1
     ),
 )
 def the_number_of_threads_stays(log: Log) -> Iterator[Found]:

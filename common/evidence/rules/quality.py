@@ -8,13 +8,13 @@ from typing import Any
 from common.evidence.compare.masked_accuracy import OFFICIAL
 from common.evidence.log import ABORTED, TARGETS, Log
 from common.evidence.records import finite, printable
-from common.evidence.rules.rule import Found, each, edited, in_turn, rule, without
+from common.evidence.rules.rule import Found, chain, edit, edit_all, remove, rule
 
 TOTALS = {"resnet": 50000, "bert": OFFICIAL}  # images; masked tokens of the official 10,000 samples
 PACE_TOLERANCE = 0.25  # of a logged throughput against samples and times
 
 
-@rule("Q301", "error", "logging: eval_accuracy", breaks=edited("eval_accuracy", value=-0.1))
+@rule("Q301", "error", "logging: eval_accuracy", breaks=edit("eval_accuracy", value=-0.1))
 def accuracy_is_a_fraction(log: Log) -> Iterator[Found]:
     """eval_accuracy is a number from 0 to below 1."""
     events = log.events("eval_accuracy")
@@ -27,7 +27,7 @@ def accuracy_is_a_fraction(log: Log) -> Iterator[Found]:
 
 
 @rule(
-    "Q302", "error", "rules: Quality measure", breaks=edited("eval_accuracy", at=-1, value=0.7, correct=35000)
+    "Q302", "error", "rules: Quality measure", breaks=edit("eval_accuracy", at=-1, value=0.7, correct=35000)
 )
 def success_means_the_target(log: Log) -> Iterator[Found]:
     """A success has its last accuracy at the target."""
@@ -38,7 +38,7 @@ def success_means_the_target(log: Log) -> Iterator[Found]:
         yield Found(stop.line, f"reached {reached} of {log.target:g}")
 
 
-@rule("Q312", "error", "rules: Run Results", breaks=edited("run_stop", status="done"))
+@rule("Q312", "error", "rules: Run Results", breaks=edit("run_stop", status="done"))
 def status_is_known(log: Log) -> Iterator[Found]:
     """status is success or aborted."""
     stop = log.last("run_stop")
@@ -46,7 +46,7 @@ def status_is_known(log: Log) -> Iterator[Found]:
         yield Found(stop.line, printable(stop.metadata.get("status"), 40))
 
 
-@rule("Q313", "error", "rules: Run Results", breaks=edited("run_stop", status="aborted"))
+@rule("Q313", "error", "rules: Run Results", breaks=edit("run_stop", status="aborted"))
 def the_target_is_a_success(log: Log) -> Iterator[Found]:
     """A run that reaches its target is not aborted."""
     stop, reached = log.last("run_stop"), log.reached
@@ -54,7 +54,7 @@ def the_target_is_a_success(log: Log) -> Iterator[Found]:
         yield Found(stop.line, f"{reached.accuracy:.5f} of {log.target:g}")
 
 
-@rule("Q303", "strict", "rules: Run Results", breaks=edited("eval_accuracy", value=0.8, correct=40000))
+@rule("Q303", "strict", "rules: Run Results", breaks=edit("eval_accuracy", value=0.8, correct=40000))
 def first_success_ends_the_run(log: Log) -> Iterator[Found]:
     """Nothing is evaluated after the target is reached, but in a study."""
     if log.is_study:
@@ -65,16 +65,16 @@ def first_success_ends_the_run(log: Log) -> Iterator[Found]:
         yield Found(last.line, f"line {passed[0].line} had reached it")
 
 
-@rule("Q304", "strict", "rules: Epoch numbering", breaks=edited("eval_accuracy", at=1, epoch_num=4))
+@rule("Q304", "strict", "rules: Epoch numbering", breaks=edit("eval_accuracy", at=1, epoch_num=4))
 def evaluations_advance(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num above the one before."""
-    return (found for found, epoch, before in repeats(log) if epoch == before)
+    return (finding for finding, epoch, before in repeats(log) if epoch == before)
 
 
-@rule("Q314", "error", "rules: Epoch numbering", breaks=edited("eval_accuracy", at=1, epoch_num=3))
+@rule("Q314", "error", "rules: Epoch numbering", breaks=edit("eval_accuracy", at=1, epoch_num=3))
 def evaluations_never_go_back(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num, a number not below the one before."""
-    return (found for found, epoch, before in repeats(log) if epoch != before)
+    return (finding for finding, epoch, before in repeats(log) if epoch != before)
 
 
 def repeats(log: Log) -> Iterator[tuple[Found, float | None, float]]:
@@ -88,7 +88,7 @@ def repeats(log: Log) -> Iterator[tuple[Found, float | None, float]]:
         before = before if epoch is None else max(epoch, before)
 
 
-@rule("Q305", "error", "house: exact evaluation", breaks=edited("eval_accuracy", correct=1))
+@rule("Q305", "error", "house: exact evaluation", breaks=edit("eval_accuracy", correct=1))
 def accuracy_is_the_quotient(log: Log) -> Iterator[Found]:
     """The accuracy is correct / total, with the same total each time."""
     totals = set()
@@ -106,7 +106,7 @@ def accuracy_is_the_quotient(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{accuracy:g} is not {correct:.0f} / {total:.0f}, or the total changed")
 
 
-@rule("Q306", "strict", "rules: Benchmarks", breaks=edited("quality_target", value=0.5))
+@rule("Q306", "strict", "rules: Benchmarks", breaks=edit("quality_target", value=0.5))
 def target_is_the_official_one(log: Log) -> Iterator[Found]:
     """The target of a full run is at least the benchmark's."""
     event, official = log.first("quality_target"), TARGETS.get(log.benchmark)
@@ -114,7 +114,7 @@ def target_is_the_official_one(log: Log) -> Iterator[Found]:
         yield Found(event.line, f"{printable(event.value, 40)} is below {official}")
 
 
-@rule("Q307", "strict", "rules: Run Results", breaks=without("eval_accuracy"))
+@rule("Q307", "strict", "rules: Run Results", breaks=remove("eval_accuracy"))
 def no_evaluation_is_hidden(log: Log) -> Iterator[Found]:
     """Each evaluation logs its accuracy."""
     stops, accuracies = log.events("eval_stop"), log.events("eval_accuracy")
@@ -126,7 +126,7 @@ def no_evaluation_is_hidden(log: Log) -> Iterator[Found]:
     "Q308",
     "strict",
     "rules: Quality measure",
-    breaks=in_turn(*(without(key, at=2) for key in ("eval_start", "eval_stop", "eval_accuracy"))),
+    breaks=chain(*(remove(key, at=2) for key in ("eval_start", "eval_stop", "eval_accuracy"))),
 )
 def the_cadence_is_constant(log: Log) -> Iterator[Found]:
     """Evaluations are equally far apart, but for the first and for the last of a training that ends."""
@@ -144,13 +144,13 @@ def the_cadence_is_constant(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{step:g} after the one before, usually {usual:g}")
 
 
-def of_total(total: int, record: dict[str, Any]) -> dict[str, object]:
+def count_to(total: int, record: dict[str, Any]) -> dict[str, object]:
     """Return an accuracy as if so many samples or tokens had been evaluated."""
     correct = round(record["value"] * total)
     return {"value": correct / total, "correct": correct, "total": total}
 
 
-@rule("Q309", "error", "rules: Quality measure", breaks=each("eval_accuracy", partial(of_total, 40000)))
+@rule("Q309", "error", "rules: Quality measure", breaks=edit_all("eval_accuracy", partial(count_to, 40000)))
 def everything_is_evaluated(log: Log) -> Iterator[Found]:
     """The total of an evaluation is every sample (resnet), or all 428,235 masked tokens (bert)."""
     expected: object = TOTALS.get(log.benchmark)
@@ -164,7 +164,7 @@ def everything_is_evaluated(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{total:.0f} instead of {printable(expected, 40)}")
 
 
-@rule("Q310", "error", "house: throughput is logged", breaks=edited("throughput", at=1, value=2e5))
+@rule("Q310", "error", "house: throughput is logged", breaks=edit("throughput", at=1, value=2e5))
 def throughput_is_what_was_trained(log: Log) -> Iterator[Found]:
     """A block's throughput is its samples over its time."""
     if not log.is_ours:
@@ -184,7 +184,7 @@ def throughput_is_what_was_trained(log: Log) -> Iterator[Found]:
         started, before = None, samples
 
 
-@rule("Q311", "error", "house: loss is logged", breaks=edited("train_loss", value=float("nan")))
+@rule("Q311", "error", "house: loss is logged", breaks=edit("train_loss", value=float("nan")))
 def the_loss_is_a_number(log: Log) -> Iterator[Found]:
     """train_loss is a finite number."""
     for event in log.events("train_loss"):

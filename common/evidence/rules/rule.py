@@ -60,74 +60,88 @@ def rule(
 # Changes to a good log. `at` counts the records of a key.
 
 
-def replaced(key: str, change: Callable[[str], Lines], at: int = 0) -> Mutation:
+def replace_record(key: str, change: Callable[[str], Lines], at: int = 0) -> Mutation:
     def mutate(lines: Lines) -> Lines:
-        index = [i for i, line in enumerate(lines) if f'"key": "{key}"' in line][at]
+        index = place_of(lines, key, at)
         return lines[:index] + change(lines[index]) + lines[index + 1 :]
 
     return mutate
 
 
-def rewritten(line: str, **fields: object) -> str:
-    record: dict[str, Any] = json.loads(line.partition(TOKEN)[2])
+def has_key(line: str, key: str) -> bool:
+    return f'"key": "{key}"' in line
+
+
+def place_of(lines: Lines, key: str, at: int = 0) -> int:
+    return [index for index, line in enumerate(lines) if has_key(line, key)][at]
+
+
+def record_of(line: str) -> dict[str, Any]:
+    return dict(json.loads(line.partition(TOKEN)[2]))
+
+
+def first_record(lines: Lines, key: str) -> dict[str, Any]:
+    return record_of(lines[place_of(lines, key)])
+
+
+def time_of(line: str) -> int:
+    return int(record_of(line)["time_ms"])
+
+
+def rewrite(line: str, **fields: object) -> str:
+    record = record_of(line)
     for name, value in fields.items():
         (record if name in record else record["metadata"])[name] = value
     return TOKEN + json.dumps(record)
 
 
-def edited(key: str, at: int = 0, **fields: object) -> Mutation:
-    return replaced(key, lambda line: [rewritten(line, **fields)], at)
+def edit(key: str, at: int = 0, **fields: object) -> Mutation:
+    return replace_record(key, lambda line: [rewrite(line, **fields)], at)
 
 
-def later(key: str, ms: int) -> Mutation:
-    return replaced(key, lambda line: [rewritten(line, time_ms=time_of(line) + ms)])
+def shift_record(key: str, ms: int) -> Mutation:
+    return replace_record(key, lambda line: [rewrite(line, time_ms=time_of(line) + ms)])
 
 
-def time_of(line: str) -> int:
-    return int(json.loads(line.partition(TOKEN)[2])["time_ms"])
+def remove(key: str, at: int = 0) -> Mutation:
+    return replace_record(key, lambda line: [], at)
 
 
-def without(key: str, at: int = 0) -> Mutation:
-    return replaced(key, lambda line: [], at)
-
-
-def each(key: str, change: Callable[[dict[str, Any]], dict[str, object]]) -> Mutation:
+def edit_all(key: str, change: Callable[[dict[str, Any]], dict[str, object]]) -> Mutation:
     """Give every record of a key the fields that `change` makes of it."""
-
-    def mutate(lines: Lines) -> Lines:
-        found = [i for i, line in enumerate(lines) if f'"key": "{key}"' in line]
-        records = {i: json.loads(lines[i].partition(TOKEN)[2]) for i in found}
-        return [
-            rewritten(line, **change(records[i])) if i in records else line for i, line in enumerate(lines)
-        ]
-
-    return mutate
+    return lambda lines: [
+        rewrite(line, **change(record_of(line))) if has_key(line, key) else line for line in lines
+    ]
 
 
-def in_turn(*mutations: Mutation) -> Mutation:
-    return lambda lines: reduce(lambda changed, mutation: mutation(changed), mutations, lines)
+def chain(*mutations: Mutation) -> Mutation:
+    return lambda lines: reduce(lambda change, mutation: mutation(change), mutations, lines)
 
 
-def shifted(key: str, at: int, ms: int) -> Mutation:
+def shift_from(key: str, at: int, ms: int) -> Mutation:
     """Let everything from a record on happen later."""
 
     def mutate(lines: Lines) -> Lines:
-        first = [i for i, line in enumerate(lines) if f'"key": "{key}"' in line][at]
-        after = [rewritten(s, time_ms=time_of(s) + ms) if TOKEN in s else s for s in lines[first:]]
-        return lines[:first] + after
+        first = place_of(lines, key, at)
+        return lines[:first] + retime(lines[first:], lambda time_ms: time_ms + ms)
 
     return mutate
 
 
-def delayed(key: str, at: int, ms: int) -> Mutation:
+def retime(lines: Lines, change: Callable[[int], int]) -> Lines:
+    """Give every record the time that `change` makes of its own."""
+    return [rewrite(line, time_ms=change(time_of(line))) if TOKEN in line else line for line in lines]
+
+
+def delay_run(key: str, at: int, ms: int) -> Mutation:
     """Let everything from a record of the run on happen later, on both clocks."""
-    longer = each("run_stop", lambda r: {"duration_ms": r["metadata"]["duration_ms"] + ms})
-    return in_turn(shifted(key, at, ms), longer)
+    longer = edit_all("run_stop", lambda r: {"duration_ms": r["metadata"]["duration_ms"] + ms})
+    return chain(shift_from(key, at, ms), longer)
 
 
-def moved(key: str, *, before: str) -> Mutation:
+def move(key: str, *, before: str) -> Mutation:
     def mutate(lines: Lines) -> Lines:
-        line = next(line for line in lines if f'"key": "{key}"' in line)
-        return replaced(before, lambda other: [line, other])([x for x in lines if x is not line])
+        line = lines[place_of(lines, key)]
+        return replace_record(before, lambda other: [line, other])([x for x in lines if x is not line])
 
     return mutate

@@ -1,8 +1,8 @@
 """S: what the logs of one run set must share, and what they must not. X: the same between run sets."""
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -16,10 +16,14 @@ from common.evidence.rules.rule import (
     Found,
     Lines,
     Mutation,
-    each,
-    edited,
-    in_turn,
-    rewritten,
+    chain,
+    edit,
+    edit_all,
+    first_record,
+    has_key,
+    record_of,
+    retime,
+    rewrite,
     rule,
     time_of,
 )
@@ -39,54 +43,52 @@ OUTLIER = {False: 1.3, True: 2.0}  # times the set's median pace; a proxy runs o
 SetMutation = Callable[[list[Lines]], list[Lines]]
 
 
-def in_last(mutation: Mutation, num_logs: int = 1) -> SetMutation:
+def change_last(mutation: Mutation, num_logs: int = 1) -> SetMutation:
     return lambda logs: logs[:-num_logs] + [mutation(lines) for lines in logs[-num_logs:]]
 
 
-def same_seed(logs: list[Lines]) -> list[Lines]:
-    line = next(line for line in logs[0] if '"key": "seed"' in line)
-    return in_last(edited("seed", value=json.loads(line.partition(TOKEN)[2])["value"]))(logs)
+def repeat_seed(logs: list[Lines]) -> list[Lines]:
+    return change_last(edit("seed", value=first_record(logs[0], "seed")["value"]))(logs)
 
 
-def at_once(logs: list[Lines]) -> list[Lines]:
+def overlap_runs(logs: list[Lines]) -> list[Lines]:
     first, last = (time_of(next(line for line in lines if TOKEN in line)) for lines in (logs[0], logs[-1]))
-    shift = first - last + 1000
-    return in_last(
-        lambda lines: [rewritten(s, time_ms=time_of(s) + shift) if TOKEN in s else s for s in lines]
-    )(logs)
+    return change_last(lambda lines: retime(lines, lambda ms: ms + first - last + 1000))(logs)
 
 
-def budgeted(logs: list[Lines]) -> list[Lines]:
+def change_budget(logs: list[Lines]) -> list[Lines]:
     """Let every log state a configuration, and the last one another budget."""
     heads = [["# --- configuration", "#   benchmark: x", f"#   budget: {log is logs[-1]}"] for log in logs]
     return [[*head, "# ---", *log] for head, log in zip(heads, logs, strict=True)]
 
 
-def borrowed(sets: list[list[Lines]]) -> list[list[Lines]]:
+def borrow_trace(sets: list[list[Lines]]) -> list[list[Lines]]:
     """Give the last log of the last set the losses and accuracies of a log of the first."""
-    keys = ('"key": "train_loss"', '"key": "eval_accuracy"')
-    records = [json.loads(s.partition(TOKEN)[2]) for s in sets[0][-1] if any(key in s for key in keys)]
+
+    def has_trace(line: str) -> bool:
+        return has_key(line, "train_loss") or has_key(line, "eval_accuracy")
+
     parts = ("correct", "total")
     fields = iter(
         {"value": r["value"]} | {name: r["metadata"][name] for name in parts if name in r["metadata"]}
-        for r in records
+        for r in (record_of(line) for line in sets[0][-1] if has_trace(line))
     )
-    last = [rewritten(s, **next(fields)) if any(key in s for key in keys) else s for s in sets[-1][-1]]
-    return [*sets[:-1], [*sets[-1][:-1], edited("seed", value=7)(last)]]
+    last = [rewrite(line, **next(fields)) if has_trace(line) else line for line in sets[-1][-1]]
+    return [*sets[:-1], [*sets[-1][:-1], edit("seed", value=7)(last)]]
 
 
 # Run sets.
 
 
-def differing(logs: Sequence[Log], describe: Callable[[Log], dict[str, list[str]]]) -> Iterator[Found]:
+def find_differing(logs: Sequence[Log], describe: Callable[[Log], dict[str, list[str]]]) -> Iterator[Found]:
     """Yield the logs that differ from the first, with what differs and nothing else."""
     first = describe(logs[0])
     for log in logs[1:]:
-        own = describe(log)
-        keys = [key for key in {**first, **own} if own.get(key) != first.get(key)]
+        facts = describe(log)
+        keys = [key for key in {**first, **facts} if facts.get(key) != first.get(key)]
         if keys:
-            told = "; ".join(f"{key} {only(own, first, key)}, not {only(first, own, key)}" for key in keys)
-            yield Found(0, f"{told} as in {logs[0].path}", log)
+            text = "; ".join(f"{k} {only(facts, first, k)}, not {only(first, facts, k)}" for k in keys)
+            yield Found(0, f"{text} as in {logs[0].path}", log)
 
 
 def only(values: dict[str, list[str]], others: dict[str, list[str]], key: str) -> str:
@@ -94,7 +96,7 @@ def only(values: dict[str, list[str]], others: dict[str, list[str]], key: str) -
     return ", ".join(value for value in values.get(key, []) if value not in others.get(key, [])) or "none"
 
 
-def of_another_recipe(logs: Sequence[Log], counts: Callable[[Difference], bool]) -> Iterator[Found]:
+def find_other_recipes(logs: Sequence[Log], counts: Callable[[Difference], bool]) -> Iterator[Found]:
     """Yield the logs whose recipe is not that of the first, with the first key that counts."""
     for first, log, (key, before, after) in differing_logs(logs, counts):
         yield Found(0, f"{key} {after}, not {before} as in {first.path}", log)
@@ -106,7 +108,7 @@ def trace(log: Log) -> object:
     return values if len(values) > 3 else None
 
 
-def overlapping(logs: Sequence[Log]) -> Iterator[Found]:
+def find_overlapping(logs: Sequence[Log]) -> Iterator[Found]:
     """Yield the logs that start before an earlier one has ended."""
     alone = [log for log in logs if log.minutes and not log.is_resumed]  # it starts as the interrupted one
     timed = sorted(((log.events("run_start")[0].time_ms, log) for log in alone), key=itemgetter(0))
@@ -115,7 +117,7 @@ def overlapping(logs: Sequence[Log]) -> Iterator[Found]:
             yield Found(0, f"starts before {log.path} ends", other)
 
 
-def repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
+def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
     """Yield the logs whose description (None: none) another log has had before."""
     seen: dict[str, Log] = {}
     for log in logs:
@@ -126,7 +128,10 @@ def repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator
 
 
 @rule(
-    "S401", "error", "rules: Benchmark Results", breaks=in_last(edited("configuration_name", value="another"))
+    "S401",
+    "error",
+    "rules: Benchmark Results",
+    breaks=change_last(edit("configuration_name", value="another")),
 )
 def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share benchmark, system, platform, configuration and size."""
@@ -140,27 +145,23 @@ def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
             "size": ["mini" if log.is_proxy else "full"],
         }
 
-    return differing(logs, identity)
+    return find_differing(logs, identity)
 
 
-@rule("S402", "error", "rules: Benchmark Results", breaks=lambda logs: borrowed([logs[:1], logs])[-1])
+@rule("S402", "error", "rules: Benchmark Results", breaks=lambda logs: borrow_trace([logs[:1], logs])[-1])
 def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No run stands in a set twice: equal losses and accuracies."""
 
-    return repeated(logs, trace)
+    return find_repeated(logs, trace)
 
 
-def same_times(logs: list[Lines]) -> list[Lines]:
+def repeat_times(logs: list[Lines]) -> list[Lines]:
     """Give the last run the times of the first, a day later."""
     times = [time_of(s) + 86_400_000 for s in logs[0] if TOKEN in s]
-    stop = next(s for s in logs[0] if '"key": "run_stop"' in s)
-    lasted = json.loads(stop.partition(TOKEN)[2])["metadata"]["duration_ms"]
-
-    def retimed(lines: Lines) -> Lines:
-        left = iter(times)
-        return [rewritten(s, time_ms=next(left)) if TOKEN in s else s for s in lines]
-
-    return in_last(in_turn(retimed, edited("run_stop", duration_ms=lasted)))(logs)
+    lasted = first_record(logs[0], "run_stop")["metadata"]["duration_ms"]
+    retimed = iter(times)
+    give_times = partial(retime, change=lambda ms: next(retimed))
+    return change_last(chain(give_times, edit("run_stop", duration_ms=lasted)))(logs)
 
 
 def intervals_ms(log: Log) -> object:
@@ -171,58 +172,58 @@ def intervals_ms(log: Log) -> object:
     return [event.time_ms - start.time_ms for event in events]
 
 
-@rule("S412", "error", "rules: Benchmark Results", breaks=same_times)
+@rule("S412", "error", "rules: Benchmark Results", breaks=repeat_times)
 def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No two runs of a set take the same times, to the millisecond, up to each evaluation."""
-    return repeated(logs, intervals_ms)
+    return find_repeated(logs, intervals_ms)
 
 
-@rule("S403", "error", "rules: Random numbers", breaks=same_seed)
+@rule("S403", "error", "rules: Random numbers", breaks=repeat_seed)
 def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """Every run has its own seed."""
-    return repeated(logs, lambda log: None if log.is_resumed else log.value("seed"))
+    return find_repeated(logs, lambda log: None if log.is_resumed else log.value("seed"))
 
 
-@rule("S404", "strict", "house: one run at a time", breaks=at_once)
+@rule("S404", "strict", "house: one run at a time", breaks=overlap_runs)
 def runs_do_not_overlap(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set follow each other."""
-    return overlapping(logs)
+    return find_overlapping(logs)
 
 
-@rule("S405", "error", "rules: Hyperparameters", breaks=in_last(edited("global_batch_size", value=1)))
+@rule("S405", "error", "rules: Hyperparameters", breaks=change_last(edit("global_batch_size", value=1)))
 def work_is_constant(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share batch size, target and data set."""
-    return differing(logs, lambda log: settings(log, CONSTANT))
+    return find_differing(logs, lambda log: settings_of(log, CONSTANT))
 
 
-@rule("S411", "strict", "rules: Hyperparameters", breaks=in_last(edited("opt_name", value="adam")))
+@rule("S411", "strict", "rules: Hyperparameters", breaks=change_last(edit("opt_name", value="adam")))
 def hyperparameters_are_constant(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share optimizer, schedule, methods and training set."""
-    return differing(
-        logs,
-        lambda log: settings(
-            log, [k for k in log.by_key if k.startswith("opt_")] + ["method", "train_samples"]
-        ),
-    )
+
+    def describe(log: Log) -> dict[str, list[str]]:
+        keys = [key for key in log.by_key if key.startswith("opt_")]
+        return settings_of(log, [*keys, "method", "train_samples"])
+
+    return find_differing(logs, describe)
 
 
-def settings(log: Log, keys: Iterable[str]) -> dict[str, list[str]]:
+def settings_of(log: Log, keys: Iterable[str]) -> dict[str, list[str]]:
     """Return the values of each of the keys, in their order."""
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for event in log.events(*keys):
-        found.setdefault(event.key, []).append(printable(event.value, 60))
-    return {key: sorted(values) for key, values in found.items()}
+        settings.setdefault(event.key, []).append(printable(event.value, 60))
+    return {key: sorted(values) for key, values in settings.items()}
 
 
 @rule(
     "S414",
     "strict",
     "rules: Hyperparameters",
-    breaks=budgeted,
+    breaks=change_budget,
 )
 def recipe_is_one(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share configuration, ranks, device and threads."""
-    return of_another_recipe(logs, lambda difference: not difference.is_software)
+    return find_other_recipes(logs, lambda difference: not difference.is_software)
 
 
 @rule("S406", "warning", "rules: Benchmark Results", breaks=lambda logs: logs[:-1])
@@ -237,20 +238,18 @@ def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
     "S407",
     "strict",
     "rules: System and framework must be consistent",
-    breaks=in_last(lambda s: ["# commit: another", *s]),
+    breaks=change_last(lambda s: ["# commit: another", *s]),
 )
 def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share code and versions; a study may go on with other code, and says so."""
     timed = [log for log in logs if not log.is_study]
-    return of_another_recipe(timed, lambda difference: difference.is_software)
+    return find_other_recipes(timed, lambda difference: difference.is_software)
 
 
-missed = in_turn(
-    edited("eval_accuracy", at=-1, value=0.7, correct=35000), edited("run_stop", status="aborted")
-)
+missed = chain(edit("eval_accuracy", at=-1, value=0.7, correct=35000), edit("run_stop", status="aborted"))
 
 
-@rule("S408", "error", "rules: Benchmark Results", breaks=in_last(missed, 2))
+@rule("S408", "error", "rules: Benchmark Results", breaks=change_last(missed, 2))
 def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
     """At most one run of a set misses its target, and not its only one; else it has no score."""
     timed = [log for log in logs if not log.is_study]
@@ -263,7 +262,7 @@ def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
     "S409",
     "strict",
     "rules: Quality measure",
-    breaks=lambda logs: [each("eval_accuracy", lambda r: {"value": r["value"] + 5e-7})(s) for s in logs],
+    breaks=lambda logs: [edit_all("eval_accuracy", lambda r: {"value": r["value"] + 5e-7})(s) for s in logs],
 )
 def accuracies_are_of_the_whole_set(logs: Sequence[Log]) -> Iterator[Found]:
     """The accuracies are fractions of the official total: 50,000 images, 428,235 masked tokens."""
@@ -291,18 +290,16 @@ def smallest_total(values: np.ndarray) -> int | None:
     return next((int(total) for total in totals[:MAX_TRIED] if fits(values, total).all()), None)
 
 
-def hurried(lines: Lines) -> Lines:
+def hurry(lines: Lines) -> Lines:
     """Let a run take half its time, with every figure to match."""
-    start = next(time_of(line) for line in lines if '"key": "run_start"' in line)
-    faster = [
-        rewritten(s, time_ms=min(time_of(s), (time_of(s) + start) // 2)) if TOKEN in s else s for s in lines
-    ]
-    throughput = each("throughput", lambda r: {"value": r["value"] * 2})
-    duration = each("run_stop", lambda r: {"duration_ms": r["metadata"]["duration_ms"] // 2})
-    return in_turn(throughput, duration)(faster)
+    start = first_record(lines, "run_start")["time_ms"]
+    faster = retime(lines, lambda ms: min(ms, (ms + start) // 2))
+    throughput = edit_all("throughput", lambda r: {"value": r["value"] * 2})
+    duration = edit_all("run_stop", lambda r: {"duration_ms": r["metadata"]["duration_ms"] // 2})
+    return chain(throughput, duration)(faster)
 
 
-@rule("S410", "warning", "house: one system, one pace", breaks=in_last(hurried))
+@rule("S410", "warning", "house: one system, one pace", breaks=change_last(hurry))
 def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
     """No run trains much faster or slower per sample than the others of its set."""
     paces = [
@@ -322,12 +319,12 @@ def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
 # Between run sets.
 
 
-def simultaneous(sets: list[list[Lines]]) -> list[list[Lines]]:
+def overlap_sets(sets: list[list[Lines]]) -> list[list[Lines]]:
     """Move the last log of the last set to the time of the last log of the first."""
-    return [*sets[:-1], [*sets[-1][:-1], at_once([sets[0][-1], sets[-1][-1]])[-1]]]
+    return [*sets[:-1], [*sets[-1][:-1], overlap_runs([sets[0][-1], sets[-1][-1]])[-1]]]
 
 
-@rule("X501", "strict", "rules: Benchmark Results", breaks=borrowed)
+@rule("X501", "strict", "rules: Benchmark Results", breaks=borrow_trace)
 def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
     """No run stands in two sets: equal losses and accuracies, with another seed or at the same time."""
     numbers = {id(log): number for number, run_set in enumerate(sets) for log in run_set.readable}
@@ -346,15 +343,15 @@ def is_rerun(log: Log, other: Log) -> bool:
     return len(seeds) == 1 and seeds != {"None"} and len(starts) == 2
 
 
-@rule("X502", "strict", "house: one run at a time", breaks=simultaneous)
+@rule("X502", "strict", "house: one run at a time", breaks=overlap_sets)
 def sets_do_not_overlap(sets: Sequence[RunSet]) -> Iterator[Found]:
     """The runs of two sets on one system follow each other."""
     systems: dict[tuple[str, str], list[RunSet]] = {}
     for run_set in sets:
         systems.setdefault((run_set.hardware, run_set.lead.text("submission_org")), []).append(run_set)
     for shared in systems.values():
-        alone = [found.log for run_set in shared for found in overlapping(run_set.readable)]
+        alone = [finding.log for run_set in shared for finding in find_overlapping(run_set.readable)]
         within = {log.path for log in alone if log}
-        for found in overlapping([log for run_set in shared for log in run_set.readable]):
-            if found.log and found.log.path not in within:
-                yield found
+        for finding in find_overlapping([log for run_set in shared for log in run_set.readable]):
+            if finding.log and finding.log.path not in within:
+                yield finding

@@ -43,7 +43,7 @@ def read_description(path: Path, run_set: RunSet) -> Described:
         return Described(run_set, label(path), None, why)
 
 
-def changed(**fields: object) -> Callable[[Description], Description]:
+def change(**fields: object) -> Callable[[Description], Description]:
     return lambda description: description | fields
 
 
@@ -74,25 +74,25 @@ def fields_stand_once(subject: Described) -> Iterator[Found]:
 def every_field_is_there(subject: Described) -> Iterator[Found]:
     """A system description has all 33 fields."""
     if fields_of(subject):
-        yield from summed(subject, [text for text in problems(subject.description) if ": missing" in text])
+        yield from summarize(subject, [text for text in problems(subject.description) if ": missing" in text])
 
 
-@rule("Y603", "strict", "submission rules: System Description", breaks=changed(cooling=""))
+@rule("Y603", "strict", "submission rules: System Description", breaks=change(cooling=""))
 def every_field_is_filled(subject: Described) -> Iterator[Found]:
     """Each field of a system description says something, in the type and words that the tools read."""
     if fields_of(subject):
-        yield from summed(
+        yield from summarize(
             subject, [text for text in problems(subject.description) if ": missing" not in text]
         )
 
 
-def summed(subject: Described, texts: list[str]) -> Iterator[Found]:
+def summarize(subject: Described, texts: list[str]) -> Iterator[Found]:
     if texts:
         names = ", ".join(text.partition(":")[0] for text in texts)
         yield Found(0, texts[0] if len(texts) == 1 else f"{len(texts)} of them: {names}", path=subject.path)
 
 
-@rule("Y604", "strict", "submission rules: System Description", breaks=changed(division="closed"))
+@rule("Y604", "strict", "submission rules: System Description", breaks=change(division="closed"))
 def logs_agree_with_the_description(subject: Described) -> Iterator[Found]:
     """Division, organization and status are those of the logs."""
     fields, log = fields_of(subject), subject.run_set.lead
@@ -103,7 +103,7 @@ def logs_agree_with_the_description(subject: Described) -> Iterator[Found]:
             yield Found(0, text, path=subject.path)
 
 
-@rule("Y605", "strict", "submission rules: System Description", breaks=changed(system_name="another"))
+@rule("Y605", "strict", "submission rules: System Description", breaks=change(system_name="another"))
 def the_name_is_the_folders(subject: Described) -> Iterator[Found]:
     """system_name is the name of the file and of the results' folder."""
     name, system = fields_of(subject).get("system_name"), subject.run_set.lead.system
@@ -111,7 +111,7 @@ def the_name_is_the_folders(subject: Described) -> Iterator[Found]:
         yield Found(0, f"{printable(name, 64)} for {system}", path=subject.path)
 
 
-@rule("Y606", "strict", "submission rules: System Description", breaks=changed(accelerators_per_node="4"))
+@rule("Y606", "strict", "submission rules: System Description", breaks=change(accelerators_per_node="4"))
 def accelerators_are_counted(subject: Described) -> Iterator[Found]:
     """The accelerators of all nodes are as many as the system's name says (8xA100...)."""
     fields, named = fields_of(subject), re.match(r"([0-9]{1,5})x", subject.run_set.lead.system)

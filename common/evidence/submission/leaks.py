@@ -80,7 +80,7 @@ def leaks(text: str, *, is_log: bool) -> Iterator[Leak]:
         if len(line) > MAX_LENGTH:
             yield Leak(number, "line too long to be searched")
             continue
-        readable = ESCAPE.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], line)
+        readable = ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], line)
         for kind, pattern in kinds.items():
             is_version = kind == "IP address" and VERSIONS.match(line)
             if not is_version and (pattern.search(line) or (readable != line and pattern.search(readable))):

@@ -71,10 +71,10 @@ def rulesets(run_set: RunSet, chosen: str | None = None) -> tuple[str, ...]:
     if lead.is_ours or not start or not known or start.time_ms >= YEAR_2100_MS:
         return known
     month = datetime.fromtimestamp(start.time_ms / 1000, UTC).strftime("%Y-%m")
-    found = next((r for r, (end, names) in ROUNDS.items() if month < end and lead.benchmark in names), None)
-    if found == "2.1.0" and lead.benchmark == "bert" and lead.value("submission_division") == "closed":
-        found = "2.0.0"
-    return (found,) if found else known
+    ruleset = next((r for r, (end, names) in ROUNDS.items() if month < end and lead.benchmark in names), None)
+    if ruleset == "2.1.0" and lead.benchmark == "bert" and lead.value("submission_division") == "closed":
+        ruleset = "2.0.0"
+    return (ruleset,) if ruleset else known
 
 
 def judge_sets(audited: Sequence[Audited], chosen: str | None = None) -> list[Audited]:
@@ -147,7 +147,7 @@ def judge_package(run_sets: Sequence[RunSet], chosen: str | None = None) -> list
         folder = run_set.systems_folder
         if folder and folder.is_dir():
             packages.setdefault(folder, []).append(run_set)
-    return [verdict for folder, own in packages.items() for verdict in _package(folder, own, chosen)]
+    return [verdict for folder, group in packages.items() for verdict in _package(folder, group, chosen)]
 
 
 def judge_description(file: Path, ruleset: str) -> Verdict:
@@ -332,14 +332,14 @@ def _ask(
         except subprocess.TimeoutExpired:
             return say(verdict="crashed", detail=f"no answer in {10 * timeout_s:.0f} s")
         output.seek(0)
-        said = output.read()
+        text = output.read()
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return say(verdict="crashed", detail=f"stopped after {timeout_s:.0f} s of processor time")
-    lines = [line for line in said.splitlines() if line.strip(" -") and "Warning" not in line]
+    lines = [line for line in text.splitlines() if line.strip(" -") and "Warning" not in line]
     if lines and lines[-1].startswith("MemoryError"):
         return say(verdict="crashed", detail=f"stopped at {MAX_MEMORY // 2**30} GiB of memory")
     last = next((line for line in reversed(lines) if passed in line or failed in line), "")
-    if done.returncode not in (0, 1) or not last or "Traceback" in said:
+    if done.returncode not in (0, 1) or not last or "Traceback" in text:
         return say(verdict="crashed", detail=printable(lines[-1] if lines else "no answer"))
     if failed in last:
         errors = [line for line in lines if line.startswith("ERROR") and not line.endswith(failed)]

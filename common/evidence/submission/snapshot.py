@@ -59,21 +59,21 @@ def git(repository: Path, revision: str, *arguments: str) -> bytes:
     except OSError as error:
         raise UserError(f"git does not start ({error.strerror}), which holds the code") from error
     except subprocess.CalledProcessError as error:
-        said = printable(error.stderr.decode(errors="replace").strip()) or "this repository does not hold it"
+        answer = error.stderr.decode(errors="replace").strip() or "this repository does not hold it"
         hint = "--commit HEAD publishes the code as it is committed now"
-        raise UserError(said, where=f"commit {revision}", hint=hint) from error
+        raise UserError(printable(answer), where=f"commit {revision}", hint=hint) from error
 
 
 def tracked(repository: Path, commit: str) -> dict[str, tarfile.TarInfo | bytes]:
     """Return what a commit holds: the bytes of each file by its path; links and the like as tar entries."""
-    found: dict[str, tarfile.TarInfo | bytes] = {}
+    contents: dict[str, tarfile.TarInfo | bytes] = {}
     archive = io.BytesIO(git(repository, commit, "archive", "--format=tar", commit))
     with tarfile.open(fileobj=archive) as members:
         for member in members:
             stream = members.extractfile(member) if member.isreg() else None
             if not member.isdir():
-                found[member.name] = member if stream is None else stream.read()
-    return found
+                contents[member.name] = member if stream is None else stream.read()
+    return contents
 
 
 def code(

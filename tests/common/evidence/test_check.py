@@ -10,7 +10,7 @@ import pytest
 
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
-from common.evidence.rules.rule import each, edited, later, replaced
+from common.evidence.rules.rule import edit, edit_all, replace_record, shift_record
 from common.evidence.score import score
 from common.evidence.submission import official
 from tests.command import ttt
@@ -67,26 +67,26 @@ def change(folder, mutation, *numbers):
 
 
 def no_success(lines):
-    return each("eval_accuracy", lambda r: {"value": min(r["value"], 0.4)})(lines)
+    return edit_all("eval_accuracy", lambda r: {"value": min(r["value"], 0.4)})(lines)
 
 
 CHANGES = {  # what the package checker calls a success (its score beside it), and what finds it here
-    "aborted": (edited("run_stop", status="aborted"), (), "S408"),  # 7.896
-    "stopped before it started": (later("run_stop", -4_000_000), (), "T201"),  # -56.14
+    "aborted": (edit("run_stop", status="aborted"), (), "S408"),  # 7.896
+    "stopped before it started": (shift_record("run_stop", -4_000_000), (), "T201"),  # -56.14
     "target never reached": (no_success, (), "Q302"),  # 7.896
-    "started 200 s later": (later("run_start", 200_000), (), "T202"),  # 4.563
-    "another batch size": (edited("global_batch_size", value=4480), (3,), "S405"),  # 7.896
-    "another configuration": (edited("submission_platform", value="8xA100_80GB-baseline"), (4,), "S401"),
-    "seed twice": (edited("seed", value=25827), (5,), "S403"),
-    "NaN accuracy": (edited("eval_accuracy", value=float("nan")), (6,), "Q301"),
-    "accuracy in percent": (edited("eval_accuracy", at=-1, value=72.04), (6,), "Q301"),
-    "accuracy as text": (edited("eval_accuracy", value="0.72"), (6,), "Q301"),
-    "no time": (edited("eval_accuracy", time_ms=None), (6,), "P003"),
-    "a number for a record": (replaced("seed", lambda line: [line, ":::MLLOG 5"]), (6,), "P002"),
-    "deep nesting": (replaced("seed", lambda line: [line, ":::MLLOG " + "[" * 100_000]), (6,), "P002"),
-    "a path for a benchmark": (edited("submission_benchmark", value="../../etc/passwd"), (6,), "K102"),
+    "started 200 s later": (shift_record("run_start", 200_000), (), "T202"),  # 4.563
+    "another batch size": (edit("global_batch_size", value=4480), (3,), "S405"),  # 7.896
+    "another configuration": (edit("submission_platform", value="8xA100_80GB-baseline"), (4,), "S401"),
+    "seed twice": (edit("seed", value=25827), (5,), "S403"),
+    "NaN accuracy": (edit("eval_accuracy", value=float("nan")), (6,), "Q301"),
+    "accuracy in percent": (edit("eval_accuracy", at=-1, value=72.04), (6,), "Q301"),
+    "accuracy as text": (edit("eval_accuracy", value="0.72"), (6,), "Q301"),
+    "no time": (edit("eval_accuracy", time_ms=None), (6,), "P003"),
+    "a number for a record": (replace_record("seed", lambda line: [line, ":::MLLOG 5"]), (6,), "P002"),
+    "deep nesting": (replace_record("seed", lambda line: [line, ":::MLLOG " + "[" * 100_000]), (6,), "P002"),
+    "a path for a benchmark": (edit("submission_benchmark", value="../../etc/passwd"), (6,), "K102"),
     "run_start twice": (
-        replaced("eval_stop", lambda s: [s, s.replace("eval_stop", "run_start")]),
+        replace_record("eval_stop", lambda s: [s, s.replace("eval_stop", "run_start")]),
         (),
         "K101",
     ),
@@ -205,7 +205,7 @@ def test_rules_are_listed_with_severity_and_section():
 
 def test_json_has_every_finding(copy):
     root, folder = copy
-    change(folder, edited("run_stop", status="done"))
+    change(folder, edit("run_stop", status="done"))
     done = ttt("check", root, "--no-official", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 1 and found["ok"] is False

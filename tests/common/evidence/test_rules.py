@@ -5,7 +5,7 @@ import pytest
 from common.evidence.audit import audit, audit_log, audit_sets, find_broken_rules
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules import RULES
-from common.evidence.rules.rule import edited, in_turn, moved, replaced, rewritten, shifted, without
+from common.evidence.rules.rule import chain, edit, move, remove, replace_record, rewrite, shift_from
 from common.evidence.rules.systems import Described
 
 
@@ -71,37 +71,37 @@ def test_a_rule_finds_its_change_of_a_description_alone(golden, about):
     assert ids(find_broken_rules("Y", changed, changed.run_set.lead)) == {about.id}
 
 
-below = edited("eval_accuracy", at=-1, value=0.7, correct=35000)
-without_status = replaced("run_stop", lambda s: [s.replace('"status": "success", ', "")])
-CLEARED_LAST = replaced("run_stop", lambda s: [s, rewritten(s, key="cache_clear", value=True)])
+below = edit("eval_accuracy", at=-1, value=0.7, correct=35000)
+without_status = replace_record("run_stop", lambda s: [s.replace('"status": "success", ', "")])
+CLEARED_LAST = replace_record("run_stop", lambda s: [s, rewrite(s, key="cache_clear", value=True)])
 NOT_HONEST = {  # no published log is like these
-    "aborted at the target": (edited("run_stop", status="aborted"), "Q313"),
+    "aborted at the target": (edit("run_stop", status="aborted"), "Q313"),
     "no status": (without_status, "Q312"),
-    "no status below the target": (in_turn(below, without_status), "Q312"),
-    "a null status": (in_turn(below, edited("run_stop", status=None)), "Q312"),
-    "an unknown status": (in_turn(below, edited("run_stop", status="banana")), "Q312"),
-    "an epoch that falls": (edited("eval_accuracy", at=2, epoch_num=1), "Q314"),
-    "an epoch as text": (edited("eval_accuracy", at=2, epoch_num="12"), "Q314"),
-    "an epoch of null": (edited("eval_accuracy", at=2, epoch_num=None), "Q314"),
-    "a null submitter": (edited("submission_org", value=None), "K117"),
-    "a number for a submitter": (edited("submission_org", value=1), "K117"),
-    "caches left": (edited("cache_clear", value=False), "K107"),
-    "caches cleared after the run": (in_turn(without("cache_clear"), CLEARED_LAST), "K118"),
-    "ten hours before the run": (shifted("run_start", 0, 36_000_000), "T217"),
-    "an epoch before the run": (moved("epoch_start", before="run_start"), "T209"),
-    "ten samples evaluated": (edited("eval_samples", value=10), "K119"),
-    "the evaluation set trained on": (edited("train_samples", value=1281167 + 50000), "K119"),
-    "a seed as text": (edited("seed", value="abc"), "K120"),
-    "a batch of nothing": (edited("global_batch_size", value=0), "K103"),
+    "no status below the target": (chain(below, without_status), "Q312"),
+    "a null status": (chain(below, edit("run_stop", status=None)), "Q312"),
+    "an unknown status": (chain(below, edit("run_stop", status="banana")), "Q312"),
+    "an epoch that falls": (edit("eval_accuracy", at=2, epoch_num=1), "Q314"),
+    "an epoch as text": (edit("eval_accuracy", at=2, epoch_num="12"), "Q314"),
+    "an epoch of null": (edit("eval_accuracy", at=2, epoch_num=None), "Q314"),
+    "a null submitter": (edit("submission_org", value=None), "K117"),
+    "a number for a submitter": (edit("submission_org", value=1), "K117"),
+    "caches left": (edit("cache_clear", value=False), "K107"),
+    "caches cleared after the run": (chain(remove("cache_clear"), CLEARED_LAST), "K118"),
+    "ten hours before the run": (shift_from("run_start", 0, 36_000_000), "T217"),
+    "an epoch before the run": (move("epoch_start", before="run_start"), "T209"),
+    "ten samples evaluated": (edit("eval_samples", value=10), "K119"),
+    "the evaluation set trained on": (edit("train_samples", value=1281167 + 50000), "K119"),
+    "a seed as text": (edit("seed", value="abc"), "K120"),
+    "a batch of nothing": (edit("global_batch_size", value=0), "K103"),
 }
 HONEST = {  # published logs are like these
-    "another word for aborted": in_turn(below, edited("run_stop", status="abort")),
-    "a miss without run_stop": in_turn(below, without("run_stop")),
-    "no seed": without("seed"),
-    "an epoch twice": edited("eval_accuracy", at=2, epoch_num=8),
-    "a minute before the run": shifted("run_start", 0, 56_615),
-    "an eighth of the set evaluated": edited("eval_samples", value=6400),
-    "an epoch rounded up": edited("train_samples", value=1281168),
+    "another word for aborted": chain(below, edit("run_stop", status="abort")),
+    "a miss without run_stop": chain(below, remove("run_stop")),
+    "no seed": remove("seed"),
+    "an epoch twice": edit("eval_accuracy", at=2, epoch_num=8),
+    "a minute before the run": shift_from("run_start", 0, 56_615),
+    "an eighth of the set evaluated": edit("eval_samples", value=6400),
+    "an epoch rounded up": edit("train_samples", value=1281168),
 }
 
 
@@ -131,7 +131,7 @@ def test_what_published_logs_do_is_no_error(golden, mutation):
 
 
 def test_one_run_of_a_set_may_miss_and_not_its_only_one(golden):
-    missed = in_turn(below, edited("run_stop", status="aborted"))(golden.log())
+    missed = chain(below, edit("run_stop", status="aborted"))(golden.log())
     assert errors(audit(run_set([missed, *golden.set()[1:]]))) == set()
     assert "S408" in errors(audit(run_set([missed])))
 
@@ -143,8 +143,8 @@ def test_one_seed_on_two_systems_may_give_equal_runs(golden):
         values = iter(json.loads(s[9:])["value"] for s in trace)
         keys = ("train_loss", "eval_accuracy")
         second[1] = [
-            rewritten(s, value=next(values)) if any(f'"key": "{key}"' in s for key in keys) else s
-            for s in edited("seed", value=seed)(second[1])
+            rewrite(s, value=next(values)) if any(f'"key": "{key}"' in s for key in keys) else s
+            for s in edit("seed", value=seed)(second[1])
         ]
         names = ("optimized", "baseline")
         pairs = zip(names, (first, second), strict=True)

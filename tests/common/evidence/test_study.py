@@ -6,17 +6,17 @@ from common.errors import UserError
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.paths import find_others, find_sets
-from common.evidence.rules.rule import each, edited, in_turn, replaced, rewritten
+from common.evidence.rules.rule import chain, edit, edit_all, replace_record, rewrite
 from common.evidence.score import score
 from common.evidence.submission.official import judge
 from common.evidence.submission.package import stated_findings
 from common.evidence.submission.verdict import summary
 
-STUDIED = in_turn(
-    edited("quality_target", value=0.8),  # passed on the way, and missed at the end
-    edited("eval_accuracy", at=-1, value=0.4, correct=144),
-    each("run_stop", lambda record: {"status": "aborted"}),
-    replaced("seed", lambda line: [line, rewritten(line, key="stop_at_target", value=False)]),
+STUDIED = chain(
+    edit("quality_target", value=0.8),  # passed on the way, and missed at the end
+    edit("eval_accuracy", at=-1, value=0.4, correct=144),
+    edit_all("run_stop", lambda record: {"status": "aborted"}),
+    replace_record("seed", lambda line: [line, rewrite(line, key="stop_at_target", value=False)]),
 )
 
 

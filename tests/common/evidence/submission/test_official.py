@@ -6,19 +6,19 @@ import pytest
 
 from common.evidence.log import RunSet, read_log
 from common.evidence.records import TOKEN
-from common.evidence.rules.rule import edited, in_turn, replaced, rewritten, time_of, without
+from common.evidence.rules.rule import chain, edit, remove, replace_record, rewrite, time_of
 from common.evidence.submission import official
 
 OURS = ("configuration_name", "benchmark_size", "quality_target")
 LAMB = [f"opt_lamb_{name}" for name in ("epsilon", "beta_1", "beta_2", "weight_decay_rate")]
 LAMB += ["opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "num_warmup_steps"]
 LAMB += ["start_warmup_step"]
-missed = edited("eval_accuracy", at=-1, value=0.7, correct=35000)
+missed = edit("eval_accuracy", at=-1, value=0.7, correct=35000)
 
 
 def submitted(golden, tmp_path, *mutations, benchmark="resnet"):
     """Return a set of one log as another suite would write it, changed."""
-    lines = in_turn(*(without(key) for key in OURS), *mutations)(golden.log(benchmark))
+    lines = chain(*(remove(key) for key in OURS), *mutations)(golden.log(benchmark))
     folder = golden.write(tmp_path / "results", [lines])
     return RunSet(folder="here", logs=(read_log(folder / "result_0.txt"),))
 
@@ -44,15 +44,15 @@ def test_another_fault_beside_the_status_counts(golden, tmp_path):
 
 @pytest.mark.parametrize("has_seed", [False, True])
 def test_a_closed_set_without_any_seed_is_not_refused_for_it(golden, tmp_path, has_seed):
-    change = edited("seed", value=None) if has_seed else without("seed")
-    run_set = submitted(golden, tmp_path, edited("submission_division", value="closed"), change)
+    change = edit("seed", value=None) if has_seed else remove("seed")
+    run_set = submitted(golden, tmp_path, edit("submission_division", value="closed"), change)
     (verdict,) = official.judge_seeds(run_set)
     assert verdict.verdict != "SUCCESS" and verdict.refuses == has_seed
 
 
 @pytest.mark.parametrize("is_miss", [True, False])
 def test_a_run_that_breaks_off_below_its_target_refuses_nothing(golden, tmp_path, is_miss):
-    run_set = submitted(golden, tmp_path, without("run_stop"), *[missed] * is_miss)
+    run_set = submitted(golden, tmp_path, remove("run_stop"), *[missed] * is_miss)
     (verdict,) = official.judge(run_set, "2.0.0")
     assert (verdict.verdict, verdict.refuses) == ("FAILED", not is_miss)
 
@@ -60,10 +60,10 @@ def test_a_run_that_breaks_off_below_its_target_refuses_nothing(golden, tmp_path
 @pytest.mark.parametrize("chosen", [None, "2.0.0"])
 def test_logs_that_the_next_round_accepts_are_not_refused_by_their_date(golden, tmp_path, chosen):
     def of_2022(lines):
-        return [rewritten(s, time_ms=time_of(s) - 55 * 10**9) if TOKEN in s else s for s in lines]
+        return [rewrite(s, time_ms=time_of(s) - 55 * 10**9) if TOKEN in s else s for s in lines]
 
-    closed = replaced("opt_name", lambda s: [s, *(rewritten(s, key=key, value=1) for key in LAMB)])
-    division = edited("submission_division", value="closed")
+    closed = replace_record("opt_name", lambda s: [s, *(rewrite(s, key=key, value=1) for key in LAMB)])
+    division = edit("submission_division", value="closed")
     run_set = submitted(golden, tmp_path, of_2022, closed, division, benchmark="bert")
     assert official.rulesets(run_set) == ("2.0.0",)
     (verdict,) = official.judge(run_set, chosen)
