@@ -40,13 +40,13 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
             f" and {len(problems) - 1} more" * (len(problems) > 1)
         )
         return fault(check, first, config.prepared_hint, problems=len(problems)), None
-    found = manifest["fingerprint"]
+    data = manifest["fingerprint"]
     earlier = {log.value("dataset_fingerprint") for log in logs(config, results, "*")} - {None}
-    shown = f"{len(manifest['files'])} files intact{'' if has_content else ' by their sizes'}, {found[:12]}"
-    if earlier and found not in earlier:
+    shown = f"{len(manifest['files'])} files intact{'' if has_content else ' by their sizes'}, {data[:12]}"
+    if earlier and data not in earlier:
         advice = "times to target do not compare; another Python or suite prepared those"
-        return warning(check, f"{shown}, not the data of earlier runs", advice, fingerprint=found), manifest
-    return ok(check, shown, fingerprint=found), manifest
+        return warning(check, f"{shown}, not the data of earlier runs", advice, fingerprint=data), manifest
+    return ok(check, shown, fingerprint=data), manifest
 
 
 def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:

@@ -1,9 +1,10 @@
 """A bench: the throughput of configurations side by side, printed and kept figure by figure."""
 
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from common.errors import UserError
 from common.machine import system
 from common.measure import figures as files
 from common.measure import throughput
-from common.measure.clock import measure_peaks
+from common.measure.clock import interleave, measure_peaks, time_call, warm_up
 from common.measure.device_run import NUM_DEVICES, open_run
 from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
 from common.repository import benchmark_module
@@ -111,14 +112,14 @@ def measure_parts(
     run: TrainingRun, seconds: float, console: Console, report: Callable[[Failure], None]
 ) -> dict[str, float]:
     """Print and return the samples/s of each piece of a step alone; none where memory is short."""
-    unit = f"{run.benchmark.names.samples}/s"
+    rates, unit = {}, f"{run.benchmark.names.samples}/s"
     try:
-        return throughput.measure_parts(
-            probes_of(run.benchmark).bench_parts(),
-            run.device,
-            seconds=seconds,
-            report=lambda name, rate: console.print(f"  {name:46} {rate:10.1f} {unit}"),
-        )
+        for part in probes_of(run.benchmark).bench_parts():
+            warm_up(part.call)
+            (times,) = interleave({0: partial(time_call, part.call, run.device)}, seconds=seconds).values()
+            rates[part.name] = part.num_samples / statistics.mean(times)
+            console.print(f"  {part.name:46} {rates[part.name]:10.1f} {unit}")
+        return rates
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -1,4 +1,4 @@
-"""What a run would do, for any number of ranks: `ttt run --dry-run`.
+"""The set-up of a run on any number of ranks, without the run: `ttt run --dry-run`.
 
 One rank is really set up, in a process group whose other ranks are not there; its step computes no value.
 """
@@ -38,23 +38,14 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
     benchmarks = [kind(config, seed=0, place=place) for place in places]
     largest = max(benchmarks, key=lambda each: each.num_own_samples)
-    lines += [
-        "# plan",
-        *(
-            f"#   {line}"
-            for line in (
-                *describe_plan(loaded),
-                *describe_shares(benchmarks, largest),
-                *describe_rank(largest),
-            )
-        ),
-    ]
+    plan = [*describe_plan(loaded), *describe_shares(benchmarks, largest), *describe_rank(largest)]
+    lines += ["# plan", *(f"#   {line}" for line in plan)]
     return "\n".join(lines)
 
 
 def list_origins(loaded: Loaded) -> list[tuple[str, str]]:
     """List each key with the place where it was written; a list is one value."""
-    found = []
+    origins = []
 
     def collect(values: dict[str, Any], path: tuple[str, ...]) -> None:
         for name, value in values.items():
@@ -62,10 +53,10 @@ def list_origins(loaded: Loaded) -> list[tuple[str, str]]:
             if isinstance(value, dict) and value:
                 collect(value, key)
             elif key in loaded.origins:
-                found.append((".".join(key), loaded.origins[key]))
+                origins.append((".".join(key), loaded.origins[key]))
 
     collect(loaded.config.model_dump(), ())
-    return sorted(found)
+    return sorted(origins)
 
 
 def describe_plan(loaded: Loaded) -> list[str]:
@@ -86,10 +77,10 @@ def describe_plan(loaded: Loaded) -> list[str]:
 
 def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
     """Describe each rank's part of a batch and of the evaluation set."""
-    own = [rank.num_own_samples for rank in ranks]
+    sizes = [rank.num_own_samples for rank in ranks]
     evaluated = [len(rank.own_evaluation_samples) for rank in ranks]
     return [
-        f"batch per rank: {format_range(own)} of {sum(own):,} samples, in {largest.num_micro_batches} "
+        f"batch per rank: {format_range(sizes)} of {sum(sizes):,} samples, in {largest.num_micro_batches} "
         f"micro-batch(es) of at most {largest.micro_batch_sizes[0]:,}",
         f"evaluation per rank: {format_range(evaluated)} of {sum(evaluated):,} samples, "
         f"at most {largest.own_evaluation_batch_size:,} at a time",
@@ -151,7 +142,7 @@ def activation_bytes(training: Training, batch: Batch, step: int) -> int:
 
     Values are not computed, shapes are (FakeTensorMode), by the operators that this machine would use.
     """
-    model, parameters = training.model, {id(each) for each in training.model.parameters()}
+    model, parameters = training.model, {id(parameter) for parameter in training.model.parameters()}
     batch = training.prepare_batch(batch, training.progress(step))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     kept: dict[int, int] = {}
@@ -161,12 +152,12 @@ def activation_bytes(training: Training, batch: Batch, step: int) -> int:
             kept[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
         return value
 
-    def faked(values: dict[str, Any]) -> dict[str, Any]:
+    def make_fake(values: dict[str, Any]) -> dict[str, Any]:
         return {k: fake.from_tensor(v) if isinstance(v, Tensor) else v for k, v in values.items()}
 
     with fake, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         with training.autocast(training.config.precision):
-            outputs = model(**faked(batch.inputs))
-        loss = training.loss(outputs, faked(batch.targets))
+            outputs = model(**make_fake(batch.inputs))
+        loss = training.loss(outputs, make_fake(batch.targets))
     del loss
     return sum(kept.values())

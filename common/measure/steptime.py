@@ -1,7 +1,7 @@
-"""What a step takes: of several states side by side, turn by turn, and of which parts it consists.
+"""Times of a training step for `ttt ablate`: of several states side by side, and of its parts.
 
-Batches are synthetic and in memory, so no loader is waited for; each shape counts with its share of the
-training samples. All times are seconds.
+Batches are synthetic and in memory, so that no step waits for a loader; each shape counts with its share of
+the training samples. All times are seconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -54,21 +54,20 @@ def time_sample(steps: Steps, device: torch.device) -> float:
 
 
 def steppers(run: TrainingRun) -> Steps:
-    """Return a turn of each shape and what its seconds count: so that they add up to those of a sample."""
-    found = []
+    """Return a warm turn of each shape, with the weight by which its seconds add up to those of a sample."""
+    steps: Steps = []
     for batch, share in shapes(run):
         once = stepper(run, batch, 1)
         for _ in range(WARM_UP_CALLS):
             once()
         num_steps = steps_of_turn(run.methods, time_call(once, run.device))
         turn = stepper(run, batch, num_steps)
-        turn()  # what methods begin with
-        found.append((turn, share / num_steps / batch.num_samples))
-    return found
+        turn()  # the first actions of methods
+        steps.append((turn, share / num_steps / batch.num_samples))
+    return steps
 
 
 def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
-    """Return how many steps that long are a turn."""
     return turn_length(methods, 1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
 
 
@@ -90,7 +89,7 @@ def measure_parts(run: TrainingRun) -> dict[str, float]:
         step = stepper(run, batch, 1)
         with mark_parts(run, marks):
             for number in range(1 + turn_length(run.methods, PART_STEPS)):
-                if number == 1:  # what methods begin with does not count
+                if number == 1:  # the first actions of methods do not count
                     marks.steps = []
                 marks.start()
                 step()

@@ -14,7 +14,7 @@ from common.measure.clock import Peaks, interleave, synchronize, time_call, warm
 from common.run.loop import TrainingRun
 from common.training.memory import OutOfMemory
 from common.training.method import Batch, Method
-from common.training.probes import Part, Work, probes_of
+from common.training.probes import probes_of
 
 STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
 LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
@@ -67,8 +67,8 @@ def measure(
     first, *others = batches
     for name in others:
         if batches[name].keys() != batches[first].keys():
-            different = (f"{each} at {', '.join(batches[each])}" for each in (first, name))
-            raise UserError(f"one bench has one set of shapes, found {' and '.join(different)}")
+            shapes_of = (f"{run} at {', '.join(batches[run])}" for run in (first, name))
+            raise UserError(f"one bench has one set of shapes, found {' and '.join(shapes_of)}")
     for shape in batches[first]:
         lengths = {name: turn_length(run.methods) for name, run in runs.items()}
         steps = {name: stepper(run, batches[name][shape], lengths[name]) for name, run in runs.items()}
@@ -82,35 +82,22 @@ def measure(
         trials = {name: partial(time_call, step, runs[name].device) for name, step in steps.items()}
         for name, turns_s in interleave(trials, rounds=2, seconds=seconds * len(steps)).items():
             times = [turn_s / lengths[name] for turn_s in turns_s]
-            work = probes_of(runs[name].benchmark).work(shape)
-            report(compute_rate(name, shape, times, batches[name][shape].num_samples, work, peaks, memory))
-
-
-def compute_rate(
-    name: str,
-    shape: str,
-    times: list[float],
-    num_samples: int,
-    work: Work,
-    peaks: Peaks,
-    memory: dict[str, dict[str, float]],
-) -> Rate:
-    """Return the rate of steps that took `times` seconds on so many samples each."""
-    step_s = statistics.median(times)
-    per_s = num_samples / step_s
-    return Rate(
-        configuration=name,
-        shape=shape,
-        samples_per_s=per_s,
-        tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
-        step_ms=step_s * 1e3,
-        deviation=statistics.stdev(times) / step_s,
-        num_turns=len(times),
-        flops_per_s=per_s * work.flops,
-        flops_share=per_s * work.flops / peaks.flops_per_s,
-        bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
-        memory_gb=memory[name].get(shape),
-    )
+            step_s, work = statistics.median(times), probes_of(runs[name].benchmark).work(shape)
+            per_s = batches[name][shape].num_samples / step_s
+            rate = Rate(
+                configuration=name,
+                shape=shape,
+                samples_per_s=per_s,
+                tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
+                step_ms=step_s * 1e3,
+                deviation=statistics.stdev(times) / step_s,
+                num_turns=len(times),
+                flops_per_s=per_s * work.flops,
+                flops_share=per_s * work.flops / peaks.flops_per_s,
+                bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
+                memory_gb=memory[name].get(shape),
+            )
+            report(rate)
 
 
 def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Batch]:
@@ -127,23 +114,10 @@ def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Bat
     return {name: batches[name] for name in chosen}
 
 
-def measure_parts(
-    parts: Iterable[Part], device: torch.device, *, seconds: float, report: Callable[[str, float], None]
-) -> dict[str, float]:
-    """Return the samples per second of each part by its name, timed for about `seconds`."""
-    rates = {}
-    for part in parts:
-        warm_up(part.call)
-        times = interleave({part.name: partial(time_call, part.call, device)}, seconds=seconds)
-        rates[part.name] = part.num_samples / statistics.mean(times[part.name])
-        report(part.name, rates[part.name])
-    return rates
-
-
 def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> int:
     """Return a number of steps in which methods that act every few steps do so as often as in training.
 
-    What happens less often than every `LAST_STEPS` steps is left out: it is nearly nothing of a step.
+    A method that acts less often than every `LAST_STEPS` steps is left out: its cost per step is negligible.
     """
     period = math.lcm(*(method.period for method in methods if method.period <= LAST_STEPS))
     return math.ceil(at_least / period) * period
@@ -170,28 +144,28 @@ def last_steps(run: TrainingRun) -> Iterator[int]:
 
 
 def free_memory(run: TrainingRun) -> None:
-    """Give back what a step has left that could not end."""
+    """Free the gradients and the cache of a step that ran out of memory."""
     run.optimizer.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()
 
 
 def reserved_bytes() -> int:
-    """Return the memory that is taken on this GPU, without what torch keeps for later; 0 without one."""
+    """Return the memory in use on this GPU, without torch's cache; 0 without a GPU."""
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved()
 
 
 def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ()) -> dict[str, float]:
-    """Return by shape the most memory in GB that a run has taken while it trained on that; empty on a CPU.
+    """Return the peak memory in GB of training on each shape; empty on a CPU.
 
-    That is all that the process has reserved but `others_bytes`, which were taken before the run was built.
-    Inputs of all shapes count, and captured graphs of the shapes before it: they stay. After another run that
-    captures graphs it would be too little: all graphs share their memory. A shape that is out of memory has
+    It is the peak that the process has reserved, less `others_bytes`, which were reserved before the run was
+    built. Inputs of all shapes count, and CUDA graphs of the shapes before it: they stay. After another run
+    with CUDA graphs it would be too little: all graphs share their memory. A shape that is out of memory has
     no entry.
     """
-    found: dict[str, float] = {}
+    peak_gb: dict[str, float] = {}
     if run.device.type != "cuda":
-        return found
+        return peak_gb
     for shape, batch in bench_batches(run, shapes).items():
         torch.cuda.empty_cache()  # forgets what a larger shape has left
         torch.cuda.reset_peak_memory_stats()
@@ -202,5 +176,5 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
             free_memory(run)
             continue
         synchronize(run.device)
-        found[shape] = (torch.cuda.max_memory_reserved() - others_bytes) / 1e9
-    return found
+        peak_gb[shape] = (torch.cuda.max_memory_reserved() - others_bytes) / 1e9
+    return peak_gb

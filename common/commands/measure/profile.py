@@ -1,4 +1,4 @@
-"""Say where a training step goes, what bounds it, and what would remove that: measured in the real loop.
+"""Measure the parts of a training step in the real loop, its bottleneck, and what would remove that.
 
 A few steps of each shape (image size, sequence mix) are taken apart into the wait for data, the methods that
 change batches, the copy to the device, forward, backward, optimizer, logging, and with several ranks their

@@ -268,18 +268,18 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
 
         to_device, prepared = step.to_device, Training.prepare_batch
 
-        def faked(batch: Batch, device: torch.device) -> Batch:
+        def make_fake(batch: Batch, device: torch.device) -> Batch:
             with fake_mode, compiler.counter:
                 return to_device(batch, device)
 
-        def on_host(run: Training, *args: Any) -> Batch:
+        def prepare_on_host(run: Training, *args: Any) -> Batch:
             with unset_fake_temporarily():
                 return prepared(run, *args)
 
         with (
             mock.patch.object(compile_fx, "compile_fx", compile_graph),
-            mock.patch.object(step, "to_device", faked),
-            mock.patch.object(Training, "prepare_batch", on_host),
+            mock.patch.object(step, "to_device", make_fake),
+            mock.patch.object(Training, "prepare_batch", prepare_on_host),
             fake_mode,
             compiler.counter,
         ):

@@ -279,7 +279,9 @@ def replace_tensors() -> Iterator[tuple[Any, str, Any]]:
         rest_named = {name: value for name, value in named.items() if not name.endswith("device")}
         return new(cls, mode, elem, DEVICE, *rest, **rest_named)
 
-    def dispatched(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] = {}) -> Any:  # noqa: B006
+    def dispatch_to_host(
+        cls: Any, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] = {}
+    ) -> Any:  # noqa: B006
         if func is torch.ops.prim.device.default:
             return answer_device(args)
         return dispatch(cls, func, types, args, kwargs)
@@ -288,7 +290,7 @@ def replace_tensors() -> Iterator[tuple[Any, str, Any]]:
     yield FakeTensor, "__new__", staticmethod(on_device)
     yield fake_tensor, "init_gpu_context", answer_always(None)
     yield FakeTensor, "is_cuda", property(answer_always(True))
-    yield FakeTensor, "__torch_dispatch__", classmethod(dispatched)
+    yield FakeTensor, "__torch_dispatch__", classmethod(dispatch_to_host)
     yield FunctionalTensor, "_extra_dispatch_keys", keys
     yield nn.Module, "to", convert_module
     yield Tensor, "pin_memory", lambda tensor, *args: tensor

@@ -8,7 +8,8 @@ import torch
 
 from common.cli import dispatch
 from common.errors import EXIT_FINDINGS, UserError
-from common.measure import steptime, throughput
+from common.measure import bench as bench_module
+from common.measure import steptime
 from common.measure.throughput import LAST_STEPS, stepper, turn_length
 from common.training.load import load_config
 from common.training.method import Batch
@@ -108,7 +109,7 @@ def test_what_was_measured_is_kept_when_a_bench_is_interrupted(tmp_path, monkeyp
         raise KeyboardInterrupt
 
     fail_eager(monkeypatch)
-    monkeypatch.setattr(throughput, "measure_parts", interrupt)
+    monkeypatch.setattr(bench_module, "measure_parts", interrupt)
     with pytest.raises(KeyboardInterrupt):
         bench(tmp_path, "--micro-batch-size", "2")
     (path,) = tmp_path.rglob("*.json")
