@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from common.evidence.log import load
+from common.evidence.score import score
 from common.repository import ROOT, benchmarks
 from tests.command import TTT, ttt_here
 
@@ -129,7 +131,7 @@ def test_the_links_of_a_page_lead_to_files(page):
 
 def test_the_table_of_results_is_what_score_computes():
     scores = json.loads(ttt_here("score", *SETS, "--json").stdout)["scores"]
-    by_name = {(score["is_proxy"], score["benchmark"], score["configuration"]): score for score in scores}
+    by_name = {(row["is_proxy"], row["benchmark"], row["configuration"]): row for row in scores}
     for benchmark, title in (("resnet", "ResNet"), ("bert", "BERT")):
         for configuration, published in (("baseline", "baseline"), ("optimized", "methods")):
             ours, theirs = by_name[True, benchmark, configuration], by_name[False, benchmark, published]
@@ -147,6 +149,16 @@ def test_the_table_of_results_is_what_score_computes():
 def interval(value, limits, scale=1, digits=1):
     low, high = limits["low"] * scale, limits["high"] * scale
     return f"{value * scale:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def test_the_table_of_seeds_is_that_of_the_logs():
+    page = (ROOT / "language_bert/README.md").read_text()
+    for run_set in load([folder / "bert" for folder in SETS]):
+        for run, log in zip(score(run_set).runs, run_set.logs, strict=True):
+            cells = (
+                f"| {log.value('seed')} | {run.samples:,.0f} | {run.quality:.4f} | {run.minutes * 60:.1f} |"
+            )
+            assert cells in page
 
 
 def test_readme_is_short_and_warns_first():
