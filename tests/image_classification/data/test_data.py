@@ -57,19 +57,6 @@ def test_damage_is_repaired_to_the_same_fingerprint(own_copy: Path) -> None:
     assert [path.name for path in own_copy.parent.iterdir()] == ["mini"]
 
 
-def test_an_intact_folder_is_left_alone(prepared: Path) -> None:
-    before = (prepared / "manifest.json").stat().st_mtime_ns
-    prepare(prepared, mini(prepared).config)
-    assert (prepared / "manifest.json").stat().st_mtime_ns == before
-
-
-def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="not replaced"):
-        prepare(tmp_path, mini(tmp_path).config)
-    assert (tmp_path / "thesis.txt").exists()
-
-
 def test_a_damaged_image_is_named(own_copy: Path) -> None:
     benchmark = mini(own_copy)
     victim = sorted((own_copy / "validation" / "0").iterdir())[0]
