@@ -153,10 +153,10 @@ def fit_work(work: Work, points: Sequence[tuple[float, float]], floor_s: float) 
 
 def choose_inside(text: str) -> float:
     """Return GB/s of `nvlink4`, or of a number. Raises UserError."""
-    found = INSIDE.get(text.lower()) or positive_number(text)
-    if found is None:
+    rate = INSIDE.get(text.lower()) or positive_number(text)
+    if rate is None:
         raise UserError(f"unknown link '{text}'", where="--inside", hint=f"GB/s, or {nearest(text, INSIDE)}")
-    return found
+    return rate
 
 
 def choose_network(text: str) -> float:
@@ -164,11 +164,11 @@ def choose_network(text: str) -> float:
     match = re.fullmatch(r"(\d{1,2})x(\w+)", text.lower())
     if match and match[2] in NETWORK:
         return int(match[1]) * NETWORK[match[2]]
-    found = positive_number(text)
-    if found is None:
+    rate = positive_number(text)
+    if rate is None:
         hint = f"GB/s of a machine, or links such as 8xhdr; known: {', '.join(NETWORK)}"
         raise UserError(f"unknown network '{text}'", where="--network", hint=hint)
-    return found
+    return rate
 
 
 def positive_number(text: str) -> float | None:

@@ -289,7 +289,7 @@ def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> Expected:
 
 
 def read_pace(directories: Sequence[Path]) -> Pace | None:
-    """Return the median pace of the finished runs in some folders; None without any."""
+    """Take the median pace of the finished runs in some folders; None without any."""
     starts, samples = [], []
     for log in (log for directory in directories for log in finished_runs(directory)):
         start, consumed = log.first("run_start"), log.curve[-1].samples

@@ -105,7 +105,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What a curve is asked, or two are; `estimate` is None where there is no answer.
+    """The answer to a question on one or two curves; `estimate` is None where there is none.
 
     Where each seed has one it is their mean, else the mean curve's. A time that is a bound has no interval.
     """
@@ -117,7 +117,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where `leader` overtakes `other`; the interval is None unless each seed's curves do so once."""
+    """The place where `leader` overtakes `other`; `interval` is None unless all seeds' curves do so once."""
 
     leader: str
     other: str
@@ -235,7 +235,7 @@ def crossings(one: Curve, other: Curve) -> list[Crossing]:
 
 
 def _sign_changes(one: Line, other: Line) -> list[tuple[float, bool]]:
-    """Return the times at which one line overtakes the other (True) or is overtaken (False)."""
+    """Find the times at which one line overtakes the other (True) or is overtaken (False)."""
     first = max(one.times[0], other.times[0])
     times = sorted({first, *(time for time in (*one.times, *other.times) if time > first)})
     changes, sign, before, low = [], 0.0, first, 0.0
@@ -274,7 +274,7 @@ class EqualTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What the curves, at least one, say of each other."""
+    """A comparison of curves, at least one."""
 
     target: float
     price_per_hour: float | None

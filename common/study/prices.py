@@ -1,4 +1,4 @@
-"""What an hour of a machine costs: dated rows from one YAML file, and a person's own machine."""
+"""The price of an hour of a machine: dated rows from one YAML file, and a person's own machine."""
 
 import datetime
 import re

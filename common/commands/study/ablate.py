@@ -1,4 +1,4 @@
-"""What each method of a configuration is worth: alone, left out, and together with the others.
+"""Measure the worth of each method of a configuration: alone, left out, and together with the others.
 
 CONFIGURATION is compared with the one that it extends. Each of its switches (methods, and other keys that
 differ) is turned on alone, with what it needs, and left out alone, with what needs it; a two-level factorial

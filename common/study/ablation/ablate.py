@@ -66,7 +66,7 @@ def time_steps(ablation: Ablation, study: Study, args: argparse.Namespace, conso
 def training_time(
     ablation: Ablation, args: argparse.Namespace, sample_s: Callable[[State], float]
 ) -> tuple[int, float]:
-    """Return the samples of all runs and the seconds of their steps on all ranks."""
+    """Add up the samples of all runs, and the seconds of their steps on all ranks."""
     samples, seconds = 0, 0.0
     for state, count in run_counts(ablation, args).items():
         num_samples = count * max_samples(ablation.switches.load(state).config)
@@ -119,7 +119,6 @@ def run_cells(ablation: Ablation, study: Study, args: argparse.Namespace) -> int
 
 
 def read_runs(ablation: Ablation, study: Study) -> dict[State, tuple[Log, ...]]:
-    """Return the finished runs of each state that has some."""
     logs = {
         state: cells.finished_runs(study.directory(make_cell(ablation, state))) for state in ablation.states
     }
@@ -127,7 +126,6 @@ def read_runs(ablation: Ablation, study: Study) -> dict[State, tuple[Log, ...]]:
 
 
 def summarize_run(log: Log, target: float) -> Trained:
-    """Return the samples to the target and the last quality of a finished run."""
     crossed = crossing(log.curve, target)
     return Trained(
         seed=str(log.value("seed")),
@@ -138,7 +136,7 @@ def summarize_run(log: Log, target: float) -> Trained:
 
 
 def read_cards(switches: Switches) -> dict[str, tuple[str, ...]]:
-    """Return the parts that each switch relieves by its method's card; a method left off has none."""
+    """Read the parts that each switch relieves from its method's card; a method left off has none."""
     return {
         switch.name: find_card(switch.name).relieves if switch.method == switch.name else ()
         for switch in switches.switches

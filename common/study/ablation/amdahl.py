@@ -1,4 +1,4 @@
-"""What a speed-up can save at most, and what several should save together. Plain numbers in and out.
+"""Bounds and intervals of speed-ups, one or several together. Plain numbers in and out.
 
 A method that relieves a part of the step cannot save more than that part: with a share of p of the time the
 whole is at most 1 / (1 - p) times as fast (Amdahl 1967, https://doi.org/10.1145/1465482.1465560). Ratios are

@@ -13,7 +13,7 @@ MAX_CELL_NAME = 44
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """What is to be measured: `single` states for each switch alone and left out, `factorial` for pairs.
+    """The states to be measured: `single` for each switch alone and left out, `factorial` for pairs.
 
     `held` are on in every state of the design: others need them.
     """

@@ -17,7 +17,7 @@ from common.study.ablation.switches import State, Step, Switches
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What was measured of each state.
+    """The measurements of each state.
 
     `turns` are the seconds of a sample in each turn, over those of the base in the same turn; `base_s` are
     the seconds of the base. `runs` are those of the states that were trained, `shares` the parts of a step.
@@ -167,7 +167,6 @@ def make_compositions(measured: Measurements, switches: Switches) -> list[Compos
 
 
 def speed_up(log_ratio: Estimate) -> Estimate:
-    """Return a speed-up from the logarithm of a ratio of times."""
     return amdahl.exponential(amdahl.scaled(log_ratio, -1))
 
 
@@ -228,7 +227,6 @@ def make_warnings(rows: Sequence[Row], pairs: Sequence[Pair], base_ms: float) ->
 
 
 def saves_time(row: Row) -> bool:
-    """Return whether a switch alone makes steps faster, beyond noise where there is an interval."""
     limits = row.alone.throughput.interval
     return (limits.low if limits else row.alone.throughput.value) > 1
 

@@ -58,7 +58,6 @@ def load_steps(ablation: Ablation, study: Study, args: argparse.Namespace, conso
 
 
 def describe_steps(ablation: Ablation, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what step times depend on."""
     return {
         "hardware": system.hardware_name(),
         "versions": system.versions(),

@@ -1,4 +1,4 @@
-"""What a configuration changes of the one it extends, as switches that can be turned one by one.
+"""The differences of a configuration from the one it extends, as switches to be turned one by one.
 
 A switch is a method, or another key, that the two configurations have different settings of. A state is the
 set of switches that are on: none is the configuration extended, all is the configuration itself. Not every

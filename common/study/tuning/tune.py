@@ -91,7 +91,7 @@ class Tried:
 
 
 @dataclass(kw_only=True)
-class Found(Generic[State]):
+class Outcome(Generic[State]):
     """The state with all that was kept, and how it was found."""
 
     state: State
@@ -99,7 +99,7 @@ class Found(Generic[State]):
     seconds: float = 0.0
 
     @property
-    def kept(self) -> list[str]:
+    def kept_names(self) -> list[str]:
         """The names of what was kept."""
         return [tried.name for tried in self.tried if tried.is_kept]
 
@@ -137,27 +137,27 @@ class Search(Generic[State]):
         self, bench: Bench[State], start: State, *, seconds: float, report: Callable[[Tried], None]
     ) -> None:
         self.bench, self.start, self.report, self.seconds = bench, start, report, seconds
-        self.found = Found(state=start)
+        self.outcome = Outcome(state=start)
         self.references: dict[bool, Trace | None] = {}
         self.current: tuple[State, bool, Subject] | None = None  # what is kept, ready to be timed
 
-    def run(self, changes: Sequence[Change[State]]) -> Found[State]:
+    def run(self, changes: Sequence[Change[State]]) -> Outcome[State]:
         """Return what was kept."""
         before = time.monotonic()
         try:
             for change in changes:
                 tried = self.attempt(change, before + self.seconds - time.monotonic())
-                self.found.tried.append(tried)
+                self.outcome.tried.append(tried)
                 self.report(tried)
         finally:
             self.replace_current(None)
-        self.found.seconds = time.monotonic() - before
-        return self.found
+        self.outcome.seconds = time.monotonic() - before
+        return self.outcome
 
     def attempt(self, change: Change[State], seconds: float) -> Tried:
         """Try one change; whatever it raises refuses it."""
         subjects: list[Subject] = []
-        state, gain, difference = self.found.state, None, ""
+        state, gain, difference = self.outcome.state, None, ""
         is_kept, is_finished = False, True
         try:
             with time_limit(seconds):
@@ -180,7 +180,7 @@ class Search(Generic[State]):
             for subject in subjects:
                 subject.close()
         if is_kept:
-            self.found.state = state
+            self.outcome.state = state
             if not change.is_exact:  # what follows is compared with the training as it is now
                 self.start, self.references = state, {}
         return Tried(
@@ -200,9 +200,9 @@ class Search(Generic[State]):
         """
         if change.missing:
             raise NotTriedError(change.missing)
-        if taken := [name for name in self.found.kept if name in change.conflicts_with]:
+        if taken := [name for name in self.outcome.kept_names if name in change.conflicts_with]:
             raise NotTriedError(f"an alternative to {taken[0]}, which is kept")
-        state = change.apply(self.found.state)
+        state = change.apply(self.outcome.state)
         difference = ""
         if change.is_exact:
             difference = self.compare(state, is_exact=False)
@@ -235,8 +235,8 @@ class Search(Generic[State]):
             raise
 
     def build_current(self, change: Change[State]) -> Subject:
-        """Return what was kept so far, ready to be timed; it stays ready for the next change."""
-        state = self.found.state
+        """Build the subject of what was kept so far, unless it stands ready from the last change."""
+        state = self.outcome.state
         if self.current and self.current[:2] == (state, change.is_of_loader):
             return self.current[2]
         self.replace_current(None)

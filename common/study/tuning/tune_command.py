@@ -119,15 +119,15 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     def report(tried: tune.Tried) -> None:
         print(f"  {tried.name}: {tried.outcome}, {tried.why}", flush=True)
 
-    found = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
-    seen = tune.table(found.tried, found.seconds)
-    if all(change.is_exact for change in found.tried if change.is_kept):
-        losses = tuner.losses(()), tuner.losses(found.state)
+    outcome = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
+    seen = tune.table(outcome.tried, outcome.seconds)
+    if all(change.is_exact for change in outcome.tried if change.is_kept):
+        losses = tuner.losses(()), tuner.losses(outcome.state)
         seen += "\n" + tune_runs.compare_losses(*losses, config.precision)
     else:
         seen += "\ntraining was changed: its losses are its own"
     comment = [describe_command(args, loaded), *(f"# {line}".rstrip() for line in seen.splitlines())]
-    text = tune_runs.make_yaml(tuner, found, "\n".join(comment))
+    text = tune_runs.make_yaml(tuner, outcome, "\n".join(comment))
     print(text, flush=True)
     if args.write_config is not None:
         save_text(args.write_config, text)

@@ -91,9 +91,9 @@ def optimize(
         if iter(loader) is loader:
             hint = "pass what it iterates over"
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
-        found = Search(bench, (), seconds=seconds, report=lambda tried: None).run(bench.changes())
-    tuned = bench.assemble(found.state, model)
-    return replace(tuned, kept=found.state, report=table(found.tried, found.seconds))
+        outcome = Search(bench, (), seconds=seconds, report=lambda tried: None).run(bench.changes())
+    tuned = bench.assemble(outcome.state, model)
+    return replace(tuned, kept=outcome.state, report=table(outcome.tried, outcome.seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,14 +230,14 @@ def restore_generators(loader: Iterable[Any]) -> Iterator[None]:
 
 
 def first_batches(loader: Iterable[Any]) -> list[Any]:
-    """Return the first batches, the same ones each time."""
+    """Read the first batches, the same ones each time."""
     torch.manual_seed(0)
     with restore_generators(loader):
         return list(itertools.islice(loader, NUM_STEPS))
 
 
 def equal_tensors(one: Any, other: Any) -> bool:
-    """Return whether nested tuples, lists and mappings hold the same tensors."""
+    """Compare the tensors of nested tuples, lists and mappings."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):
@@ -274,7 +274,6 @@ class TimedModel:
 
 
 def count_prefetched(loader: Iterable[Any]) -> int:
-    """Return how many batches worker processes hold ready."""
     return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 2)
 
 

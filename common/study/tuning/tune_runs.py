@@ -1,4 +1,4 @@
-"""What `ttt run -O1` and `-O2` try on a configuration, and the YAML file that states what was kept.
+"""The changes that `ttt run -O1` and `-O2` try on a configuration, and the YAML file of those kept.
 
 `-O1` tries methods that declare to leave the mathematics alone, switched on or off, and settings of which
 the benchmark says so; `-O2` also the methods of the benchmark's other configurations.
@@ -22,7 +22,7 @@ from common.methods.compile import missing_compiler
 from common.repository import available_methods, benchmark_module, configurations
 from common.study.tuning.apart import Apart
 from common.study.tuning.traces import Trace, take_trace
-from common.study.tuning.tune import Change, Found, Search, Tried
+from common.study.tuning.tune import Change, Outcome, Search, Tried
 from common.training.benchmark import Benchmark
 from common.training.card import read_card
 from common.training.load import load_config
@@ -73,7 +73,6 @@ class Tuner:
         return Apart(partial(self.build_timed, state, has_loader=change.is_of_loader))
 
     def build_timed(self, state: State, *, has_loader: bool) -> "TimedTraining":
-        """Return what takes the turns in its process."""
         return TimedTraining(self.training(self.config(state)), has_loader=has_loader)
 
     def trace(self, state: State, *, is_exact: bool) -> Trace:
@@ -125,7 +124,6 @@ def cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def method_classes(benchmark: str) -> dict[str, type[Method]]:
-    """Return the class of every method that a benchmark can use, by its name."""
     return {name: kind_of(name, module) for name, module in available_methods(benchmark).items()}
 
 
@@ -239,7 +237,6 @@ def switch_on(
 
 
 def switch_off(name: str) -> Change[State]:
-    """Return the change that switches a method off."""
     return Change(name=f"without {name}", apply=add_settings(f"methods.{name}=false"))
 
 
@@ -248,7 +245,6 @@ def fused_row(config: RunConfig) -> Change[State]:
 
 
 def add_settings(*settings: str) -> Callable[[State], State]:
-    """Return what adds settings to a state."""
     return lambda state: (*state, *settings)
 
 
@@ -266,18 +262,18 @@ def list_settings(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[Sta
 
 
 def read_promise(name: str, kind: type[Method]) -> str:
-    """Return what a card says of quality, first sentence, for a method that relieves no part of a step."""
+    """Read a card's first sentence on quality, for a method that relieves no part of a step."""
     card = read_card(name, kind.__module__)
     relieves_none = {"nothing", "number of steps"}.issuperset(card.relieves)
     return card.sections["Effect on quality"].partition(". ")[0] if relieves_none else ""
 
 
-def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], None]) -> Found[State]:
+def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], None]) -> Outcome[State]:
     """Search on this machine."""
     return Search(tuner, (), seconds=seconds, report=report).run(candidates(tuner, level))
 
 
-def make_yaml(tuner: Tuner, found: Found[State], head: str) -> str:
+def make_yaml(tuner: Tuner, outcome: Outcome[State], head: str) -> str:
     """Return the YAML file of what was kept: it extends the configuration and states only differences.
 
     `head`, lines of comment, says what it was made for and what was seen.
@@ -286,7 +282,7 @@ def make_yaml(tuner: Tuner, found: Found[State], head: str) -> str:
     if base.endswith(".yaml"):
         document, base = read_path(Path(base))
         merge(values, document, {})
-    for setting in [*tuner.settings, *found.state]:
+    for setting in [*tuner.settings, *outcome.state]:
         merge(values, parse_setting(setting), {})
     return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
 

@@ -17,6 +17,7 @@ from common.study.cells import Study
 from tests.command import ttt_here
 
 CUT = ("--set", "max_duration=20ba", "--set", "schedule.warmup=5ba")
+BERT = ("language_bert", "optimized", "--size", "mini")
 TINY = (*CUT, "--turns", "6", "--target", "0.02", "--end-seeds", "1")
 
 
@@ -136,9 +137,7 @@ def test_a_configuration_that_extends_none_is_refused():
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
-    done = ttt_here(
-        "ablate", "language_bert", "optimized", "--size", "mini", "--dry-run", "--results", tmp_path
-    )
+    done = ttt_here("ablate", *BERT, "--dry-run", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fused_qkv: with unpad (needs unpad before it)" in done.stdout
     assert "11 states are timed, 12 runs of 10 cells trained" in done.stdout
@@ -149,16 +148,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
 @pytest.mark.slow
 def test_a_small_ablation_keeps_what_it_measured_and_reaches_the_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = (
-        "ablate",
-        "language_bert",
-        "optimized",
-        "--size",
-        "mini",
-        *TINY,
-        "--results",
-        tmp_path / "results",
-    )
+    command = ("ablate", *BERT, *TINY, "--results", tmp_path / "results")
     first = ttt_here(*command)
     assert first.returncode == 0, first.stderr
     assert "10 runs of 10 cells" in first.stdout and "each alone on baseline" in first.stdout
@@ -177,14 +167,15 @@ def test_a_small_ablation_keeps_what_it_measured_and_reaches_the_report(tmp_path
     assert again.returncode == 0 and "nothing is missing" in again.stdout and "are kept" in again.stdout
     assert {each: each.read_bytes() for each in (tmp_path / "results").rglob("result_*.txt")} == logs
     cell = next(each.parent for each in logs)
-    assert ttt_here("report", cell, tmp_path / "results", "--no-official").returncode == 0
+    report = ("report", cell, tmp_path / "results", "--no-official", "--out", tmp_path / "report")
+    assert ttt_here(*report).returncode == 0
     page = (tmp_path / "report" / "index.html").read_text()
     assert "Ablation: language_bert optimized" in page and "last_layer_subset" in page
     hostile = json.loads((tmp_path / path).read_text())
     hostile["warnings"] = ["<script>alert(1)</script>"]
     (tmp_path / path).write_text(json.dumps(hostile))
     (tmp_path / "results" / "other.ledger.json").write_text('{"benchmark": 1}')
-    assert ttt_here("report", cell, tmp_path / "results", "--no-official").returncode == 0
+    assert ttt_here(*report).returncode == 0
     page = (tmp_path / "report" / "index.html").read_text()
     assert "<script" not in page and "no ledger that can be read" in page
 

@@ -8,7 +8,7 @@ import yaml
 from common.config.merge import to_yaml
 from common.errors import UserError
 from common.evidence.log import read_log
-from common.study.tuning.tune import Found, Gain, Tried
+from common.study.tuning.tune import Gain, Outcome, Tried
 from common.study.tuning.tune_runs import Tuner, candidates, make_yaml
 from common.training.load import load_config
 from tests.command import ttt, ttt_here
@@ -120,7 +120,7 @@ def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_p
     own = tuner("language_bert", "baseline", "global_batch_size=8")
     state = ("methods.unpad={round_to: 64}", "model.attention=eager", "methods.unpad=false")
     gain = Gain(median=2.0, low=1.5, high=2.5, num_pairs=12)
-    found = Found(state=state, tried=[Tried(name="unpad", is_kept=True, why="faster", gain=gain)])
+    found = Outcome(state=state, tried=[Tried(name="unpad", is_kept=True, why="faster", gain=gain)])
     text = make_yaml(own, found, "# Found by: a command")
     assert text.startswith("# Found by: a command\nextends: ")
     stated = {"extends": "baseline", "global_batch_size": 8, "methods": {"unpad": False}}
