@@ -1,7 +1,8 @@
-"""Times short real runs beside a busy process, and alone, under several settings of OpenMP.
+"""Times of short real runs beside a busy process, and alone, under several settings of OpenMP.
 
-The settings take turns, so that a machine that changes meanwhile changes all of them. Every run takes the
-same number of steps: another number of threads rounds otherwise, and may need other steps to a target.
+Runs of all settings are interleaved, so that a change of the machine concerns all of them. Every run takes
+the same number of steps: with another number of threads sums round differently, and a target may need other
+steps.
 """
 
 import json
@@ -24,7 +25,7 @@ from common.repository import ROOT
 SPIN = "while True: pass"
 LIMIT_S = 100.0  # of a run with its start; 54 times as long as usual was seen
 COMES_S = 2.0  # after its first step, where the neighbour comes under way
-SETTINGS = ("OMP_", "GOMP_", "KMP_", "MKL_")  # how variables begin that are not taken over
+SETTINGS = ("OMP_", "GOMP_", "KMP_", "MKL_")  # variables that begin so are not passed to a run
 MOMENTS = ("quiet", "busy", "comes")
 
 
@@ -75,7 +76,7 @@ def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: f
 
     A run that reaches the limit is ended, and says how long it had taken.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results")
         arguments = [*command, "--results", str(results), "--systems", str(Path(folder, "systems"))]
@@ -83,7 +84,7 @@ def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: f
             process = subprocess.Popen(
                 [sys.executable, "-m", "common.cli", *arguments],
                 cwd=ROOT,
-                env=kept | policy,
+                env=inherited | policy,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -137,9 +138,9 @@ def measure_neighbour(
     for _ in range(rounds):
         for moment in MOMENTS:
             for policy, environment in list_policies().items():
-                timed = time_run(command, environment, moment, limit_s)
-                figures["runs"][policy][moment].append(timed)
-                print(f"{moment:6} {policy:32} {json.dumps(timed)}", file=sys.stderr, flush=True)
+                run = time_run(command, environment, moment, limit_s)
+                figures["runs"][policy][moment].append(run)
+                print(f"{moment:6} {policy:32} {json.dumps(run)}", file=sys.stderr, flush=True)
     figures["table"] = write_table(figures)
     return figures
 

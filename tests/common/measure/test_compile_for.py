@@ -62,26 +62,30 @@ def layers(request):
         return compiler, compiled_bert(compiler, 1), compiled_bert(compiler, 2), count_graph_breaks()
 
 
+def added(name, one, two, *kinds):
+    """Return what the second layer adds to each class of launches."""
+
+    def total(compiled, kind):
+        return sum(getattr(launches, name) for launches in compiled.tally.of([kind]))
+
+    return {kind: total(two, kind) - total(one, kind) for kind in kinds}
+
+
 def test_a_layer_is_compiled_once_and_each_of_its_calls_counts(layers):
     compiler, one, two, breaks = layers
     assert one.num_graphs == 6  # embedding, layer and head, forward and backward
     assert two.num_graphs == 0  # the same pieces
     assert not breaks and compiler.num_recompiles == 0
-    more = {
-        kind: sum(each.count for each in two.tally.of([kind]))
-        - sum(each.count for each in one.tally.of([kind]))
-        for kind in (MATRIX, ATTENTION, BOOKKEEPING)
-    }
-    assert more == {MATRIX: 12, ATTENTION: 2, BOOKKEEPING: 1}  # 4 products; gradients of query, key and value
+    assert added("count", one, two, MATRIX, ATTENTION, BOOKKEEPING) == {
+        MATRIX: 12,
+        ATTENTION: 2,
+        BOOKKEEPING: 1,
+    }  # 4 products; gradients of query, key and value
 
 
 def test_the_flops_of_a_layer_are_those_of_its_products(layers):
     _, one, two, _ = layers
-    flops = {
-        kind: sum(each.flops for each in two.tally.of([kind]))
-        - sum(each.flops for each in one.tally.of([kind]))
-        for kind in (MATRIX, ATTENTION)
-    }
+    flops = added("flops", one, two, MATRIX, ATTENTION)
     benchmark = bert()
     (batch,) = probes_of(benchmark).bench_batches(NUM_SEQUENCES).values()
     lengths = batch.inputs["attention_mask"].sum(dim=1)
@@ -152,17 +156,8 @@ def test_the_gpu_is_gone_afterwards():
 
 def test_the_command_keeps_its_figures_with_the_commit(tmp_path):
     sets = [part for setting in (*SMALL, "model.num_hidden_layers=1") for part in ("--set", setting)]
-    arguments = [
-        "compile",
-        "language_bert",
-        "optimized",
-        "--for",
-        "sm_90",
-        "--batch-size",
-        NUM_SEQUENCES,
-        *sets,
-    ]
-    done = ttt_here(*arguments, "--results", tmp_path, "--json")
+    arguments = ["--for", "sm_90", "--batch-size", NUM_SEQUENCES, *sets, "--results", tmp_path, "--json"]
+    done = ttt_here("compile", "language_bert", "optimized", *arguments)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "compiled/sm_90").glob("language_bert-optimized-*-torch*.json")
     (figures,) = json.loads(done.stdout)

@@ -51,14 +51,8 @@ def test_the_table_tells_medians_ranges_and_runs_that_were_ended():
 def test_a_run_is_timed_beside_a_busy_process_with_the_threads_that_were_set(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # is not taken over
     prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
-    steps = (
-        "max_duration=4ba",
-        "evaluate_every=4ba",
-        "evaluate_from=4ba",
-        "schedule.warmup=1ba",
-        "target=0.99",
-    )
-    sets = [part for each in steps for part in ("--set", each)]
+    steps = ("max_duration=4ba", "evaluate_every=4ba", "evaluate_from=4ba", "schedule.warmup=1ba")
+    sets = [part for setting in (*steps, "target=0.99") for part in ("--set", setting)]
     command = ["run", "language_bert", "optimized", "--size", "mini", *sets]
     timed = neighbour.time_run(command, {"OMP_NUM_THREADS": "1"}, "busy", 100.0)
     assert timed["seconds"] > 0 and timed["threads"] == timed["threads_at_the_end"] == 1

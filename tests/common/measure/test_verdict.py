@@ -36,7 +36,7 @@ def phase(shape="112 px", share=1.0, batch=32, savings=None, loader_per_s=1000.0
     )
 
 
-def told(*phases, cures=None, is_compressed=False):
+def describe(*phases, cures=None, is_compressed=False):
     profile = Profile(samples_name="images", phases=phases, cures=cures or {}, is_compressed=is_compressed)
     return describe_bottleneck(profile)
 
@@ -47,43 +47,43 @@ def test_a_slow_loader_is_named_with_what_was_seen_to_remove_it():
     saved["no decoding"] = Saving(share=0.25, low=0.2, high=0.3)
     saved["no augmentation"] = Saving(share=0.01, low=-0.02, high=0.04)
     cures = {"data.num_workers=6": 600.0, "data.loader=resident": 300.0}
-    text = told(phase(loader_per_s=320.0, savings=saved, **waits), cures=cures)
+    text = describe(phase(loader_per_s=320.0, savings=saved, **waits), cures=cures)
     assert text.startswith("input-bound: 35% of the step waits for images, of which leaving out removes: dec")
     assert "decoding 25%" in text and "augmentation" not in text  # within noise
     assert "the loader alone brings 320/s, the step alone takes 492/s" in text
     assert "fast enough alone: data.num_workers=6 (600/s);" in text and "1.54 times as fast at most" in text
     assert "replaying kept batches saves 34%" in text
     saved["kept batches"] = Saving(share=0.5, low=0.4, high=0.6)  # also of the step, which it disturbs
-    assert "2.00 times as fast at most" in told(phase(loader_per_s=320.0, savings=saved, **waits))
+    assert "2.00 times as fast at most" in describe(phase(loader_per_s=320.0, savings=saved, **waits))
     saved["kept batches"] = Saving(share=0.1, low=-0.1, high=0.3)
-    assert "kept batches" not in told(phase(loader_per_s=320.0, savings=saved, **waits))
-    none = told(phase(loader_per_s=320.0, **waits), cures={"data.loader=resident": 300.0})
+    assert "kept batches" not in describe(phase(loader_per_s=320.0, savings=saved, **waits))
+    none = describe(phase(loader_per_s=320.0, **waits), cures={"data.loader=resident": 300.0})
     assert "no loader setting that was tried is fast enough (data.loader=resident 300/s)" in none
-    assert "the storage has to be" in told(phase(loader_per_s=320.0, **waits))
+    assert "the storage has to be" in describe(phase(loader_per_s=320.0, **waits))
 
 
 def test_a_loader_that_keeps_up_alone_shares_the_processor():
-    text = told(phase(loader_per_s=600.0, **{"data wait": 35.0}), cures={"data.num_workers=6": 700.0})
+    text = describe(phase(loader_per_s=600.0, **{"data wait": 35.0}), cures={"data.num_workers=6": 700.0})
     assert "alone it keeps up, but it shares the processor with the step" in text
     assert "data.num_workers" not in text and "no setting" not in text
 
 
 def test_a_phase_whose_loader_is_too_slow_is_not_hidden_by_the_others():
     slow = phase(shape="56 px", share=0.05, loader_per_s=300.0, **{"data wait": 30.0})
-    text = told(slow, phase(share=0.95, loader_per_s=985.0))
+    text = describe(slow, phase(share=0.95, loader_per_s=985.0))
     assert text.startswith("compute-bound") and "times as fast as the step" not in text
     assert "at 56 px, 5% of the training, the loader alone brings 300/s, the step alone takes 492/s" in text
 
 
 def test_other_bounds_are_named_by_their_largest_part():
-    exchange = told(phase(communication=30.0))
+    exchange = describe(phase(communication=30.0))
     assert exchange.startswith("communication-bound: 32% of the step exchanges gradients")
     assert "gradient_compression" in exchange
-    assert "gradient_compression" not in told(phase(communication=30.0), is_compressed=True)
-    assert told(phase(optimizer=90.0)).startswith(
+    assert "gradient_compression" not in describe(phase(communication=30.0), is_compressed=True)
+    assert describe(phase(optimizer=90.0)).startswith(
         "optimizer-bound: 60% of the step; forward and backward take 40%"
     )
-    text = told(phase(loader_per_s=985.0))
+    text = describe(phase(loader_per_s=985.0))
     assert text.startswith(
         "compute-bound: forward and backward take 92% of the step, at 50% of the matrix product"
     )
