@@ -21,7 +21,7 @@ from common.training.benchmark import Backend, Names
 from common.training.method import Batch
 from common.training.registry import build_methods
 from language_bert.attention import kernel_backend
-from language_bert.data.batches import IGNORED, moved_lengths, padded_batch, random_record, typical_lengths
+from language_bert.data.batches import IGNORED, padded_batch, random_record, shift_lengths, typical_lengths
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
@@ -79,28 +79,28 @@ class Config(RunConfig):
     data: TextDataConfig
 
     def prepared_with(self) -> dict[str, Any]:
-        """Return also lengths, masking and the size of the vocabulary."""
+        """Add lengths, masking and the size of the vocabulary."""
         masked = ("masked_fraction", "evaluation_masked_fraction")
         names = ("corpus", "max_seq_length", "num_duplicates", *masked)
         settings = {f"data.{name}": getattr(self.data, name) for name in names}
         return super().prepared_with() | settings | {"model.vocab_size": self.model.vocab_size}
 
     def prepared_files(self) -> set[str]:
-        """Return the indexes, the vocabulary that size mini makes, and the weights to start from."""
+        """Name the indexes, the vocabulary of size mini, and the starting weights."""
         names = {f"{part}.index.npy" for part in ("train", "evaluation")}
         names |= {"vocab.txt"} if self.size == "mini" else set()
         return names | ({WEIGHTS} if self.model.start == "checkpoint" else set())
 
 
 class Benchmark(benchmark.Benchmark):
-    """Quality is the official masked-LM accuracy: right masked tokens over all, whole evaluation set."""
+    """Quality is the official masked-LM accuracy: correct over all masked tokens of the evaluation set."""
 
     config: Config
     names = Names(mlperf="bert", samples="sequences", quality="masked-LM accuracy")
     counts_epochs = False
 
     def build_model(self, *, from_scratch: bool = True) -> nn.Module:
-        """Return Hugging Face's BERT, unmodified, with the checkpoint's weights where it starts from them."""
+        """Return Hugging Face's BERT, unmodified, with the checkpoint's weights if `model.start` says so."""
         settings = self.config.model
         model = build_bert(bert_config(self.config), next_sentence=settings.next_sentence)
         if settings.position_scale:
@@ -110,19 +110,18 @@ class Benchmark(benchmark.Benchmark):
         return model
 
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-        """Return the mean over masked tokens, plus the next-sentence loss where the model has that head."""
         return masked_lm_loss(outputs, targets)
 
     def num_targets(self, batch: Batch) -> int:
-        """Return the number of masked tokens."""
         return int((batch.targets["labels"] != IGNORED).sum())
 
     def prepare_loader(self) -> None:
-        """Raise UserError for what would fail later.
+        """Raise UserError for settings that would fail later.
 
-        That is the next-sentence loss in parts, a mean over sequences, not over tokens; and batches that
-        differ too much for a compiler: it makes a form of a layer for each number of sequences and of tokens,
-        and one of a last layer that computes a part for each number of masked tokens besides.
+        These are a next-sentence loss on several ranks or micro-batches, because it is a mean over sequences
+        and not over tokens; and more shapes than a compiler takes. It compiles a layer for each number of
+        sequences and of tokens, and the last layer of `last_layer_subset` for each number of masked tokens
+        too.
         """
         is_divided = self.place.world_size > 1 or self.num_micro_batches > 1
         if self.config.model.next_sentence and is_divided:
@@ -143,31 +142,27 @@ class Benchmark(benchmark.Benchmark):
             raise UserError(what, where="methods.unpad.round_to", hint=hint)
 
     def synthetic_batches(self) -> Iterator[Batch]:
-        """Yield random tokens of typical lengths; on a GPU in every form that training may see."""
+        """Yield random tokens of typical lengths; on a GPU in every shape that training may see."""
         yield from itertools.starmap(self.noise, self.synthetic_counts())
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
-        """Return random tokens of typical lengths."""
         lengths = typical_lengths(num_samples, self.config.data.max_seq_length)
         return self.noise(lengths, np.maximum(1, (lengths * self.config.data.evaluation_masked_fraction)))
 
     def synthetic_counts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield tokens and masked tokens of each sequence, (micro_batch_size,), of each synthetic batch.
-
-        Sequences of the same number of tokens differ in their masked ones by what rounding each leaves.
-        """
+        """Yield tokens and masked tokens of each sequence, (micro_batch_size,), of each synthetic batch."""
         longest, num_parts = self.config.data.max_seq_length, self.place.world_size * self.num_micro_batches
         for size in self.micro_batch_sizes:
             lengths = typical_lengths(size, longest)
             deviation = longest * LENGTH_DEVIATION * size**0.5  # of their sum
             if self.balances_parts:
-                deviation /= num_parts**0.5  # they share that of the whole batch
+                deviation /= num_parts**0.5  # the parts share the deviation of the whole batch
             most, least = (int(lengths.sum() + sign * MOST_DEVIATIONS * deviation) for sign in (1, -1))
             if self.device.type != "cuda":
                 yield lengths, self.num_masked(lengths)
             elif not self.compiles_layers:
                 for num_tokens in (most, lengths.sum(), least):
-                    moved = moved_lengths(lengths, num_tokens, longest)
+                    moved = shift_lengths(lengths, num_tokens, longest)
                     yield moved, self.num_masked(moved)
             else:
                 yield from self.counts_of_forms(lengths, most, least)
@@ -175,14 +170,15 @@ class Benchmark(benchmark.Benchmark):
     def counts_of_forms(
         self, lengths: np.ndarray, most: int, least: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the same for each form between `most` and `least` tokens, the largest first.
+        """Yield a synthetic batch for each form between `most` and `least` tokens, the largest first.
 
-        A form is a number of tokens and one of masked tokens, rounded up as `unpad` and `sparse_head` do.
+        A form is a number of tokens and of masked tokens, rounded up as `unpad` and `sparse_head` do. Batches
+        with equal tokens differ in masked tokens, because the number of each sequence is rounded.
         """
         longest, (tokens_to, masked_to) = self.config.data.max_seq_length, self.rounding
-        rounded = MOST_DEVIATIONS * 0.5 * len(lengths) ** 0.5  # what rounding leaves of masked tokens
+        rounded = MOST_DEVIATIONS * 0.5 * len(lengths) ** 0.5  # change of masked tokens by rounding
         for last in range(-(-most // tokens_to) * tokens_to, least, -tokens_to):
-            upper, lower = (moved_lengths(lengths, num, longest) for num in (last, last - tokens_to + 1))
+            upper, lower = (shift_lengths(lengths, num, longest) for num in (last, last - tokens_to + 1))
             masked = self.num_masked(upper)
             if "sparse_head" not in self.config.methods:  # no form depends on their number
                 yield upper, masked
@@ -191,11 +187,10 @@ class Benchmark(benchmark.Benchmark):
             least_masked = int(self.num_masked(lower).sum() - rounded)
             for last_masked in range(-(-most_masked // masked_to) * masked_to, least_masked - 1, -masked_to):
                 num_masked = min(last_masked, most_masked)
-                yield upper, moved_lengths(masked, num_masked, longest, shortest=1)
+                yield upper, shift_lengths(masked, num_masked, longest, shortest=1)
 
     @cached_property
     def compiles_layers(self) -> bool:
-        """Whether layers on packed tokens are compiled, each form of them on its own."""
         is_compiled = any(method.compiles for method in build_methods(self.config))
         return is_compiled and "unpad" in self.config.methods
 
@@ -207,13 +202,13 @@ class Benchmark(benchmark.Benchmark):
         return tokens, masked
 
     def num_masked(self, lengths: np.ndarray) -> np.ndarray:
-        """Return how many tokens of sequences of these lengths are masked in training, see instances.py."""
+        """Return the masked tokens of sequences of these lengths in training, see instances.py."""
         data = self.config.data
         most = int(data.max_seq_length * data.masked_fraction)
         return (lengths * data.masked_fraction).round().astype(np.int64).clip(1, most)
 
     def noise(self, lengths: np.ndarray, num_masked: np.ndarray) -> Batch:
-        """Return a batch of random tokens; of each sequence so many are masked."""
+        """Return a batch of random tokens; lengths and masked tokens are (num_samples,)."""
         rng, vocab_size = np.random.default_rng(0), self.config.model.vocab_size
         records = [
             random_record(rng, length=int(length), vocab_size=vocab_size, num_masked=int(count))
@@ -222,16 +217,15 @@ class Benchmark(benchmark.Benchmark):
         return padded_batch(records, self.config.data.max_seq_length)
 
     def backends(self) -> dict[str, Backend]:
-        """Return the kernel of attention on packed tokens."""
         return {"attention": kernel_backend(self.device)} if "unpad" in self.config.methods else {}
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield this rank's part of shuffled batches without end; the index knows all their masked tokens."""
+        """Yield this rank's part of shuffled batches without end, with the masked tokens of all ranks."""
         shards = self.shards("train", self.config.data.num_train_samples)
         size, before = self.config.global_batch_size, time.perf_counter()
         for indices in sampler.batches(len(shards), size, seed=self.seed, start_step=start_step):
-            own = self.own_part(indices, shards.index["num_tokens"][indices])
-            records = [shards[index] for index in own]
+            members = self.own_part(indices, shards.index["num_tokens"][indices])
+            records = [shards[index] for index in members]
             batch = padded_batch(records, self.config.data.max_seq_length)
             num_targets = int(shards.index["num_masked"][indices].sum())
             loading_s = time.perf_counter() - before
@@ -239,51 +233,45 @@ class Benchmark(benchmark.Benchmark):
             before = time.perf_counter()
 
     def own_part(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return this rank's samples of a batch, one micro-batch behind the other."""
+        """Return this rank's samples of a batch, ordered by micro-batch."""
         num_parts = self.num_micro_batches
         if not self.balances_parts or self.place.world_size * num_parts == 1:
             return sampler.rank_part(indices, self.place)
-        own = sampler.balanced_part(np.arange(len(indices)), lengths, self.place)
-        return indices[own[np.concatenate(sampler.partition_by_load(lengths[own], num_parts))]]
+        members = sampler.balanced_part(np.arange(len(indices)), lengths, self.place)
+        return indices[members[np.concatenate(sampler.partition_by_load(lengths[members], num_parts))]]
 
     @cached_property
     def balances_parts(self) -> bool:
-        """Whether a batch is dealt by length: where padding takes no time, unless `unpad` says otherwise."""
+        """Whether a batch is partitioned by length: with `unpad`, unless its setting says otherwise."""
         settings = self.config.methods.get("unpad")
         return settings is not None and Unpad.Config(**settings).balance_ranks
 
     def evaluation_batches(self) -> Iterator[Batch]:
-        """Yield this rank's part of the evaluation set in its order."""
         shards = self.shards("evaluation", self.config.data.num_evaluation_samples)
-        own, size = self.own_evaluation_samples, self.own_evaluation_batch_size
-        for first in range(own.start, own.stop, size):
-            records = [shards[index] for index in range(first, min(first + size, own.stop))]
+        members, size = self.own_evaluation_samples, self.own_evaluation_batch_size
+        for first in range(members.start, members.stop, size):
+            records = [shards[index] for index in range(first, min(first + size, members.stop))]
             yield padded_batch(records, self.config.data.max_seq_length)
 
     def shards(self, name: str, num_samples: int) -> Shards:
-        """Open a part of the data.
-
-        Raises UserError unless it holds as many samples as the configuration says, none too long.
-        """
+        """Open a part of the data. Raises UserError for another number of samples, or a sample too long."""
         data, model = self.config.data, self.config.model
         shards = Shards(self.directory, name, max_seq_length=data.max_seq_length, vocab_size=model.vocab_size)
         if len(shards) != num_samples:
-            raise UserError(
-                f"{len(shards)} samples, expected {num_samples}", where=f"{self.directory}: {name}"
-            )
+            what = f"{len(shards)} samples, expected {num_samples}"
+            raise UserError(what, where=f"{self.directory}: {name}")
         return shards
 
     def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Count masked tokens that are predicted right, and masked tokens."""
         labels = targets["labels"].flatten()
         is_masked = labels != IGNORED
         right = (outputs[0].flatten(0, -2).argmax(dim=-1) == labels) & is_masked
         return right.sum(), is_masked.sum()
 
     def extra_metrics(self, num_correct: int, num_total: int) -> dict[str, float]:
-        """Return the number that MosaicML's published runs called accuracy, for Wikipedia only.
+        """Return the accuracy as MosaicML's published runs counted it, for Wikipedia only.
 
-        They counted one more token, always right, of each sample with fewer masked tokens than the most.
+        They counted one more token, always correct, of each sample with fewer masked tokens than the most.
         """
         if self.config.data.corpus != WIKIPEDIA:
             return {}
@@ -291,15 +279,15 @@ class Benchmark(benchmark.Benchmark):
         return {"mlm_accuracy_mosaic": (num_correct + num_free) / (num_total + num_free)}
 
     def check_initial_quality(self, quality: float) -> str:
-        """Compare the published weights on the published evaluation set; both were known by MD5."""
+        """Doubt published weights that miss STARTING_ACCURACY on the published evaluation set."""
         model, data = self.config.model, self.config.data
-        found = (
+        evaluated = (
             data.corpus,
             data.max_seq_length,
             data.evaluation_masked_fraction,
             data.num_evaluation_samples,
         )
-        is_published = found == EVALUATED and model.start == "checkpoint"
+        is_published = evaluated == EVALUATED and model.start == "checkpoint"
         is_changed = model.activation != "gelu_pytorch_tanh" or "position_rows" in self.config.methods
         if not is_published or is_changed or abs(quality - STARTING_ACCURACY) <= STARTING_TOLERANCE:
             return ""
@@ -310,10 +298,9 @@ class Benchmark(benchmark.Benchmark):
 
     @property
     def num_evaluation_targets(self) -> int:
-        """The masked tokens of the evaluation set, from the manifest."""
         return int(self.manifest["facts"]["num_evaluation_masked_tokens"])
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The manifest of the prepared data; first read when the clock runs."""
+        """The manifest of the prepared data; it is not read before the clock runs."""
         return read_manifest(self.directory, hint=self.config.prepared_hint)

@@ -32,28 +32,29 @@ class Probes(probes.Probes):
     benchmark: Benchmark
 
     def equal_settings(self) -> list[list[str]]:
-        """Return the other form of attention on padded batches."""
         return [
-            [f"model.attention={form}"] for form in ("sdpa", "eager") if form != self.config.model.attention
+            [f"model.attention={name}"] for name in ("sdpa", "eager") if name != self.config.model.attention
         ]
 
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
-        """Return a batch of random tokens with lengths as Wikipedia's, in the order of a loader."""
+        """Return a batch of random tokens with lengths like Wikipedia's, in the order of a loader."""
         longest = self.config.data.max_seq_length
         lengths = typical_lengths(num_samples, longest)
         lengths = self.benchmark.own_part(lengths, lengths)
         return {f"{longest} tokens": self.benchmark.noise(lengths, self.benchmark.num_masked(lengths))}
 
     def bench_parts(self) -> Iterator[Part]:
-        """Yield the pieces of a step on packed tokens: attention, products, the rest, head and optimizer."""
         return bench_parts(self.config, self.benchmark.device)
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
-        """Yield attention on packed tokens, the loss in chunks, and on a GPU that has them 8-bit products."""
-        return kernel_pairs(self.benchmark.device)
+        device = self.benchmark.device
+        yield attention_pair(device)
+        yield loss_pair(device)
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
+            yield fp8_pair(device)
 
     def work(self, shape: str) -> Work:
-        """Return the matrix products on real tokens of such a sample, forward and twice backward."""
+        """Count the matrix products on the real tokens of a sample; backward has twice those of forward."""
         model, data = self.config.model, self.config.data
         lengths = typical_lengths(1000, data.max_seq_length)
         size, wide = model.hidden_size, model.intermediate_size
@@ -64,11 +65,10 @@ class Probes(probes.Probes):
         )
 
     def shape_shares(self) -> dict[str, float]:
-        """All batches have the one shape."""
         return {f"{self.config.data.max_seq_length} tokens": 1.0}
 
     def work_spread(self) -> Spread:
-        """Without padding the work is about that of the tokens, and lengths differ."""
+        """Without padding the work of a sample is about proportional to its length."""
         if "unpad" not in self.config.methods:
             return super().work_spread()
         lengths = typical_lengths(1000, self.config.data.max_seq_length)
@@ -96,7 +96,7 @@ class Probes(probes.Probes):
 
 
 def bench_parts(config: Any, device: torch.device) -> Iterator[Part]:
-    """Yield forward and backward of all layers by kind of operation, head with loss, and optimizer."""
+    """Yield forward and backward of all layers by kind of operation, of head and loss, and the optimizer."""
     model, data, num = config.model, config.data, config.global_batch_size
     lengths = torch.from_numpy(typical_lengths(num, data.max_seq_length))
     num_tokens, num_layers = int(lengths.sum()), model.num_hidden_layers
@@ -167,14 +167,6 @@ def optimizer_part(config: Any, num_samples: int, device: torch.device) -> Part:
     return Part(name="optimizer", call=optimizer.step, num_samples=num_samples)
 
 
-def kernel_pairs(device: torch.device) -> Iterator[KernelPair]:
-    """Yield those that this device computes, each with its gradients."""
-    yield attention_pair(device)
-    yield loss_pair(device)
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
-        yield fp8_pair(device)
-
-
 def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     """Return a result and the gradients of its inputs, all weighted differently."""
     result = function(*inputs)
@@ -183,22 +175,21 @@ def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> lis
 
 
 def attention_pair(device: torch.device) -> KernelPair:
-    """Return attention over packed sequences in bfloat16, and over one after another in float32."""
+    """Pair attention over packed sequences in bfloat16 with attention sequence by sequence in float32."""
     generator = torch.Generator().manual_seed(0)
     shape = (sum(LENGTHS), NUM_HEADS, HEAD_SIZE)
     heads = [torch.randn(*shape, generator=generator).bfloat16().to(device) for _ in "qkv"]
     sequences = plan_attention(torch.tensor(LENGTHS), max(LENGTHS)).to(device)
 
     def one_by_one(*heads: Tensor) -> Tensor:
-        rows = zip(*(each.split(LENGTHS) for each in heads), strict=True)
+        rows = zip(*(head.split(LENGTHS) for head in heads), strict=True)
         attended = [
-            F.scaled_dot_product_attention(*(each.transpose(0, 1) for each in row)).transpose(0, 1)
-            for row in rows
+            F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in row)).transpose(0, 1) for row in rows
         ]
         return torch.cat(attended)
 
-    packed = [each.clone().requires_grad_() for each in heads]
-    plain = [each.float().requires_grad_() for each in heads]
+    packed = [head.clone().requires_grad_() for head in heads]
+    plain = [head.float().requires_grad_() for head in heads]
     return KernelPair(
         name="attention",
         kernel=lambda: with_gradients(lambda *qkv: varlen_attention(*qkv, sequences), packed),
@@ -208,7 +199,7 @@ def attention_pair(device: torch.device) -> KernelPair:
 
 
 def loss_pair(device: torch.device) -> KernelPair:
-    """Return the loss of the head in chunks, and of the whole product, in float32."""
+    """Pair the loss of the head in chunks with the loss of the whole product, in float32."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((NUM_MASKED, HEAD_SIZE), (VOCAB_SIZE, HEAD_SIZE), (VOCAB_SIZE,))
     inputs = [torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes]
@@ -229,7 +220,7 @@ def loss_pair(device: torch.device) -> KernelPair:
 
 
 def fp8_pair(device: torch.device) -> KernelPair:
-    """Return a product in 8 bits, and in float32."""
+    """Pair a product in 8 bits with the product in float32."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((NUM_ROWS, 2 * HEAD_SIZE), (HEAD_SIZE, 2 * HEAD_SIZE))
     inputs = [torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes]

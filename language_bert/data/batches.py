@@ -64,7 +64,7 @@ def typical_lengths(num_samples: int, max_seq_length: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(scaled)
 
 
-def moved_lengths(
+def shift_lengths(
     lengths: np.ndarray, num_tokens: int, max_seq_length: int, *, shortest: int = MIN_LENGTH
 ) -> np.ndarray:
     """Shift all lengths by the same number, so that their sum is `num_tokens`.

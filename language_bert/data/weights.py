@@ -21,8 +21,8 @@ def load_weights(model: torch.nn.Module, path: Path, *, hint: str) -> None:
     shapes = {name: values.shape for name, values in model.named_parameters()}
     for name, shape in shapes.items():
         if name not in tensors or tensors[name].shape != shape:
-            found = tuple(tensors[name].shape) if name in tensors else "missing"
-            raise UserError(f"{name} is {found}, expected {tuple(shape)}", where=str(path), hint=hint)
+            actual = tuple(tensors[name].shape) if name in tensors else "missing"
+            raise UserError(f"{name} is {actual}, expected {tuple(shape)}", where=str(path), hint=hint)
     if extra := [name for name in tensors if name not in shapes and not name.startswith(NEXT_SENTENCE)]:
         raise UserError(f"{extra[0]} is not of this model", where=str(path), hint=hint)
     model.load_state_dict({name: tensors[name] for name in shapes}, strict=False)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from common.config.schema import Strict
 from common.training.method import Loss, Method
 from language_bert.data.batches import IGNORED
-from language_bert.methods.unpad import UnpaddedBert, packed
+from language_bert.methods.unpad import UnpaddedBert, require_packed
 from language_bert.model import PackedBert, Predictions, next_sentence_loss
 
 
@@ -107,7 +107,7 @@ class ChunkedHead(Method):
         chunk_tokens: int = Field(default=4096, gt=0, description="so many masked tokens at a time")
 
     def model(self, model: nn.Module) -> nn.Module:
-        self.encoder = packed(model, self, has_sparse_head=True)
+        self.encoder = require_packed(model, self, has_sparse_head=True)
         self.encoder.transform_only = True
         return model
 

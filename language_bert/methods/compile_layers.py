@@ -22,7 +22,7 @@ from torch import nn
 from common.config.schema import Strict
 from common.methods.compile import compile_options
 from common.training.method import Method
-from language_bert.methods.unpad import packed
+from language_bert.methods.unpad import require_packed
 from language_bert.model import PackedBert, encoder_layer
 
 
@@ -66,5 +66,5 @@ class CompileLayers(Method):
         )
 
     def model(self, model: nn.Module) -> nn.Module:
-        compile_layers(packed(model, self), **self.settings.model_dump())
+        compile_layers(require_packed(model, self), **self.settings.model_dump())
         return model

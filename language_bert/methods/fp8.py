@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.training.method import Method
-from language_bert.methods.unpad import packed
+from language_bert.methods.unpad import require_packed
 from language_bert.model import PackedBert, autocast_dtype
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
@@ -133,5 +133,5 @@ class Fp8(Method):
         return config
 
     def model(self, model: nn.Module) -> nn.Module:
-        use_fp8(packed(model, self))
+        use_fp8(require_packed(model, self))
         return model

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from common.training.method import Method
-from language_bert.methods.unpad import packed
+from language_bert.methods.unpad import require_packed
 from language_bert.model import PackedBert
 
 
@@ -37,5 +37,5 @@ class FusedQkv(Method):
     is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
-        fuse_qkv(packed(model, self))
+        fuse_qkv(require_packed(model, self))
         return model

@@ -20,7 +20,7 @@ from torch import nn
 from common.config.schema import Strict
 from common.training.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
-from language_bert.methods.unpad import UnpaddedBert, packed
+from language_bert.methods.unpad import UnpaddedBert, require_packed
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -52,7 +52,7 @@ class SparseHead(Method):
         )
 
     def model(self, model: nn.Module) -> nn.Module:
-        encoder = packed(model, self)
+        encoder = require_packed(model, self)
         encoder.masked_tokens_only, encoder.masked_round_to = True, self.settings.round_to
         return model
 

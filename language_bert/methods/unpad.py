@@ -124,7 +124,7 @@ def unpad(model: "BertModule", round_to: int = 1) -> UnpaddedBert:
     return UnpaddedBert(model, round_to)
 
 
-def packed(model: nn.Module, method: Method, *, has_sparse_head: bool = False) -> PackedBert:
+def require_packed(model: nn.Module, method: Method, *, has_sparse_head: bool = False) -> PackedBert:
     """Return the model as PackedBert; `method` refuses unless `unpad` (and `sparse_head`) are before it."""
     if not isinstance(model, PackedBert):
         method.refuse("needs unpad before it")

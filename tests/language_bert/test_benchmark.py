@@ -16,7 +16,7 @@ from common.training.optim import schedule_factor
 from common.training.ranks import Place, part
 from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
-from language_bert.data.batches import moved_lengths, typical_lengths
+from language_bert.data.batches import shift_lengths, typical_lengths
 from language_bert.methods.position_rows import copy_rows
 from language_bert.probes import Probes
 
@@ -73,7 +73,7 @@ def test_typical_lengths_are_wikipedias():
     assert lengths.mean() == pytest.approx(255.8, abs=2)
     assert np.std(lengths) == pytest.approx(183, abs=3)
     assert np.mean(lengths.astype(float) ** 2) == pytest.approx(98_826, rel=0.02)
-    moved = moved_lengths(typical_lengths(448, 512), 100_000, 512)
+    moved = shift_lengths(typical_lengths(448, 512), 100_000, 512)
     assert moved.sum() == pytest.approx(100_000, abs=448) and moved.max() <= 512
 
 
