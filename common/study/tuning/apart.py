@@ -1,4 +1,7 @@
-"""A subject of a race in a process of its own: memory, threads and compiled code are those of a run."""
+"""A subject of a race in a process of its own: memory, threads and compiled code are those of a run.
+
+A ProcessPoolExecutor would not do: before Python 3.14 it has no public way to end a process that hangs.
+"""
 
 import contextlib
 import multiprocessing
