@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from common.evidence import intervals
 
-WAITING = 0.1  # of a step, from which it is bound by what it waits for
+WAITING = 0.1  # the share of a step from which what it waits for is its bottleneck
 COMPUTE = ("forward", "backward")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """The share of a step that goes when something is left out, with an interval of 95 %: paired turns."""
+    """The share of a step that a variant saves, with the 95 % interval of its paired turns."""
 
     share: float
     low: float
@@ -28,7 +28,7 @@ class Phase:
     """The steps of one shape. `parts_ms` add up to `step_ms` but for `unaccounted_ms`.
 
     Rates: `loader_per_s` of the loader with nothing to wait for, in a later pass over the data;
-    `first_pass_per_s` in the first one, where that differs; `step_per_s` of steps on batches that are there.
+    `first_pass_per_s` in the first one, where that differs; `step_per_s` of steps on batches in memory.
     """
 
     shape: str

@@ -99,12 +99,12 @@ def test_phases_count_by_the_time_that_they_take_of_the_whole_run():
 
 
 def test_savings_are_paired_so_that_drift_cancels():
-    found = compute_saving([100.0, 200.0, 400.0], [90.0, 180.0, 360.0])
-    assert (found.share, found.high - found.low) == (pytest.approx(0.1), pytest.approx(0, abs=1e-9))
-    found = compute_saving(
+    saving = compute_saving([100.0, 200.0, 400.0], [90.0, 180.0, 360.0])
+    assert (saving.share, saving.high - saving.low) == (pytest.approx(0.1), pytest.approx(0, abs=1e-9))
+    saving = compute_saving(
         [100.0, 100.0], [90.0, 80.0]
     )  # shares 0.1 and 0.2; t of one degree of freedom is 12.706
-    assert found.high - found.share == pytest.approx(12.706 * 0.05, rel=1e-3)
+    assert saving.high - saving.share == pytest.approx(12.706 * 0.05, rel=1e-3)
 
 
 def test_amdahl():
