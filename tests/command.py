@@ -28,3 +28,10 @@ def ttt_here(*arguments):
         except SystemExit as end:  # argparse's own help or refusal
             code = end.code
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def one_line(done, code=2):
+    """Assert that a command failed with this code and one line on stderr, and return the line."""
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == code and len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    return lines[0]

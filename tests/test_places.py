@@ -41,7 +41,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def defaults(verb):
-    """Return what a command takes where nothing is said."""
+    """Return the defaults of a command's arguments."""
     parser = argparse.ArgumentParser()
     importlib.import_module(command_module(verb)).add_arguments(parser)
     return {action.dest: action.default for action in parser._actions}

@@ -93,13 +93,13 @@ def build_bert():
 
 
 def with_lines(loop, imports, lines):
-    """Return the loop with the lines of a method in their places; conditions tell when they are met."""
-    told = "; met.append(step)"
-    lines = [(where, code + told * code.startswith("if ")) for where, code in lines]
+    """Return the loop with the lines of a method in their places; conditions record when they are met."""
+    record = "; met.append(step)"
+    lines = [(where, code + record * code.startswith("if ")) for where, code in lines]
     for place in PLACES:
-        said = "\n".join(NO_COMPILER.get(code, code) for where, code in lines if where == place)
+        block = "\n".join(NO_COMPILER.get(code, code) for where, code in lines if where == place)
         before = loop.partition(f"{{{place}}}")[0].rpartition("\n")[2]
-        loop = loop.replace(f"{before}{{{place}}}", textwrap.indent(said, before))
+        loop = loop.replace(f"{before}{{{place}}}", textwrap.indent(block, before))
     return "\n".join([*imports, loop])
 
 

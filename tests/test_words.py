@@ -11,15 +11,9 @@ import pytest
 from common.arguments import spread_settings
 from common.cli import COMMANDS
 from common.repository import ROOT
-from tests.command import ttt_here
+from tests.command import one_line, ttt_here
 
 MINI = ("--size", "mini")
-
-
-def one_line(done):
-    lines = done.stderr.strip().splitlines()
-    assert done.returncode == 2 and len(lines) == 1 and lines[0].startswith("error: "), done.stderr
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -41,6 +35,22 @@ def one_line(done):
         (["data", "prepare", "bert", "--source", "/nonexistent"], "--source /nonexistent: no such folder"),
         (["score", "README.md"], "README.md: is no log"),
         (["check", "README.md", "results/reference-2cpu-mini-baseline"], "README.md: is no log"),
+        (["run", "bert", "baseline", *MINI, "--set", "optimizer.learning_rat=1"], "learning_rate?"),
+        (["run", "bert", "baseline", *MINI, "--set", "target=75.9"], "less than 1"),
+        (["run", "bert", "baseline", *MINI, "--set", "target=\x01"], "--set"),
+        (["run", "bert", "baseline", "--set", "global_batch_size=many"], "valid integer"),
+        (["run", "bert", "baseline", "--runs", "0"], "--runs 0"),
+        (["run", "langage_bert", "baseline"], "did you mean language_bert?"),
+        (["run", "bert", "fast"], "known: baseline, compiled, eager"),
+        (["rum"], "did you mean run?"),
+        (["check", "no/such/folder"], "no/such/folder"),
+        (["run", "bert", "baseline", *MINI, "--set", "data.directory=data/none"], "ttt data prepare"),
+        (["data", "verify", "bert", "--set", "data.directory=data/none"], "ttt data prepare"),
+        (["bench", "image_clasification"], "did you mean image_classification"),
+        (["bench", "resnet", "fast"], "known: baseline"),
+        (["bench", "bert", "baseline+bogus=1", *MINI], "unknown key"),
+        (["bench", "bert", "--batch-size", "0", *MINI], "must be positive"),
+        (["bench", "bert", "baseline", "baseline+data.max_seq_length=64", *MINI], "at 160 tokens and"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -88,12 +98,12 @@ def test_the_rules_are_json_on_demand():
     assert all(rule["id"] in text and rule["message"] in text for rule in rules)
 
 
-def test_a_dry_run_knows_both_names_and_several_settings_and_tells_the_origin_of_what_it_printed():
+def test_a_dry_run_knows_both_names_and_several_settings_and_names_the_file_of_each_key():
     settings = ("schedule.warmup=7ba", "methods.progressive_crops.epochs=[2, 2]")
     done = ttt_here("run", "resnet", "optimized", *MINI, "--dry-run", "--set", *settings)
     assert done.returncode == 0, done.stderr
-    printed, told = done.stdout.split("# where each key was written\n")
-    origins = dict(re.findall(r"^#   (\S+): (\S+)$", told.split("# changed")[0], re.MULTILINE))
+    printed, listed = done.stdout.split("# where each key was written\n")
+    origins = dict(re.findall(r"^#   (\S+): (\S+)$", listed.split("# changed")[0], re.MULTILINE))
     assert {key for key, where in origins.items() if where == "--set"} == {
         "schedule.warmup",
         "methods.progressive_crops.epochs",
@@ -107,5 +117,5 @@ def test_the_doctor_counts_its_seconds_from_the_start():
     started = time.monotonic()
     command = [sys.executable, "-m", "common.cli", "doctor", "--quick", "--benchmarks", "bert"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    whole_s, said_s = time.monotonic() - started, float(re.search(r"lines in ([0-9.]+) s", done.stdout)[1])
-    assert whole_s / 4 < said_s < whole_s  # loading torch is most of it
+    whole_s, printed_s = time.monotonic() - started, float(re.search(r"lines in ([0-9.]+) s", done.stdout)[1])
+    assert whole_s / 4 < printed_s < whole_s  # loading torch is most of it
