@@ -51,31 +51,31 @@ def benchmark_names() -> dict[str, str]:
     """Map MLPerf's name to the folder of each benchmark, read from its source: nothing is imported."""
     from common.repository import ROOT, benchmarks
 
-    found = {}
+    names = {}
     for folder in benchmarks():
         text = (ROOT / folder / "benchmark.py").read_text(encoding="utf-8")
         name = re.search(r'^ +names = Names\(mlperf="(\w+)"', text, re.MULTILINE)
-        found[name[1] if name else folder] = folder
-    return dict(sorted(found.items()))
+        names[name[1] if name else folder] = folder
+    return dict(sorted(names.items()))
 
 
 def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:
     """Add the argument of the verbs that read results."""
     default = [repository_path("results")]
-    told = f"{help}; default: results/ of the repository"
-    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, default=default, help=told)
+    text = f"{help}; default: results/ of the repository"
+    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, default=default, help=text)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
     """Add the option of the verbs that write results, or read what others wrote."""
-    told = "the folder of results; default: results/ of the repository"
-    parser.add_argument("--results", type=Path, default=repository_path("results"), metavar="DIR", help=told)
+    text = "the folder of results; default: results/ of the repository"
+    parser.add_argument("--results", type=Path, default=repository_path("results"), metavar="DIR", help=text)
 
 
 def add_systems(parser: argparse.ArgumentParser) -> None:
     """Add the option of the verbs that describe the machine of their results."""
-    told = "the folder of system descriptions; default: systems/ of the repository"
-    parser.add_argument("--systems", type=Path, default=repository_path("systems"), metavar="DIR", help=told)
+    text = "the folder of system descriptions; default: systems/ of the repository"
+    parser.add_argument("--systems", type=Path, default=repository_path("systems"), metavar="DIR", help=text)
 
 
 def repository_path(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What can go wrong for a person, and the exit codes that say so."""
+"""Mistakes that a user can mend, and the exit codes."""
 
 import difflib
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ EXIT_OUTPUT = 141  # 128 + SIGPIPE: all was done, and not all of it could be pri
 
 
 class UserError(Exception):
-    """Something a person can mend. The command line prints it as one line and exits with 2.
+    """A mistake that a user can mend. The command line prints it as one line and exits with 2.
 
     `where` is a file:line, a configuration key or a path; `hint` says what to do.
     """

@@ -88,10 +88,10 @@ class Processes:
         for process in self.processes:
             process.wait()
         children = psutil.Process().children(recursive=True)
-        _, rest = psutil.wait_procs([each for each in children if each.pid not in self.others], REST_S)
-        for each in rest:  # stopped, or in no hurry
+        _, rest = psutil.wait_procs([child for child in children if child.pid not in self.others], REST_S)
+        for child in rest:  # stopped, or in no hurry
             with suppress(psutil.Error):
-                each.kill()
+                child.kill()
         psutil.wait_procs(rest, REST_S)
 
     def signal(self, number: int) -> None:

@@ -134,12 +134,12 @@ def build_probes(config: Any) -> Any:
 
 def available_methods(benchmark: str) -> dict[str, str]:
     """Map the name to the module of each method that a benchmark can use: its own and the common ones."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for package in ("common", benchmark):
         for path in sorted((ROOT / package / "methods").glob("[a-z]*.py")):
-            if path.stem in found:
+            if path.stem in modules:
                 raise UserError(
                     "a common method has this name already", where=f"{package}/methods/{path.name}"
                 )
-            found[path.stem] = f"{package}.methods.{path.stem}"
-    return found
+            modules[path.stem] = f"{package}.methods.{path.stem}"
+    return modules

@@ -36,60 +36,37 @@ def num_lines(path):
 
 NOT_YET = {  # rule of English -> the rooms that still break it
     "headless": (
-        "common/commands",
-        "common/config",
-        "common/data",
-        "common/errors.py",
         "common/evidence",
         "common/machine",
-        "common/measure",
         "common/run",
         "common/training",
         "image_classification/data",
         "image_classification/methods",
     ),
     "return": (
-        "common/arguments.py",
-        "common/cli.py",
-        "common/commands",
-        "common/config",
-        "common/data",
         "common/doctor",
         "common/evidence",
-        "common/files.py",
         "common/machine",
         "common/measure",
-        "common/methods",
         "common/run",
+        "common/study",
         "common/training",
         "image_classification/data",
         "image_classification/kernels",
-        "image_classification/methods",
         "image_classification/probes.py",
         "language_bert/attention.py",
-        "language_bert/methods",
         "language_bert/probes.py",
     ),
-    "function": ("common/commands", "common/evidence", "common/run"),
+    "function": ("common/evidence",),
     "variable": (
-        "common/arguments.py",
-        "common/cli.py",
-        "common/commands",
-        "common/config",
-        "common/data",
         "common/doctor",
         "common/evidence",
         "common/machine",
         "common/measure",
-        "common/processes.py",
-        "common/repository.py",
         "common/run",
         "common/training",
         "image_classification/data",
         "image_classification/methods",
-        "language_bert/benchmark.py",
-        "language_bert/data",
-        "language_bert/probes.py",
     ),
 }
 FLOORS = (  # of the house, from the top: a room imports from lower floors alone
@@ -190,7 +167,7 @@ def test_files_are_short_ascii_and_name_no_configuration(path):
         assert not re.search(r"""["'](baseline|optimized)["']""", text)
 
 
-HEADLESS = re.compile(r"(What|How|Where|Which|Who\w*)\b")
+HEADLESS = re.compile(r"(What|How|Where|Which|Who(ever|se)?)\b")
 NO_FUNCTIONS = {"dealt", "shown", "kept", "timed", "there", "told", "judged", "named"}
 NO_VARIABLES = {"found", "each", "own", "told", "said"}
 SHORT_LINES = 8
@@ -206,7 +183,9 @@ def english_faults(path):
                 yield "headless", getattr(node, "lineno", 1), text
         if is_function:
             num_lines = node.end_lineno - node.body[min(1, len(node.body) - 1)].lineno + 1
-            is_helper = num_lines <= SHORT_LINES and NUM_FILES[node.name] == 1
+            is_helper = (
+                num_lines <= SHORT_LINES and NUM_FILES[node.name] == 1 and path.parent.name != "methods"
+            )
             if re.fullmatch("Return .*", text) and (node.name.startswith("_") or is_helper):
                 yield "return", node.lineno, node.name
             if node.name in NO_FUNCTIONS:

@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
                 seed=None,
                 num_ranks=num_ranks,
             )
-    with run_sets.lock_folders([each.directory for each in sets.values()] if args.continues else []):
+    with run_sets.lock_folders([planned.directory for planned in sets.values()] if args.continues else []):
         for key, planned in sets.items():
             sets[key] = run_sets.apply_options(planned, args)
             system.write_description(planned.loaded.config, args.systems, planned.system)

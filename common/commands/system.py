@@ -121,7 +121,7 @@ def write(path: Path, text: str) -> None:
 def check(path: Path) -> int:
     """Print what is wrong with a description, and the official verdicts."""
     label = printable(str(path))
-    found = [f"{label}: {problem}" for problem in file_problems(path)]
+    problems = [f"{label}: {problem}" for problem in file_problems(path)]
     try:
         read(path)
     except ValueError:
@@ -129,6 +129,6 @@ def check(path: Path) -> int:
     else:
         verdicts = [official.judge_description(path, ruleset) for ruleset in RULESETS]
     refused = [verdict for verdict in verdicts if verdict.refuses]
-    counts = f"{label}: {len(found)} problems; official checkers: {summary(verdicts)}"
-    print(*found, *refused, counts, sep="\n")
-    return EXIT_FINDINGS if found or refused else EXIT_OK
+    counts = f"{label}: {len(problems)} problems; official checkers: {summary(verdicts)}"
+    print(*problems, *refused, counts, sep="\n")
+    return EXIT_FINDINGS if problems or refused else EXIT_OK

@@ -41,10 +41,10 @@ def merge_files(
 
 
 def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str]) -> dict[str, Any]:
-    found = values.get(key) or {}
-    if not isinstance(found, dict):
+    value = values.get(key) or {}
+    if not isinstance(value, dict):
         raise UserError("expected `name: settings` lines", where=f"{origins.get((key,), '')}: {key}")
-    return found
+    return value
 
 
 def read(benchmark: str, name: str) -> yaml_file.Document:

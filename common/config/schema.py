@@ -56,7 +56,7 @@ class ScheduleConfig(Strict):
 
 
 class DataConfig(Strict):
-    """What every data set has; sample counts are constants, so that no run reads data to learn them."""
+    """Settings of every data set; sample counts are constants, so that no run reads data to learn them."""
 
     directory: str
     num_train_samples: int = Field(gt=0)
@@ -64,7 +64,7 @@ class DataConfig(Strict):
 
 
 class SubmissionConfig(Strict):
-    """Who stands behind the log; `hardware` names the machine in results, auto: after its processors."""
+    """The submitter in the log; `hardware` names the machine in results, auto: after its processors."""
 
     org: str = Field(min_length=1)
     status: Literal["onprem", "cloud", "preview", "research"]
@@ -92,7 +92,7 @@ class Plan:
 
 
 class RunConfig(Strict):
-    """What the loop needs; a benchmark extends it with its own `model` and `data` keys."""
+    """The settings of the loop; a benchmark extends them with its own `model` and `data` keys."""
 
     benchmark: str
     configuration: str

@@ -22,7 +22,7 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         faults = error.errors()
-        fault = next((each for each in faults if each["type"] == "extra_forbidden"), faults[0])
+        fault = next((entry for entry in faults if entry["type"] == "extra_forbidden"), faults[0])
         inner = tuple(str(part) for part in fault["loc"])
         path = (*prefix, *inner)
         origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "")
@@ -30,11 +30,11 @@ def validate(
         where = f"{origin}: {key}" if origin else key
         if fault["type"] == "extra_forbidden":
             raise UserError("unknown key", where=where, hint=nearest_key(model, inner)) from None
-        found = f" (found {fault['input']!r:.100})" if fault["type"] not in ("missing", "value_error") else ""
+        value = f" (found {fault['input']!r:.100})" if fault["type"] not in ("missing", "value_error") else ""
         hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
         hint = hint or duration_hint(model, inner, fault["input"])
         what = fault["msg"].removeprefix("Value error, ")
-        raise UserError(what[0].lower() + what[1:] + found, where=where, hint=hint) from None
+        raise UserError(what[0].lower() + what[1:] + value, where=where, hint=hint) from None
 
 
 def duration_hint(model: type[BaseModel], path: tuple[str, ...], value: object) -> str:
@@ -62,12 +62,12 @@ def nearest_key(model: type[BaseModel], path: tuple[str, ...]) -> str:
 
 
 def dotted_keys(model: type[BaseModel]) -> list[str]:
-    found = []
+    keys = []
     for name, field in model.model_fields.items():
-        found.append(name)
+        keys.append(name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found += [f"{name}.{key}" for key in dotted_keys(field.annotation)]
-    return found
+            keys += [f"{name}.{key}" for key in dotted_keys(field.annotation)]
+    return keys
 
 
 def known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:

@@ -103,7 +103,7 @@ def verify(
     are not read, only their sizes compared. `explain` says more of a file whose content has changed.
     """
     manifest = read_manifest(directory, hint=hint)
-    expected, found = manifest["files"], data_files(directory)
+    expected, present = manifest["files"], data_files(directory)
     made_with = manifest["facts"].get("settings", {})
     problems = [
         f"{directory / MANIFEST}: made with {key} {made_with.get(key)}, the configuration says {value}"
@@ -111,16 +111,18 @@ def verify(
         if made_with.get(key) != value
     ]
     problems += [
-        f"{directory / name}: missing" for name in {**expected, **dict.fromkeys(needed)} if name not in found
+        f"{directory / name}: missing"
+        for name in {**expected, **dict.fromkeys(needed)}
+        if name not in present
     ]
-    problems += [f"{directory / name}: not in the manifest" for name in found if name not in expected]
-    for name in sorted(expected.keys() & found.keys()):
+    problems += [f"{directory / name}: not in the manifest" for name in present if name not in expected]
+    for name in sorted(expected.keys() & present.keys()):
         try:
-            num_bytes = found[name].stat().st_size
+            num_bytes = present[name].stat().st_size
             if num_bytes != expected[name]["bytes"]:
                 problems.append(f"{directory / name}: {num_bytes} bytes, expected {expected[name]['bytes']}")
-            elif has_content and hash_file(found[name]) != expected[name]["sha256"]:
-                more = explain(found[name])
+            elif has_content and hash_file(present[name]) != expected[name]["sha256"]:
+                more = explain(present[name])
                 problems.append(f"{directory / name}: content changed (SHA-256 differs){more}")
         except OSError as error:
             problems.append(f"{directory / name}: cannot be read ({error.strerror})")

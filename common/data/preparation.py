@@ -1,4 +1,4 @@
-"""What preparing a data set needs: one way in, room on the disk, checksums, progress."""
+"""Preparation of a data set: the one entry, room on the disk, checksums, progress."""
 
 import hashlib
 import shutil
@@ -115,8 +115,8 @@ def md5_of(path: Path) -> str:
 
 def check_md5(path: Path, expected: str, *, hint: str) -> None:
     print(f"checking the MD5 of {path.name}, {path.stat().st_size / 1e9:.1f} GB", flush=True)
-    if (found := md5_of(path)) != expected:
-        raise UserError(f"MD5 {found}, expected {expected}", where=str(path), hint=hint)
+    if (digest := md5_of(path)) != expected:
+        raise UserError(f"MD5 {digest}, expected {expected}", where=str(path), hint=hint)
 
 
 class Progress:

@@ -49,7 +49,7 @@ def shard_size(num_samples: int, batch_size: int, place: Place) -> int:
 
 
 def shard_bounds(num_samples: int, batch_size: int, place: Place) -> range:
-    """Return the positions of a rank's samples in the permutation of all."""
+    """Locate the samples of a rank in the permutation of all."""
     taken = part(batch_size, place.rank, place.world_size)
     return range(num_samples * taken.start // batch_size, num_samples * taken.stop // batch_size)
 
@@ -100,10 +100,10 @@ def partition_by_load(loads: np.ndarray, num_parts: int) -> list[np.ndarray]:
     room = [len(part(len(loads), number, num_parts)) for number in range(num_parts)]
     free = [(0, number) for number in range(num_parts) if room[number]]  # a heap of load and part
     taker = np.empty(len(loads), np.int64)
-    for each in np.argsort(-loads.astype(np.int64), kind="stable").tolist():
+    for sample in np.argsort(-loads.astype(np.int64), kind="stable").tolist():
         load, number = heappop(free)
-        taker[each] = number
+        taker[sample] = number
         room[number] -= 1
         if room[number]:
-            heappush(free, (load + int(loads[each]), number))
+            heappush(free, (load + int(loads[sample]), number))
     return [np.flatnonzero(taker == number) for number in range(num_parts)]

@@ -1,4 +1,4 @@
-"""Where the shards of a large data set and their index lie, and how a preparation that was stopped goes on.
+"""The shards of a large data set and their index; a stopped preparation continues with the missing ones.
 
 A shard is finished when its rows of the index are there, in a file whose name holds a digest of what they
 were made from: a source that has changed is noticed.
