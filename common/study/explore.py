@@ -105,7 +105,11 @@ def page_data(
             kind = (log.configuration, log.is_proxy, recipes.identity(log))
             if kind not in numbers:
                 numbers[kind] = len(cells)
-                same = f" ({len(numbers)}{differing(entry.run_set.logs, log)})" if len(numbers) > 1 else ""
+                same = (
+                    f" ({len(numbers)}{describe_difference(entry.run_set.logs, log)})"
+                    if len(numbers) > 1
+                    else ""
+                )
                 cells.append(cell(log, entry.run_set.folder, same, methods, lines))
             findings = by_log.pop(log.path, [])
             row = {"cell": numbers[kind], "href": link(log.path, folder)} | run_row(log)
@@ -153,8 +157,8 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
     }
 
 
-def differing(logs: Sequence[Log], log: Log) -> str:
-    """Return what a result differs in from the first of its folder, which then holds two recipes."""
+def describe_difference(logs: Sequence[Log], log: Log) -> str:
+    """Name the key in which a result differs from the first of its folder, which then holds two recipes."""
     differences = (difference for _, other, difference in recipes.differing_logs(logs) if other is log)
     return "".join(f": {key} {after}" for key, _, after in differences)
 
