@@ -64,7 +64,7 @@ def compare_sets(args: argparse.Namespace, published: dict[str, Reported]) -> li
     for run_set in load(args.paths):
         facts, theirs = published.get(run_set.lead.benchmark), None
         if facts and args.against:
-            theirs = facts.named(args.against)
+            theirs = facts.find(args.against)
         elif facts:
             theirs = facts.of_configuration(recipe_name(run_set.lead))
         comparisons.append(reproduce(run_set, theirs, args.margin))

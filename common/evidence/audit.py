@@ -89,8 +89,8 @@ def audit_paths(
         else:
             pool = stack.enter_context(ProcessPoolExecutor())
             read = pool.map(_read_brief, files, chunksize=4)
-        for file, found in zip(files, read, strict=True):
-            logs[file] = found
+        for file, audited_log in zip(files, read, strict=True):
+            logs[file] = audited_log
             report(file, len(files))
     audited: list[Audited] = []
     for folder, group in folders.items():
@@ -111,13 +111,13 @@ def audit(run_set: RunSet) -> list[Finding]:
 
 
 def audit_log(log: Log) -> list[Finding]:
-    """Return what the rules find in one log, by line. Without a record only the parsing rules speak."""
+    """Audit one log, by line. Without a record only the parsing rules speak."""
     findings = find_broken_rules("PKTQ" if log.is_readable else "P", log, log)
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
 
 def audit_set(run_set: RunSet) -> list[Finding]:
-    """Return what the rules about a whole set find, and those about its system's description."""
+    """Audit what the logs of a set share, and the description of its system."""
     findings = find_broken_rules("S", run_set.readable, run_set.lead) if run_set.readable else []
     system = systems.describe_set(run_set)
     return findings + (find_broken_rules("Y", system, run_set.lead) if system else [])
@@ -138,7 +138,7 @@ def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def first_of_rules(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each rule that was broken: the first place, and how many more there are."""
+    """Name the first place of each broken rule, and count the others."""
     lines = []
     for same in by_rule(findings):
         num_logs = len({finding.path for finding in same})
@@ -162,22 +162,22 @@ def find_broken_rules(families: str, subject: object, log: Log) -> list[Finding]
     findings = []
     for rule in RULES:
         if rule.id[0] in families:
-            found = list(rule.check(subject))
-            if len(found) > MAX_FOUND:
-                more = found[MAX_FOUND]._replace(text=f"{len(found) - MAX_FOUND} more of these")
-                found[MAX_FOUND:] = [more]
-            findings += [_finding(rule, one, log) for one in found]
+            places = list(rule.check(subject))
+            if len(places) > MAX_FOUND:
+                more = places[MAX_FOUND]._replace(text=f"{len(places) - MAX_FOUND} more of these")
+                places[MAX_FOUND:] = [more]
+            findings += [_finding(rule, place, log) for place in places]
     return findings
 
 
-def _finding(rule: Rule, found: Found, log: Log) -> Finding:
-    log = found.log or log
+def _finding(rule: Rule, place: Found, log: Log) -> Finding:
+    log = place.log or log
     strict = "error" if log.is_ours else "warning"
     return Finding(
-        path=found.path or log.path,
-        line=found.line,
+        path=place.path or log.path,
+        line=place.line,
         rule=rule.id,
         severity=strict if rule.severity == "strict" else rule.severity,
-        message=printable(f"{rule.message}: {found.text}" if found.text else rule.message, 300),
+        message=printable(f"{rule.message}: {place.text}" if place.text else rule.message, 300),
         section=rule.section,
     )

@@ -47,7 +47,7 @@ class State(Strict):
 
 
 class Effect(Strict):
-    """What a switch changes from a state `before` to `after`; `together` with it others had to be turned."""
+    """The changes that a switch makes, from a state `before` to `after`; others were turned `together`."""
 
     before: Text
     after: Text
@@ -86,7 +86,7 @@ class Pair(Strict):
 
 
 class Composition(Strict):
-    """How many times better the whole is than the base: measured, and predicted from the switches alone."""
+    """The ratio of the whole to the base: measured, and predicted from the switches alone."""
 
     of: Text
     measured: Estimate

@@ -225,7 +225,7 @@ class RunSet:
 
     @property
     def systems_folder(self) -> Path | None:
-        """Where its submission describes its systems, if it does: beside results/, or beside the systems."""
+        """The folder of its submission's descriptions: beside results/, or beside the systems."""
         file = self.lead.file
         if file is None or not self.lead.folders[0]:
             return None

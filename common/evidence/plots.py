@@ -110,7 +110,7 @@ def _factors(scores: Sequence[Score]) -> Figure:
 
 
 def _error(estimate: Estimate | None) -> tuple[float, float]:
-    """Return how far the interval reaches below and above the mean."""
+    """The interval's reach below and above the mean."""
     if estimate is None or estimate.interval is None:
         return 0.0, 0.0
     below, above = estimate.value - estimate.interval.low, estimate.interval.high - estimate.value

@@ -82,7 +82,6 @@ def recipe_of(log: Log, complete: Callable[[dict[str, Any]], dict[str, Any]] = d
 
 @cache
 def configuration_of(settings: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the configuration at the head of a log; None where none is stated."""
     return yaml_file.parse_head(settings) or None
 
 

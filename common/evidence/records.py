@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What could not be read. kind: file, record, time, duplicate or token."""
+    """A line that cannot be read. kind: file, record, time, duplicate or token."""
 
     kind: str
     line: int
@@ -74,7 +74,7 @@ def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Pr
 
 
 def _may_repeat_a_key(payload: str, record: object) -> bool:
-    """Return False where the number of `":` proves that no key stands twice."""
+    """False where the number of `":` proves that no key stands twice."""
     if not isinstance(record, dict) or SPACED_COLON.search(payload):
         return True
     inner = sum(len(value) for value in record.values() if isinstance(value, dict))

@@ -145,12 +145,12 @@ def render(
         reported=[
             row | {"source": s.source} for s in theirs for row in [score_cells(s, faster.get(s.source))]
         ],
-        compared=[found for entry in checked if (found := _compared(entry, published))],
+        compared=[comparison for entry in checked if (comparison := _compare(entry, published))],
         claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
         explorer=str(explorers[0]) if explorers else "",
-        ledgers=[(path, found) for path, found in ledgers if isinstance(found, Ledger)],
-        unread=[(path, found) for path, found in ledgers if isinstance(found, str)],
+        ledgers=[(path, ledger) for path, ledger in ledgers if isinstance(ledger, Ledger)],
+        unread=[(path, why) for path, why in ledgers if isinstance(why, str)],
         notes=notes([*scores, *theirs]),
     )
 
@@ -165,12 +165,12 @@ def lines(text: str) -> Markup:
     return Markup("<br>").join(text.split("\n"))
 
 
-def _compared(entry: Entry, published: Mapping[str, Reported]) -> Reproduction | None:
-    """Return a full-size run set against the published one of its configuration, if there is one."""
+def _compare(entry: Entry, published: Mapping[str, Reported]) -> Reproduction | None:
+    """Compare a full-size run set with the published one of its configuration, if there is one."""
     facts = published.get(entry.score.benchmark)
     theirs = facts.of_configuration(entry.score.configuration) if facts else None
-    found = reproduce(entry.run_set, theirs) if theirs else None
-    return found if found and found.factors else None
+    comparison = reproduce(entry.run_set, theirs) if theirs else None
+    return comparison if comparison and comparison.factors else None
 
 
 def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]:
@@ -187,7 +187,7 @@ def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> st
     if baseline is None or baseline is entry or speedup is None:
         missing = "" if baseline is entry else f" There is no score of {BASELINE} to compare it with."
         return f"{name} reaches the target in {duration(entry.minutes)} minutes.{missing}"
-    num_runs = [len(each.converged) for each in (entry, baseline)]
+    num_runs = [len(score.converged) for score in (entry, baseline)]
     runs = f"{num_runs[0]} and {num_runs[1]} runs"
     if num_runs[0] == num_runs[1]:
         runs = f"{num_runs[0]} run{'s' * (num_runs[0] > 1)} each"

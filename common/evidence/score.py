@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What one run set amounts to; None where the logs do not say. Times in minutes, rates in samples/s."""
+    """The score of a run set; None where the logs do not say. Times in minutes, rates in samples/s."""
 
     benchmark: str
     system: str
@@ -77,7 +77,7 @@ class Score:
 
     @property
     def group(self) -> tuple[str, bool, str]:
-        """What must agree before two scores are compared."""
+        """The facts that two scores share before they are compared."""
         return self.benchmark, self.is_proxy, self.hardware
 
     @property
@@ -150,7 +150,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How many times faster than the baseline of the same hardware, benchmark and size.
+    """The ratio to the baseline of the same hardware, benchmark and size.
 
     The ratio is that of the scores; the interval and the smallest difference that these runs could show (a
     fraction) are those of the geometric means of the converged runs.

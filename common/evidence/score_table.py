@@ -92,7 +92,7 @@ def score_table(scores: Sequence[Score], faster: Speedups) -> Table:
 
 
 def factor_table(scores: Sequence[Score]) -> Table:
-    """Return the two factors and the other parts of the mean run's minutes, each with its interval."""
+    """Make a table of the two factors and the other parts of the mean run's minutes."""
     rows = []
     for score in scores:
         if factors := score.factors:

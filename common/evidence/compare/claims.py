@@ -133,7 +133,7 @@ def _official_metric(claim: Claim, target: float) -> str:
 
 
 def _at_equal_quality(claim: Claim, against: Published) -> str:
-    """Return the claimed ratio where both sides passed the target by MosaicML's count."""
+    """Compute the claimed ratio up to where both sides passed the target by MosaicML's count."""
     is_time = claim.ratio == "minutes"
     above, form = (against.mosaic_minutes, ".3f") if is_time else (against.mosaic_samples, ",.0f")
     below = _values(claim.of.score.converged, claim.ratio)

@@ -1,4 +1,4 @@
-"""Where one run's minutes went: samples over samples per second, and three parts that are not training.
+"""The parts of one run's minutes: samples over samples per second, and three parts that are not training.
 
     minutes = samples / (60 x samples_per_s) + evaluation + startup + overshoot
 
@@ -47,7 +47,7 @@ class Factors:
 
 
 class Crossing(NamedTuple):
-    """Where the target was crossed: `share` of the way from one evaluation (None: run_start) to the next."""
+    """The place of the target: `share` of the way from one evaluation (None: run_start) to the next."""
 
     before: Point | None
     after: Point

@@ -66,7 +66,6 @@ def factor_line(factor: Factor, margin: float) -> str:
 
 
 def part_line(part: Part) -> str:
-    """Return the minutes of one part of the mean run, and the published mean."""
     if part.measured is None:
         return f"  {part.name:18}not in the logs"
     value, limits = part.measured.value, part.measured.interval
@@ -78,7 +77,6 @@ def part_line(part: Part) -> str:
 
 
 def counting_line(whose: str, counting: Counting) -> str:
-    """Return a set's quality and samples to target in one counting of masked tokens."""
     reached = f"target reached by {counting.num_reached} of {counting.num_runs} runs"
     if counting.samples_to_target:
         reached += f", after {number(counting.samples_to_target)} samples"

@@ -55,7 +55,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """What is published of one benchmark: the sets to reproduce, the closest others, and what was claimed."""
+    """The published results of one benchmark: the sets to reproduce, the closest others, and the claims."""
 
     benchmark: str
     target: float
@@ -66,7 +66,7 @@ class Reported:
     def of_configuration(self, configuration: str) -> Published | None:
         return next((entry for entry in self.sets if configuration in entry.configurations), None)
 
-    def named(self, name: str) -> Published:
+    def find(self, name: str) -> Published:
         """Return the entry of this name, or the only one whose title contains it. Raises: UserError."""
         entries = {entry.name: entry for entry in self.sets + self.peers}
         if name in entries:

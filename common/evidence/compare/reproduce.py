@@ -129,7 +129,7 @@ def positive(rows: Sequence[Run | Point], name: str) -> list[float]:
 
 
 def _at_target(ours: Score, logs: Sequence[Log], published: Published) -> tuple[list[Point], str]:
-    """Return where each converged run passed the target as the published set counts it, and that in words."""
+    """Find where each converged run passed the target as the published set counts it; say it in words."""
     finished = [log for log, run in zip(logs, ours.counting, strict=True) if math.isfinite(run.minutes)]
     is_bert, target = ours.benchmark == "bert", published.score.target
     counted = published.masked_tokens

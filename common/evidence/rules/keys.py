@@ -65,7 +65,7 @@ def run_has_one_span(log: Log) -> Iterator[Found]:
 
 
 def breaks_off(log: Log) -> bool:
-    """Return whether a run was evaluated, missed its target and ends without run_stop."""
+    """Whether a run was evaluated, missed its target and ends without run_stop."""
     return log.is_honest_miss and not log.events("run_stop") and bool(log.curve)
 
 
@@ -284,7 +284,7 @@ def the_run_is_an_interval(log: Log) -> Iterator[Found]:
     breaks=replace_record("submission_org", lambda line: [line, line]),
 )
 def settings_stand_once(log: Log) -> Iterator[Found]:
-    """What holds for the whole run is stated once."""
+    """A setting of the whole run is stated once."""
     for key in ONCE:
         if len(events := log.events(key)) > 1:
             yield Found(events[1].line, f"{key} stands {len(events)} times")

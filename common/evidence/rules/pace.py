@@ -19,7 +19,7 @@ CHANGE_THE_WORK = (
 
 
 def slow_down(line: str) -> list[str]:
-    """Return a record of throughput as if its block had taken 90 seconds in place of 40."""
+    """Let a block take 90 seconds in place of 40."""
     return [rewrite(line, value=record_of(line)["value"] * 40 / 90)]
 
 

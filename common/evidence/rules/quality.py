@@ -145,7 +145,7 @@ def the_cadence_is_constant(log: Log) -> Iterator[Found]:
 
 
 def count_to(total: int, record: dict[str, Any]) -> dict[str, object]:
-    """Return an accuracy as if so many samples or tokens had been evaluated."""
+    """Let an accuracy be of so many samples or tokens."""
     correct = round(record["value"] * total)
     return {"value": correct / total, "correct": correct, "total": total}
 

@@ -1,4 +1,4 @@
-"""What an audit rule is, and the changes of good logs that the rules are tested with."""
+"""Audit rules, and the changes of good logs that they are tested with."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ Mutation = Callable[[Lines], Lines]
 
 
 class Found(NamedTuple):
-    """What a rule saw: the line (0: the whole file), a detail, and the log or the other file it concerns."""
+    """A place that breaks a rule: the line (0: the whole file), a detail, and the log or other file."""
 
     line: int
     text: str

@@ -165,7 +165,7 @@ def repeat_times(logs: list[Lines]) -> list[Lines]:
 
 
 def intervals_ms(log: Log) -> object:
-    """Return when the evaluations stood, in ms from run_start: no two runs share them. None of few."""
+    """The times of the evaluations, in ms from run_start: no two runs share them. None of few."""
     start, events = log.first("run_start"), log.events("eval_accuracy", "run_stop")
     if start is None or log.is_resumed or len(events) < MIN_TIMES:
         return None
@@ -208,7 +208,6 @@ def hyperparameters_are_constant(logs: Sequence[Log]) -> Iterator[Found]:
 
 
 def settings_of(log: Log, keys: Iterable[str]) -> dict[str, list[str]]:
-    """Return the values of each of the keys, in their order."""
     settings: dict[str, list[str]] = {}
     for event in log.events(*keys):
         settings.setdefault(event.key, []).append(printable(event.value, 60))
@@ -283,7 +282,7 @@ def fits(values: Any, totals: Any) -> Any:
 
 
 def smallest_total(values: np.ndarray) -> int | None:
-    """Return the smallest total of which all values are whole parts. Few of them leave few totals to try."""
+    """Find the smallest total of which all values are whole parts. Few of them leave few totals to try."""
     totals = np.arange(100, MAX_TOTAL)
     for value in np.random.default_rng(0).permutation(values)[:MAX_SIEVES]:
         totals = totals[fits(value, totals)]
@@ -337,7 +336,7 @@ def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
 
 
 def is_rerun(log: Log, other: Log) -> bool:
-    """Return whether two logs are of one seed at two times: such runs may agree to the bit."""
+    """Whether two logs are of one seed at two times: such runs may agree to the bit."""
     seeds = {repr(one.value("seed")) for one in (log, other)}
     starts = {one.events("run_start")[0].time_ms for one in (log, other) if one.events("run_start")}
     return len(seeds) == 1 and seeds != {"None"} and len(starts) == 2

@@ -1,4 +1,4 @@
-"""What MLPerf asks for beside code and logs: how to repeat a run set, and what it started from.
+"""The files that MLPerf asks for beside code and logs: how to repeat a run set, and what it started from.
 
 Everything is taken from the logs of the run set; what they do not say is stated as not collected.
 """
@@ -164,7 +164,6 @@ def implementation_readme(entries: Sequence[Entry], commit: str) -> str:
 
 
 def first_commands(entries: Iterable[Entry]) -> str:
-    """Return the commands that repeat each run set from the folder of the code."""
     lines = ["./run_all.sh --help    # sets up .venv"]
     lines += [f".venv/bin/{shlex.join(entry.command)}" for entry in entries]
     return "".join(f"{line}\n" for line in lines)

@@ -133,7 +133,7 @@ def judge_seeds(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
 
 
 def lacks_seeds(run_set: RunSet, ruleset: str) -> bool:
-    """Return whether no log of a run set has a seed, in a round that did not ask for one."""
+    """Whether no log of a run set has a seed, in a round that did not ask for one."""
     return ruleset < SEEDS_ASKED and not any(log.first("seed") for log in run_set.logs)
 
 
@@ -166,7 +166,7 @@ def judge_description(file: Path, ruleset: str) -> Verdict:
 
 
 def other_status(file: Path) -> str:
-    """Return the status of a description, if it is a word that only the checker's list lacks; else ''."""
+    """The status of a description, if it is a word that only the checker's list lacks; else ''."""
     try:
         status = json.loads(file.read_bytes()).get("status")
     except (ValueError, AttributeError, RecursionError):
@@ -221,7 +221,7 @@ def _compliance(log: Log, ruleset: str) -> Verdict:
 
 
 def _has_known_names(log: Log) -> bool:
-    """Return whether the values from which the checker builds file names are known ones."""
+    """Whether the values from which the checker builds file names are known ones."""
     known = {"submission_benchmark": tuple(RULESETS), "submission_division": ("open", "closed")}
     return all(event.value in values for key, values in known.items() for event in log.events(key))
 
@@ -253,7 +253,7 @@ def _descriptions(folder: Path, run_sets: Sequence[RunSet]) -> list[Path]:
 
 
 def _judge_group(folder: Path, run_sets: Sequence[RunSet], ruleset: str, chosen: str | None) -> Verdict:
-    """Return the verdict on the run sets of one round; excused where only what MLCommons accepts is wrong."""
+    """Judge the run sets of one round; excused where only what MLCommons accepts is wrong."""
     files, shown = _descriptions(folder, run_sets), label(folder.parent)
     with _copy(run_sets, files) as copy:
         verdict = _submission(copy, shown, ruleset)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from common.errors import UserError
-from common.evidence.audit import audit, audit_sets, find_broken_rules
+from common.evidence.audit import Finding, audit, audit_sets, find_broken_rules
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.paths import label
 from common.evidence.records import printable
@@ -43,7 +43,7 @@ REHEARSAL = "rehearsal: made to try the packaging; not a submission"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a person asks for. `systems` None: the folder beside `results`; `revision` '': as the logs say."""
+    """Options of a package. `systems` None: the folder beside `results`; `revision` '': as the logs say."""
 
     submitter: str
     implementation: str
@@ -89,15 +89,15 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
         if run_set.is_proxy and not request.is_rehearsal:
             hint = "--rehearsal packages it, every file marked as such"
             raise UserError("size mini is a proxy and cannot be submitted", where=run_set.folder, hint=hint)
-        errors = [found for found in audit(run_set) if found.severity == "error"]
-        findings = [str(found) for found in errors if not found.rule.startswith("Y")]  # see add_system
+        errors = _errors(audit(run_set))
+        findings = [str(error) for error in errors if not error.rule.startswith("Y")]  # see add_system
         findings += shape_findings(run_set) or stated_findings(run_set)
         package.findings += findings
         if not findings:
             entries.append(entry_of(run_set, request))
-    package.findings += [str(found) for found in audit_sets(run_sets) if found.severity == "error"]
+    package.findings += map(str, _errors(audit_sets(run_sets)))
     for entry in entries:
-        judged_statements(package, entry, request)
+        compare_submitters(package, entry, request)
         package.add(results(entry))
         package.add(material(entry, f"benchmarks/{entry.benchmark}/implementations"))
     for system in sorted({entry.system for entry in entries}):
@@ -107,10 +107,14 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
     for path, item in sorted(package.items.items()):
         package.findings += item_findings(item)
         if request.is_rehearsal:
-            package.items[path] = marked(item)
+            package.items[path] = mark(item)
     if not package.findings:
         judge(package, sorted({entry.benchmark for entry in entries}))
     return package
+
+
+def _errors(findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.severity == "error"]
 
 
 def entry_of(run_set: RunSet, request: Request) -> Entry:
@@ -165,7 +169,7 @@ def stated_findings(run_set: RunSet) -> list[str]:
     return findings
 
 
-def judged_statements(package: Package, entry: Entry, request: Request) -> None:
+def compare_submitters(package: Package, entry: Entry, request: Request) -> None:
     """Compare the submitter in the logs with the package's; a rehearsal only notes it."""
     named = sorted({log.text("submission_org") for log in entry.run_set.logs})
     if named != [request.submitter]:
@@ -194,14 +198,14 @@ def add_system(package: Package, entries: Sequence[Entry], request: Request) -> 
     system = entries[0].system
     path = (request.systems or entries[0].run_set.systems_folder or Path("systems")) / f"{system}.json"
     judged = [read_description(path, entry.run_set) for entry in entries]
-    found = judged[0].description
-    if found is None:
+    description = judged[0].description
+    if description is None:
         hint = f"; `ttt system --out {system}.json` makes one"
         judged = [one._replace(why=one.why + hint) for one in judged]
     findings = [finding for one in judged for finding in find_broken_rules("Y", one, one.run_set.lead)]
-    package.findings += dict.fromkeys(str(finding) for finding in findings if finding.severity == "error")
-    if isinstance(found, dict):
-        content = json.dumps(found, indent=4) + "\n"
+    package.findings += dict.fromkeys(map(str, _errors(findings)))
+    if isinstance(description, dict):
+        content = json.dumps(description, indent=4) + "\n"
         described = Item(
             path=f"systems/{system}.json", content=content.encode(), source=label(path), is_log=True
         )
@@ -247,11 +251,10 @@ def item_findings(item: Item) -> list[str]:
         text = item.content.decode()
     except UnicodeDecodeError:
         return [*findings, f"{where}: not UTF-8 text, so it cannot be searched for secrets"]
-    found = leaks(text, is_log=item.is_log)
-    return findings + [f"{where}:{leak.line}: {leak.kind}" for leak in found]
+    return findings + [f"{where}:{leak.line}: {leak.kind}" for leak in leaks(text, is_log=item.is_log)]
 
 
-def marked(item: Item) -> Item:
+def mark(item: Item) -> Item:
     """Return a file that says in its first line, or in a field, that it is a rehearsal."""
     text = item.content.decode(errors="replace")
     if item.path.endswith(".json"):  # generated: code holds none

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a checker says. verdict: SUCCESS, FAILED, crashed, or not run."""
+    """The answer of a checker. verdict: SUCCESS, FAILED, crashed, or not run."""
 
     path: str
     ruleset: str

@@ -300,7 +300,7 @@ def test_the_published_logs_are_the_published_runs(published):
 
 
 def test_a_set_is_compared_on_the_runs_that_count(golden):
-    methods = load_reported()["resnet"].named("8xA100_80GB-methods")
+    methods = load_reported()["resnet"].find("8xA100_80GB-methods")
     logs = [parse_log("\n".join(lines).encode(), str(n)) for n, lines in enumerate(golden.set(num_logs=7))]
     found = reproduce(RunSet(folder="here", logs=tuple(logs)), methods)
     assert len(found.score.counting) == 5
@@ -324,6 +324,6 @@ def test_damaged_logs_raise_nothing(golden):
             logs.append(parse_log(text.encode(), str(index)))
         run_set = RunSet(folder="here", logs=tuple(logs))
         for name in ("8xA100_80GB-methods", "h200"):
-            found = reproduce(run_set, published[benchmark].named(name))
+            found = reproduce(run_set, published[benchmark].find(name))
             json.dumps(reproduction_json(found), allow_nan=False)
             assert all(map(str.isprintable, reproduction_lines(found)))
