@@ -265,6 +265,15 @@ def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_pa
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
 
 
+def test_the_resident_loader_crops_once_to_every_size_before_training(monkeypatch):
+    sizes_px = []
+    monkeypatch.setattr(
+        "image_classification.benchmark.crop_resize", lambda *args, size_px, **named: sizes_px.append(size_px)
+    )
+    benchmark("optimized", "mini").prepare_loader()
+    assert sorted(sizes_px) == [56, 84]
+
+
 def test_the_step_that_a_run_reports_is_that_of_its_first_size(tmp_path, monkeypatch):
     """Warm-up takes 84 pixels before 56, training starts at 56."""
     config = load_config(
