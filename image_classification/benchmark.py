@@ -56,8 +56,7 @@ class ImageDataConfig(DataConfig):
     decoder: Name = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
 
     @model_validator(mode="after")
-    def mirrors_half(self) -> Self:
-        """Raise ValueError where flips alternate but are not to be one of two."""
+    def check_flip_probability(self) -> Self:
         if self.alternates_flips and self.flip_probability != 0.5:
             raise ValueError("alternates_flips needs a flip_probability of 0.5")
         return self
@@ -120,7 +119,7 @@ class Benchmark(benchmark.Benchmark):
                 yield self.noise(num_samples, size_px)
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
-        """Return noise as `batch` makes it of pixels."""
+        """Return random pixels, normalised as `batch` does."""
         shape = (num_samples, *2 * [self.config.data.evaluation_crop_px], 3)
         pixels = torch.randint(256, shape, dtype=torch.uint8, device=self.device)
         labels = torch.zeros(num_samples, dtype=torch.int64)

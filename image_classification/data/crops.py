@@ -20,7 +20,7 @@ NUM_ROUNDS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crops:
-    """What a training batch shows of its images.
+    """The boxes and flips of a training batch.
 
     `boxes` (num_samples, 4) int64 are top, left, height and width in pixels of the image; `flips`
     (num_samples,) bool say which crops are mirrored.

@@ -1,4 +1,4 @@
-"""Where the images of a data set lie, and how one is read."""
+"""The images of a data set, in shards or in one folder per class, and their decoding."""
 
 import hashlib
 import io

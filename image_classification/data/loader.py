@@ -56,12 +56,12 @@ class TrainSettings:
     flip_probability: float
     alternates_flips: bool = False
     place: Place = ALONE
-    own: np.ndarray | None = None  # this rank's samples for the whole run; None: a part of each batch
+    rank_samples: np.ndarray | None = None  # of the whole run; None: a part of each batch
     transform: Transform | None = None  # of each crop, in worker processes
 
     @property
     def num_own_samples(self) -> int:
-        """How many samples of every batch this rank takes."""
+        """Samples of every batch that this rank takes."""
         return len(part(self.batch_size, self.place.rank, self.place.world_size))
 
 
@@ -90,9 +90,11 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
     """Yield the steps from `start_step` on, without end."""
     steps_per_epoch = num_samples // settings.batch_size
     drawn = {"seed": settings.seed, "start_step": start_step}
-    if settings.own is not None:
+    if settings.rank_samples is not None:
         place = settings.place
-        order = sampler.shard_batches(settings.own, num_samples, settings.batch_size, place=place, **drawn)
+        order = sampler.shard_batches(
+            settings.rank_samples, num_samples, settings.batch_size, place=place, **drawn
+        )
     else:
         whole = sampler.batches(num_samples, settings.batch_size, **drawn)
         order = (sampler.rank_part(samples, settings.place) for samples in whole)
@@ -153,7 +155,7 @@ def evaluation_batches(
         yield from map_in_workers(partial(build_evaluation_batch, crop), items, num_workers=num_workers)
         return
     with ThreadPoolExecutor(num_threads, thread_name_prefix="evaluation") as pool:
-        yield from prefetch(partial(build_evaluation_batch, crop, each=pool.map), items)
+        yield from prefetch(partial(build_evaluation_batch, crop, apply=pool.map), items)
 
 
 def build_train_batch(images: Images, step: TrainStep) -> PixelBatch:
@@ -165,15 +167,14 @@ def build_train_batch(images: Images, step: TrainStep) -> PixelBatch:
     mirrored = [image[:, ::-1] if flip else image for image, flip in zip(pixels, crops.flips, strict=True)]
     if step.augment is not None:
         samples = step.samples.tolist()
-        mirrored = [step.augment(image, sample=each) for image, each in zip(mirrored, samples, strict=True)]
+        mirrored = [step.augment(image, sample=n) for image, n in zip(mirrored, samples, strict=True)]
     return step.samples, np.stack(mirrored)
 
 
 def build_evaluation_batch(
-    crop: Callable[[int], np.ndarray], samples: np.ndarray, each: Callable[..., Iterable[np.ndarray]] = map
+    crop: Callable[[int], np.ndarray], samples: np.ndarray, apply: Callable[..., Iterable[np.ndarray]] = map
 ) -> PixelBatch:
-    """Return the crops of `samples`; `each` is `map`, or that of a pool."""
-    return samples, np.stack(list(each(crop, samples.tolist())))
+    return samples, np.stack(list(apply(crop, samples.tolist())))
 
 
 def random_crop(images: Images, sample: int, box: np.ndarray, size_px: int) -> np.ndarray:
@@ -253,8 +254,7 @@ def map_in_workers(
 
 
 def set_up_worker(worker: int) -> None:
-    """Leave Ctrl-C to the main process, which ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends its workers
     signal.signal(signal.SIGTERM, end_worker)
     # torchvision 0.29 announces that TorchCodec will replace its decoder; 0.26 to 0.29 have it
     warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)

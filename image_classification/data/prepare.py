@@ -18,7 +18,7 @@ from typing import Any
 from common.data import manifest, preparation, shards
 from common.errors import UserError
 from image_classification.data.images import PARTS
-from image_classification.data.shards import EncodedImage, cut, write_shard
+from image_classification.data.shards import EncodedImage, split_by_bytes, write_shard
 from image_classification.data.sources import Record, check_md5, list_source, read_image
 
 SHARD_BYTES = 256 * 2**20
@@ -73,7 +73,6 @@ class PlannedShard(shards.PlannedShard):
 
     @property
     def num_bytes(self) -> int:
-        """How long it will be."""
         return sum(record.num_bytes for record in self.records)
 
     def is_finished(self) -> bool:
@@ -93,7 +92,9 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     planned = [
         PlannedShard(work=work, part=part, number=number, records=records[members], labels=labels)
         for part, records in listed.parts.items()
-        for number, members in enumerate(cut([each.num_bytes for each in records], shard_bytes))
+        for number, members in enumerate(
+            split_by_bytes([record.num_bytes for record in records], shard_bytes)
+        )
     ]
     missing = shards.clear_unfinished(work, planned)
     preparation.check_free_space(work, sum(shard.num_bytes for shard in missing))

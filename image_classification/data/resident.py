@@ -117,16 +117,18 @@ class ResidentLoader:
         micro_batch_size: int | None = None,
         start_step: int = 0,
     ) -> None:
-        self.own = sampler.shard(len(images), settings.batch_size, seed=settings.seed, place=settings.place)
-        self.images, self.settings, self.start_step = images, replace(settings, own=self.own), start_step
+        seed, place = settings.seed, settings.place
+        self.rank_samples = sampler.shard(len(images), settings.batch_size, seed=seed, place=place)
+        self.settings = replace(settings, rank_samples=self.rank_samples)
+        self.images, self.start_step = images, start_step
         computed = micro_batch_size or settings.num_own_samples
-        check_budget(len(self.own), stored_px, device=device, where=where, batch_size=computed)
+        check_budget(len(self.rank_samples), stored_px, device=device, where=where, batch_size=computed)
         self.device, self.where, self.dtype = device, where, dtype
         self.decoder, self.num_threads = decoder, num_threads
-        shape = (len(self.own), stored_px, stored_px, 3)
+        shape = (len(self.rank_samples), stored_px, stored_px, 3)
         self.pixels = allocate(shape, device=device, where=where)  # a row for each image of this rank
-        self.sizes = np.zeros((len(self.own), 2), np.int64)  # height, width of the originals
-        self.is_stored = np.zeros(len(self.own), bool)
+        self.sizes = np.zeros((len(self.rank_samples), 2), np.int64)  # height, width of the originals
+        self.is_stored = np.zeros(len(self.rank_samples), bool)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Tensor]]:
         is_requested = self.is_stored.copy()
@@ -144,7 +146,7 @@ class ResidentLoader:
                 rows = self.rows(step.samples)
                 missing = rows[~is_requested[rows]]
                 is_requested[missing] = True
-                decoded = decoder.request(self.own[missing]) if len(missing) else None
+                decoded = decoder.request(self.rank_samples[missing]) if len(missing) else None
                 waiting.append(Pending(step=step, missing=missing, decoded=decoded))
                 if len(waiting) > NUM_STEPS_AHEAD:
                     pending = waiting.popleft()
@@ -154,7 +156,7 @@ class ResidentLoader:
             decoder.close()
 
     def rows(self, samples: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self.own, samples)
+        return np.searchsorted(self.rank_samples, samples)
 
     def store(self, pending: Pending) -> None:
         """Wait for the new images of a step and store their pixels."""

@@ -40,8 +40,8 @@ class EncodedImage:
     width: int
 
 
-def cut(lengths: Sequence[int], shard_bytes: int) -> Iterator[slice]:
-    """Yield which samples, with these lengths in bytes, each shard holds: as many as fit, at least one."""
+def split_by_bytes(lengths: Sequence[int], shard_bytes: int) -> Iterator[slice]:
+    """Yield the samples of each shard: as many as fit by their lengths in bytes, at least one."""
     first = num_bytes = 0
     for sample, length in enumerate(lengths):
         if sample > first and num_bytes + length > shard_bytes:
@@ -128,14 +128,13 @@ def open_shard(path: Path, num_bytes: int, *, hint: str) -> int:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"cannot be opened ({error.strerror})", where=str(path), hint=hint) from error
-    found = os.fstat(descriptor).st_size
-    if found != num_bytes:
+    size = os.fstat(descriptor).st_size
+    if size != num_bytes:
         os.close(descriptor)
-        raise UserError(f"{found} bytes, its index says {num_bytes}", where=str(path), hint=hint)
+        raise UserError(f"{size} bytes, its index says {num_bytes}", where=str(path), hint=hint)
     return descriptor
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close the files of an object that is gone."""
     for descriptor in descriptors:
         os.close(descriptor)

@@ -51,7 +51,8 @@ class AlternatingFlip(Method):
     def configure(self, config: RunConfig) -> RunConfig:
         """Raise UserError where half of the images are not mirrored anyway."""
         data = config.model_dump()["data"]
-        if (found := data["flip_probability"]) != 0.5:
-            what = f"mirrors an image in half of the epochs, but data.flip_probability is {found:g}"
+        if data["flip_probability"] != 0.5:
+            share = f"{data['flip_probability']:g}"
+            what = f"mirrors an image in half of the epochs, but data.flip_probability is {share}"
             raise UserError(what, where=f"methods.{self.name}", hint="set it to 0.5 or leave the method out")
         return config.replaced(data=data | {"alternates_flips": True})

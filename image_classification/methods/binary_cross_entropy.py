@@ -35,7 +35,9 @@ def binary_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 def apply_log_bias(model: nn.Module) -> int:
     """Set the bias of the last linear layer to -ln(its outputs); returns how many layers changed."""
-    layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each.bias is not None]
+    layers = [
+        module for module in model.modules() if isinstance(module, nn.Linear) and module.bias is not None
+    ]
     for layer in layers[-1:]:
         nn.init.constant_(layer.bias, -math.log(layer.out_features))
     return len(layers[-1:])

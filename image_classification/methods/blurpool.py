@@ -81,7 +81,7 @@ class Blurpool(Method):
     """Replaces layers of the model once."""
 
     class Config(Strict):
-        """Which layers."""
+        """The layers to change."""
 
         min_channels: int = Field(
             ge=1, description="convolutions with fewer input channels are left alone; published: 16"

@@ -13,7 +13,7 @@ Source. Touvron et al. 2019, https://arxiv.org/abs/1906.06423; MosaicML, MLPerf 
 224).
 """
 
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import Field
 from torchvision.transforms import v2
@@ -21,15 +21,6 @@ from torchvision.transforms import v2
 from common.config.schema import RunConfig, Strict
 from common.errors import UserError
 from common.training.method import Method
-
-ConfigT = TypeVar("ConfigT", bound=RunConfig)
-
-
-def change_resolutions(config: ConfigT, *, train_crop_px: int, evaluation_resize_px: int) -> ConfigT:
-    """Return the configuration with other sizes in `data`; the evaluation crop stays."""
-    sizes = {"train_crop_px": train_crop_px, "evaluation_resize_px": evaluation_resize_px}
-    changed: Any = config.replaced(data=config.model_dump()["data"] | sizes)
-    return changed
 
 
 def apply_fixres(
@@ -64,7 +55,7 @@ class Fixres(Method):
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Raise UserError when the configuration has these sizes already."""
-        changed = change_resolutions(config, **self.settings.model_dump())
+        changed = config.replaced(data=config.model_dump()["data"] | self.settings.model_dump())
         if changed == config:
             raise UserError("the data have these sizes already", where=f"methods.{self.name}")
         return changed

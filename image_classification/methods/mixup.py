@@ -35,12 +35,6 @@ def mix_up(
     return mixed
 
 
-def num_classes_of(model: nn.Module) -> int | None:
-    """Return how many outputs the last linear layer has, None where there is none."""
-    outputs = [each.out_features for each in model.modules() if isinstance(each, nn.Linear)]
-    return outputs[-1] if outputs else None
-
-
 class Mixup(Method):
     """Mixes training batches; each micro-batch within itself, all with the weight of the step."""
 
@@ -54,9 +48,10 @@ class Mixup(Method):
 
     def model(self, model: nn.Module) -> nn.Module:
         """Count the classes. Raise UserError when the model has no linear layer."""
-        self.num_classes = num_classes_of(model)
-        if self.num_classes is None:
+        widths = [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)]
+        if not widths:
             raise UserError("no linear layer in this model", where=f"methods.{self.name}")
+        self.num_classes = widths[-1]
         return model
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:

@@ -52,6 +52,6 @@ class SqueezeExcite(Method):
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when no convolution is wide enough."""
         if apply_squeeze_excite(model, **self.settings.model_dump()) == 0:
-            found = f"no convolution has {self.settings.min_channels} channels in and out"
-            raise UserError(found, where=f"methods.{self.name}.min_channels")
+            what = f"no convolution has {self.settings.min_channels} channels in and out"
+            raise UserError(what, where=f"methods.{self.name}.min_channels")
         return model

@@ -16,9 +16,9 @@ from image_classification.data.images import decode, open_images
 from image_classification.data.shards import (
     EncodedImage,
     Shards,
-    cut,
     index_path,
     shard_path,
+    split_by_bytes,
     write_shard,
 )
 
@@ -44,7 +44,7 @@ def directory(tmp_path, images):
     lengths = [len(image.content) for image in images]
     rows = [
         write_shard(shard_path(tmp_path, "train", number), number, images[members])
-        for number, members in enumerate(cut(lengths, 25_000))
+        for number, members in enumerate(split_by_bytes(lengths, 25_000))
     ]
     assert len(rows) >= 4
     np.save(index_path(tmp_path, "train"), np.concatenate(rows), allow_pickle=False)
@@ -68,7 +68,7 @@ def opened(directory, num_samples=NUM_SAMPLES, num_classes=NUM_CLASSES):
     ],
 )
 def test_a_shard_holds_as_many_images_as_fit_and_at_least_one(lengths, expected):
-    assert [(members.start, members.stop) for members in cut(lengths, 10)] == expected
+    assert [(members.start, members.stop) for members in split_by_bytes(lengths, 10)] == expected
 
 
 def test_every_sample_is_read_back_with_its_label_and_size(directory, images):
