@@ -1,4 +1,4 @@
-"""`ttt package`: the official tree, what it refuses, and that nothing is ever written by halves."""
+"""`ttt package`: the official tree, equal bytes for equal inputs, and a commit that is published."""
 
 import hashlib
 import io
@@ -9,90 +9,22 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from pathlib import Path
-
-import pytest
 
 from common.evidence.submission import official
 from common.evidence.system import problems
 from common.repository import ROOT
 from tests.command import ttt_here as ttt
-
-RESNET = "results/8xA100-optimized/resnet"
-HOME = "/".join(("", "home", "jane", "run"))  # the rules of the house want no such path in a file
-READY = json.loads((ROOT / "systems/8xA100-SXM4-80GB.json").read_text())
-
-
-def package(*arguments):
-    return ttt("package", "--submitter", "Example", "--commit", "HEAD", *arguments)
-
-
-def refused(done, message):
-    """Assert findings, exit code 1, and no traceback."""
-    assert (done.returncode, done.stderr) == (1, ""), done
-    assert message in done.stdout, done.stdout
-    assert done.stdout.splitlines()[-1].endswith("nothing was written")
-
-
-def mistaken(done, message):
-    """Assert one line and exit code 2."""
-    assert done.returncode == 2, done
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and message in line, line
-
-
-def later(line, hours):
-    """Return a log line with its time, if it has one, moved."""
-    return re.sub(r'(?<="time_ms": )\d+', lambda time: str(int(time.group()) + hours * 3_600_000), line)
-
-
-def prepare(golden, root, *benchmarks, **kwargs):
-    """Write full run sets as this suite logs them, and their system."""
-    folders = {"resnet": "image_classification", "bert": "language_bert"}
-    for benchmark in benchmarks:
-        logs = [
-            [
-                later(line, 0 if benchmark == "resnet" else 100)
-                .replace(f"# benchmark: {benchmark}", f"# benchmark: {folders[benchmark]}")
-                .replace("# command: ttt run", "# command: ttt run x optimized --set optimizer.beta2=0.9")
-                .replace(
-                    "#   optimizer:", "#   precision: bf16\n#   model: {start: checkpoint}\n#   optimizer:"
-                )
-                for line in lines
-            ]
-            for lines in golden.set(benchmark, **kwargs)
-        ]
-        golden.write(root / "results", logs)
-    (root / "systems").mkdir()
-    described = READY | {"system_name": "8xA100-optimized", "submitter": "Example"}
-    (root / "systems/8xA100-optimized.json").write_text(json.dumps(described))
-    return root
-
-
-@pytest.fixture
-def work(golden, tmp_path, monkeypatch):
-    """A working folder with a full run set of resnet."""
-    monkeypatch.chdir(prepare(golden, tmp_path, "resnet"))
-    return tmp_path
-
-
-@pytest.fixture
-def unjudged(monkeypatch):
-    """Leave out the official checkers, which take seconds, where a test is about something else."""
-    monkeypatch.setattr(official, "judge_tree", lambda folder, benchmarks: [])
-
-
-@pytest.fixture(scope="module")
-def full(golden, tmp_path_factory):
-    """A package of both benchmarks, written by the real thing."""
-    root = prepare(golden, tmp_path_factory.mktemp("full"), "resnet", "bert")
-    done = package(root / "results", "--out", root / "package")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    return root / "package", done
-
-
-def names(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+from tests.common.evidence.submission.packages import (
+    READY,
+    RESNET,
+    accuracy_as_text,
+    mini_sets,
+    mistaken,
+    names,
+    package,
+    prepare,
+    refused,
+)
 
 
 def test_the_official_tree_is_complete(full):
@@ -200,10 +132,6 @@ def test_equal_inputs_make_equal_bytes(golden, tmp_path, monkeypatch, unjudged):
     assert {member.mode for member in members} == {0o644, 0o755}
 
 
-def mini_sets():
-    return sorted(ROOT.glob("results/reference-2cpu-mini-*/resnet"))  # not those of whoever runs the tests
-
-
 def test_size_mini_is_refused(tmp_path):
     done = package(mini_sets()[0], "--out", tmp_path / "package")
     mistaken(done, "size mini is a proxy and cannot be submitted; --rehearsal")
@@ -261,199 +189,6 @@ def test_results_are_renumbered_from_zero(work, unjudged):
     assert (results / "result_4.txt").read_bytes() == last
 
 
-def four(folder):
-    (folder / "result_4.txt").unlink()
-
-
-def six(folder):
-    (folder / "result_5.txt").write_text((folder / "result_4.txt").read_text().replace("1004", "1005"))
-
-
-def link(folder):
-    four(folder)
-    (folder / "result_4.txt").symlink_to("/etc/hostname")
-
-
-def linked_folder(folder):
-    moved = folder.parent.parent.parent / "elsewhere"
-    folder.rename(moved)
-    folder.symlink_to(moved)
-
-
-def directory(folder):
-    four(folder)
-    (folder / "result_4.txt").mkdir()
-
-
-def pipe(folder):
-    four(folder)
-    os.mkfifo(folder / "result_4.txt")
-
-
-def scaling(folder):
-    (folder / "scaling.json").write_text('{"scaling_factor": 0.5}')
-
-
-def odd_name(folder):
-    (folder / "result_4.txt").rename(folder / "result_ 4\n.txt")
-
-
-def accuracy_as_text(folder):
-    path = folder / "result_2.txt"
-    found = r'("key": "eval_accuracy", "value": )([0-9.]+)'
-    path.write_text(re.sub(found, r'\1"\2"', path.read_text()))
-
-
-def binary(folder):
-    (folder / "result_3.txt").write_bytes(b"\0\xff" * 100)
-
-
-def two_missed(folder):
-    for index in (0, 1):
-        path = folder / f"result_{index}.txt"
-        path.write_text(path.read_text().replace('"status": "success"', '"status": "aborted"'))
-
-
-def another_org(folder):
-    for path in folder.iterdir():
-        path.write_text(path.read_text().replace('"value": "Example"', '"value": "Other"'))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (four, "resnet: 4 runs, and resnet has exactly 5"),
-        (six, "resnet: 6 runs, and resnet has exactly 5"),
-        (link, "resnet/result_4.txt: is not one of the results"),
-        (linked_folder, "is reached through a link"),
-        (directory, "resnet/result_4.txt: is not one of the results"),
-        (pipe, "resnet/result_4.txt: is not one of the results"),
-        (scaling, "resnet/scaling.json: is not one of the results"),
-        (odd_name, "result_ 4?.txt: is not one of the results"),
-        (accuracy_as_text, "result_2.txt"),
-        (binary, "result_3.txt: P0"),
-        (two_missed, "resnet: 2 runs missed the target"),
-        (another_org, "name the submitter 'Other', not 'Example'"),
-    ],
-    ids=lambda value: value.__name__ if callable(value) else "",
-)
-def test_a_run_set_that_cannot_be_published_is_refused(work, change, message):
-    change(work / RESNET)
-    refused(package(RESNET, "--out", "package"), message)
-    assert not (work / "package").exists()
-
-
-def secret(*parts):
-    """Join at run time, so that no scanner takes this file for a leak."""
-    return "".join(parts)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (secret("-----BEGIN RSA ", "PRIVATE KEY-----"), "private key"),
-        (secret("AKIA", "ABCDEFGHIJKLMNOP"), "AWS access key"),
-        (secret("aws_secret_access_key", " = ", "a1B2" * 10), "AWS secret key"),
-        (secret("AIza", "x" * 35), "Google API key"),
-        (secret("DefaultEndpointsProtocol;AccountKey", "=", "Ab1/" * 20), "Azure storage key"),
-        (secret("hf", "_", "aB3" * 12), "Hugging Face token"),
-        (secret("WANDB_API_KEY", "=", "0123456789" * 4), "Weights & Biases key"),
-        (secret("gh", "p_", "aB3" * 12), "GitHub token"),
-        (secret("github", "_pat_", "aB3" * 12), "GitHub token"),
-        ("https://jane:hunter22@registry.example/simple", "URL with a login"),
-        ("https://token123@github.com/x/y", "URL with a login"),
-        ("/nfs/jane.doe@example.com/x", "e-mail address"),
-        ("saved to " + HOME, "home folder"),
-        ("C:\\Users\\jane", "home folder"),
-        ("saved to /scratch/run", "absolute path"),
-        ("rank 3 at 10.12.0.7", "IP address"),
-        ("rank 3 at gpu-17.cluster", "host name"),
-        ('{"hostname": "gpu17"}', "host name"),
-        ("USER=jane", "user name"),
-        ("SUBMISSION_PLATFORM_" + "PLACEHOLDER", "placeholder"),
-        ("x" * 30_000, "line too long"),
-    ],
-    ids=lambda value: "",
-)
-def test_a_secret_in_a_log_is_named_by_line_and_kind_and_never_shown(work, text, kind):
-    path = work / RESNET / "result_2.txt"
-    before = path.read_text()
-    path.write_text(before + f"note {text} end\n")
-    done = package(RESNET, "--out", "package")
-    refused(done, f"{RESNET}/result_2.txt:{before.count(chr(10)) + 1}: {kind}")
-    assert text not in done.stdout and not (work / "package").exists()
-
-
-def test_secrets_in_a_description_and_in_the_configuration_are_found(work):
-    path = work / "systems/8xA100-optimized.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"sw_notes": HOME}, indent=1))
-    refused(package(RESNET, "--list"), "systems/8xA100-optimized.json:34: home folder")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"framework": ["PyTorch"]}, "framework: must be text, found list"),
-        ({"host_networking": ""}, "host_networking: empty"),
-        ({"cooling": "TBD"}, "cooling: holds a placeholder"),
-        ({"division": "closed"}, "division is closed"),
-        ({"status": "Preview"}, "status is Preview"),
-        ({"submitter": "Other"}, "submitter is Other"),
-        ({"system_name": "other"}, "other for 8xA100-optimized"),
-    ],
-)
-def test_a_description_that_disagrees_is_refused(work, changes, message):
-    path = work / "systems/8xA100-optimized.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    refused(package(RESNET, "--list"), message)
-
-
-def test_a_missing_description_names_the_command_that_makes_one(work):
-    (work / "systems/8xA100-optimized.json").unlink()
-    refused(package(RESNET, "--list"), "`ttt system --out 8xA100-optimized.json` makes one")
-
-
-@pytest.mark.parametrize("kind", ["file", "folder", "dangling"])
-def test_an_existing_output_stays(work, kind):
-    out = work / "package"
-    {"file": out.touch, "folder": out.mkdir, "dangling": lambda: out.symlink_to("nowhere")}[kind]()
-    mistaken(package(RESNET, "--out", out), "never overwrites")
-    assert out.is_symlink() or out.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--out", "/proc/package"], "cannot write here"),
-        (["--out", "no/such/folder"], "its folder does not exist"),
-        (["--out", "package.zip"], "name it NAME.tar.gz"),
-        ([], "--out FOLDER_OR_TAR"),
-        (["--list", "--out", "package"], "--out FOLDER_OR_TAR"),
-        (["--list", "--submitter", "../Example"], "--submitter"),
-        (["--list", "--submitter", ".hidden"], "--submitter"),
-        (["--list", "--submitter", "a b"], "--submitter"),
-        (["--list", "--implementation", "x/../y"], "--implementation"),
-        (["nowhere", "--list"], "nowhere: no such file"),
-    ],
-    ids=" ".join,
-)
-def test_mistakes_are_one_line(work, unjudged, arguments, message):
-    before = names(work)
-    mistaken(package(RESNET, *arguments), message)
-    assert names(work) == before
-
-
-@pytest.mark.parametrize("name", ["package", "package.tar.gz"])
-def test_a_full_disk_leaves_nothing_behind(work, unjudged, monkeypatch, name):
-    def full_disk(*arguments):
-        raise OSError(28, "No space left on device")
-
-    before = sorted(work.iterdir())
-    monkeypatch.setattr("common.evidence.submission.package.os.replace", full_disk)
-    mistaken(package(RESNET, "--out", name), "No space left on device")
-    assert sorted(work.iterdir()) == before
-
-
 def test_a_crash_of_the_official_checker_is_its_verdict(full, tmp_path):
     folder = tmp_path / "Example"
     log = folder / RESNET / "result_0.txt"
@@ -469,23 +204,3 @@ def test_a_crash_of_the_official_checker_is_its_verdict(full, tmp_path):
     assert verdicts["package"].verdict == "crashed"
     assert verdicts["repository"].verdict == "FAILED"
     assert "\n" not in str(verdicts["package"])
-
-
-def test_logs_of_another_suite_are_refused(published):
-    paths = [published / "v2.0/8xA100_80GB-methods/resnet"]
-    refused(package(*paths, "--list"), "result_0.txt: not a log of this suite")
-
-
-def test_run_sets_that_were_timed_at_once_are_refused(golden, work):
-    for index, lines in enumerate(golden.set("bert")):
-        folder = work / "results/8xA100-optimized/bert"
-        folder.mkdir(exist_ok=True)
-        text = "\n".join(lines).replace("# benchmark: bert", "# benchmark: language_bert")
-        (folder / f"result_{index}.txt").write_text(text + "\n")
-    refused(package("results", "--list"), "The runs of two sets on one system follow each other")
-
-
-def test_the_default_systems_folder_can_be_replaced(work, unjudged):
-    Path("systems").rename("described")
-    refused(package(RESNET, "--list"), "systems/8xA100-optimized.json")
-    assert package(RESNET, "--systems", "described", "--list").returncode == 0

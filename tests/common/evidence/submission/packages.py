@@ -1,0 +1,70 @@
+"""Run sets that are ready to be packaged, and the outcomes of `ttt package`."""
+
+import json
+import re
+
+from common.repository import ROOT
+from tests.command import ttt_here as ttt
+
+RESNET = "results/8xA100-optimized/resnet"
+READY = json.loads((ROOT / "systems/8xA100-SXM4-80GB.json").read_text())
+
+
+def package(*arguments):
+    return ttt("package", "--submitter", "Example", "--commit", "HEAD", *arguments)
+
+
+def refused(done, message):
+    """Assert findings, exit code 1, and no traceback."""
+    assert (done.returncode, done.stderr) == (1, ""), done
+    assert message in done.stdout, done.stdout
+    assert done.stdout.splitlines()[-1].endswith("nothing was written")
+
+
+def mistaken(done, message):
+    """Assert one line and exit code 2."""
+    assert done.returncode == 2, done
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ") and message in line, line
+
+
+def later(line, hours):
+    """Return a log line with its time, if it has one, moved."""
+    return re.sub(r'(?<="time_ms": )\d+', lambda time: str(int(time.group()) + hours * 3_600_000), line)
+
+
+def prepare(golden, root, *benchmarks, **kwargs):
+    """Write full run sets as this suite logs them, and their system."""
+    folders = {"resnet": "image_classification", "bert": "language_bert"}
+    for benchmark in benchmarks:
+        logs = [
+            [
+                later(line, 0 if benchmark == "resnet" else 100)
+                .replace(f"# benchmark: {benchmark}", f"# benchmark: {folders[benchmark]}")
+                .replace("# command: ttt run", "# command: ttt run x optimized --set optimizer.beta2=0.9")
+                .replace(
+                    "#   optimizer:", "#   precision: bf16\n#   model: {start: checkpoint}\n#   optimizer:"
+                )
+                for line in lines
+            ]
+            for lines in golden.set(benchmark, **kwargs)
+        ]
+        golden.write(root / "results", logs)
+    (root / "systems").mkdir()
+    described = READY | {"system_name": "8xA100-optimized", "submitter": "Example"}
+    (root / "systems/8xA100-optimized.json").write_text(json.dumps(described))
+    return root
+
+
+def names(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def mini_sets():
+    return sorted(ROOT.glob("results/reference-2cpu-mini-*/resnet"))  # not those of whoever runs the tests
+
+
+def accuracy_as_text(folder):
+    path = folder / "result_2.txt"
+    found = r'("key": "eval_accuracy", "value": )([0-9.]+)'
+    path.write_text(re.sub(found, r'\1"\2"', path.read_text()))
