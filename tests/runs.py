@@ -1,15 +1,20 @@
 """Runs that train until a test meddles with them, and what may not be left of them."""
 
 import contextlib
+import json
 import os
 import re
 import secrets
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 import psutil
+
+from common.repository import ROOT
 
 END_S = 15  # in which a fault ends everything
 HANG_S = 120  # after which a test ends what hangs
@@ -22,6 +27,7 @@ SMALL = (  # runs that train for ever
 )
 BERT = ("language_bert", "optimized", *SMALL, "global_batch_size=4", "evaluation_batch_size=16")
 RESNET = ("image_classification", "baseline", *SMALL, "global_batch_size=4")
+WHEN = "(after step [0-9]+|before the first step)"  # a run failed
 
 
 def until(condition, seconds=HANG_S):
@@ -58,6 +64,18 @@ class Place:
             "TORCHINDUCTOR_CACHE_DIR": str(self.kernels),  # torch makes it when it is imported, and keeps it
             "OMP_NUM_THREADS": "1",
         }
+
+    def start(self, *arguments, **environment):
+        """Start a launcher as a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "common.cli", *arguments],
+            cwd=ROOT,
+            env=os.environ | self.environment | environment,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def processes(self, module=""):
         """Return the living processes of the runs, orphans too, that execute a module."""
@@ -98,3 +116,19 @@ class Place:
         if self.results_folder.is_dir():
             names = {path.name for path in self.results_folder.rglob("*") if path.is_file()}
             assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names)
+
+
+def reason_of_abort(path):
+    """Return the reason in the last line of the log of a run that failed."""
+    last = json.loads(path.read_text().splitlines()[-1].split(" ", 1)[1])
+    assert last["key"] == "run_stop" and last["metadata"]["status"] == "aborted"
+    return last["metadata"]["reason"]
+
+
+def failure_in(done, path, code=1):
+    """Assert that one line says who failed, when and why, as the log does; returns it."""
+    assert done.returncode == code
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("  aborted: ")]
+    why = reason_of_abort(path)
+    assert line == f"  aborted: {why}; the log is kept: {os.path.relpath(path)}"
+    return why
