@@ -29,7 +29,7 @@ def add_benchmarks(parser: argparse.ArgumentParser) -> None:
 
 
 def benchmark_folder(name: str) -> str:
-    """Return the folder of a benchmark, the `type` of an argument; MLPerf's name is accepted, too.
+    """The `type` of an argument: turns the name of a benchmark, or MLPerf's name for it, into its folder.
 
     Raises UserError with the nearest name.
     """

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever ends their writer."""
+"""Files that exist whole or not at all, whatever ends the process that writes them."""
 
 import errno
 import fcntl
@@ -16,19 +16,19 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def draft_folder(path: Path) -> Path:
-    """Return the hidden folder, on the same disk, in which a file is written before it takes its place.
+    """Return the hidden folder, on the same disk, in which a file is written before it is moved into place.
 
-    A folder: libraries write drafts of their own beside the file that they are given.
+    It is a folder because libraries write drafts of their own beside the file that they are given.
     """
     return path.with_name(f".{path.name}.draft")
 
 
 @contextmanager
 def write_whole(path: Path) -> Iterator[Path]:
-    """Let the block write a draft, which then takes the place of `path`; the disk has it when this returns.
+    """Let the block write a draft, which then replaces `path`; it is on the disk when this returns.
 
-    An error leaves what `path` held. So does a kill, and what it leaves beside it is removed by the next
-    writing of `path`, or by `remove_draft`.
+    After an error or a kill `path` is unchanged. The draft of a killed process is removed by the next call
+    for `path`, or by `remove_draft`.
     """
     remove_draft(path)
     draft = draft_folder(path) / path.name
@@ -87,10 +87,10 @@ def hash_file(path: Path) -> str:
 
 @contextmanager
 def locked(path: Path, doing: str) -> Iterator[bool]:
-    """Hold the lock that a file stands for; yields whether another process held it, which was waited for.
+    """Hold the lock that a file stands for; yields whether another process held it first.
 
-    `doing` says in a line what that process does. The file goes with the lock. Where the file system has no
-    locks, a line says so, and the block runs without one.
+    `doing` says in a line what that process does. The file is removed with the lock. A file system without
+    locks gets a warning, and the block runs without one.
     """
     has_waited = False
     while True:
@@ -110,9 +110,9 @@ def locked(path: Path, doing: str) -> Iterator[bool]:
 
 
 def acquire(descriptor: int, path: Path, doing: str) -> bool:
-    """Lock an open file and write this process's id into it; returns whether another held the lock.
+    """Lock an open file and write this process's id into it; returns whether another process held the lock.
 
-    The line that says so is left out where `doing` is empty.
+    An empty `doing` prints nothing while it waits.
     """
     has_waited = False
     try:

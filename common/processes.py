@@ -1,4 +1,4 @@
-"""Processes on this machine: started together, waited for, ended with all that they started."""
+"""Starts processes together, waits for them, and ends them with everything that they started."""
 
 import ctypes
 import os
@@ -30,8 +30,8 @@ class Exit(NamedTuple):
 class Processes:
     """`python ARGUMENTS` once for each of `environments`, which are added to that of this process.
 
-    Each has a session of its own, so that only we signal it, and gets SIGTERM when this process dies. `end`
-    leaves none of them, and nothing that they have started: on Linux this process adopts their orphans.
+    Each process has a session of its own, so that only we signal it, and gets SIGTERM when this process dies.
+    `end` ends all of them and everything that they have started: on Linux this process adopts their orphans.
     """
 
     def __init__(
@@ -145,10 +145,10 @@ class Output:
 
 @contextmanager
 def tolerate_lost_output() -> Iterator[Output]:
-    """Have what is printed lost where it cannot be written; gives the standard output.
+    """Discard output that cannot be written, instead of failing; yields the standard output.
 
-    A standard stream that was closed is opened, to nowhere: the next file would take its number, and get
-    what is printed.
+    A standard stream that was closed is opened to the null device: the next file would get its number, and
+    with it the output.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)

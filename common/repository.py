@@ -1,6 +1,6 @@
-"""The state of the code: its commit, what no commit holds, and a digest of all that a run can load.
+"""The state of the code: its commit, changes that no commit holds, a digest of the files that a run can load.
 
-And paths in it, as they are reached from the working folder.
+Also the benchmarks and configurations in the repository, and its paths relative to the working folder.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ NAMED = 5  # untracked files in a log's head
 class CodeState(NamedTuple):
     """`commit` as a log states it; `untracked` files that Python or a configuration could load.
 
-    `digest` is of the files that a run can load, whatever commit they are of: after a change to a page, a
-    test or a report it stays. `short` names the code in a folder: the last commit that changed those files,
-    else, with changes that no commit holds or without git, the digest.
+    `digest` is over the files that a run can load, at whatever commit: a change to a page, a test or a report
+    leaves it. `short` names the code in a folder: the last commit that changed those files; the digest where
+    there are uncommitted changes, or no git.
     """
 
     commit: str

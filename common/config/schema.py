@@ -73,7 +73,7 @@ class SubmissionConfig(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run in steps: how many, where it is evaluated (after these steps), how long it warms up.
+    """A run in steps: their number, the steps after which it is evaluated, the length of the warm-up.
 
     `num_epochs` are those of the recipe, which a smaller budget goes through in fewer steps.
     """
@@ -182,7 +182,7 @@ class RunConfig(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A configuration and how it came about: `origins` per key path, `changes` made by its methods.
+    """A configuration with its history: `origins` per key path, `changes` made by its methods.
 
     `source` is the name or the path of its file.
     """

@@ -1,4 +1,4 @@
-"""Values checked against a pydantic model; what is wrong is told with file:line and the nearest valid key."""
+"""Checks values against a pydantic model; an error names file:line and the nearest valid key."""
 
 import re
 from typing import Any, TypeVar

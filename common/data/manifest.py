@@ -65,7 +65,7 @@ def write_manifest(directory: Path, facts: dict[str, Any]) -> str:
 
 
 def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
-    """Return the manifest of a prepared data set; `hint` tells a person how to make one.
+    """Read and check the manifest of a prepared data set; `hint` tells a person how to make one.
 
     Raises UserError when it is missing or not a manifest.
     """
@@ -96,11 +96,11 @@ def verify(
     has_content: bool = True,
     explain: Callable[[Path], str] = lambda path: "",
 ) -> list[str]:
-    """Return one line for each file that is missing, extra or changed; an empty list means intact.
+    """List the files that are missing, extra or changed, a line each; an empty list means intact.
 
-    A line, too, for each of the settings (`prepared_with` of a configuration) that the data do not follow,
-    and for a `needed` file, although the manifest was written without it. Without `has_content` the files
-    are not read, only their sizes compared. `explain` says more of a file whose content has changed.
+    The list also has a line for each of the settings (`prepared_with` of a configuration) that the data were
+    not made with, and for a `needed` file that the manifest lacks. Without `has_content` only the sizes of
+    the files are compared. `explain` adds to the line of a file whose content has changed.
     """
     manifest = read_manifest(directory, hint=hint)
     expected, present = manifest["files"], data_files(directory)

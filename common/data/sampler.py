@@ -11,9 +11,9 @@ SHARDS = 2**32  # in the place of an epoch, which draws who gets what
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int, rank: int = 0) -> np.ndarray:
-    """Return the permutation (num_samples,) int64 of one epoch (from 0); `rank` where each has its own.
+    """Return the permutation (num_samples,) int64 of one epoch (from 0); `rank` where each rank has its own.
 
-    Philox: the same on every machine.
+    Drawn by Philox: the same on every machine.
     """
     philox = np.random.Philox(key=[seed, epoch], counter=[0, 0, rank, 0])
     return np.random.Generator(philox).permutation(num_samples)
@@ -63,9 +63,10 @@ def shard(num_samples: int, batch_size: int, *, seed: int, place: Place) -> np.n
 def shard_batches(
     samples: np.ndarray, num_samples: int, batch_size: int, *, seed: int, place: Place, start_step: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yield a rank's part of every step, of its own `samples` out of all, its `shard`, without end.
+    """Yield a rank's part of every step, drawn from its own `samples` (its `shard`), without end.
 
-    Alone these are the samples of `batches`. With more ranks a batch is one of as many random parts.
+    A single rank gets the samples of `batches`. With more ranks a batch consists of a random part of each
+    shard.
     """
 
     def order(epoch: int) -> np.ndarray:
@@ -92,10 +93,10 @@ def balanced_part(samples: np.ndarray, loads: np.ndarray, place: Place) -> np.nd
 
 
 def partition_by_load(loads: np.ndarray, num_parts: int) -> list[np.ndarray]:
-    """Return which of the samples with these loads (num_samples,) each part takes, in ascending order.
+    """Partition samples with these loads (num_samples,) so that the sums are nearly equal; ascending indices.
 
-    From the heaviest down, each sample goes to the part with least so far that still takes one. Parts are as
-    large as those of `ranks.part`.
+    Greedy (longest processing time first): from the heaviest down, each sample goes to the part with the
+    smallest sum that still has room. Parts are as large as those of `ranks.part`.
     """
     room = [len(part(len(loads), number, num_parts)) for number in range(num_parts)]
     free = [(0, number) for number in range(num_parts) if room[number]]  # a heap of load and part

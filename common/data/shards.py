@@ -1,7 +1,7 @@
 """The shards of a large data set and their index; a stopped preparation continues with the missing ones.
 
-A shard is finished when its rows of the index are there, in a file whose name holds a digest of what they
-were made from: a source that has changed is noticed.
+A shard is finished when its rows of the index exist, in a file whose name holds a digest of the shard's
+source: after a change of the source the shard is written again.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What NVML, the library beneath nvidia-smi, knows about the GPUs: errors, slow-downs, other users."""
+"""Reads the health of the GPUs from NVML, the library beneath nvidia-smi: errors, slow-downs, other users."""
 
 import os
 import re

@@ -1,7 +1,7 @@
-"""What programs can tell about this machine, in the fields of an MLPerf system description.
+"""Describes this machine in the fields of an MLPerf system description.
 
-Only the fields below are asked for: no host name, no user, no address, no environment. A source that is
-missing (no lscpu, no NVIDIA driver) leaves the reason in its fields.
+It asks for these fields only: no host name, no user, no address, no environment. Where a source is missing
+(no lscpu, no NVIDIA driver), its fields state the reason.
 """
 
 import json

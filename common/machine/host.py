@@ -111,9 +111,10 @@ def space(what: str, directory: Path) -> Line:
 
 
 def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool = False) -> Line:
-    """Check the room in /dev/shm; full-size loaders and NCCL die of Docker's 64 MiB, size mini does not.
+    """Check the free space in /dev/shm: full-size loaders and NCCL fail with Docker's 64 MiB.
 
-    Of less than `WORKERS_SHM` it dies, too, where it `is_needed`: worker processes hand over their batches.
+    Size mini needs `WORKERS_SHM`, and only where it `is_needed`: worker processes pass their batches through
+    it.
     """
     check = "shared memory"
     if not directory.is_dir():

@@ -1,4 +1,4 @@
-"""What a check of `ttt doctor` answers: a line that says ok, warning or fault, and what to do."""
+"""The result of a check of `ttt doctor`: ok, warning or fault, and what a person does about it."""
 
 from dataclasses import dataclass, field
 from typing import Any

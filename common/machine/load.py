@@ -160,10 +160,10 @@ def read_alone(meter: Meter) -> Load | None:
 
 
 def look(meter: Meter | None = None) -> Load | None:
-    """Return the least load of some looks: a program that ends at once is no neighbour.
+    """Measure the load a few times and return the least: a program that ends at once does not disturb a run.
 
-    The first look may have begun already, with a `meter`. On a quiet machine it stays the only one, and also
-    where a person has chosen the number of threads: nothing is decided by it.
+    The first measurement may have begun with the `meter`. One is enough on a quiet machine, and where a
+    person has chosen the number of threads, because nothing is decided by it.
     """
     meter, least = meter or Meter(), None
     for _ in range(NUM_LOOKS if may_choose_threads() else 1):
@@ -199,9 +199,9 @@ def may_choose_threads() -> bool:
 
 
 def most_threads(num_ranks: int) -> tuple[int | None, str]:
-    """Return the most threads of a rank, so that each has a core for itself, and why not all.
+    """Return the most threads of a rank such that each has a core, and the reason for fewer than all.
 
-    None leaves it to torch: a person has chosen.
+    None leaves the number to torch: a person has chosen it.
     """
     if not may_choose_threads():
         return None, ""
@@ -219,9 +219,9 @@ def most_threads(num_ranks: int) -> tuple[int | None, str]:
 
 
 def gpu_state(bus: str) -> dict[str, int]:
-    """Return clock and highest clock in MHz, NVML's reasons for a difference, and how many other processes.
+    """Return clock and highest clock in MHz, NVML's reasons for a difference, the number of other processes.
 
-    `bus` is a PCI address as NVML spells it; what the driver does not tell is left out.
+    `bus` is a PCI address as NVML spells it. A value that the driver does not tell is left out.
     """
     import pynvml
 

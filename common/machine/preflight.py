@@ -1,4 +1,4 @@
-"""The cheap checks: seconds before a run that may take hours. `ttt run` refuses on a fault unless forced."""
+"""The cheap checks before a run, which take seconds. `ttt run` refuses on a fault unless forced."""
 
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def num_shards(config: RunConfig) -> int:
 
 
 def preflight(config: RunConfig, results: Path, *, is_forced: bool) -> tuple[str, ...]:
-    """Check before a run; returns what was not ok, for the head of its log.
+    """Check before a run; returns the lines that were not ok, for the head of its log.
 
     Raises UserError for a fault, unless `is_forced`.
     """

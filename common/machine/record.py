@@ -1,4 +1,4 @@
-"""The best speeds that this machine has shown, with which a later check compares it."""
+"""The best speeds that this machine has reached, to compare later checks with."""
 
 import json
 from importlib import metadata
@@ -30,9 +30,10 @@ def read_record(path: Path) -> dict[str, float]:
 
 
 def compare_with_record(what: str, rate: float, folder: Path | None = None) -> tuple[float | None, str]:
-    """Return how many times as long this takes as at this machine's best, and a better speed is kept.
+    """Return the factor by which this is slower than this machine's best; stores a better speed.
 
-    None: nothing was known, and the second value says what became of that. Versions of torch stay apart.
+    The factor is None where no speed was known; the second value then says whether this one was stored. Each
+    version of torch has speeds of its own.
     """
     path, name = record_path(folder), f"{what}, torch {metadata.version('torch')}"
     record = read_record(path)

@@ -31,8 +31,8 @@ PROCESSOR_LENGTH, DIGEST_LENGTH = 25, 6  # characters in a name
 def hardware_name() -> str:
     """Return a short name of the hardware, such as `2cpu-EPYC-3fa09c` or `8xH100-80GB-HBM3`.
 
-    Processors of one model differ by host, memory and neighbours, so that a name without GPUs is of one
-    machine. GPUs are named by model alone: jobs of a cluster, each on another node, are one set.
+    Without GPUs the name is that of one machine: processors of one model differ by host, memory and
+    neighbours. GPUs are named by model alone: jobs of a cluster, each on another node, are one set.
     """
     gpus = hardware.gpu_names()
     if gpus:
@@ -42,10 +42,10 @@ def hardware_name() -> str:
 
 
 def machine_digest() -> str:
-    """Return what tells this machine from all others, and reveals nothing of it.
+    """Return a digest that differs between machines, and reveals nothing of them.
 
     A random number of this clone makes it unique where images of machines or containers share an id; the id
-    of the system and its size tell the nodes apart that share a clone.
+    of the system and its size distinguish the nodes that share a clone.
     """
     try:
         identifier = MACHINE_ID.read_text().strip()

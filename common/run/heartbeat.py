@@ -1,6 +1,6 @@
-"""What a launcher and the ranks of a run tell each other, in memory that they share: orders, steps, causes.
+"""Memory shared by a launcher and its ranks: the specification, the progress and the failure of each rank.
 
-A rank says where it stands with one store to memory, and why it failed with a line of text; nobody waits.
+A rank reports its progress by one store to memory, and its failure as a line of text; nobody waits.
 """
 
 import json
@@ -34,7 +34,7 @@ OFTEN: dict[int, str] = {  # what a signal often means
 
 
 class Slot:
-    """Where one rank stands: written by itself, read by its launcher."""
+    """The progress of one rank: written by the rank, read by its launcher."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
         """Use a part of the shared memory; without one nobody reads what is written."""
@@ -80,7 +80,7 @@ def describe_failure(step: int, cause: str, who: str = "") -> str:
 
 
 class Heartbeat:
-    """The slots of all ranks, and behind them what rank 0 is to do."""
+    """The slots of all ranks, and behind them the specification for rank 0."""
 
     def __init__(self, file: IO[bytes], path: str, num_ranks: int) -> None:
         self.file, self.path = file, path

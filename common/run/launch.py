@@ -1,4 +1,4 @@
-"""A run set: reserves results, draws seeds, starts each run as a process, keeps what a dead one leaves."""
+"""Runs a run set: reserves results, draws seeds, starts each run as a process, closes the logs."""
 
 import errno
 import itertools
@@ -40,9 +40,9 @@ BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that f
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
-    """Return how many ranks to start: as many as asked for, else one per GPU, else one.
+    """Return how many ranks to start: as many as `--nproc` says, else one per GPU, else one.
 
-    Raises UserError for more than there are samples in a batch, or GPUs; none are started below torchrun.
+    Raises UserError for more ranks than samples in a batch, or than GPUs. Below torchrun it is 1.
     """
     num_started, num_gpus = ranks.place().world_size, count_gpus()
     if asked is not None and num_started > 1:
@@ -58,9 +58,9 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
 
 
 def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
-    """Return how a run is made that starts now, and how this machine makes one unasked.
+    """Return the ranks, device and threads of a run that starts now, and the defaults of this machine.
 
-    What torchrun or srun has started is as it was asked for there.
+    A run that torchrun or srun has started has no defaults: the two are equal.
     """
     num_started, has_gpu = ranks.place().world_size, bool(hardware.gpu_names())
     way = Way(max(num_ranks, num_started), "GPU" if count_gpus() else "CPU", num_threads(num_ranks))
@@ -112,7 +112,7 @@ def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> 
 
 
 def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 0) -> Path:
-    """Create result_N.txt with its first lines: the next free one from `first`, or exactly `index`.
+    """Create result_N.txt with its first lines: the next free number from `first`, or exactly `index`.
 
     Raises UserError when it exists or cannot be written.
     """
@@ -206,9 +206,9 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
 
 
 def choose_threads(run_set: RunSet) -> tuple[int | None, str]:
-    """Return the most threads of a rank, and why not all: those on whose cores nobody else computes now.
+    """Return the most threads of a rank, and the reason for fewer than all: other programs use the cores.
 
-    On GPUs, and where others start ranks beside this one, all is left to torch.
+    Torch decides on GPUs, and where torchrun or srun starts ranks beside this one.
     """
     if count_gpus() or ranks.place().world_size > 1:
         return None, ""
@@ -216,9 +216,9 @@ def choose_threads(run_set: RunSet) -> tuple[int | None, str]:
 
 
 def reserve_disk_space(path: Path) -> IO[bytes]:
-    """Return a nameless file beside a result: what it holds is free again when it is closed, or is gone.
+    """Hold 64 KiB on the result's disk until the returned file is closed, so that run_stop can be written.
 
-    Gives the result back and raises UserError when the disk has not even that.
+    Removes the result and raises UserError when the disk is too full for that.
     """
     file: IO[bytes] | None = None
     try:

@@ -1,6 +1,6 @@
-"""THE loop: one timed training, from cache_clear to run_stop, as MLPerf wants it.
+"""THE loop: one timed training, from the first step to the target or the end, as MLPerf wants it.
 
-`worker` runs it in a process of its own.
+`timed_run` writes the log around it, and `worker` is its process.
 """
 
 import math
@@ -50,8 +50,8 @@ class Spec:
 class TrainingRun(Training):
     """One run: training, data, clock and log. Quality is a fraction, times are seconds.
 
-    Every rank takes the same steps and decisions; the log and the screen are those of rank 0. `slot` tells
-    the launcher where this rank stands.
+    Every rank takes the same steps and decisions; the log and the screen are those of rank 0. `slot` reports
+    the progress of this rank to the launcher.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class TrainingRun(Training):
 def save(run: TrainingRun, step: int) -> None:
     """Write the checkpoint from which `step` is the next to be taken. Collective; rank 0 writes.
 
-    Where it cannot be written, the one before stays, the log and a line say so, and training goes on.
+    When it cannot be written, the previous one stays, the log and a line say so, and training continues.
     """
     before, now = time.monotonic(), time.time()
     tensors, states = capture(run)

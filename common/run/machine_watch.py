@@ -1,4 +1,4 @@
-"""The machine beneath a run that trains: its load in each block, and threads that give way to others."""
+"""Watches the machine during a run: logs its load in each block, and lowers the number of threads."""
 
 from typing import Any
 
@@ -15,10 +15,11 @@ NUM_CROWDED = 2  # looks in a row, after which other programs are believed to st
 
 
 class MachineWatch:
-    """Watches the machine for one rank. `most_threads`: what the launcher found free; None for all.
+    """The watch of one rank. `most_threads` is the number that the launcher chose; None: torch's default.
 
-    The number of threads falls under way only where one rank trains on a processor, and nobody has set
-    OMP_NUM_THREADS. It never rises again: rounding differs between numbers of threads, and each is logged.
+    The number of threads is lowered during the run only where a single rank trains on a CPU and
+    OMP_NUM_THREADS is not set. It never rises again: rounding differs between numbers of threads, and each is
+    logged.
     """
 
     def __init__(self, most_threads: int | None, place: Place, device: torch.device) -> None:

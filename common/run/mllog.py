@@ -1,6 +1,6 @@
 """The only writer of :::MLLOG lines.
 
-It refuses an order that the rules forbid and values that would be lost.
+It refuses records in an order that the rules forbid, and values that JSON would lose.
 """
 
 import logging
@@ -42,9 +42,9 @@ ONCE = ("seed", "train_samples", "eval_samples")
 
 
 class Lines(logging.FileHandler):
-    """A file whose first fault ends it: `logging` would print it and go on without the line.
+    """A log file that raises its first error, and again for every later line; `logging` would only print it.
 
-    MLPerf's logger catches what a handler raises, and writes a line of its own in its place: that fails, too.
+    MLPerf's logger catches what a handler raises and writes a line of its own instead: that line fails, too.
     """
 
     def __init__(self, path: Path) -> None:

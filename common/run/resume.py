@@ -1,7 +1,8 @@
-"""Which interrupted run may go on, and from where. Needs no torch; checkpoint.py reads and writes the rest.
+"""Finds the checkpoint of an interrupted run, and checks that it belongs to the run that is to go on.
 
 The checkpoint of `result_N.txt` is `result_N.safetensors` beside it. A resumed run is for research: its log
-is a new result that says `resumed`, the audit names it and no score counts it unless told to.
+is a new result that says `resumed`, the audit names it and no score counts it unless asked to. Needs no
+torch; checkpoint.py reads and writes the tensors.
 """
 
 import shlex
@@ -63,9 +64,9 @@ def check_facts(facts: Facts, num_steps: int, where: Path) -> None:
 
 
 def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet:
-    """Return the run that goes on from the last checkpoint of `result`; `seed` is what a person asked for.
+    """Return the run that goes on from the last checkpoint of `result`; `seed` is the one asked for, if any.
 
-    Raises UserError when there is none, or it belongs to another run: the first difference.
+    Raises UserError when there is no checkpoint, or it belongs to another run: the first difference.
     """
     checkpoint = last_checkpoint(result.resolve())
     if not checkpoint.is_file():

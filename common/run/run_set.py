@@ -13,10 +13,10 @@ HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an eva
 class RunSet:
     """The runs of one configuration on this system; `directory` holds their results.
 
-    `num_ranks` are to be started here; 1 also where torchrun or srun has started them. Of a set that is
-    continued `num_done` runs are there, whose seeds nobody reads, `num_more` that did not come to their end,
-    and no index below `first_index` is taken.
-    With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a study.
+    `num_ranks` is the number to start here: 1 also below torchrun or srun. A continued set has `num_done`
+    finished runs, whose seeds are not read, and `num_more` unfinished ones; new results are numbered from
+    `first_index`. With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a
+    study.
     """
 
     loaded: Loaded

@@ -1,4 +1,4 @@
-"""Run sets to their end: a run of each in turn, faults counted, an interrupted set continued."""
+"""Runs several sets in turn, counts how their runs ended, and continues an interrupted set."""
 
 import argparse
 import os
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
-    """Make the missing runs of some folders while no other process does: it waits for that one, then looks.
+    """Lock folders for the runs that are missing in them; waits for another process that does the same.
 
     Raises UserError where nothing can be written.
     """
@@ -70,9 +70,9 @@ def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
 
 
 def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
-    """Return the set as the options want it; `seed` is the first, if a person chose one.
+    """Apply the options to a set; `seed` is the first seed, if a person chose one.
 
-    Raises UserError for a fault of this machine, unless it is to be run in spite of it.
+    Raises UserError for a fault of this machine, unless `--force` is given.
     """
     run_set = replace(
         run_set,
@@ -89,10 +89,10 @@ def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = 
 
 
 def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
-    """Return a set without the runs that its folder holds, with seeds and numbers that nothing there has.
+    """Reduce a set to the runs that its folder lacks, with unused seeds and numbers.
 
-    A run counts when it came to its own end, converged or not; one that a fault ended is kept, and made anew.
-    Raises UserError for results of another configuration.
+    A run counts when it came to its own end, converged or not. The log of one that a fault ended is kept, and
+    the run is made again. Raises UserError for results of another configuration.
     """
     logs = {path: read_log(path) for path in sorted(run_set.directory.glob("result_*.txt"))}
     for path, log in logs.items():
@@ -123,9 +123,9 @@ def came_to_its_end(log: Log) -> bool:
 
 
 def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
-    """Raise UserError that names the first difference between a result and what is to be run.
+    """Raise UserError that names the first difference between a result and the run to be made.
 
-    The code is left aside: a set's folder holds none of other code, and a study says which codes it has.
+    The code is not compared: a set's folder holds results of one code only, and a study names its codes.
     """
     config = run_set.loaded.config
     there = recipe_of_result(log, config)
@@ -149,8 +149,9 @@ def run_all(
 ) -> int:
     """Make one run of each set in turn; returns the first exit code that was not 0.
 
-    A run that fails does not end its set, unless with `fail_fast`; an interruption, or a mistake that every
-    run would meet before its clock starts, ends all. What is missing is said at the end in any case.
+    A run that fails does not end its set, unless with `fail_fast`. An interruption ends all sets, and so does
+    a mistake that every run would meet before its clock starts. The summary at the end counts the missing
+    runs.
     """
     codes: list[int] = []
     outcomes: dict[str, Counter[str]] = {run_set.title: Counter() for run_set in run_sets}

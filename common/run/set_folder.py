@@ -64,7 +64,7 @@ class SetFolder(NamedTuple):
 
 
 def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, way: Way, default: Way) -> SetFolder:
-    """Return where the runs of a configuration belong; results/<system>/<resnet|bert> holds no others.
+    """Choose the folder of a configuration's runs; results/<system>/<resnet|bert> then holds no others.
 
     Raises UserError when no name is left.
     """
@@ -182,9 +182,9 @@ def as_text(value: object) -> str:
 
 
 def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
-    """Return the threads of a rank on the CPU: as OMP_NUM_THREADS asks, else the usual number.
+    """Return the threads of a rank on the CPU: OMP_NUM_THREADS, else the default.
 
-    Fewer may compute beside other programs, which a log says of its blocks.
+    Beside other programs fewer may compute; the log of a block says how many.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked):

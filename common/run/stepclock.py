@@ -19,11 +19,11 @@ LOADER_BOUND = 0.1  # of the time spent waiting for batches
 def bottleneck(
     num_samples: int, *, elapsed_s: float, waited_s: float, computed_s: float, loading_s: float | None
 ) -> str:
-    """Return what loader and step do a second, alone and together, and which of them holds the other up.
+    """Describe the rates of loader and step, alone and together, and name the bottleneck.
 
-    In `elapsed_s` the training took `num_samples`, and waited for them. The step alone takes the rest, but
-    not less than `computed_s`, its passes on their own: a GPU goes on while its host waits. The loader worked
-    for `loading_s`; where that is not known, it does at least what both do together.
+    In `elapsed_s` the training took `num_samples`, and waited `waited_s` for them. The step alone takes the
+    rest, but not less than `computed_s`, the time of its passes alone: a GPU computes on while its host
+    waits. The loader worked for `loading_s`; None: unknown, its rate is then at least that of both together.
     """
     is_waiting = waited_s > LOADER_BOUND * elapsed_s
     together = num_samples / elapsed_s
@@ -48,9 +48,9 @@ def progress_line(
     left: str,
     width: int | None,
 ) -> str:
-    """Return where a run stands, in at most `width` columns; None: all of it.
+    """Compose the progress line in at most `width` columns; None: no limit.
 
-    What does not fit is left out whole, from the least important part on: no number is cut.
+    Parts that do not fit are left out whole, the least important first: no number is cut.
     """
     parts = {  # in the order of the line
         "elapsed": f"{elapsed_s:6.1f} s",
@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
 
 
 class StepClock:
-    """Counts steps; now and then starts an asynchronous copy of the loss and shows what has arrived.
+    """Counts steps; copies the loss asynchronously now and then, and shows the last one that arrived.
 
     `show(steps, steps_per_s, loss)` makes the text of the progress line. Times are monotonic seconds.
     """
@@ -100,7 +100,7 @@ class StepClock:
 
     @property
     def width(self) -> int | None:
-        """The columns that the progress line may have; None where it is no line of a terminal.
+        """The columns of the progress line; None where the output is not a terminal.
 
         The last column stays free: some terminals begin a new line there.
         """

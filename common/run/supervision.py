@@ -1,4 +1,4 @@
-"""A run's ranks seen from outside: started, passed a person's signals, ended when none gets on."""
+"""Supervises the ranks of a run: starts them, passes signals on, ends them when they make no progress."""
 
 import signal
 import sys
@@ -36,8 +36,8 @@ def supervise(
 ) -> Exit:
     """Run `python ARGUMENTS` in each environment to the end; returns the first that failed, else code 0.
 
-    An interruption is passed on, the processes get time to close their log, and the code is EXIT_INTERRUPTED.
-    When this process dies, they are told by SIGTERM.
+    An interruption is passed on as SIGTERM; the processes get time to close their log, and the code is
+    EXIT_INTERRUPTED. When this process dies, the kernel sends them SIGTERM.
     """
     processes, grace_s = None, float(PEERS_GRACE_S)
     with handle_ending_signals(raise_interrupt):
@@ -61,9 +61,9 @@ def supervise(
 
 
 class Watchdog:
-    """Ends the ranks `own` of a board when none of them has got on for `limit_s`.
+    """Ends the ranks `own` when none of them has made progress for `limit_s`.
 
-    It looks at their memory once a second and counts the looks: a machine that slept is not a hung rank.
+    It polls their slots once a second and counts the polls: a machine that slept is not a hung rank.
     """
 
     def __init__(self, board: Heartbeat, own: Sequence[int], limit_s: float) -> None:
@@ -121,9 +121,10 @@ class Watchdog:
         self.processes.signal(signal.SIGKILL)
 
     def late(self, states: dict[int, str]) -> list[int]:
-        """Return the ranks that the others wait for: the first in the order of steps that are stuck, or all.
+        """Return the ranks that the others wait for: of those with the fewest steps the stopped, or all.
 
-        Ranks meet in every step, so one that waits is at least as far as the one that it waits for.
+        Ranks meet in every step, so a waiting rank has taken at least as many steps as the one that it waits
+        for.
         """
         last = min(self.board.slots[rank].words[POSITION] for rank in self.own)
         behind = [rank for rank in self.own if self.board.slots[rank].words[POSITION] == last]

@@ -1,4 +1,4 @@
-"""One timed run: the log's head, the loop, and the log's end; or a run that goes on from a checkpoint."""
+"""One timed run: the head of its log, the loop, the end of its log; or a run resumed from a checkpoint."""
 
 import os
 import platform
@@ -68,9 +68,9 @@ def log_loaded(log: RunLog, run: TrainingRun) -> None:
 
 
 def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
-    """Run once, whole. Returns the exit code: 1 when a run that was to reach the target did not, else 0.
+    """Run once. Returns the exit code: 1 when the run should reach its target and did not, else 0.
 
-    The log of a run that does not come to its end is closed by the launcher, which knows what ended it.
+    When the run fails, the launcher closes the log and states the reason.
     """
     module = benchmark_module(spec.config["benchmark"])
     config = module.Config.model_validate(spec.config)
@@ -116,7 +116,7 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
 
 
 def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
-    """Put an initialized run where a checkpoint stands; returns the seconds since its first run_start.
+    """Set an initialized run to the state in a checkpoint; returns the seconds since its first run_start.
 
     `result` becomes the log up to there, then the head of the command that goes on, then `resumed`.
     """

@@ -1,6 +1,6 @@
-"""One rank of a timed run as a process: it runs the loop, tells the launcher how it fared, and ends in time.
+"""The process of one rank: runs the loop, reports a failure to the launcher, and ends in time.
 
-`launch` starts it: `python -m common.run.worker BOARD`.
+`launch` starts it as `python -m common.run.worker HEARTBEAT`.
 """
 
 import faulthandler
@@ -32,10 +32,10 @@ INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launc
 
 
 def run_rank(place: Place, board: Heartbeat, slot: Slot) -> int:
-    """Run as one of the ranks, or alone; the specification is that of rank 0. Returns the exit code.
+    """Run as one of the ranks, or alone, by the specification that rank 0 has. Returns the exit code.
 
-    Who fails tells the launcher why. Another rank than 0, and whoever may only have lost a peer, waits: the
-    launcher ends it before it would speak.
+    A failing rank reports its error to the launcher. Ranks other than 0, and ranks that may only have lost a
+    peer, then wait, so that the launcher ends them and the original error is reported.
     """
     try:
         try:
@@ -66,10 +66,10 @@ def tidy_up(place: Place, board: Heartbeat) -> None:
 
 
 def end_in_time(place: Place, board: Heartbeat) -> None:
-    """Heed SIGTERM, and end this process even where its main thread waits for a device or a dead peer.
+    """Handle SIGTERM, and end this process even while its main thread waits for a device or a dead peer.
 
-    Python tells its main thread of a signal between two of its instructions only; the system tells the file
-    that a thread here reads at once.
+    Python runs signal handlers between two bytecode instructions of the main thread only. The wakeup file
+    descriptor is written at once, and a thread reads it.
     """
     told, tell = os.pipe()
     os.set_blocking(tell, False)

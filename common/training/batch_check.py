@@ -1,7 +1,7 @@
-"""Whether a run is what its recipe says: the global batch, and the samples that batch norm averages over.
+"""Compares a run with its recipe: the global batch, and the samples that batch norm averages over.
 
-The ranks of any number share the global batch and accumulate what `micro_batch_size` leaves over. Where that
-cannot keep a recipe as it was tried, the run is refused until a person decides with --set, and says so.
+Any number of ranks shares the global batch, and accumulates gradients over micro-batches. Where that changes
+the recipe, the run is refused until a person decides with --set, and the log says so.
 """
 
 from dataclasses import replace

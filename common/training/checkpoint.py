@@ -62,7 +62,7 @@ def capture(training: Training) -> tuple[Tensors, list[RandomState]]:
 
 @torch.no_grad()
 def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
-    """Put a built training where the checkpoint stands, in place: captured graphs stay valid.
+    """Load a checkpoint into a built training, in place: captured CUDA graphs stay valid.
 
     Raises UserError for a file that does not fit.
     """

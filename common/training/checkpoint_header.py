@@ -22,7 +22,7 @@ class RandomState(Strict):
 
 
 class Facts(Strict):
-    """What a checkpoint says beside its tensors; times are seconds of the wall clock.
+    """The JSON in a checkpoint's header; times are seconds of the wall clock.
 
     `step` is the next to be taken, `log` the log up to here, `random` the state of every rank.
     """

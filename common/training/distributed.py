@@ -1,4 +1,4 @@
-"""The ranks of a run together: start and end of their group, and the few things that they agree on.
+"""The collective operations of a run: start and end of the process group, reductions, gathers, DDP.
 
 With one rank no group is started, and every function here returns at once. NCCL on GPUs, gloo elsewhere.
 """
@@ -129,11 +129,11 @@ def raise_on_all_ranks() -> Iterator[None]:
 
 
 def wrap_ddp(model: nn.Module, *, compression: str, is_static: bool) -> nn.Module:
-    """Return the model whose backward pass leaves the mean of the ranks' gradients; alone the model itself.
+    """Wrap the model so that its backward pass averages the gradients over the ranks; alone it stays.
 
-    Gradients are exchanged in buckets while the pass goes on, in bfloat16 with `compression` bf16. Buffers
-    stay each rank's own: the statistics of batch norm are those of its part of the batch, as in the published
-    runs. `is_static`: every step computes the same graph, which nothing compiles.
+    Gradients are all-reduced in buckets during the backward pass, in bfloat16 with `compression` bf16.
+    Buffers stay local to each rank: batch norm's statistics are those of its part of the batch, as in the
+    published runs. `is_static`: every step computes the same graph, and nothing is compiled.
     """
     if not dist.is_initialized():
         return model
@@ -159,9 +159,9 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
 
 @torch.no_grad()
 def sync_batch_norm(model: nn.Module, of: Literal["mean", "rank_0"]) -> None:
-    """Give every rank the same batch norm statistics, in place: all evaluate one model.
+    """Give every rank the same batch norm statistics, in place, so that all evaluate one model.
 
-    They are the `mean` of the ranks', or those of rank 0, as in the published runs.
+    They are the `mean` over the ranks, or those of rank 0, as in the published runs.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     own = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
