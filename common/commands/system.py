@@ -29,7 +29,7 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError, nearest
 from common.evidence.records import printable
 from common.evidence.submission import official
 from common.evidence.submission.verdict import summary
-from common.evidence.system import ALSO_KNOWN, FIELDS, MAX_BYTES, NOT_COLLECTED, file_problems, problems, read
+from common.evidence.system import ALSO_KNOWN, FIELDS, NOT_COLLECTED, file_problems, problems, read
 from common.machine import system
 from common.repository import NAME
 
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"expected a file NAME.json, with NAME as {NAME.pattern}", where=f"--out {args.out}")
     facts: dict[str, Any] = {}
     for path in args.merge:
-        facts |= stated(path)
+        facts |= read_facts(path)
     description = system.collect_description(system.hardware_name()) | facts
     if args.out is not None:
         description["system_name"] = args.out.stem
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     return check(args.out)
 
 
-def stated(path: Path) -> dict[str, Any]:
+def read_facts(path: Path) -> dict[str, Any]:
     """Read a person's fields, from YAML or JSON. Raises UserError with file:line for an unknown one."""
     if path.suffix == ".json":
         try:
@@ -80,26 +80,13 @@ def stated(path: Path) -> dict[str, Any]:
             raise UserError("not a JSON object of fields", where=str(path))
         document = yaml_file.Document(values, {})
     else:
-        document = yaml_file.parse(text_of(path), str(path))
+        document = yaml_file.read(path, str(path))
     for field in document.values:
         if field not in FIELDS and field not in ALSO_KNOWN:
             where = document.origins.get((field,), str(path))
             raise UserError(f"unknown field '{field}'", where=where, hint=nearest(field, FIELDS))
     facts = {field: as_text(value) for field, value in document.values.items()}
     return {field: value for field, value in facts.items() if not str(value).startswith(NOT_COLLECTED)}
-
-
-def text_of(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise UserError(f"larger than {MAX_BYTES // 2**20} MiB", where=str(path))
-        return data.decode()
-    except OSError as error:
-        raise UserError(error.strerror or "cannot be read", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise UserError("not UTF-8 text", where=str(path)) from error
 
 
 def as_text(value: object) -> object:

@@ -79,8 +79,8 @@ def find_problems(name: str, handle: Any) -> Iterator[Line]:
 
     uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     if count := ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile):
-        found = f"{name}: {count} uncorrected memory errors (ECC) since the driver started"
-        yield fault(CHECK, found, "reset the GPU or reboot; replace it if they come back", gpu=name)
+        text = f"{name}: {count} uncorrected memory errors (ECC) since the driver started"
+        yield fault(CHECK, text, "reset the GPU or reboot; replace it if they come back", gpu=name)
     _, _, is_pending, has_failed = ask_nvml(pynvml.nvmlDeviceGetRemappedRows, handle) or (0, 0, False, False)
     if has_failed:
         yield fault(CHECK, f"{name}: a memory row could not be remapped", "replace the GPU", gpu=name)
@@ -89,8 +89,8 @@ def find_problems(name: str, handle: Any) -> Iterator[Line]:
     yield from find_slow_downs(name, ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
     memory = ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is not None and getattr(memory, "used", 0) > BUSY_BYTES:
-        found = f"{name}: {memory.used / 2**30:.1f} GiB of its memory are in use"
-        yield warning(CHECK, found, "nvidia-smi names the processes; a run would share the GPU", gpu=name)
+        text = f"{name}: {memory.used / 2**30:.1f} GiB of its memory are in use"
+        yield warning(CHECK, text, "nvidia-smi names the processes; a run would share the GPU", gpu=name)
 
 
 def find_slow_downs(name: str, reasons: int) -> Iterator[Line]:
@@ -118,11 +118,11 @@ def kernel_xids(log: Path = KERNEL_LOG) -> Line:
         text = read_kernel_log(log)
     except OSError as error:
         return ok(check, f"{log} is not readable here ({error.strerror}); the driver is asked instead")
-    found = [(bus, int(number)) for bus, number in XID.findall(text) if int(number) in HARDWARE_XIDS]
-    if not found:
+    errors = [(bus, int(number)) for bus, number in XID.findall(text) if int(number) in HARDWARE_XIDS]
+    if not errors:
         return ok(check, "none of the hardware since the machine started")
-    bus, number = found[-1]
-    what = f"{len(found)} since the machine started, the last Xid {number} of GPU {bus}"
+    bus, number = errors[-1]
+    what = f"{len(errors)} since the machine started, the last Xid {number} of GPU {bus}"
     return warning(check, what, "reboot; if they come back, give the log of the kernel to the vendor")
 
 

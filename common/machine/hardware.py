@@ -61,8 +61,8 @@ def lscpu() -> dict[str, str]:
             yield str(entry.get("field", "")).rstrip(":"), str(entry.get("data") or "")
             yield from flat(entry.get("children"))
 
-    found = tool_output("lscpu", "-J")
-    return dict(flat(found.get("lscpu"))) if isinstance(found, dict) else {}
+    output = tool_output("lscpu", "-J")
+    return dict(flat(output.get("lscpu"))) if isinstance(output, dict) else {}
 
 
 @cache
@@ -105,8 +105,8 @@ def processor_frequency(cpu: dict[str, Any], listed: dict[str, str]) -> str:
     try:
         return f"up to {float(listed['CPU max MHz']):.0f} MHz"
     except (KeyError, ValueError):
-        found = cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly")
-        return str(found or f"{NOT_COLLECTED}the kernel does not tell")
+        clock = cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly")
+        return str(clock or f"{NOT_COLLECTED}the kernel does not tell")
 
 
 def num_sockets() -> int:
@@ -121,8 +121,8 @@ def num_sockets() -> int:
 
 def disks() -> str:
     """List the disks by kind and size, such as `2 x NVMe SSD 3576 GiB`."""
-    found = tool_output("lsblk", "-J", "-b", "-d", "-o", "NAME,TYPE,SIZE,ROTA,TRAN")
-    entries = found.get("blockdevices", []) if isinstance(found, dict) else []
+    output = tool_output("lsblk", "-J", "-b", "-d", "-o", "NAME,TYPE,SIZE,ROTA,TRAN")
+    entries = output.get("blockdevices", []) if isinstance(output, dict) else []
     kinds: Counter[str] = Counter()
     for entry in entries:
         name, size = str(entry.get("name")), entry.get("size")
@@ -137,9 +137,9 @@ def disks() -> str:
 def network() -> str:
     """List the network adapters by speed; those without a device (loopback, bridges) do not count."""
     speeds = Counter(
-        f"{each.speed / 1000:g} Gbit/s"
-        for name, each in psutil.net_if_stats().items()
-        if each.speed > 0 and Path("/sys/class/net", name, "device").exists()
+        f"{adapter.speed / 1000:g} Gbit/s"
+        for name, adapter in psutil.net_if_stats().items()
+        if adapter.speed > 0 and Path("/sys/class/net", name, "device").exists()
     )
     for path in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
         speeds[f"InfiniBand or RoCE {path.read_text(errors='replace').strip()}"] += 1
@@ -186,10 +186,10 @@ def driver() -> dict[str, str]:
 
     if not gpus():
         return {}
-    found = {"NVIDIA driver": ask_nvml(pynvml.nvmlSystemGetDriverVersion)}
+    answers = {"NVIDIA driver": ask_nvml(pynvml.nvmlSystemGetDriverVersion)}
     if cuda := ask_nvml(pynvml.nvmlSystemGetCudaDriverVersion):
-        found["CUDA driver"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
-    return {name: str(version) for name, version in found.items() if version}
+        answers["CUDA driver"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    return {name: str(version) for name, version in answers.items() if version}
 
 
 def accelerators() -> dict[str, str]:

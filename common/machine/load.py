@@ -92,14 +92,14 @@ def processor_seconds() -> tuple[float, float] | None:
 def own_seconds() -> float:
     """Return the CPU seconds of this process, of its workers and of its ended children."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    own = time.process_time() + ended.ru_utime + ended.ru_stime
+    seconds = time.process_time() + ended.ru_utime + ended.ru_stime
     for worker in multiprocessing.active_children():
         try:
             times = psutil.Process(worker.pid).cpu_times()
         except psutil.Error:  # it has just ended
             continue
-        own += times.user + times.system
-    return own
+        seconds += times.user + times.system
+    return seconds
 
 
 class Reading(NamedTuple):
@@ -145,12 +145,12 @@ def count_seconds() -> tuple[float, float, float, float, int] | None:
 def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
     """Calculate the load of some machines from a reading on each, and a reading of each rank on them."""
     seconds = machines[0].seconds
-    others = (sum(each.busy for each in machines) - sum(each.own for each in ranks)) / seconds
-    beside = sum(each.processors - each.cores for each in machines)  # what a quota leaves to them
+    others = (sum(reading.busy for reading in machines) - sum(reading.own for reading in ranks)) / seconds
+    beside = sum(reading.processors - reading.cores for reading in machines)  # what a quota leaves to them
     return Load(
-        cores=sum(each.cores for each in machines),
+        cores=sum(reading.cores for reading in machines),
         others=max(0.0, others - beside),
-        steal=sum(each.stolen for each in machines) / seconds,
+        steal=sum(reading.stolen for reading in machines) / seconds,
     )
 
 
@@ -181,17 +181,17 @@ def busy_programs() -> list[str]:
     """Name, without arguments, the other programs that use the most of a core now."""
     before: dict[int, float] = {}
     started = time.monotonic()
-    for process in psutil.process_iter(["cpu_times"]):
-        if process.pid != os.getpid() and process.info["cpu_times"]:
-            before[process.pid] = sum(process.info["cpu_times"][:2])
+    for program in psutil.process_iter(["cpu_times"]):
+        if program.pid != os.getpid() and program.info["cpu_times"]:
+            before[program.pid] = sum(program.info["cpu_times"][:2])
     time.sleep(NAMES_S)
-    found = []
-    for process in psutil.process_iter(["cpu_times", "name"]):
-        if process.pid in before and process.info["cpu_times"]:
-            share = (sum(process.info["cpu_times"][:2]) - before[process.pid]) / (time.monotonic() - started)
+    shares = []
+    for program in psutil.process_iter(["cpu_times", "name"]):
+        if program.pid in before and program.info["cpu_times"]:
+            share = (sum(program.info["cpu_times"][:2]) - before[program.pid]) / (time.monotonic() - started)
             if share >= BUSY_SHARE:
-                found.append((share, process.info["name"]))
-    return [f"{name} {share:.0%}" for share, name in sorted(found, reverse=True)[:NAMED]]
+                shares.append((share, program.info["name"]))
+    return [f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True)[:NAMED]]
 
 
 def may_choose_threads() -> bool:
@@ -229,13 +229,13 @@ def gpu_state(bus: str) -> dict[str, int]:
     if handle is None:
         return {}
     processes = ask_nvml(pynvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    found = {
+    answers = {
         "clock_mhz": ask_nvml(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
         "max_clock_mhz": ask_nvml(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
         "reasons": ask_nvml(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
         "other_processes": None if processes is None else max(0, len(processes) - 1),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in answers.items() if value is not None}
 
 
 @cache

@@ -101,13 +101,13 @@ def system_id(config: RunConfig, cell: str = "") -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of what a run depends on, as far as it is installed: a laptop may lack torch."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for name in FRAMEWORK:
         try:
-            found[name] = metadata.version(name)
+            numbers[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return numbers
 
 
 def versions_line() -> str:

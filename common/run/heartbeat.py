@@ -93,10 +93,10 @@ class Heartbeat:
     def create(cls, num_ranks: int, orders: dict[str, Any]) -> "Heartbeat":
         """Create the memory; on Linux it has no name, and is freed with the last process that maps it."""
         if hasattr(os, "memfd_create"):
-            file: IO[bytes] = os.fdopen(os.memfd_create("board"), "r+b")
+            file: IO[bytes] = os.fdopen(os.memfd_create("heartbeat"), "r+b")
             path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         else:
-            named = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the board
+            named = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the heartbeat
             file, path = named.file, named.name
         file.write(bytes(num_ranks * SLOT_BYTES) + json.dumps(orders).encode())
         file.flush()

@@ -107,7 +107,7 @@ def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> 
     drawn = (secrets.randbits(31) for _ in itertools.count()) if first is None else itertools.count(first)
     seeds: dict[int, None] = {}
     while len(seeds) < num_runs:
-        seeds |= {each: None for each in [next(drawn)] if each not in used}
+        seeds |= {seed: None for seed in [next(drawn)] if seed not in used}
     return tuple(seeds)
 
 
@@ -123,7 +123,11 @@ def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 
             path = create_next(directory, "result_{}.txt", first)
         else:
             path.open("x").close()
-        write_head(path, text)
+        try:
+            path.write_text(text)
+        except OSError:
+            path.unlink()
+            raise
     except FileExistsError:
         if not directory.is_dir():
             raise UserError("not a folder", where=str(directory)) from None
@@ -131,15 +135,6 @@ def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 
     except OSError as error:
         raise UserError(f"cannot write results here ({error.strerror})", where=str(directory)) from error
     return path
-
-
-def write_head(path: Path, text: str) -> None:
-    """Write the first lines of a reserved result; removes the file when that fails."""
-    try:
-        path.write_text(text)
-    except OSError:
-        path.unlink()
-        raise
 
 
 def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
@@ -154,7 +149,7 @@ def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
     lines = [f"{key}: {value}" for key, value in facts.items()]
     lines += [*repository.head_lines(), f"versions: {system.versions_line()}"]
     lines += [f"threads: {num_threads(run_set.num_ranks)}"]
-    lines += [f"preflight: {found}" for found in run_set.preflight]
+    lines += [f"preflight: {line_of_check}" for line_of_check in run_set.preflight]
     lines += [f"changed by {change}" for change in run_set.loaded.changes]
     lines += ["--- configuration", *(f"  {line}" for line in to_yaml(config).splitlines())]
     text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")
@@ -236,21 +231,22 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
 def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> tuple[int, str]:
     """Run the ranks that this process has to start; returns the exit code, and which rank failed and why."""
     place = ranks.place()
-    own = range(place.rank, place.rank + num_ranks)
+    local_ranks = range(place.rank, place.rank + num_ranks)
     with (
         tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
-        closing(Heartbeat.create(max(num_ranks, place.world_size), spec)) as board,
+        closing(Heartbeat.create(max(num_ranks, place.world_size), spec)) as heartbeat,
     ):
         environments = [
-            {**each, **temporary_environment(folder)} for each in rank_environments(num_ranks, folder)
+            {**environment, **temporary_environment(folder)}
+            for environment in rank_environments(num_ranks, folder)
         ]
-        watchdog = Watchdog(board, own, hung_after_s)
-        number, code = supervise(["-m", "common.run.worker", board.path], environments, watchdog)
+        watchdog = Watchdog(heartbeat, local_ranks, hung_after_s)
+        number, code = supervise(["-m", "common.run.worker", heartbeat.path], environments, watchdog)
     if code == EXIT_INTERRUPTED:
-        return code, board.interruption()
+        return code, heartbeat.interruption()
     if code < 0:
-        board.record_signal(own[number], -code)
-    return (EXIT_FINDINGS if code < 0 else code), board.failure()
+        heartbeat.record_signal(local_ranks[number], -code)
+    return (EXIT_FINDINGS if code < 0 else code), heartbeat.failure()
 
 
 def take_part(hung_after_s: float) -> int:
@@ -272,11 +268,6 @@ def warn_after_end(log: Log, failure: str) -> None:
         print(f"  warning: {what}: the log's times are off, its duration_ms is right", file=sys.stderr)
 
 
-def warn_of_disturbance(log: Log) -> None:
-    if text := summarize_disturbance(log):
-        print(f"  warning: {text}")
-
-
 def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     """Close the log of an ended run if it is open, and print in one line how the run ended."""
     was_open = True
@@ -289,7 +280,8 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     except (OSError, UserError) as error:
         print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
     log = read_log(path)
-    warn_of_disturbance(log)
+    if disturbance := summarize_disturbance(log):
+        print(f"  warning: {disturbance}")
     if log.first("run_start") is None:
         path.unlink()
         why = failure or f"it ended with code {code}"

@@ -76,7 +76,7 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
         raise UserError("--resume names one run; use it with --runs 1")
     facts = read_facts(checkpoint)
     check_facts(facts, run_set.loaded.config.plan().num_steps, checkpoint)
-    now = run_recipe(
+    requested = run_recipe(
         run_set.loaded.config.model_dump(mode="json"),
         seed=facts.seed if seed is None else seed,
         ranks=max(run_set.num_ranks, ranks.place().world_size),
@@ -90,7 +90,7 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
         dataset_fingerprint=facts.dataset_fingerprint,
         system=facts.system,
     )
-    differences = sorted(all_differences(before, now), key=lambda change: change.key == "system")
+    differences = sorted(all_differences(before, requested), key=lambda change: change.key == "system")
     for difference in differences[:1]:  # the name of a system says again what differs
         what = f"{difference.key} is {difference.before} there, {difference.after} here"
         raise UserError(f"belongs to another run: {what}", where=str(checkpoint))

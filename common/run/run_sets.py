@@ -84,7 +84,8 @@ def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = 
         print(f"{run_set.why_apart}; these runs go to {os.path.relpath(run_set.directory)}")
     if args.continues:
         run_set = find_missing_runs(run_set, seed)
-        print(f"{run_set.title}: {describe_existing_runs(run_set)}")
+        more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
+        print(f"{run_set.title}: {run_set.num_done} of {run_set.num_runs} runs are there{more}")
     return run_set
 
 
@@ -101,7 +102,7 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
     seeds = launch.draw_seeds(run_set.num_runs - num_done, seed, used)
-    indices = [int(found[1]) for path in logs if (found := RESULT.fullmatch(path.name))]
+    indices = [int(match[1]) for path in logs if (match := RESULT.fullmatch(path.name))]
     return replace(
         run_set,
         seeds=(0,) * num_done + seeds,
@@ -109,11 +110,6 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
         num_more=len(logs) - num_ended,
         first_index=max(indices, default=-1) + 1,
     )
-
-
-def describe_existing_runs(run_set: RunSet) -> str:
-    more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
-    return f"{run_set.num_done} of {run_set.num_runs} runs are there{more}"
 
 
 def came_to_its_end(log: Log) -> bool:
@@ -190,8 +186,8 @@ def summarize(run_set: RunSet, outcomes: Counter[str]) -> str:
         "failed": failed,
         "not run": num_new - outcomes.total(),
     }
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    listed = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     missing = num_new - outcomes["converged"] - outcomes["missed"] - outcomes["ended"]
     again = "the same command" if run_set.cell else "the same command with --continue"
     hint = f"; {missing} missing, {again} makes them" if missing else ""
-    return f"{run_set.title}: of {run_set.num_runs} runs {told}{hint}"
+    return f"{run_set.title}: of {run_set.num_runs} runs {listed}{hint}"

@@ -100,8 +100,8 @@ def is_asked(loaded: Loaded, key: str) -> bool:
     if key in Way._fields:
         return True
     path = tuple(key.split("."))
-    asked = [origin for origin, where in loaded.origins.items() if where == "--set"]
-    return any(path[: len(origin)] == origin[: len(path)] for origin in asked if origin)
+    keys = [origin for origin, where in loaded.origins.items() if where == "--set"]
+    return any(path[: len(origin)] == origin[: len(path)] for origin in keys if origin)
 
 
 def recipe_now(config: RunConfig, way: Way) -> Recipe:
@@ -131,12 +131,12 @@ def recipe_of_result(log: Log, config: RunConfig) -> Recipe:
 def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """Add the defaults of keys that are younger than a result to its values."""
     fields = model.model_fields
-    found = {key: field.default for key, field in fields.items() if not field.is_required()} | values
-    for key in found.keys() & fields.keys():
+    complete = {key: field.default for key, field in fields.items() if not field.is_required()} | values
+    for key in complete.keys() & fields.keys():
         inner = fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(found[key], dict):
-            found[key] = with_defaults(inner, found[key])
-    return found
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(complete[key], dict):
+            complete[key] = with_defaults(inner, complete[key])
+    return complete
 
 
 def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool = False) -> str:

@@ -61,13 +61,13 @@ def supervise(
 
 
 class Watchdog:
-    """Ends the ranks `own` when none of them has made progress for `limit_s`.
+    """Ends the `local_ranks` when none of them has made progress for `limit_s`.
 
     It polls their slots once a second and counts the polls: a machine that slept is not a hung rank.
     """
 
-    def __init__(self, board: Heartbeat, own: Sequence[int], limit_s: float) -> None:
-        self.board, self.own, self.limit_s = board, own, limit_s
+    def __init__(self, heartbeat: Heartbeat, local_ranks: Sequence[int], limit_s: float) -> None:
+        self.heartbeat, self.local_ranks, self.limit_s = heartbeat, local_ranks, limit_s
         self.is_over = threading.Event()
         self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
 
@@ -77,7 +77,7 @@ class Watchdog:
 
     def stop(self) -> None:
         """Stop the watchdog thread: the ranks have ended, or will get a signal."""
-        self.board.announce_shutdown()
+        self.heartbeat.announce_shutdown()
         self.is_over.set()
         if self.thread.is_alive():
             self.thread.join()
@@ -94,20 +94,22 @@ class Watchdog:
                 return
 
     def look(self) -> list[list[int]]:
-        return [self.board.slots[rank].words[: COUNT + 1].tolist() for rank in self.own]
+        return [self.heartbeat.slots[rank].words[: COUNT + 1].tolist() for rank in self.local_ranks]
 
     def allowed_s(self) -> float:
         """Return the limit without progress: longer until every rank has started and taken a step."""
-        is_running = all(self.board.slots[rank].step for rank in self.own)
+        is_running = all(self.heartbeat.slots[rank].step for rank in self.local_ranks)
         return self.limit_s if is_running else max(self.limit_s, START_S)
 
     def end(self, quiet_s: float) -> None:
         """Dump the stacks of the ranks, record which was late, and kill all: hung ranks ignore SIGTERM."""
-        slots = self.board.slots
-        running = dict(zip(self.own, self.processes.processes, strict=True))
+        slots = self.heartbeat.slots
+        running = dict(zip(self.local_ranks, self.processes.processes, strict=True))
         states = {rank: process_status(process.pid) for rank, process in running.items()}
         late = self.late(states)
-        for rank in sorted(self.own, key=lambda each: states[each] in STUCK):  # the stuck last: they wake up
+        for rank in sorted(
+            self.local_ranks, key=lambda each: states[each] in STUCK
+        ):  # the stuck last: they wake up
             who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
             print(f"--- stack of {who}", file=sys.stderr, flush=True)
             for number in (DUMP, signal.SIGCONT):
@@ -117,7 +119,7 @@ class Watchdog:
         cause = f"no progress for {quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
         if len(late) > 1:
             cause += f"; {len(late)} ranks stand there, their stacks are above"
-        self.board.record_death(late[0], cause)
+        self.heartbeat.record_death(late[0], cause)
         self.processes.signal(signal.SIGKILL)
 
     def late(self, states: dict[int, str]) -> list[int]:
@@ -126,6 +128,6 @@ class Watchdog:
         Ranks meet in every step, so a waiting rank has taken at least as many steps as the one that it waits
         for.
         """
-        last = min(self.board.slots[rank].words[POSITION] for rank in self.own)
-        behind = [rank for rank in self.own if self.board.slots[rank].words[POSITION] == last]
+        last = min(self.heartbeat.slots[rank].words[POSITION] for rank in self.local_ranks)
+        behind = [rank for rank in self.local_ranks if self.heartbeat.slots[rank].words[POSITION] == last]
         return [rank for rank in behind if states[rank] in STUCK] or behind

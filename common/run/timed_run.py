@@ -125,7 +125,10 @@ def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
         restore(run, checkpoint, facts)
     run.first_step, run.epoch, run.quality = facts.step, facts.epoch, facts.quality
     run.num_samples = facts.step * run.config.global_batch_size
-    now, evaluated = time.time(), [0, *(each for each in run.plan.evaluation_steps if each <= facts.step)]
+    now, evaluated = (
+        time.time(),
+        [0, *(number for number in run.plan.evaluation_steps if number <= facts.step)],
+    )
     run.clock.num_steps, run.clock.steps_before_block = facts.step, evaluated[-1]
     run.clock.block_start = time.monotonic() - (now - facts.block_started)
     run.log.close()

@@ -31,7 +31,7 @@ PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and end
 INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
 
 
-def run_rank(place: Place, board: Heartbeat, slot: Slot) -> int:
+def run_rank(place: Place, heartbeat: Heartbeat, slot: Slot) -> int:
     """Run as one of the ranks, or alone, by the specification that rank 0 has. Returns the exit code.
 
     A failing rank reports its error to the launcher. Ranks other than 0, and ranks that may only have lost a
@@ -40,8 +40,8 @@ def run_rank(place: Place, board: Heartbeat, slot: Slot) -> int:
     try:
         try:
             with distributed.process_group(place):
-                own = board.orders if place.rank == 0 else {}
-                code = timed_run(Spec(**distributed.broadcast(own)), place, slot)
+                orders = heartbeat.orders if place.rank == 0 else {}
+                code = timed_run(Spec(**distributed.broadcast(orders)), place, slot)
                 leave(code)  # the group's own end may abort a rank whose result is whole
         except Exception as error:
             slot.fail(describe_error(error))
@@ -52,36 +52,36 @@ def run_rank(place: Place, board: Heartbeat, slot: Slot) -> int:
                 traceback.print_exc()
             return code  # ending the group would wait for messages that never come
     except KeyboardInterrupt:
-        tidy_up(place, board)
+        tidy_up(place, heartbeat)
         return EXIT_INTERRUPTED
 
 
-def tidy_up(place: Place, board: Heartbeat) -> None:
+def tidy_up(place: Place, heartbeat: Heartbeat) -> None:
     """Close the log and remove temporary files of an interrupted run whose launcher is gone."""
-    if not board.is_shutting_down:
+    if not heartbeat.is_shutting_down:
         if place.rank == 0:
-            mllog.abort(ROOT / board.orders["result"], reason=board.interruption())
+            mllog.abort(ROOT / heartbeat.orders["result"], reason=heartbeat.interruption())
         if TEMPORARY in os.environ:
             shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
 
 
-def end_in_time(place: Place, board: Heartbeat) -> None:
+def end_in_time(place: Place, heartbeat: Heartbeat) -> None:
     """Handle SIGTERM, and end this process even while its main thread waits for a device or a dead peer.
 
     Python runs signal handlers between two bytecode instructions of the main thread only. The wakeup file
     descriptor is written at once, and a thread reads it.
     """
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a worker tells itself alone
     signal.signal(signal.SIGTERM, raise_interrupt)
 
     def watch() -> None:
-        while os.read(told, 1) != bytes([signal.SIGTERM]):
+        while os.read(reader, 1) != bytes([signal.SIGTERM]):
             pass
         time.sleep(INTERRUPTED_S)
-        tidy_up(place, board)
+        tidy_up(place, heartbeat)
         leave(EXIT_INTERRUPTED)
 
     threading.Thread(target=watch, name="end in time", daemon=True).start()
@@ -120,12 +120,12 @@ def describe_error(error: Exception) -> str:
 
 def main() -> NoReturn:
     place = ranks.place()
-    board = Heartbeat.open(sys.argv[1], place.world_size)
+    heartbeat = Heartbeat.open(sys.argv[1], place.world_size)
     faulthandler.enable()
     faulthandler.register(DUMP, all_threads=True)
-    end_in_time(place, board)
+    end_in_time(place, heartbeat)
     with tolerate_lost_output():
-        leave(run_rank(place, board, board.slots[place.rank]))
+        leave(run_rank(place, heartbeat, heartbeat.slots[place.rank]))
 
 
 if __name__ == "__main__":

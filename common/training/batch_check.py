@@ -17,13 +17,15 @@ def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
     """Add to the configuration's changes what makes it an unverified recipe."""
     config = loaded.config
     recipe = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
-    found = []
+    differences = []
     if config.global_batch_size != recipe.global_batch_size:
-        found.append(f"global_batch_size: {recipe.global_batch_size} -> {config.global_batch_size}")
+        differences.append(f"global_batch_size: {recipe.global_batch_size} -> {config.global_batch_size}")
     expected, sizes = recipe.micro_batch_size, statistics_sizes(loaded, num_ranks)
     if expected is not None and sizes and sizes != [expected]:
-        found.append(f"samples that batch norm averages over: {expected} -> {', '.join(map(str, sizes))}")
-    changes = [f"unverified recipe: {difference}" for difference in found]
+        differences.append(
+            f"samples that batch norm averages over: {expected} -> {', '.join(map(str, sizes))}"
+        )
+    changes = [f"unverified recipe: {difference}" for difference in differences]
     return replace(loaded, changes=loaded.changes + changes)
 
 
@@ -46,11 +48,11 @@ def unverified(loaded: Loaded) -> list[str]:
 def check_asked(loaded: Loaded, num_ranks: int) -> None:
     """Raise UserError for an unverified recipe that no --set has asked for."""
     keys = ("global_batch_size", "micro_batch_size")
-    found = unverified(loaded)
-    if found and not any(loaded.origins.get((key,)) == "--set" for key in keys):
+    changes = unverified(loaded)
+    if changes and not any(loaded.origins.get((key,)) == "--set" for key in keys):
         largest = statistics_sizes(loaded, num_ranks)[-1]
         raise UserError(
-            f"{num_ranks} rank(s): {found[0]}",
+            f"{num_ranks} rank(s): {changes[0]}",
             where="micro_batch_size",
             hint=f"--set micro_batch_size={largest} runs it all the same, and the log says so",
         )

@@ -74,8 +74,8 @@ class Card:
     @property
     def relieves(self) -> tuple[str, ...]:
         """The parts of a training that it relieves; an unknown word is returned as it is."""
-        said = re.split(r"[.:;(]", self.sections["Relieves"])[0]
-        return tuple(" ".join(part.split()).lower() for part in said.split(","))
+        words = re.split(r"[.:;(]", self.sections["Relieves"])[0]
+        return tuple(" ".join(part.split()).lower() for part in words.split(","))
 
     @property
     def summary(self) -> str:
@@ -85,8 +85,8 @@ class Card:
     def use(self) -> list[tuple[str, str]]:
         """Its lines, each with one of PLACES: where it stands in a plain loop."""
         place, lines = "", []
-        for found, _, code in LINE.findall(self.sections.get("Use", "")):
-            place = found or place
+        for named_place, _, code in LINE.findall(self.sections.get("Use", "")):
+            place = named_place or place
             lines.append((place, format_line(code)))
         return lines
 
@@ -107,14 +107,14 @@ class Card:
     def sources(self) -> dict[str, str]:
         """Map the names that its lines call to the modules they come from."""
         called = {name for _, code in self.use for name in names_in(code)}
-        found = {name: USUAL[name] for name in called & USUAL.keys()}
-        found |= {name: module for name, module in plain_forms().items() if name in called}
+        modules = {name: USUAL[name] for name in called & USUAL.keys()}
+        modules |= {name: module for name, module in plain_forms().items() if name in called}
         for node in ast.parse(self.path.read_text()).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in called:
-                found[node.name] = self.module
+                modules[node.name] = self.module
             elif isinstance(node, ast.ImportFrom):
-                found |= {name.name: str(node.module) for name in node.names if name.name in called}
-        return found
+                modules |= {name.name: str(node.module) for name in node.names if name.name in called}
+        return modules
 
 
 def format_line(code: str) -> str:
@@ -149,10 +149,10 @@ def find_needed(card: Card) -> list[Card]:
 def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the imports that a plain loop needs for a method, and its lines with their places, in order."""
     needed = find_needed(card)
-    lines = [line for each in needed for line in each.use]
+    lines = [line for needed_card in needed for line in needed_card.use]
     lines.sort(key=lambda line: PLACES.index(line[0]))
     names: dict[str, list[str]] = {}
-    for name, module in sorted({pair for each in needed for pair in each.sources().items()}):
+    for name, module in sorted({pair for needed_card in needed for pair in needed_card.sources().items()}):
         names.setdefault(module, []).append("functional as F" if name == "F" else name)
     return [f"from {module} import {', '.join(names[module])}" for module in sorted(names)], lines
 
@@ -178,13 +178,13 @@ def read_card(name: str, module: str) -> Card:
 
 
 def read_settings(tree: ast.Module) -> list[Setting]:
-    found = []
-    for each in ast.walk(tree):
-        if isinstance(each, ast.ClassDef) and each.name == "Config":
-            told = dict(DESCRIBED.findall(" ".join((ast.get_docstring(each) or "").split())))
-            lines = [line for line in each.body if isinstance(line, ast.AnnAssign)]
-            found += [read_setting(line, told.get(ast.unparse(line.target), "")) for line in lines]
-    return found
+    settings = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == "Config":
+            descriptions = dict(DESCRIBED.findall(" ".join((ast.get_docstring(node) or "").split())))
+            lines = [line for line in node.body if isinstance(line, ast.AnnAssign)]
+            settings += [read_setting(line, descriptions.get(ast.unparse(line.target), "")) for line in lines]
+    return settings
 
 
 def read_setting(line: ast.AnnAssign, description: str) -> Setting:
@@ -194,13 +194,13 @@ def read_setting(line: ast.AnnAssign, description: str) -> Setting:
     kind = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", "float" if kind == "Fraction" else kind)
     default = None if value is None else ast.unparse(value)
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
-        said = {each.arg: each.value for each in value.keywords}
+        keywords = {each.arg: each.value for each in value.keywords}
         positional = value.args[0] if value.args else None
-        written = said.get("default", said.get("default_factory", positional))
+        written = keywords.get("default", keywords.get("default_factory", positional))
         default = None if written is None else ast.unparse(written)
-        limits += [f"{sign} {ast.unparse(said[key])}" for key, sign in LIMITS.items() if key in said]
-        if "description" in said:
-            description = str(ast.literal_eval(said["description"]))
+        limits += [f"{sign} {ast.unparse(keywords[key])}" for key, sign in LIMITS.items() if key in keywords]
+        if "description" in keywords:
+            description = str(ast.literal_eval(keywords["description"]))
     return Setting(
         name=ast.unparse(line.target),
         kind=kind,
@@ -213,12 +213,12 @@ def read_setting(line: ast.AnnAssign, description: str) -> Setting:
 @cache
 def cards() -> list[Card]:
     """List the cards of all methods: those that fit any model, then each benchmark's own."""
-    found: dict[str, Card] = {}
+    by_module: dict[str, Card] = {}
     for benchmark in benchmarks():
         for name, module in available_methods(benchmark).items():
-            if module not in found:
-                found[module] = read_card(name, module)
-    return sorted(found.values(), key=lambda card: (not card.module.startswith("common."), card.module))
+            if module not in by_module:
+                by_module[module] = read_card(name, module)
+    return sorted(by_module.values(), key=lambda card: (not card.module.startswith("common."), card.module))
 
 
 def find_card(name: str) -> Card:
@@ -231,10 +231,10 @@ def find_card(name: str) -> Card:
 
 def used_by(name: str) -> list[str]:
     """List the configurations, as `benchmark configuration`, that use a method at size full."""
-    found = []
+    users = []
     for benchmark in benchmarks():
         for configuration in configurations(benchmark):
             values, _ = merge_files(benchmark, configuration, "full")
             if (values.get("methods") or {}).get(name, False) is not False:
-                found.append(f"{benchmark} {configuration}")
-    return found
+                users.append(f"{benchmark} {configuration}")
+    return users

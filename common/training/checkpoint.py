@@ -34,24 +34,24 @@ def modules(training: Training) -> dict[str, nn.Module]:
 
 def module_tensors(training: Training) -> tuple[Tensors, Tensors]:
     """Return the tensors that all ranks share, and those of this rank; tied ones once."""
-    shared, own = Tensors(), Tensors()
+    shared, local = Tensors(), Tensors()
     for name, module in modules(training).items():
         shared |= {f"{name}.{key}": value.detach() for key, value in module.named_parameters()}
-        own |= {f"{name}.{key}": value for key, value in module.named_buffers()}
-    own["random.cpu"] = torch.get_rng_state()
+        local |= {f"{name}.{key}": value for key, value in module.named_buffers()}
+    local["random.cpu"] = torch.get_rng_state()
     if training.device.type == "cuda":
-        own["random.cuda"] = torch.cuda.get_rng_state()
-    return shared, own
+        local["random.cuda"] = torch.cuda.get_rng_state()
+    return shared, local
 
 
 def capture(training: Training) -> tuple[Tensors, list[RandomState]]:
     """Collect the tensors and random states of all ranks. Collective."""
-    shared, own = module_tensors(training)
+    shared, local = module_tensors(training)
     for number, state in training.optimizer.state_dict()["state"].items():
         shared |= {f"optimizer.{number}.{key}": value for key, value in state.items()}
     kind, keys, *counts = np.random.get_state()
     state = RandomState(python=random.getstate(), numpy=(kind, tuple(keys.tolist()), *counts))  # type: ignore[arg-type,attr-defined]
-    ranks = distributed.all_gather(({name: value.cpu() for name, value in own.items()}, state))
+    ranks = distributed.all_gather(({name: value.cpu() for name, value in local.items()}, state))
     tensors = shared | {
         f"rank{rank}.{name}": value
         for rank, (of_rank, _) in enumerate(ranks)
@@ -69,8 +69,8 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
     for method in training.methods:
         if f"methods.{method.name}" in facts.modules:
             method.init_extra_state(training.model)
-    shared, own = module_tensors(training)
-    targets = shared | {f"rank{training.place.rank}.{name}": value for name, value in own.items()}
+    shared, local = module_tensors(training)
+    targets = shared | {f"rank{training.place.rank}.{name}": value for name, value in local.items()}
     try:
         with safe_open(checkpoint, framework="pt") as file:
             crcs = json.loads((file.metadata() or {}).get("tensors_crc32", "{}"))
@@ -90,7 +90,7 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
                 target.copy_(value)
             state = {name: read(name) for name in crcs if name.startswith("optimizer.")}
         restore_optimizer(training, state)
-        restore_states(training, own, facts)
+        restore_states(training, local, facts)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot be read ({error})", where=str(checkpoint)) from error
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -98,15 +98,15 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
         raise UserError(what, where=str(checkpoint)) from error
 
 
-def restore_states(training: Training, own: Tensors, facts: Facts) -> None:
+def restore_states(training: Training, local: Tensors, facts: Facts) -> None:
     """Restore the loss scale, and the random states of this rank."""
     training.scaler.load_state_dict(facts.scaler)
-    torch.set_rng_state(own["random.cpu"])
-    if "random.cuda" in own:
-        torch.cuda.set_rng_state(own["random.cuda"])
-    others = facts.random[training.place.rank]
-    random.setstate(others.python)
-    np.random.set_state(others.numpy)  # type: ignore[arg-type]
+    torch.set_rng_state(local["random.cpu"])
+    if "random.cuda" in local:
+        torch.cuda.set_rng_state(local["random.cuda"])
+    generators = facts.random[training.place.rank]
+    random.setstate(generators.python)
+    np.random.set_state(generators.numpy)  # type: ignore[arg-type]
 
 
 def restore_optimizer(training: Training, values: Tensors) -> None:

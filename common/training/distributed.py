@@ -122,8 +122,8 @@ def raise_on_all_ranks() -> Iterator[None]:
         if error is not None:
             raise error
         return
-    told = all_gather({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
-    first = next((each for each in told if each is not None), None)
+    errors = all_gather({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
+    first = next((each for each in errors if each is not None), None)
     if first is not None:
         raise UserError(**first)
 
@@ -164,15 +164,15 @@ def sync_batch_norm(model: nn.Module, of: Literal["mean", "rank_0"]) -> None:
     They are the `mean` over the ranks, or those of rank 0, as in the published runs.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    own = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
-    if not own or not dist.is_initialized():
+    local = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
+    if not local or not dist.is_initialized():
         return
-    flat = torch.cat([value.double() for value in own])
+    flat = torch.cat([value.double() for value in local])
     if of == "mean":
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
     else:
         dist.broadcast(flat, 0)
-    parts = torch.split(flat, [value.numel() for value in own])
-    for value, found in zip(own, parts, strict=True):
-        value.copy_(found)
+    parts = torch.split(flat, [value.numel() for value in local])
+    for value, averaged in zip(local, parts, strict=True):
+        value.copy_(averaged)

@@ -20,15 +20,15 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     from common.training.registry import build_methods  # it needs this module's types
 
     module = benchmark_module(benchmark)
-    source, own = configuration, None
+    source, document = configuration, None
     if source.endswith(".yaml"):
-        own, configuration = read_path(Path(source))
+        document, configuration = read_path(Path(source))
     if configuration not in configurations(benchmark):
         hint = nearest(configuration, configurations(benchmark))
         raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
     values, origins = merge_files(benchmark, configuration, size)
-    if own:
-        merge(values, own, origins)
+    if document:
+        merge(values, document, origins)
         configuration = Path(source).stem
     for setting in settings:
         merge(values, parse_setting(setting), origins)
@@ -41,10 +41,10 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     config = validate(module.Config, values, origins)
     methods = build_methods(config, origins)
     changes = []
-    for each in methods:
-        before, config = config, each.configure(config)
+    for method in methods:
+        before, config = config, method.configure(config)
         changes += [
-            f"{each.name}: {change.key}: {change.before} -> {change.after}"
+            f"{method.name}: {change.key}: {change.before} -> {change.after}"
             for change in all_differences(flat(before.model_dump()), flat(config.model_dump()))
         ]
     check_plan(config, origins)

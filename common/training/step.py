@@ -175,12 +175,12 @@ class Training:
         if self.place.world_size == 1 and self.num_micro_batches == 1:
             return self.add_gradients(batch, step)
         parts = batch.parts(self.num_micro_batches)
-        counts = [self.benchmark.num_targets(each) for each in parts]
+        counts = [self.benchmark.num_targets(micro_batch) for micro_batch in parts]
         scale = self.place.world_size / (batch.num_global_targets or self.place.world_size * sum(counts))
         total = torch.zeros((), device=self.device)
-        for number, (each, count) in enumerate(zip(parts, counts, strict=True), 1):
+        for number, (micro_batch, count) in enumerate(zip(parts, counts, strict=True), 1):
             is_last = number == len(parts)
-            total = total + self.add_gradients(each, step, weight=count * scale, exchanged=is_last)
+            total = total + self.add_gradients(micro_batch, step, weight=count * scale, exchanged=is_last)
         return total
 
     def explain_out_of_memory(self) -> AbstractContextManager[None]:
