@@ -126,7 +126,7 @@ class RunConfig(Strict):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches per epoch; the incomplete last one is dropped."""
+        """The number of full batches per epoch; the incomplete last one is dropped."""
         return int(self.data.num_train_samples // self.global_batch_size)  # type: ignore[attr-defined]
 
     @property

@@ -27,16 +27,16 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     if names is None or not handles:
         return {f"GPU {number}": handle for number, handle in handles.items()}
     visible = {}
-    for each in names:
-        handle = handles.get(each)
-        if each.startswith("GPU-"):  # CUDA takes the beginning of a UUID
+    for wanted in names:
+        handle = handles.get(wanted)
+        if wanted.startswith("GPU-"):  # CUDA takes the beginning of a UUID
             uuids = {str(ask_nvml(pynvml.nvmlDeviceGetUUID, one)): one for one in handles.values()}
-            handle = next((one for uuid, one in uuids.items() if uuid.startswith(each)), None)
-        elif each.startswith("MIG-"):
-            handle = ask_nvml(pynvml.nvmlDeviceGetHandleByUUID, each)
+            handle = next((one for uuid, one in uuids.items() if uuid.startswith(wanted)), None)
+        elif wanted.startswith("MIG-"):
+            handle = ask_nvml(pynvml.nvmlDeviceGetHandleByUUID, wanted)
         if handle is None:
             break  # CUDA ignores what follows a name that it does not know
-        visible[f"GPU {each}"] = handle
+        visible[f"GPU {wanted}"] = handle
     return visible
 
 

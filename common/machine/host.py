@@ -33,22 +33,22 @@ READ_BYTES, CHUNK_BYTES, MOST_FILES = 256 * MIB, 4 * MIB, 1000
 
 def versions() -> Line:
     """Check Python, torch, its CUDA and NCCL, and the driver; and that torch reaches the GPUs."""
-    check, found = "versions", [f"python {platform.python_version()}"]
+    check, texts = "versions", [f"python {platform.python_version()}"]
     if sys.version_info < OLDEST_PYTHON:
-        return fault(check, found[0], "install Python 3.11 or newer")
+        return fault(check, texts[0], "install Python 3.11 or newer")
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return fault(check, f"{found[0]}, no torch", "pip install 'time-to-train[train]', or ./run_all.sh")
+        return fault(check, f"{texts[0]}, no torch", "pip install 'time-to-train[train]', or ./run_all.sh")
     import torch
 
-    found += [f"torch {version}", f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA in torch"]
-    found += [f"{name} {number}" for name, number in hardware.driver().items()]
+    texts += [f"torch {version}", f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA in torch"]
+    texts += [f"{name} {number}" for name, number in hardware.driver().items()]
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
-        found.append(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")  # type: ignore[no-untyped-call]
+        texts.append(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")  # type: ignore[no-untyped-call]
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
-        return fault(check, ", ".join(found), "pip install --upgrade 'torch>=2.11'")
-    return ok(check, ", ".join(found))
+        return fault(check, ", ".join(texts), "pip install --upgrade 'torch>=2.11'")
+    return ok(check, ", ".join(texts))
 
 
 def processors(meter: Meter) -> Line:
@@ -57,14 +57,14 @@ def processors(meter: Meter) -> Line:
     if load is None:
         return ok(check, "this system does not tell who uses them")
     values = {"cores": load.cores, "others": load.others, "steal": load.steal, "factor": load.factor}
-    found = f"other programs use {load.others:.1f} of {load.cores:g} cores"
-    found += f", the host took {load.steal:.1f}" * (load.steal > SPARE)
+    text = f"other programs use {load.others:.1f} of {load.cores:g} cores"
+    text += f", the host took {load.steal:.1f}" * (load.steal > SPARE)
     if load.taken <= SPARE:
-        return ok(check, found, **values)
+        return ok(check, text, **values)
     if names := machine_load.busy_programs():
-        found += f" ({', '.join(names)})"
+        text += f" ({', '.join(names)})"
     advice = f"a run takes {load.factor:.1f} times as long or more: end them, or wait"
-    return warning(check, found, advice, **values)
+    return warning(check, text, advice, **values)
 
 
 def core_speed() -> Line:
@@ -102,12 +102,12 @@ def space(what: str, directory: Path) -> Line:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return fault(check, f"{directory} cannot be written ({error.strerror})", advice)
-    found, values = f"{free / GIB:.1f} GiB free at {directory}", {"free_bytes": free}
+    text, values = f"{free / GIB:.1f} GiB free at {directory}", {"free_bytes": free}
     if free < LEAST_FREE:
         return fault(check, f"{free / MIB:.1f} MiB free at {directory}", advice, **values)
     if free < USUAL_FREE:
-        return warning(check, found, advice, **values)
-    return ok(check, found, **values)
+        return warning(check, text, advice, **values)
+    return ok(check, text, **values)
 
 
 def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool = False) -> Line:
@@ -123,13 +123,13 @@ def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool
         what = f"{directory} cannot hold the batches of worker processes ({why})"
         return fault(check, what, f"mount -o remount,rw,size=16G {directory}, or --set data.loader=resident")
     free = shutil.disk_usage(directory).free
-    found, values = f"{free / GIB:.2f} GiB free in {directory}", {"free_bytes": free}
+    text, values = f"{free / GIB:.2f} GiB free in {directory}", {"free_bytes": free}
     advice = f"enlarge it: docker run --shm-size 16g, or mount -o remount,size=16G {directory}"
     if free <= DOCKER_SHM:
-        return (fault if size == "full" else warning)(check, found, advice, **values)
+        return (fault if size == "full" else warning)(check, text, advice, **values)
     if size == "full" and free < USUAL_SHM:
-        return warning(check, found, advice, **values)
-    return ok(check, found, **values)
+        return warning(check, text, advice, **values)
+    return ok(check, text, **values)
 
 
 def lack_of_room(directory: Path, num_bytes: int) -> str:
@@ -147,14 +147,14 @@ def open_files(num_shards: int) -> Line:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = OPEN_FILES + num_shards
     check, values = "open files", {"limit": soft, "hard_limit": hard, "needed": needed}
-    found = f"{soft:,} allowed, {needed:,} needed"
+    text = f"{soft:,} allowed, {needed:,} needed"
     wanted = max(needed, USUAL_OPEN_FILES)
     infinite = resource.RLIM_INFINITY
     can_raise = hard == infinite or hard >= wanted
     advice = f"ulimit -n {wanted}" + ("" if can_raise else ", for which the hard limit has to be raised")
     if soft == infinite or soft >= wanted:
-        return ok(check, "no limit" if soft == infinite else found, **values)
-    return (fault if soft < needed else warning)(check, found, advice, **values)
+        return ok(check, "no limit" if soft == infinite else text, **values)
+    return (fault if soft < needed else warning)(check, text, advice, **values)
 
 
 def read_rate(what: str, directory: Path, manifest: dict[str, Any]) -> Line:
@@ -173,8 +173,8 @@ def read_rate(what: str, directory: Path, manifest: dict[str, Any]) -> Line:
     except OSError as error:
         return fault(check, f"{name}: {error.strerror}", "check the disk, and prepare the data again")
     rate, free = num_read / max(seconds, 1e-9), shutil.disk_usage(directory).free
-    found = f"{rate / 1e6:,.0f} MB/s ({num_read / MIB:.1f} MiB read), {free / GIB:.1f} GiB free there"
+    text = f"{rate / 1e6:,.0f} MB/s ({num_read / MIB:.1f} MiB read), {free / GIB:.1f} GiB free there"
     values = {"bytes_per_s": rate, "free_bytes": free}
     if num_read >= READ_BYTES and rate < SLOW_DISK:  # of less the time says little
-        return warning(check, found, "training may wait for data: copy them to a faster disk", **values)
-    return ok(check, found, **values)
+        return warning(check, text, "training may wait for data: copy them to a faster disk", **values)
+    return ok(check, text, **values)

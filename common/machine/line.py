@@ -21,15 +21,15 @@ class Line:
         return f"{text}; {self.advice}" if self.advice else text
 
 
-def ok(check: str, found: str, **values: Any) -> Line:
-    return Line(check=check, state=OK, found=found, values=values)
+def ok(check: str, text: str, **values: Any) -> Line:
+    return Line(check=check, state=OK, found=text, values=values)
 
 
-def warning(check: str, found: str, advice: str, **values: Any) -> Line:
+def warning(check: str, text: str, advice: str, **values: Any) -> Line:
     """Report that a run works, but not as well as it could, or that a check was not possible."""
-    return Line(check=check, state=WARNING, found=found, advice=advice, values=values)
+    return Line(check=check, state=WARNING, found=text, advice=advice, values=values)
 
 
-def fault(check: str, found: str, advice: str, **values: Any) -> Line:
+def fault(check: str, text: str, advice: str, **values: Any) -> Line:
     """Report that a run would fail, or that its time or result could not be trusted."""
-    return Line(check=check, state=FAULT, found=found, advice=advice, values=values)
+    return Line(check=check, state=FAULT, found=text, advice=advice, values=values)

@@ -53,7 +53,7 @@ class Load:
 
 
 def usable_cores() -> float:
-    """Return the cores that this process may use: its affinity, limited by the quota of its container."""
+    """Count the cores that this process may use: its affinity, limited by the quota of its container."""
     cores = float(len(affinity()))
     try:
         quota, period = QUOTA.read_text().split()[:2]
@@ -108,7 +108,7 @@ class Reading(NamedTuple):
     seconds: float
     busy: float  # seconds of all our processors together
     stolen: float
-    own: float
+    own_s: float
     switches: int
     cores: float  # that we may use, of
     processors: int
@@ -129,8 +129,10 @@ class Meter:
         before, self.before = self.before, count_seconds()
         if before is None or self.before is None:
             return None
-        seconds, busy, stolen, own, switches = (b - a for a, b in zip(before, self.before, strict=True))
-        return Reading(max(seconds, 1e-3), busy, stolen, own, int(switches), usable_cores(), len(affinity()))
+        seconds, busy, stolen, own_s, switches = (b - a for a, b in zip(before, self.before, strict=True))
+        return Reading(
+            max(seconds, 1e-3), busy, stolen, own_s, int(switches), usable_cores(), len(affinity())
+        )
 
 
 def count_seconds() -> tuple[float, float, float, float, int] | None:
@@ -145,7 +147,7 @@ def count_seconds() -> tuple[float, float, float, float, int] | None:
 def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
     """Calculate the load of some machines from a reading on each, and a reading of each rank on them."""
     seconds = machines[0].seconds
-    others = (sum(reading.busy for reading in machines) - sum(reading.own for reading in ranks)) / seconds
+    others = (sum(reading.busy for reading in machines) - sum(reading.own_s for reading in ranks)) / seconds
     beside = sum(reading.processors - reading.cores for reading in machines)  # what a quota leaves to them
     return Load(
         cores=sum(reading.cores for reading in machines),
@@ -240,7 +242,7 @@ def gpu_state(bus: str) -> dict[str, int]:
 
 @cache
 def gpu_handle(bus: str) -> Any:
-    """Return NVML's handle of a GPU, asked for once; None without a driver or such a GPU."""
+    """Ask NVML once for the handle of a GPU; None without a driver or such a GPU."""
     import pynvml
 
     try:

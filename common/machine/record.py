@@ -14,7 +14,7 @@ OTHERS = "end other programs (top names them), or wait; a laptop on battery is s
 
 
 def record_path(folder: Path | None = None) -> Path:
-    """Return the file of this machine alone: machines with one folder, or one model, do not share it."""
+    """Name the file of this machine alone: machines with one folder, or one model, do not share it."""
     name, digest = system.hardware_name(), system.machine_digest()
     return (folder or FOLDER) / f"{name.removesuffix(f'-{digest}')}-{digest}.json"
 

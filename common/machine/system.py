@@ -118,7 +118,9 @@ def version_of(module: str) -> dict[str, str]:
     """Return the version that a loaded module, or a package around it, states; empty where none does."""
     names = module.split(".")
     around = [sys.modules.get(".".join(names[:count])) for count in range(len(names), 0, -1)]
-    stated = next(filter(None, (getattr(each, "__version__", None) for each in around)), None)
+    stated = next(
+        filter(None, (getattr(module_around, "__version__", None) for module_around in around)), None
+    )
     return {"version": str(stated)} if stated else {}
 
 
@@ -141,7 +143,7 @@ def collect_description(name: str) -> dict[str, str]:
         "system_name": name,
         "hw_notes": NONE,
         "framework": f"PyTorch {torch}" if torch else f"{NOT_COLLECTED}PyTorch is not installed",
-        "other_software_stack": ", ".join(f"{each} {version}" for each, version in software.items()),
+        "other_software_stack": ", ".join(f"{package} {version}" for package, version in software.items()),
         "operating_system": operating_system(),
         "sw_notes": NONE,
     }

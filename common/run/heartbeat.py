@@ -139,7 +139,7 @@ class Heartbeat:
         failed = [rank for rank, slot in enumerate(self.slots) if slot.words[FAILED_AT]]
         if not failed:
             return ""
-        rank = min(failed, key=lambda each: self.slots[each].words[FAILED_AT])
+        rank = min(failed, key=lambda number: self.slots[number].words[FAILED_AT])
         slot = self.slots[rank]
         return describe_failure(slot.step, slot.cause, f"rank {rank} of {len(self.slots)}")
 

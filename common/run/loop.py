@@ -33,7 +33,7 @@ RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What `launch` hands over. `result` is relative to the repository when it lies inside it."""
+    """The specification of a run by `launch`; `result` is relative to the repository if it lies inside."""
 
     config: dict[str, Any]
     seed: int

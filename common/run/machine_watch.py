@@ -61,7 +61,7 @@ class MachineWatch:
             cores=load.cores,
             steal=round(load.steal, 3),
             threads=torch.get_num_threads() * len(readings),
-            involuntary_switches=[each.switches for each in ranks],
+            involuntary_switches=[rank.switches for rank in ranks],
             **({"gpus": gpus} if gpus else {}),
             **where,
         )

@@ -101,6 +101,6 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
 
 
 def run_recipe(config: dict[str, Any], **facts: Any) -> Recipe:
-    """Return what the checkpoint and the run must share; a file without a configuration shares nothing."""
+    """Collect what the checkpoint and the run must share; a file without a configuration shares nothing."""
     keys = {key: value for key, value in flat(config).items() if key != FREE_KEY}
     return {"benchmark": "missing"} | keys | facts

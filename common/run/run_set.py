@@ -42,7 +42,7 @@ class RunSet:
 
 
 class Ended(NamedTuple):
-    """How a run ended: its exit code, and what it counts as."""
+    """The end of a run: its exit code, and what it counts as."""
 
     code: int
     outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock

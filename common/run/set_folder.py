@@ -167,7 +167,7 @@ def name_part(key: str, now: Recipe) -> tuple[str, bool]:
     if key in ("code", "commit"):
         return repository.code_state().short, True
     path = key.split(".")
-    if path[0] == "methods" and not any(each.startswith(f"methods.{path[1]}") for each in now):
+    if path[0] == "methods" and not any(other_key.startswith(f"methods.{path[1]}") for other_key in now):
         return f"methods.{path[1]}=false", True
     text = as_text(now.get(key, "missing"))
     is_plain = TEXT.fullmatch(text) is not None

@@ -97,7 +97,7 @@ class Watchdog:
         return [self.heartbeat.slots[rank].words[: COUNT + 1].tolist() for rank in self.local_ranks]
 
     def allowed_s(self) -> float:
-        """Return the limit without progress: longer until every rank has started and taken a step."""
+        """The limit without progress: longer until every rank has started and taken a step."""
         is_running = all(self.heartbeat.slots[rank].step for rank in self.local_ranks)
         return self.limit_s if is_running else max(self.limit_s, START_S)
 
@@ -108,7 +108,7 @@ class Watchdog:
         states = {rank: process_status(process.pid) for rank, process in running.items()}
         late = self.late(states)
         for rank in sorted(
-            self.local_ranks, key=lambda each: states[each] in STUCK
+            self.local_ranks, key=lambda number_of_rank: states[number_of_rank] in STUCK
         ):  # the stuck last: they wake up
             who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
             print(f"--- stack of {who}", file=sys.stderr, flush=True)

@@ -112,7 +112,7 @@ def exit_code_of(error: Exception) -> int:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message of a UserError; of other errors the class and the first line."""
+    """Take the message of a UserError; of other errors the class and the first line."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -30,7 +30,7 @@ def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
 
 
 def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
-    """Return the numbers of samples that batch norm of any rank sees at a time; none without batch norm."""
+    """List the numbers of samples that any rank's batch norm averages over; none without batch norm."""
     name = loaded.config.benchmark
     if not probes_module(name).Probes.has_batch_norm:
         return []

@@ -142,8 +142,8 @@ class Benchmark(ABC):
     @final
     def micro_batch_sizes(self) -> list[int]:
         """The different numbers of samples that the model is called with in training, largest first."""
-        own, parts = self.num_own_samples, self.num_micro_batches
-        return sorted({len(part(own, number, parts)) for number in range(parts)}, reverse=True)
+        num_samples, parts = self.num_own_samples, self.num_micro_batches
+        return sorted({len(part(num_samples, number, parts)) for number in range(parts)}, reverse=True)
 
     @property
     @final

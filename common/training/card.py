@@ -63,7 +63,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the file of a method says; `title` is its first line."""
+    """The card of a method; `title` is the first line of its file's docstring."""
 
     name: str
     module: str
@@ -194,7 +194,7 @@ def read_setting(line: ast.AnnAssign, description: str) -> Setting:
     kind = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", "float" if kind == "Fraction" else kind)
     default = None if value is None else ast.unparse(value)
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
-        keywords = {each.arg: each.value for each in value.keywords}
+        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
         positional = value.args[0] if value.args else None
         written = keywords.get("default", keywords.get("default_factory", positional))
         default = None if written is None else ast.unparse(written)

@@ -33,7 +33,7 @@ def modules(training: Training) -> dict[str, nn.Module]:
 
 
 def module_tensors(training: Training) -> tuple[Tensors, Tensors]:
-    """Return the tensors that all ranks share, and those of this rank; tied ones once."""
+    """Collect the tensors that all ranks share, and those of this rank; tied ones once."""
     shared, local = Tensors(), Tensors()
     for name, module in modules(training).items():
         shared |= {f"{name}.{key}": value.detach() for key, value in module.named_parameters()}
@@ -57,7 +57,9 @@ def capture(training: Training) -> tuple[Tensors, list[RandomState]]:
         for rank, (of_rank, _) in enumerate(ranks)
         for name, value in of_rank.items()
     }
-    return {name: value.contiguous() for name, value in tensors.items()}, [each for _, each in ranks]
+    return {name: value.contiguous() for name, value in tensors.items()}, [
+        generator_states for _, generator_states in ranks
+    ]
 
 
 @torch.no_grad()
@@ -111,7 +113,11 @@ def restore_states(training: Training, local: Tensors, facts: Facts) -> None:
 
 def restore_optimizer(training: Training, values: Tensors) -> None:
     """Load the optimizer's state in the memory layout of the parameters, which fused kernels need."""
-    parameters = [each for group in training.optimizer.param_groups for each in group["params"]]
+    parameters = [
+        parameter_of_group
+        for group in training.optimizer.param_groups
+        for parameter_of_group in group["params"]
+    ]
     state: dict[int, Tensors] = {}
     for name, value in values.items():
         _, number, key = name.split(".")

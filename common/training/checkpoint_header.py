@@ -15,7 +15,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e11)]
 
 
 class RandomState(Strict):
-    """What the generators of Python and numpy need, besides torch's, whose states are tensors."""
+    """The states of the generators of Python and numpy; torch's are tensors."""
 
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, tuple[int, ...], int, int, float]

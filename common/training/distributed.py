@@ -69,7 +69,7 @@ def backend() -> str:
 
 
 def comm_device() -> torch.device:
-    """Return the device that tensors must be on for this backend."""
+    """The device that tensors must be on for this backend."""
     return torch.device("cuda", torch.cuda.current_device()) if backend() == "nccl" else torch.device("cpu")
 
 
@@ -123,7 +123,7 @@ def raise_on_all_ranks() -> Iterator[None]:
             raise error
         return
     errors = all_gather({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
-    first = next((each for each in errors if each is not None), None)
+    first = next((description for description in errors if description is not None), None)
     if first is not None:
         raise UserError(**first)
 

@@ -56,7 +56,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def next_smaller(size: int, num_samples: int) -> int | None:
-    """Return the largest part of `num_samples` below `size`, equal parts if that at most halves them."""
+    """Find the largest part of `num_samples` below `size`: equal parts if that at most halves them."""
     half = -(-size // 2)
     divisors = (part for part in range(size - 1, half - 1, -1) if num_samples % part == 0)
     return None if size == 1 else next(divisors, half)

@@ -27,11 +27,10 @@ Loss = Callable[[Any, dict[str, Tensor]], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What the model is called with, what the loss compares with, and how many samples that is.
+    """The inputs of the model, the targets of the loss, and their number of samples.
 
-    `num_global_targets` says how many targets the batches of all ranks have together; None where that does
-    not matter. `loading_s` is the time that the loader worked on the batch; None where it cannot tell. As a
-    loader yields a batch, the samples are the first dimension of every tensor.
+    `num_global_targets` is the number of targets in the batches of all ranks together; None where it does not
+    matter. As a loader yields a batch, the samples are the first dimension of every tensor.
     """
 
     inputs: dict[str, Any]
@@ -50,17 +49,17 @@ class Batch:
         return [
             replace(
                 self,
-                inputs={name: value[each.start : each.stop] for name, value in self.inputs.items()},
-                targets={name: value[each.start : each.stop] for name, value in self.targets.items()},
-                num_samples=len(each),
+                inputs={name: value[samples.start : samples.stop] for name, value in self.inputs.items()},
+                targets={name: value[samples.start : samples.stop] for name, value in self.targets.items()},
+                num_samples=len(samples),
             )
-            for each in ranges
+            for samples in ranges
         ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a training step stands: epoch of the recipe, whatever the budget, from 0; seed of the run."""
+    """The position of a training step: epoch of the recipe (from 0), whatever the budget; seed of the run."""
 
     step: int
     num_steps: int

@@ -1,4 +1,4 @@
-"""Which of a run's processes this is, and which part of a batch falls to it. Needs no torch."""
+"""The place of this process among a run's ranks, and its part of a batch. Needs no torch."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a Slurm list such as `gpu[003-010,12],login`."""
+    """Expand a Slurm list such as `gpu[003-010,12],login` to its first host."""
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", nodes)[0])
 
 

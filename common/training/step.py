@@ -1,4 +1,4 @@
-"""What computes in a run: model, methods and optimizer, and one training step on one rank of any number."""
+"""The computation of a run: model, methods and optimizer, and a training step on one of its ranks."""
 
 import math
 import time

@@ -90,7 +90,7 @@ def test_an_existing_description_stays(tmp_path):
         ("cooling: &a [x, x]\nhw_notes: *a\n", "facts.yaml:2: not YAML: aliases are not read"),
         ("cooling: " + "[" * 5000, "nested too deeply"),
         ("just text\n", "expected `key: value` lines"),
-        ("cooling: air" + " " * 2**20, "larger than 1 MiB"),
+        ("cooling: air" + " " * 2**20, "more than 262,144 characters"),
     ],
 )
 def test_wrong_facts_are_one_line_with_the_place(tmp_path, monkeypatch, text, message):
@@ -103,7 +103,7 @@ def test_wrong_facts_are_one_line_with_the_place(tmp_path, monkeypatch, text, me
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--merge", "nowhere.yaml"], "nowhere.yaml: No such file"),
+        (["--merge", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["--out", "no/folder/x.json"], "cannot write here"),
         (["--out", "x.txt"], "expected a file NAME.json"),
         (["--out", "a b.json"], "expected a file NAME.json"),
