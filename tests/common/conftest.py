@@ -15,6 +15,23 @@ from tests.runs import END_S, HANG_S, Place
 
 
 @pytest.fixture
+def mount_disk(tmp_path):
+    """Return a function that mounts a disk of a size, such as `1m`, and returns its folder."""
+    folder = tmp_path / "disk"
+
+    def mount(size):
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder]
+        if (done := subprocess.run(command, capture_output=True, text=True)).returncode:
+            pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
 def place(tmp_path):
     made = Place(tmp_path)
     yield made

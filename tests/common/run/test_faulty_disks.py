@@ -18,16 +18,8 @@ pytestmark = pytest.mark.usefixtures("prepared_data")
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A folder on a disk of its own, of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]
-    made = subprocess.run(command, capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def small_disk(mount_disk):
+    return mount_disk("1m")
 
 
 def fill(folder):

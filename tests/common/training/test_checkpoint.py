@@ -289,15 +289,8 @@ def test_a_resumed_run_that_died_before_its_own_checkpoint_goes_on_from_the_one_
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 4 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+def small_disk(mount_disk):
+    return mount_disk("4m")
 
 
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(small_disk):
