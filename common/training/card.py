@@ -47,7 +47,6 @@ USUAL = {"F": "torch.nn", "v2": "torchvision.transforms"}  # names that a person
 LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})\.(?: |$)", re.MULTILINE)
 LINE = re.compile(rf"(?:({'|'.join(PLACES)})(?: after ([a-z0-9_, ]+))?: )?`([^`]+)`")
-DESCRIBED = re.compile(r"`(\w+)`: ([^;`]+?)(?:[;.]|$)")  # of a setting, by the docstring of the Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,18 +177,18 @@ def read_card(name: str, module: str) -> Card:
 
 
 def read_settings(tree: ast.Module) -> list[Setting]:
-    settings = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == "Config":
-            descriptions = dict(DESCRIBED.findall(" ".join((ast.get_docstring(node) or "").split())))
-            lines = [line for line in node.body if isinstance(line, ast.AnnAssign)]
-            settings += [read_setting(line, descriptions.get(ast.unparse(line.target), "")) for line in lines]
-    return settings
+    return [
+        read_setting(line)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name == "Config"
+        for line in node.body
+        if isinstance(line, ast.AnnAssign)
+    ]
 
 
-def read_setting(line: ast.AnnAssign, description: str) -> Setting:
+def read_setting(line: ast.AnnAssign) -> Setting:
     """Read one key: its type, and default, limits and description from its `Field` if it has one."""
-    kind, value = ast.unparse(line.annotation), line.value
+    kind, value, description = ast.unparse(line.annotation), line.value, ""
     limits = [">= 0", "<= 1"] if kind == "Fraction" else []
     kind = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", "float" if kind == "Fraction" else kind)
     default = None if value is None else ast.unparse(value)

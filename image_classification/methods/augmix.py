@@ -31,10 +31,8 @@ class Augmix(Augmentation):
     """Mixes each image after its crop."""
 
     class Config(Strict):
-        """`severity` of the operations, from 1 to 10; `width`: how many changed copies."""
-
         severity: int = Field(default=3, ge=1, le=10, description="of the operations")
-        width: int = Field(default=3, ge=1)
+        width: int = Field(default=3, ge=1, description="how many changed copies")
 
     def transform(self) -> Transform:
         """Return torchvision's transform."""

@@ -39,9 +39,7 @@ class Colout(Method):
     """Drops lines of training batches after the loader; evaluation sees the images as they are."""
 
     class Config(Strict):
-        """`share`: of the rows, and of the columns."""
-
-        share: float = Field(default=0.15, gt=0, lt=1)
+        share: float = Field(default=0.15, gt=0, lt=1, description="of the rows, and of the columns")
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
         """Drop lines of a training batch."""

@@ -38,6 +38,6 @@ class Cutmix(Mixup):
     mix = staticmethod(cut_mix)
 
     class Config(Strict):
-        """`alpha`: of the Beta distribution of the area; 1 draws it evenly."""
-
-        alpha: float = Field(default=1.0, gt=0)
+        alpha: float = Field(
+            default=1.0, gt=0, description="of the Beta distribution of the area; 1: uniform"
+        )

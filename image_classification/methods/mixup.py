@@ -42,9 +42,9 @@ class Mixup(Method):
     num_classes: int | None = None
 
     class Config(Strict):
-        """`alpha`: of the Beta distribution; the larger, the more even the mean."""
-
-        alpha: float = Field(default=0.2, gt=0)
+        alpha: float = Field(
+            default=0.2, gt=0, description="of the Beta distribution; larger: nearer to equal shares"
+        )
 
     def model(self, model: nn.Module) -> nn.Module:
         """Count the classes. Raise UserError when the model has no linear layer."""

@@ -93,9 +93,9 @@ class StochasticDepth(Method):
     """Wraps the blocks and draws the depth of each step, the same on every rank and in every micro-batch."""
 
     class Config(Strict):
-        """`drop_rate`: of the last block; it grows linearly from the first."""
-
-        drop_rate: float = Field(default=0.2, gt=0, lt=1)
+        drop_rate: float = Field(
+            default=0.2, gt=0, lt=1, description="of the last block; block i of n has i / n of it"
+        )
 
     def configure(self, config: RunConfig) -> RunConfig:
         """Change nothing; refuse a compiled model."""

@@ -30,11 +30,9 @@ def halve(model: nn.Module) -> None: ...
 
 class Halve(Method):
     class Config(Strict):
-        """`share`: how much; `mode` is torch's. `names`: which."""
-
         share: Fraction
         mode: Literal["a", "b"] = "a"
-        names: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+        names: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, description="which")
         every_steps: int | None = Field(default=None, ge=1, lt=9, description="how often")
 '''
 
@@ -50,7 +48,7 @@ def test_a_card_is_read_from_its_file(tmp_path, monkeypatch):
     assert [
         (each.name, each.kind, each.default, each.limits, each.description) for each in card.settings
     ] == [
-        ("share", "float", None, ">= 0, <= 1", "how much"),
+        ("share", "float", None, ">= 0, <= 1", ""),
         ("mode", "Literal['a', 'b']", "'a'", "", ""),
         ("names", "list[str]", None, "", "which"),
         ("every_steps", "int | None", "None", ">= 1, < 9", "how often"),
