@@ -62,7 +62,8 @@ class TrainingRun(Training):
         is_quiet = self.place.rank > 0
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
         self.watch = MachineWatch(spec.most_threads, self.place, self.device)
-        self.num_samples, self.rate, self.quality, self.started = 0, 0.0, 0.0, 0.0
+        self.num_samples, self.rate, self.quality = 0, 0.0, 0.0
+        self.started = time.monotonic()  # run_start sets it anew
         self.waited_s, self.loading_s, self.rates_from = 0.0, 0.0, (0.0, 0.0, 0.0)
         self.first_step = 0  # of this process
         self.epoch: int | None = None  # that is open in the log
