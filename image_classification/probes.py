@@ -161,7 +161,6 @@ class Probes(probes.Probes):
         )
 
     def epoch_sizes_px(self) -> list[int]:
-        """Return the size of the images that the model sees in each epoch of the recipe."""
         num_epochs, methods = self.config.num_epochs, build_methods(self.config)
         sizes = [self.config.data.crop_px(epoch) for epoch in range(num_epochs)]
         for method in methods:
@@ -227,7 +226,6 @@ def decoder_parts(images: Images, stored_px: int, num_threads: int, device: torc
 
 
 def crop_inputs(num_images: int, stored_px: int, least: float, device: torch.device) -> list[Tensor]:
-    """Return random pixels, rows, boxes and flips as `crop_resize` takes them; sides from `least` to 0.6."""
     generator = torch.Generator().manual_seed(0)
     shape = (num_images, stored_px, stored_px, 3)
     pixels = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
@@ -239,7 +237,6 @@ def crop_inputs(num_images: int, stored_px: int, least: float, device: torch.dev
 
 
 def crop_part(stored_px: int, batch_size: int, device: torch.device) -> Part:
-    """Return the crop, resize, flip and normalisation of a batch of resident pixels."""
     inputs = crop_inputs(batch_size, stored_px, 0.3, device)
 
     def call() -> object:
@@ -288,7 +285,6 @@ def blur_pair(device: torch.device) -> KernelPair:
 
 
 def crop_pair(device: torch.device) -> KernelPair:
-    """Return crop, resize, flip and normalisation by the kernel, and as two matrix products in float32."""
     inputs = crop_inputs(PAIR_IMAGES, STORED_PX, 0.2, device)
     settings = {"size_px": SIZE_PX, "mean": MEAN, "std": STD, "dtype": torch.float32}
     return KernelPair(

@@ -143,7 +143,6 @@ def kernel_backend(device: torch.device) -> Backend:
 
 
 def gpu_kernel() -> Kernel:
-    """Return the fused kernel: (query, key, value, cu_q, cu_k, max_q, max_k) -> attended, all (T, N, H)."""
     if HAS_FLASH_ATTENTION:
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 

@@ -168,7 +168,6 @@ def optimizer_part(config: Any, num_samples: int, device: torch.device) -> Part:
 
 
 def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """Return a result and the gradients of its inputs, all weighted differently."""
     result = function(*inputs)
     weight = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result).to(result.dtype)
     return [result, *torch.autograd.grad(result, inputs, weight if result.ndim else None)]

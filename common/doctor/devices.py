@@ -114,7 +114,6 @@ def check_clocks(ranks: Ranks) -> list[Line]:
 
 
 def check_products(ranks: Ranks) -> list[Line]:
-    """Return a fault if a device computed another product than its equals from the same numbers."""
     sums = [rank["checksum"] for rank in ranks]
     if len({rank["device"] for rank in ranks}) > 1 or len(set(sums)) == 1:
         return []

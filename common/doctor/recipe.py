@@ -53,8 +53,8 @@ def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:
     """Return the logs of a benchmark and size, of a configuration or `*`, on any system."""
     name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     pattern = f"*-mini-{configuration}" if config.size == "mini" else f"*-{configuration}"
-    found = [read_log(path) for path in sorted(results.glob(f"{pattern}/{name}/result_*.txt"))]
-    return [log for log in found if log.is_ours and log.is_proxy == (config.size == "mini")]
+    all_logs = [read_log(path) for path in sorted(results.glob(f"{pattern}/{name}/result_*.txt"))]
+    return [log for log in all_logs if log.is_ours and log.is_proxy == (config.size == "mini")]
 
 
 def check_kernels(config: RunConfig) -> list[Line]:
@@ -100,13 +100,12 @@ def check_minutes(
     low, middle, high = (
         needed[number] / samples_per_s / 60 for number in (0, len(needed) // 2, len(needed) - 1)
     )
-    found = f"{middle:.2f} min ({low:.2f} to {high:.2f}) without evaluation, {samples_per_s:.0f} samples/s"
-    line = ok(check, f"{found} and the samples of {len(needed)} runs", minutes=middle)
+    text = f"{middle:.2f} min ({low:.2f} to {high:.2f}) without evaluation, {samples_per_s:.0f} samples/s"
+    line = ok(check, f"{text} and the samples of {len(needed)} runs", minutes=middle)
     return judged_now(line, samples_per_s, load)
 
 
 def judged_now(line: Line, samples_per_s: float, load: Load | None) -> Line:
-    """Return the line, or a warning when the speed is not what this machine can do alone."""
     line = judge_speed(line, line.check, samples_per_s)
     if line.state == OK and load is not None and load.taken > SPARE:
         meanwhile = (
@@ -124,10 +123,10 @@ def benched(check: str, config: RunConfig, results: Path, num_devices: int) -> L
         projected = figures.get("projected", {}).get(config.configuration)
         if figures.get("size") == "full" and projected:
             minutes = projected["minutes"] * NUM_DEVICES / num_devices
-            found = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
-            return ok(check, found, minutes=minutes)
+            text = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
+            return ok(check, text, minutes=minutes)
     name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     published = load_reported()[name].of_configuration(config.configuration)
-    told = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
+    note = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
     advice = f"ttt bench {config.benchmark} {config.configuration} measures it"
-    return warning(check, f"not predicted: no speed of this hardware is known{told}", advice)
+    return warning(check, f"not predicted: no speed of this hardware is known{note}", advice)

@@ -128,7 +128,6 @@ def measure_parts(
 
 
 def project_minutes(name: str, run: TrainingRun, figures: dict[str, Any]) -> Projection | None:
-    """Return the minutes of a whole training; None where a shape of it failed or nothing says how long."""
     if any(row["configuration"] == name for row in figures["failed"]):
         return None
     rates = [rate for rate in figures["rates"] if rate["configuration"] == name]
@@ -138,7 +137,6 @@ def project_minutes(name: str, run: TrainingRun, figures: dict[str, Any]) -> Pro
 
 
 def format_rate(rate: Rate, samples_name: str) -> str:
-    """Return one line of the table."""
     memory = "" if rate.memory_gb is None else f"  {rate.memory_gb:6.1f} GB"
     traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of copy"
     tokens = "" if rate.tokens_per_s is None else f"  {rate.tokens_per_s:9.0f} tokens/s"

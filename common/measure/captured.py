@@ -89,7 +89,6 @@ def take_steps(
 
 
 def compare_gradients(eager: TrainingRun, compiled: TrainingRun) -> float:
-    """Return the norm of the difference of all gradients, relative to that of the eager ones."""
     pairs = zip(eager.model.parameters(), compiled.model.parameters(), strict=True)
     graded = [
         (one.grad, other.grad) for one, other in pairs if one.grad is not None and other.grad is not None

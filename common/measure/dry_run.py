@@ -37,7 +37,7 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     kind = benchmark_module(config.benchmark).Benchmark
     places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
     benchmarks = [kind(config, seed=0, place=place) for place in places]
-    largest = max(benchmarks, key=lambda each: each.num_own_samples)
+    largest = max(benchmarks, key=lambda benchmark: benchmark.num_own_samples)
     plan = [*describe_plan(loaded), *describe_shares(benchmarks, largest), *describe_rank(largest)]
     lines += ["# plan", *(f"#   {line}" for line in plan)]
     return "\n".join(lines)

@@ -167,7 +167,6 @@ def run_command(row: Row, scratch: Path, limit_s: float) -> tuple[str, str]:
 
 
 def parse_figures(lines: list[str]) -> dict[str, Any] | None:
-    """Return the JSON object that a row printed last; None where there is none."""
     text = "\n".join(lines)
     for start in [*(match.start() for match in re.finditer(r"^\{", text, re.MULTILINE))][-3:]:
         try:
@@ -179,13 +178,11 @@ def parse_figures(lines: list[str]) -> dict[str, Any] | None:
 
 
 def hide_folders(line: str) -> str:
-    """Return a line without the folders of this machine."""
     line = line.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
     return re.sub(r"(?<![\w.])/[\w.~+-]+(/[\w.~+-]+)+/(?=[\w.~+-])", ".../", line)
 
 
 def read_rows(output: Path, order: list[str]) -> list[dict[str, Any]]:
-    """Return the rows of a folder in the order of the stages."""
     rows = [json.loads(path.read_text()) for path in sorted(output.glob("*-[0-9][0-9].json"))]
     known = [record for record in rows if record["stage"] in order]
     return sorted(known, key=lambda record: order.index(record["stage"]))

@@ -57,7 +57,6 @@ def predict(record: dict[str, Any], figures: dict[str, Any], rate: dict[str, Any
 
 
 def describe_rate(rate: dict[str, Any], predicted_per_s: float | None) -> str:
-    """Return one shape of a bench, beside what was predicted for it."""
     predicted = "" if predicted_per_s is None else f" (predicted: {predicted_per_s:.1f})"
     memory = "" if rate["memory_gb"] is None else f", {rate['memory_gb']:.1f} GB"
     traffic = "" if rate["bytes_share"] is None else f", {rate['bytes_share']:.0%} of the copy peak"
@@ -69,7 +68,6 @@ def describe_rate(rate: dict[str, Any], predicted_per_s: float | None) -> str:
 
 
 def describe_trace(shape: str, summary: dict[str, Any]) -> str:
-    """Return one shape of a trace."""
     classes = ", ".join(f"{name} {ms:.2f}" for name, ms in summary["classes_ms"].items())
     return (
         f"{shape:>10}  {summary['step_ms']:.2f} ms a step, {summary['idle_share']:.0%} idle, host "

@@ -30,7 +30,6 @@ MOMENTS = ("quiet", "busy", "comes")
 
 
 def list_policies() -> dict[str, dict[str, str]]:
-    """Return the environments by what they set; a number of threads that is set is left alone."""
     cores = len(affinity())
     return {
         "before: a thread on every core": {"OMP_NUM_THREADS": str(cores)},
@@ -161,7 +160,6 @@ def write_table(figures: dict[str, Any]) -> str:
 
 
 def describe_times(runs: list[dict[str, Any]]) -> str:
-    """Return the median and the range of some runs; one that was ended counts as long as it took."""
     times = sorted(run["seconds"] or run["more_than_s"] for run in runs)
     over = "over " if any(run["seconds"] is None for run in runs) else ""
     middle = f"{over}{statistics.median(times):.1f}"

@@ -87,7 +87,6 @@ def draws(samples: np.ndarray, numbers: np.ndarray, *, seed: int, epoch: int) ->
 
 
 def centre_crops(sizes: np.ndarray) -> np.ndarray:
-    """Return the largest centre crops (num_samples, 4) whose aspect ratio lies between 3/4 and 4/3."""
     heights, widths = sizes.astype(np.int64).T
     low, high = ASPECT_RATIOS
     crop_heights = np.minimum(heights, np.rint(widths / low).astype(np.int64))

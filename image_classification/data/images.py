@@ -22,7 +22,7 @@ class Images(Protocol):
     labels: np.ndarray  # (num_samples,) int64, classes from 0
 
     def __len__(self) -> int:
-        """Return the number of samples."""
+        """The number of samples."""
 
     def where(self, sample: int) -> str:
         """Return what names a sample in an error: its file, and its record there."""

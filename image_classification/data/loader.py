@@ -178,7 +178,6 @@ def build_evaluation_batch(
 
 
 def random_crop(images: Images, sample: int, box: np.ndarray, size_px: int) -> np.ndarray:
-    """Return (size_px, size_px, 3) uint8: a box (top, left, height, width), bilinear with antialiasing."""
     content = torch.from_numpy(np.frombuffer(bytearray(images.jpeg(sample)), np.uint8))
     try:
         image = decode_jpeg(content, mode=ImageReadMode.RGB)
@@ -189,7 +188,6 @@ def random_crop(images: Images, sample: int, box: np.ndarray, size_px: int) -> n
 
 
 def centre_crop(images: Images, resize_px: int, crop_px: int, sample: int) -> np.ndarray:
-    """Return (crop_px, crop_px, 3) uint8: bilinear with antialiasing, then the centre."""
     image = decode(images, sample)
     width, height = (resize_px * length // min(image.size) for length in image.size)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)

@@ -76,7 +76,6 @@ def list_source(directory: Path, *, expected: dict[str, int], num_classes: int) 
 
 
 def name_hash(record: Record) -> bytes:
-    """Return 8 bytes that depend on class and file name alone."""
     return hashlib.blake2b(os.fsencode(f"{record.synset}/{record.name}"), digest_size=8).digest()
 
 

@@ -122,7 +122,6 @@ def place(start, length, positions, stored_px, shrinkage):
 
 @triton.jit
 def tap_weights(stored, centres, slope, low, high):
-    """Return the weights of stored pixels (one for each output) in a crop from `low` to `high`."""
     begins = stored.to(tl.float32)
     triangle = tl.maximum(1.0 - tl.abs(begins + 0.5 - centres) * slope, 0.0)
     part_inside = tl.maximum(tl.minimum(begins + 1.0, high) - tl.maximum(begins, low), 0.0)

@@ -64,7 +64,6 @@ class Feed:
         return PREFETCHED_IN_MEMORY if self.probes.loads_once else 2 * self.probes.num_readers + 1
 
     def pull(self, seconds: float, most: int) -> tuple[float, bool]:
-        """Return the samples/s of batches that nothing trains on, and whether `most` of them came in time."""
         size: int = self.benchmark.config.global_batch_size
         next(self)  # starts threads and processes
         count, before = 0, time.perf_counter()

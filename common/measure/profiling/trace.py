@@ -61,7 +61,6 @@ def summarize_trace(
 
 
 def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
-    """Return name, start and end in microseconds of each kernel and copy on the GPU."""
     return [
         (event.name, event.time_range.start, event.time_range.end)
         for event in events
@@ -70,7 +69,6 @@ def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
 
 
 def operator_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
-    """Return name, start and end of each operator on a CPU, without the time of those that it calls."""
     return [
         (event.name, event.time_range.start, event.time_range.start + event.self_cpu_time_total)
         for event in events
@@ -95,13 +93,11 @@ def summarize_spans(spans: list[tuple[str, float, float]], num_steps: int, wall_
 
 
 def classify_kernel(name: str) -> str:
-    """Return the class of a kernel by its name."""
     matching = (label for label, pattern in CLASSES.items() if re.search(pattern, name.lower()))
     return next(matching, "other")
 
 
 def busy_us(spans: Iterable[tuple[str, float, float]]) -> float:
-    """Return the microseconds in which at least one kernel ran."""
     total, until = 0.0, float("-inf")
     for _, start, end in sorted(spans, key=lambda span: span[1]):
         total += max(0.0, end - max(start, until))

@@ -105,7 +105,6 @@ def compute_saving(whole: Sequence[float], without: Sequence[float]) -> Saving:
 
 
 def max_speedup(share: float) -> float:
-    """Return how many times faster a step could become without a part, by Amdahl's law."""
     return math.inf if share >= 1 else 1 / (1 - max(share, 0.0))
 
 
@@ -135,7 +134,6 @@ def describe_bottleneck(profile: Profile) -> str:
 
 
 def describe_headroom(profile: Profile) -> str:
-    """Return how much faster the loader alone is than the step, where it is least so."""
     least = min(profile.phases, key=lambda phase: phase.loader_per_s / phase.step_per_s)
     if least.loader_per_s >= least.step_per_s:
         return f"the loader alone is {least.loader_per_s / least.step_per_s:.1f} times as fast as the step"
@@ -143,7 +141,6 @@ def describe_headroom(profile: Profile) -> str:
 
 
 def describe_rates(phase: Phase) -> str:
-    """Return the rates of the loader and of the step, each without the other."""
     loader, step = f"{phase.loader_per_s:,.0f}/s", f"{phase.step_per_s:,.0f}/s"
     return f"the loader alone brings {loader}, the step alone takes {step}"
 
@@ -180,7 +177,6 @@ def describe_input_bound(profile: Profile, waiting: float) -> str:
 
 
 def describe_peaks(profile: Profile) -> str:
-    """Return the shares of the device's peaks, weighted by time."""
     shares = []
     for name, what in (("flops_share", "the matrix product"), ("bytes_share", "the copy")):
         known = [(p.per_sample_ms, share) for p in profile.phases if (share := getattr(p, name)) is not None]

@@ -138,7 +138,6 @@ def list_fakes(values: Any) -> list[Any]:
 
 
 def count_bytes(value: Tensor) -> int:
-    """Return the bytes of a tensor's values, those of an expanded dimension once."""
     sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
     return value.element_size() * torch.Size(sizes).numel()
 
@@ -287,7 +286,6 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
 
 
 def measure_kernel(name: str, kind: str, num_bytes: float, cubins: Sequence[bytes]) -> Kernel:
-    """Return a kernel with the resources of the compiled form that spills least."""
     spilled, registers = min(read_resources(cubin)[::-1] for cubin in cubins)
     return Kernel(name=name, kind=kind, num_bytes=num_bytes, registers=registers, spilled_bytes=spilled)
 
@@ -306,7 +304,6 @@ def read_resources(cubin: bytes) -> tuple[int, int]:
 
 
 def make_host_batches(benchmark: Benchmark) -> dict[str, Batch]:
-    """Return synthetic batches, on the host, by the name of their shape."""
     with unset_fake_temporarily(), mock.patch.object(type(benchmark), "device", HOST):
         return probes_of(benchmark).bench_batches(benchmark.num_own_samples)
 

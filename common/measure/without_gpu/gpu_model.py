@@ -148,7 +148,6 @@ def predict_waiting(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms
 
 
 def predict_row(row: Mapping[str, Any], shares: Shares) -> float:
-    """Return the predicted samples per second of one device of a published row."""
     figures = load_counts(row["counts"])
     training = figures["training"][row["shape"]]
     return predict(training, figures["batch_size"], row["device"], shares, row).samples_per_s
@@ -217,7 +216,6 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
 
 
 def compute_typical_factor(checks: Iterable[Check]) -> float:
-    """Return the factor by which a prediction is typically off, up or down: 1 is exact."""
     errors = [abs(math.log(check.ratio)) for check in checks]
     return math.exp(sum(errors) / len(errors))
 

@@ -161,7 +161,6 @@ def pretend(gpu: Gpu, compiled: Compiled) -> Iterator[FakeTensorMode]:
 
 
 def answer_always(value: Any) -> Callable[..., Any]:
-    """Return a new function at each call: Dynamo tells functions by their identity."""
     return lambda *args, **named: value
 
 
@@ -259,13 +258,11 @@ def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
 
 
 def choose_layout(images: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
-    """Return the layout of a convolution's result in cuDNN: channels last where either input has that."""
     is_last = any(suggest_memory_format(tensor) == torch.channels_last for tensor in (images, weight))
     return torch.channels_last if is_last else torch.contiguous_format
 
 
 def answer_device(args: Any) -> torch.device:
-    """Return the device that C++ sees: the host, but meta for kernels of FakeTensorMode itself."""
     return META if args[0].fake_mode.in_kernel_invocation else HOST
 
 

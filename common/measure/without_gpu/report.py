@@ -93,7 +93,6 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
 
 
 def name_result(directory: Path, architecture: str, benchmark: str, name: str) -> Path:
-    """Return the path of figures of this torch; `name` may carry settings: optimized+methods.ema=false."""
     version = ".".join(metadata.version("torch").split(".")[:2])
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", name)
     safe = safe if len(safe) <= MAX_NAME else f"{safe[:MAX_NAME]}-{zlib.crc32(name.encode()):08x}"
