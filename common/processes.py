@@ -184,10 +184,12 @@ def handle_ending_signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
 def delay_signals() -> Iterator[None]:
     """Hold back the signals that would end this process until the block has ended."""
     received: list[int] = []
-    with handle_ending_signals(lambda number, _: received.append(number)):
-        yield
-    if received:
-        signal.raise_signal(received[0])
+    try:
+        with handle_ending_signals(lambda number, _: received.append(number)):
+            yield
+    finally:  # also where the block failed
+        if received:
+            signal.raise_signal(received[0])
 
 
 def raise_interrupt(number: int, frame: Any) -> None:

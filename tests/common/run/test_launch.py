@@ -114,3 +114,18 @@ def test_the_length_of_a_run_is_that_of_the_clock_which_nobody_sets(tmp_path, mo
     assert ended.outcome == "converged" and "success: 20.0 s to the target" in out
     assert "the clock was set by -3600 s" in err
     assert launch.expected_seconds(tmp_path) == 20
+
+
+def test_a_signal_that_was_held_back_counts_also_where_the_block_fails():
+    code = """
+import os, signal
+from common.processes import delay_signals
+try:
+    with delay_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise OSError
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
