@@ -60,7 +60,7 @@ class Probes(probes.Probes):
 
     @property
     def loads_once(self) -> bool:
-        """Whether decoded images stay in memory."""
+        """True if decoded images stay in memory."""
         return self.config.data.loader == "resident"
 
     @property

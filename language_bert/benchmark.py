@@ -242,7 +242,7 @@ class Benchmark(benchmark.Benchmark):
 
     @cached_property
     def balances_parts(self) -> bool:
-        """Whether a batch is partitioned by length: with `unpad`, unless its setting says otherwise."""
+        """True if a batch is partitioned by length: with `unpad`, unless its setting says otherwise."""
         settings = self.config.methods.get("unpad")
         return settings is not None and Unpad.Config(**settings).balance_ranks
 

@@ -47,7 +47,7 @@ class Audited:
 
     @property
     def passes(self) -> bool:
-        """Whether no rule finds an error and no checker refuses the set."""
+        """True if no rule finds an error and no checker refuses the set."""
         return not self.num_errors and not any(verdict.refuses for verdict in self.verdicts)
 
     def lines(self, *, shows_all: bool = False) -> Iterator[str]:

@@ -50,7 +50,7 @@ class Ratio:
     detectable: float | None
 
     def is_within(self, margin: float) -> bool:
-        """Whether two one-sided tests place the ratio between 1 / (1 + margin) and 1 + margin."""
+        """True if two one-sided tests place the ratio between 1 / (1 + margin) and 1 + margin."""
         limits = self.equivalence
         return limits is not None and 1 / (1 + margin) < limits.low and limits.high < 1 + margin
 

@@ -85,22 +85,22 @@ class Log:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this suite wrote the log; its own logs are held to stricter rules."""
+        """True if this suite wrote the log; its own logs are held to stricter rules."""
         return self.first("configuration_name") is not None
 
     @property
     def is_study(self) -> bool:
-        """Whether the run was to train to the end of its budget, past the target: no timed run to it."""
+        """True if the run was to train to the end of its budget, past the target: no timed run to it."""
         return self.value("stop_at_target") is False
 
     @property
     def lies_in_study(self) -> bool:
-        """Whether the file is results/study/<study>/<system>/<benchmark>/result_N.txt."""
+        """True if the file is results/study/<study>/<system>/<benchmark>/result_N.txt."""
         return self.file is not None and self.file.parts[-5:-4] == (STUDY,)
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run was interrupted and went on from a checkpoint."""
+        """True if the run was interrupted and went on from a checkpoint."""
         return self.first("resumed") is not None
 
     @cached_property
@@ -111,7 +111,7 @@ class Log:
 
     @cached_property
     def is_proxy(self) -> bool:
-        """Whether the size is mini, or unknown; a log that states no size is a full one (foreign logs)."""
+        """True if the size is mini, or unknown; a log that states no size is a full one (foreign logs)."""
         return self.value("benchmark_size") not in (None, "full")
 
     @property
@@ -166,7 +166,7 @@ class Log:
 
     @property
     def is_converged(self) -> bool:
-        """Whether the run may be scored: status success, and the last accuracy reaches the target."""
+        """True if the run may be scored: status success, and the last accuracy reaches the target."""
         stop = self.last("run_stop")
         succeeded = stop is not None and stop.metadata.get("status") == "success"
         return succeeded and bool(self.curve) and self.curve[-1].accuracy >= self.target

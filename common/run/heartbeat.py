@@ -118,7 +118,7 @@ class Heartbeat:
 
     @property
     def is_shutting_down(self) -> bool:
-        """Whether the launcher is ending the ranks and will close the log."""
+        """True if the launcher is ending the ranks and will close the log."""
         return any(slot.words[SHUTTING_DOWN] for slot in self.slots)
 
     def announce_shutdown(self) -> None:

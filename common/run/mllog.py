@@ -130,7 +130,7 @@ class RunLog:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is written unchanged: the library drops what JSON lacks, and NaN is not JSON."""
+    """True if a value is written unchanged: the library drops what JSON lacks, and NaN is not JSON."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and is_plain(content) for key, content in value.items())
     if isinstance(value, list):

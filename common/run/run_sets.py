@@ -113,7 +113,7 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
 
 
 def came_to_its_end(log: Log) -> bool:
-    """Whether a run stopped by itself: after a fault or an interruption, run_stop has a reason."""
+    """True if a run stopped by itself: after a fault or an interruption, run_stop has a reason."""
     stop = log.last("run_stop")
     return stop is not None and "reason" not in stop.metadata
 

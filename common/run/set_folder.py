@@ -96,7 +96,7 @@ def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, way: Way, def
 
 
 def is_asked(loaded: Loaded, key: str) -> bool:
-    """Whether a person changed a key on the command line; else a method did, or the machine's default."""
+    """True if a person changed a key on the command line; else a method did, or the machine's default."""
     if key in Way._fields:
         return True
     path = tuple(key.split("."))

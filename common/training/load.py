@@ -17,7 +17,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
 
     Raises UserError that names file:line and the nearest valid key.
     """
-    from common.training.registry import build_methods  # it needs this module's types
+    from common.training.registry import build_methods  # torch, which a command's --help does without
 
     module = benchmark_module(benchmark)
     source, document = configuration, None

@@ -141,7 +141,7 @@ class Method:
 
     @property
     def captures_graphs(self) -> bool:
-        """Whether it has CUDA graphs captured, which share their memory with those of every other model."""
+        """True if it has CUDA graphs captured, which share their memory with those of every other model."""
         return False
 
     @property

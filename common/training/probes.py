@@ -103,7 +103,7 @@ class Probes(ABC):
 
     @property
     def loads_once(self) -> bool:
-        """Whether the loader keeps what it has read, so that later passes over the data cost less."""
+        """True if the loader keeps what it has read, so that later passes over the data cost less."""
         return False
 
     @property

@@ -75,7 +75,7 @@ class Reproduction:
 
     @property
     def is_reproduced(self) -> bool:
-        """Whether the set has a score, and throughput and samples to target are reproduced or better."""
+        """True if the set has a score, and throughput and samples to target are reproduced or better."""
         return bool(self.factors and self.score.minutes) and all(
             factor.verdict in (REPRODUCED, BETTER) for factor in self.factors if factor.name != "minutes"
         )
@@ -229,7 +229,7 @@ def _counting(tokens: int, qualities: Sequence[float], num_reached: int, samples
 
 
 def _are_same(ours: Score, published: Score) -> bool:
-    """Whether the minutes of all runs agree to the published digits."""
+    """True if the minutes of all runs agree to the published digits."""
     minutes = [sorted(run.minutes for run in score.counting) for score in (ours, published)]
     return len(minutes[0]) == len(minutes[1]) and all(
         math.isclose(a, b, abs_tol=2e-4) for a, b in zip(*minutes, strict=True)

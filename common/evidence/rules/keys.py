@@ -65,7 +65,7 @@ def run_has_one_span(log: Log) -> Iterator[Found]:
 
 
 def breaks_off(log: Log) -> bool:
-    """Whether a run was evaluated, missed its target and ends without run_stop."""
+    """True if a run was evaluated, missed its target and ends without run_stop."""
     return log.is_honest_miss and not log.events("run_stop") and bool(log.curve)
 
 

@@ -336,7 +336,7 @@ def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
 
 
 def is_rerun(log: Log, other: Log) -> bool:
-    """Whether two logs are of one seed at two times: such runs may agree to the bit."""
+    """True if two logs are of one seed at two times: such runs may agree to the bit."""
     seeds = {repr(one.value("seed")) for one in (log, other)}
     starts = {one.events("run_start")[0].time_ms for one in (log, other) if one.events("run_start")}
     return len(seeds) == 1 and seeds != {"None"} and len(starts) == 2

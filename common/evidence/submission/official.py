@@ -133,7 +133,7 @@ def judge_seeds(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
 
 
 def lacks_seeds(run_set: RunSet, ruleset: str) -> bool:
-    """Whether no log of a run set has a seed, in a round that did not ask for one."""
+    """True if no log of a run set has a seed, in a round that did not ask for one."""
     return ruleset < SEEDS_ASKED and not any(log.first("seed") for log in run_set.logs)
 
 
@@ -221,7 +221,7 @@ def _compliance(log: Log, ruleset: str) -> Verdict:
 
 
 def _has_known_names(log: Log) -> bool:
-    """Whether the values from which the checker builds file names are known ones."""
+    """True if the values from which the checker builds file names are known ones."""
     known = {"submission_benchmark": tuple(RULESETS), "submission_division": ("open", "closed")}
     return all(event.value in values for key, values in known.items() for event in log.events(key))
 
