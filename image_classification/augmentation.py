@@ -9,7 +9,6 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from common.config.schema import RunConfig
-from common.errors import UserError
 from common.training.method import Method, seeded
 from common.training.registry import build_methods
 
@@ -30,9 +29,8 @@ class Augmentation(Method, ABC):
         """Change nothing; raise UserError for a loader without worker processes."""
         loader = config.model_dump()["data"]["loader"]
         if loader != "workers":
-            raise UserError(
+            self.refuse(
                 f"changes single images in worker processes, which the loader '{loader}' does not have",
-                where=f"methods.{self.name}",
                 hint="--set data.loader=workers",
             )
         return config

@@ -17,7 +17,6 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from common.config.schema import RunConfig
-from common.errors import UserError
 from common.training.method import Method
 from image_classification.data.crops import alternating_flips
 
@@ -54,5 +53,5 @@ class AlternatingFlip(Method):
         if data["flip_probability"] != 0.5:
             share = f"{data['flip_probability']:g}"
             what = f"mirrors an image in half of the epochs, but data.flip_probability is {share}"
-            raise UserError(what, where=f"methods.{self.name}", hint="set it to 0.5 or leave the method out")
+            self.refuse(what, hint="set it to 0.5 or leave the method out")
         return config.replaced(data=data | {"alternates_flips": True})

@@ -21,7 +21,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config.schema import Fraction, Strict
-from common.errors import UserError
 from common.methods.label_smoothing import smooth_labels
 from common.training.method import Loss, Method
 
@@ -54,7 +53,7 @@ class BinaryCrossEntropy(Method):
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when the model has no linear layer with a bias."""
         if apply_log_bias(model) == 0:
-            raise UserError("no linear layer with a bias in this model", where=f"methods.{self.name}")
+            self.refuse("no linear layer with a bias in this model")
         return model
 
     def loss(self, loss: Loss) -> Loss:

@@ -23,7 +23,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config.schema import Strict
-from common.errors import UserError
 from common.training.method import Method
 
 
@@ -90,5 +89,5 @@ class Blurpool(Method):
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when the model has nothing to blur."""
         if apply_blurpool(model, self.settings.min_channels) == 0:
-            raise UserError("no strided layer in this model", where=f"methods.{self.name}")
+            self.refuse("no strided layer in this model")
         return model

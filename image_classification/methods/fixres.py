@@ -19,7 +19,6 @@ from pydantic import Field
 from torchvision.transforms import v2
 
 from common.config.schema import RunConfig, Strict
-from common.errors import UserError
 from common.training.method import Method
 
 
@@ -57,5 +56,5 @@ class Fixres(Method):
         """Raise UserError when the configuration has these sizes already."""
         changed = config.replaced(data=config.model_dump()["data"] | self.settings.model_dump())
         if changed == config:
-            raise UserError("the data have these sizes already", where=f"methods.{self.name}")
+            self.refuse("the data have these sizes already")
         return changed

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from common.config.schema import Strict
-from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 
 
@@ -50,7 +49,7 @@ class Mixup(Method):
         """Count the classes. Raise UserError when the model has no linear layer."""
         widths = [layer.out_features for layer in model.modules() if isinstance(layer, nn.Linear)]
         if not widths:
-            raise UserError("no linear layer in this model", where=f"methods.{self.name}")
+            self.refuse("no linear layer in this model")
         self.num_classes = widths[-1]
         return model
 

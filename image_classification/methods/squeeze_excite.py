@@ -17,7 +17,6 @@ from torch import nn
 from torchvision.ops import SqueezeExcitation
 
 from common.config.schema import Strict
-from common.errors import UserError
 from common.training.method import Method
 
 
@@ -53,5 +52,5 @@ class SqueezeExcite(Method):
         """Raise UserError when no convolution is wide enough."""
         if apply_squeeze_excite(model, **self.settings.model_dump()) == 0:
             what = f"no convolution has {self.settings.min_channels} channels in and out"
-            raise UserError(what, where=f"methods.{self.name}.min_channels")
+            self.refuse(what, setting="min_channels")
         return model

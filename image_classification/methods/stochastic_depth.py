@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from common.config.schema import RunConfig, Strict
-from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 from common.training.registry import refuse_compiled
 
@@ -105,7 +104,7 @@ class StochasticDepth(Method):
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when the model has no residual block."""
         if apply_stochastic_depth(model, self.settings.drop_rate) == 0:
-            raise UserError("no residual block in this model", where=f"methods.{self.name}")
+            self.refuse("no residual block in this model")
         self.wrapped = model
         return model
 

@@ -14,7 +14,6 @@ Source. Goyal et al. 2017, https://arxiv.org/abs/1706.02677; He et al. 2018, htt
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from common.errors import UserError
 from common.training.method import Method
 
 
@@ -35,5 +34,5 @@ class ZeroGamma(Method):
     def model(self, model: nn.Module) -> nn.Module:
         """Raise UserError when the model has no residual block."""
         if apply_zero_gamma(model) == 0:
-            raise UserError("no residual block in this model", where=f"methods.{self.name}")
+            self.refuse("no residual block in this model")
         return model
