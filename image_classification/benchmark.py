@@ -93,7 +93,7 @@ class Benchmark(benchmark.Benchmark):
         Raises UserError when decoded images would not fit into memory, or DALI is missing.
         """
         data = self.config.data
-        check_loader(data, self.num_own_images, self.micro_batch_sizes[0], self.device)
+        check_loader(data, self.num_rank_images, self.micro_batch_sizes[0], self.device)
         if data.loader != "resident":
             return
         pixels = torch.zeros(1, data.stored_px, data.stored_px, 3, dtype=torch.uint8, device=self.device)
@@ -146,10 +146,10 @@ class Benchmark(benchmark.Benchmark):
         }
 
     @property
-    def num_own_images(self) -> int:
+    def num_rank_images(self) -> int:
         """The training images that are this rank's, where a loader keeps them."""
         config = self.config
-        return sampler.shard_size(config.data.num_train_samples, config.global_batch_size, self.place)
+        return sampler.shard_size(config.data.num_train_samples, config.global_batch_size, self.rank_info)
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
@@ -162,7 +162,7 @@ class Benchmark(benchmark.Benchmark):
             min_area=data.min_crop_area,
             flip_probability=data.flip_probability,
             alternates_flips=data.alternates_flips,
-            place=self.place,
+            rank_info=self.rank_info,
             transform=build_transform(self.config),
         )
         loader = open_loader(
@@ -185,8 +185,8 @@ class Benchmark(benchmark.Benchmark):
         images = self.images("validation", data.num_evaluation_samples)
         drawn = evaluation_batches(
             images,
-            self.own_evaluation_batch_size,
-            samples=self.own_evaluation_samples,
+            self.rank_evaluation_batch_size,
+            samples=self.rank_evaluation_samples,
             resize_px=data.evaluation_resize_px,
             crop_px=data.evaluation_crop_px,
             num_workers=data.num_workers if data.loader == "workers" else 0,

@@ -56,7 +56,8 @@ class Probes(probes.Probes):
     def resident_bytes(self) -> int:
         """The decoded images of the loader that keeps those of this rank."""
         data = self.config.data
-        return stored_bytes(self.benchmark.num_own_images, data.stored_px) if data.loader == "resident" else 0
+        num_images = self.benchmark.num_rank_images
+        return stored_bytes(num_images, data.stored_px) if data.loader == "resident" else 0
 
     @property
     def loads_once(self) -> bool:

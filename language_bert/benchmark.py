@@ -123,7 +123,7 @@ class Benchmark(benchmark.Benchmark):
         sequences and of tokens, and the last layer of `last_layer_subset` for each number of masked tokens
         too.
         """
-        is_divided = self.place.world_size > 1 or self.num_micro_batches > 1
+        is_divided = self.rank_info.world_size > 1 or self.num_micro_batches > 1
         if self.config.model.next_sentence and is_divided:
             what = "is not trained on several ranks or in micro-batches"
             raise UserError(what, where="model.next_sentence")
@@ -151,7 +151,8 @@ class Benchmark(benchmark.Benchmark):
 
     def synthetic_counts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield tokens and masked tokens of each sequence, (micro_batch_size,), of each synthetic batch."""
-        longest, num_parts = self.config.data.max_seq_length, self.place.world_size * self.num_micro_batches
+        longest = self.config.data.max_seq_length
+        num_parts = self.rank_info.world_size * self.num_micro_batches
         for size in self.micro_batch_sizes:
             lengths = typical_lengths(size, longest)
             deviation = longest * LENGTH_DEVIATION * size**0.5  # of their sum
@@ -224,7 +225,7 @@ class Benchmark(benchmark.Benchmark):
         shards = self.shards("train", self.config.data.num_train_samples)
         size, before = self.config.global_batch_size, time.perf_counter()
         for indices in sampler.batches(len(shards), size, seed=self.seed, start_step=start_step):
-            members = self.own_part(indices, shards.index["num_tokens"][indices])
+            members = self.rank_part(indices, shards.index["num_tokens"][indices])
             records = [shards[index] for index in members]
             batch = padded_batch(records, self.config.data.max_seq_length)
             num_targets = int(shards.index["num_masked"][indices].sum())
@@ -232,12 +233,12 @@ class Benchmark(benchmark.Benchmark):
             yield replace(batch, num_global_targets=num_targets, loading_s=loading_s)
             before = time.perf_counter()
 
-    def own_part(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def rank_part(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return this rank's samples of a batch, ordered by micro-batch."""
         num_parts = self.num_micro_batches
-        if not self.balances_parts or self.place.world_size * num_parts == 1:
-            return sampler.rank_part(indices, self.place)
-        members = sampler.balanced_part(np.arange(len(indices)), lengths, self.place)
+        if not self.balances_parts or self.rank_info.world_size * num_parts == 1:
+            return sampler.rank_part(indices, self.rank_info)
+        members = sampler.balanced_part(np.arange(len(indices)), lengths, self.rank_info)
         return indices[members[np.concatenate(sampler.partition_by_load(lengths[members], num_parts))]]
 
     @cached_property
@@ -248,7 +249,7 @@ class Benchmark(benchmark.Benchmark):
 
     def evaluation_batches(self) -> Iterator[Batch]:
         shards = self.shards("evaluation", self.config.data.num_evaluation_samples)
-        members, size = self.own_evaluation_samples, self.own_evaluation_batch_size
+        members, size = self.rank_evaluation_samples, self.rank_evaluation_batch_size
         for first in range(members.start, members.stop, size):
             records = [shards[index] for index in range(first, min(first + size, members.stop))]
             yield padded_batch(records, self.config.data.max_seq_length)

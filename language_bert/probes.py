@@ -40,7 +40,7 @@ class Probes(probes.Probes):
         """Return a batch of random tokens with lengths like Wikipedia's, in the order of a loader."""
         longest = self.config.data.max_seq_length
         lengths = typical_lengths(num_samples, longest)
-        lengths = self.benchmark.own_part(lengths, lengths)
+        lengths = self.benchmark.rank_part(lengths, lengths)
         return {f"{longest} tokens": self.benchmark.noise(lengths, self.benchmark.num_masked(lengths))}
 
     def bench_parts(self) -> Iterator[Part]:

@@ -92,10 +92,10 @@ def main(args: argparse.Namespace) -> int:
         print(describe_run(batch_check.mark_unverified(loaded, num_ranks), num_ranks))
         return EXIT_OK
     num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-    together = max(num_ranks, ranks.place().world_size)
+    together = max(num_ranks, ranks.read_rank_info().world_size)
     loaded = batch_check.mark_unverified(loaded, together)
     batch_check.check_asked(loaded, together)
-    if ranks.place().rank:
+    if ranks.read_rank_info().rank:
         return launch.take_part(args.hung_after)
     print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
     run_set = launch.plan_run_set(

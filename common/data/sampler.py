@@ -1,11 +1,11 @@
-"""The order of the training samples: a pure function of (seed, epoch, batches already drawn, place)."""
+"""The order of the training samples: a pure function of (seed, epoch, batches already drawn, rank)."""
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
 import numpy as np
 
-from common.training.ranks import Place, part
+from common.training.ranks import RankInfo, part
 
 SHARDS = 2**32  # in the place of an epoch, which draws who gets what
 
@@ -44,24 +44,30 @@ def in_epochs(
         epoch, step = epoch + 1, 0
 
 
-def shard_size(num_samples: int, batch_size: int, place: Place) -> int:
-    return len(shard_bounds(num_samples, batch_size, place))
+def shard_size(num_samples: int, batch_size: int, rank_info: RankInfo) -> int:
+    return len(shard_bounds(num_samples, batch_size, rank_info))
 
 
-def shard_bounds(num_samples: int, batch_size: int, place: Place) -> range:
+def shard_bounds(num_samples: int, batch_size: int, rank_info: RankInfo) -> range:
     """Locate the samples of a rank in the permutation of all."""
-    taken = part(batch_size, place.rank, place.world_size)
+    taken = rank_info.part(batch_size)
     return range(num_samples * taken.start // batch_size, num_samples * taken.stop // batch_size)
 
 
-def shard(num_samples: int, batch_size: int, *, seed: int, place: Place) -> np.ndarray:
+def shard(num_samples: int, batch_size: int, *, seed: int, rank_info: RankInfo) -> np.ndarray:
     """Draw the samples that a rank keeps for the whole run; ascending."""
-    bounds = shard_bounds(num_samples, batch_size, place)
+    bounds = shard_bounds(num_samples, batch_size, rank_info)
     return np.sort(epoch_order(num_samples, seed=seed, epoch=SHARDS)[bounds.start : bounds.stop])
 
 
 def shard_batches(
-    samples: np.ndarray, num_samples: int, batch_size: int, *, seed: int, place: Place, start_step: int = 0
+    samples: np.ndarray,
+    num_samples: int,
+    batch_size: int,
+    *,
+    seed: int,
+    rank_info: RankInfo,
+    start_step: int = 0,
 ) -> Iterator[np.ndarray]:
     """Yield a rank's part of every step, drawn from its own `samples` (its `shard`), without end.
 
@@ -70,25 +76,25 @@ def shard_batches(
     """
 
     def order(epoch: int) -> np.ndarray:
-        return np.take(samples, epoch_order(len(samples), seed=seed, epoch=epoch, rank=place.rank))
+        return np.take(samples, epoch_order(len(samples), seed=seed, epoch=epoch, rank=rank_info.rank))
 
-    size = len(part(batch_size, place.rank, place.world_size))
+    size = len(rank_info.part(batch_size))
     return in_epochs(order, size, num_samples // batch_size, start_step)
 
 
-def rank_part(samples: np.ndarray, place: Place) -> np.ndarray:
+def rank_part(samples: np.ndarray, rank_info: RankInfo) -> np.ndarray:
     """Slice a rank's part out of a global batch; the parts of all ranks, joined, are the batch."""
-    taken = part(len(samples), place.rank, place.world_size)
+    taken = rank_info.part(len(samples))
     return samples[taken.start : taken.stop]
 
 
-def balanced_part(samples: np.ndarray, loads: np.ndarray, place: Place) -> np.ndarray:
+def balanced_part(samples: np.ndarray, loads: np.ndarray, rank_info: RankInfo) -> np.ndarray:
     """Return a rank's part of a global batch such that all ranks have equal loads; as many as `rank_part`.
 
     Every rank computes the same partition, so none sends anything, and each keeps the order of the batch.
     `loads` (batch,) is the work on each sample.
     """
-    samples_of_rank: np.ndarray = samples[partition_by_load(loads, place.world_size)[place.rank]]
+    samples_of_rank: np.ndarray = samples[partition_by_load(loads, rank_info.world_size)[rank_info.rank]]
     return samples_of_rank
 
 

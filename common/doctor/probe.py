@@ -27,15 +27,15 @@ NUM_MESSAGES = 10
 
 def main() -> None:
     """Measure on every rank; rank 0 writes."""
-    place = ranks.place()
-    with distributed.process_group(place):
+    rank_info = ranks.read_rank_info()
+    with distributed.process_group(rank_info):
         is_gpu = torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
         measured: dict[str, Any] = {"ranks": distributed.all_gather(measure(device))}
         measured["backend"] = distributed.backend()
-        if place.world_size > 1:
-            measured |= time_messages(device, place.world_size)
-        if place.rank == 0:
+        if rank_info.world_size > 1:
+            measured |= time_messages(device, rank_info.world_size)
+        if rank_info.rank == 0:
             Path(sys.argv[1]).write_text(json.dumps(measured))
 
 

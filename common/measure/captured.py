@@ -103,7 +103,7 @@ def compare_evaluations(eager: TrainingRun, compiled: TrainingRun) -> float:
 
     They are evaluated as in a run, averages of weights included, on one synthetic batch.
     """
-    size = min(eager.benchmark.own_evaluation_batch_size, len(eager.benchmark.own_evaluation_samples))
+    size = min(eager.benchmark.rank_evaluation_batch_size, len(eager.benchmark.rank_evaluation_samples))
     batch = eager.benchmark.synthetic_evaluation_batch(size)
     outputs = []
     for run in (eager, compiled):

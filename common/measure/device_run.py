@@ -10,7 +10,7 @@ from common.config import schema as configs
 from common.errors import UserError
 from common.repository import benchmark_module
 from common.training.load import load_config
-from common.training.ranks import ALONE, Place
+from common.training.ranks import SINGLE_RANK, RankInfo
 
 if TYPE_CHECKING:
     from common.run.loop import TrainingRun
@@ -61,7 +61,7 @@ def load_for_ranks(
 
 
 def build(
-    config: configs.RunConfig, directory: Path, place: Place = ALONE, *, warms_up: bool = True
+    config: configs.RunConfig, directory: Path, rank_info: RankInfo = SINGLE_RANK, *, warms_up: bool = True
 ) -> "TrainingRun":
     """Return an initialized run whose log goes to a folder that nobody keeps."""
     from common.run.loop import Spec, TrainingRun
@@ -70,7 +70,7 @@ def build(
     number = sum(1 for _ in directory.iterdir())
     log = RunLog(directory / f"result_{number}.txt", state="run")
     spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
-    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0, place=place)
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0, rank_info=rank_info)
     run = TrainingRun(spec, config, benchmark, log)
     try:
         run.initialize(from_scratch=True, warms_up=warms_up)
@@ -82,10 +82,10 @@ def build(
 
 @contextmanager
 def open_run(
-    config: configs.RunConfig, place: Place = ALONE, *, warms_up: bool = True
+    config: configs.RunConfig, rank_info: RankInfo = SINGLE_RANK, *, warms_up: bool = True
 ) -> Iterator["TrainingRun"]:
     """Initialize a run for the block; its log is in a folder that goes with it."""
     with tempfile.TemporaryDirectory() as directory:
-        run = build(config, Path(directory), place, warms_up=warms_up)
+        run = build(config, Path(directory), rank_info, warms_up=warms_up)
         with closing(run.log):
             yield run

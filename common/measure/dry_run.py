@@ -20,7 +20,7 @@ from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.optim import schedule_factor
 from common.training.probes import probes_of
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 from common.training.step import Training
 
 GIGA = 1e9
@@ -35,9 +35,9 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     lines += [f"#   {key}: {where}" for key, where in list_origins(loaded)]
     lines += [f"# changed by {change}" for change in loaded.changes]
     kind = benchmark_module(config.benchmark).Benchmark
-    places = [Place(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
-    benchmarks = [kind(config, seed=0, place=place) for place in places]
-    largest = max(benchmarks, key=lambda benchmark: benchmark.num_own_samples)
+    rank_infos = [RankInfo(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
+    benchmarks = [kind(config, seed=0, rank_info=rank_info) for rank_info in rank_infos]
+    largest = max(benchmarks, key=lambda benchmark: benchmark.num_rank_samples)
     plan = [*describe_plan(loaded), *describe_shares(benchmarks, largest), *describe_rank(largest)]
     lines += ["# plan", *(f"#   {line}" for line in plan)]
     return "\n".join(lines)
@@ -77,13 +77,13 @@ def describe_plan(loaded: Loaded) -> list[str]:
 
 def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
     """Describe each rank's part of a batch and of the evaluation set."""
-    sizes = [rank.num_own_samples for rank in ranks]
-    evaluated = [len(rank.own_evaluation_samples) for rank in ranks]
+    sizes = [rank.num_rank_samples for rank in ranks]
+    evaluated = [len(rank.rank_evaluation_samples) for rank in ranks]
     return [
         f"batch per rank: {format_range(sizes)} of {sum(sizes):,} samples, in {largest.num_micro_batches} "
         f"micro-batch(es) of at most {largest.micro_batch_sizes[0]:,}",
         f"evaluation per rank: {format_range(evaluated)} of {sum(evaluated):,} samples, "
-        f"at most {largest.own_evaluation_batch_size:,} at a time",
+        f"at most {largest.rank_evaluation_batch_size:,} at a time",
     ]
 
 
@@ -94,8 +94,8 @@ def format_range(counts: list[int]) -> str:
 
 def describe_rank(benchmark: Benchmark) -> list[str]:
     """Build a rank, and describe its all-reduce and its memory."""
-    config, num_ranks = benchmark.config, benchmark.place.world_size
-    with fake_process_group(benchmark.place):
+    config, num_ranks = benchmark.config, benchmark.rank_info.world_size
+    with fake_process_group(benchmark.rank_info):
         training = Training(config, benchmark, seed=0)
         left_out = [method.name for method in training.methods if method.compiles]
         training.methods = [method for method in training.methods if not method.compiles]
@@ -124,12 +124,13 @@ def describe_rank(benchmark: Benchmark) -> list[str]:
 
 
 @contextmanager
-def fake_process_group(place: Place) -> Iterator[None]:
+def fake_process_group(rank_info: RankInfo) -> Iterator[None]:
     """Join a process group whose collective calls return at once, without other ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if place.world_size > 1:
-        dist.init_process_group("fake", store=FakeStore(), rank=place.rank, world_size=place.world_size)
+    rank, world_size = rank_info.rank, rank_info.world_size
+    if world_size > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:

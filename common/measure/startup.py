@@ -21,7 +21,8 @@ def measure_startup(config: RunConfig) -> dict[str, Any]:
     with open_run(config) as run:
         synchronize(run.device)
         initialized_s = time.perf_counter() - started
-        num_samples, size = len(run.benchmark.own_evaluation_samples), run.benchmark.own_evaluation_batch_size
+        num_samples = len(run.benchmark.rank_evaluation_samples)
+        size = run.benchmark.rank_evaluation_batch_size
         sizes = [*repeat(size, num_samples // size), *([num_samples % size] if num_samples % size else [])]
         batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
         model = run.evaluation_model()

@@ -68,7 +68,7 @@ class LayerFreezing(Method):
         return config
 
     def model(self, model: nn.Module) -> nn.Module:
-        if ranks.place().world_size > 1:
+        if ranks.read_rank_info().world_size > 1:
             self.refuse(
                 "trains on one rank only: ranks exchange the gradients of every layer, frozen or not",
                 hint="--nproc 1",

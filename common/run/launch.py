@@ -44,7 +44,7 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
 
     Raises UserError for more ranks than samples in a batch, or than GPUs. Below torchrun it is 1.
     """
-    num_started, num_gpus = ranks.place().world_size, count_gpus()
+    num_started, num_gpus = ranks.read_rank_info().world_size, count_gpus()
     if asked is not None and num_started > 1:
         raise UserError(f"--nproc {asked}: {num_started} ranks were started already", hint="leave it out")
     chosen = asked or (1 if num_started > 1 else min(num_gpus or 1, config.global_batch_size))
@@ -62,7 +62,7 @@ def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
 
     A run that torchrun or srun has started has no defaults: the two are equal.
     """
-    num_started, has_gpu = ranks.place().world_size, bool(hardware.gpu_names())
+    num_started, has_gpu = ranks.read_rank_info().world_size, bool(hardware.gpu_names())
     way = Way(max(num_ranks, num_started), "GPU" if count_gpus() else "CPU", num_threads(num_ranks))
     if num_started > 1:
         return way, way
@@ -85,7 +85,7 @@ def plan_run_set(
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
-    if num_runs > 1 and ranks.place().world_size > 1:
+    if num_runs > 1 and ranks.read_rank_info().world_size > 1:
         raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
     folder = SetFolder(system.system_id(loaded.config, cell), "")
     if not cell:
@@ -205,7 +205,7 @@ def choose_threads(run_set: RunSet) -> tuple[int | None, str]:
 
     Torch decides on GPUs, and where torchrun or srun starts ranks beside this one.
     """
-    if count_gpus() or ranks.place().world_size > 1:
+    if count_gpus() or ranks.read_rank_info().world_size > 1:
         return None, ""
     return load.most_threads(run_set.num_ranks)
 
@@ -230,11 +230,11 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
 
 def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> tuple[int, str]:
     """Run the ranks that this process has to start; returns the exit code, and which rank failed and why."""
-    place = ranks.place()
-    local_ranks = range(place.rank, place.rank + num_ranks)
+    rank_info = ranks.read_rank_info()
+    local_ranks = range(rank_info.rank, rank_info.rank + num_ranks)
     with (
         tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
-        closing(Heartbeat.create(max(num_ranks, place.world_size), spec)) as heartbeat,
+        closing(Heartbeat.create(max(num_ranks, rank_info.world_size), spec)) as heartbeat,
     ):
         environments = [
             {**environment, **temporary_environment(folder)}

@@ -59,9 +59,9 @@ class TrainingRun(Training):
     ) -> None:
         super().__init__(config, benchmark, seed=spec.seed)
         self.spec, self.log, self.slot = spec, log, slot or Slot()
-        is_quiet = self.place.rank > 0
+        is_quiet = self.rank_info.rank > 0
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
-        self.watch = MachineWatch(spec.most_threads, self.place, self.device)
+        self.watch = MachineWatch(spec.most_threads, self.rank_info, self.device)
         self.num_samples, self.rate, self.quality = 0, 0.0, 0.0
         self.started = time.monotonic()  # run_start sets it anew
         self.waited_s, self.loading_s, self.rates_from = 0.0, 0.0, (0.0, 0.0, 0.0)
@@ -223,13 +223,13 @@ def save(run: TrainingRun, step: int) -> None:
     """
     before, now = time.monotonic(), time.time()
     tensors, states = capture(run)
-    if run.place.rank:
+    if run.rank_info.rank:
         return
     result = ROOT / run.spec.result
     facts = Facts(
         step=step,
         seed=run.spec.seed,
-        world_size=run.place.world_size,
+        world_size=run.rank_info.world_size,
         system=run.spec.system,
         dataset_fingerprint=data_fingerprint(run.config),
         config=run.config.model_dump(mode="json"),

@@ -8,7 +8,7 @@ from common.evidence.disturbance import SPARE
 from common.machine.load import Load, Meter, load_of, may_choose_threads, own_gpu, read_alone
 from common.run.mllog import RunLog
 from common.training import distributed
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 
 BETWEEN_LOOKS_S = 1.0
 NUM_CROWDED = 2  # looks in a row, after which other programs are believed to stay
@@ -22,11 +22,11 @@ class MachineWatch:
     logged.
     """
 
-    def __init__(self, most_threads: int | None, place: Place, device: torch.device) -> None:
+    def __init__(self, most_threads: int | None, rank_info: RankInfo, device: torch.device) -> None:
         if most_threads is not None and most_threads < torch.get_num_threads():
             torch.set_num_threads(most_threads)
-        self.place = place
-        self.can_lower = place.world_size == 1 and device.type == "cpu" and may_choose_threads()
+        self.rank_info = rank_info
+        self.can_lower = rank_info.world_size == 1 and device.type == "cpu" and may_choose_threads()
         own_gpu()  # NVML starts before the clock does
         self.start_block()
 
@@ -50,7 +50,7 @@ class MachineWatch:
 
     def log_block(self, log: RunLog, **where: Any) -> None:
         """Log the load of the processors and GPUs of all ranks since the block began."""
-        readings = distributed.all_gather((self.place.local_rank, self.block.read(), own_gpu()))
+        readings = distributed.all_gather((self.rank_info.local_rank, self.block.read(), own_gpu()))
         ranks = [reading for _, reading, _ in readings if reading]
         machines = [reading for local_rank, reading, _ in readings if reading and local_rank == 0]
         load = load_of(machines, ranks) if machines else Load(cores=0.0, others=0.0, steal=0.0)

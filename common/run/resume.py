@@ -79,7 +79,7 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
     requested = run_recipe(
         run_set.loaded.config.model_dump(mode="json"),
         seed=facts.seed if seed is None else seed,
-        ranks=max(run_set.num_ranks, ranks.place().world_size),
+        ranks=max(run_set.num_ranks, ranks.read_rank_info().world_size),
         dataset_fingerprint=data_fingerprint(run_set.loaded.config),
         system=run_set.system,
     )

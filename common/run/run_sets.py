@@ -125,7 +125,8 @@ def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
     """
     config = run_set.loaded.config
     there = recipe_of_result(log, config)
-    now = of_configuration(values_of(config)) | {"ranks": max(run_set.num_ranks, ranks.place().world_size)}
+    num_ranks = max(run_set.num_ranks, ranks.read_rank_info().world_size)
+    now = of_configuration(values_of(config)) | {"ranks": num_ranks}
     if "benchmark" in there:
         if (difference := first_difference(there, now)) is None:
             return

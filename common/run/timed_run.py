@@ -19,7 +19,7 @@ from common.training import distributed
 from common.training.checkpoint import restore
 from common.training.checkpoint_header import read_facts
 from common.training.optim import optimizer_name
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 
 
 def log_head(log: RunLog, run: TrainingRun) -> None:
@@ -47,8 +47,8 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         "train_samples": config.data.num_train_samples,  # type: ignore[attr-defined]
         "eval_samples": config.data.num_evaluation_samples,  # type: ignore[attr-defined]
         "device": torch.cuda.get_device_name() if run.device.type == "cuda" else platform.machine(),
-        "num_ranks": run.place.world_size,
-        "num_accelerators": run.place.world_size if run.device.type == "cuda" else 0,
+        "num_ranks": run.rank_info.world_size,
+        "num_accelerators": run.rank_info.world_size if run.device.type == "cuda" else 0,
         "distributed_backend": distributed.backend(),
         "gradient_compression": config.gradient_compression,
         "num_threads": torch.get_num_threads(),
@@ -67,16 +67,16 @@ def log_loaded(log: RunLog, run: TrainingRun) -> None:
         log.event("form_used", backend.name, part=part, **version_of(backend.module))
 
 
-def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
+def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
     """Run once. Returns the exit code: 1 when the run should reach its target and did not, else 0.
 
     When the run fails, the launcher closes the log and states the reason.
     """
     module = benchmark_module(spec.config["benchmark"])
     config = module.Config.model_validate(spec.config)
-    result = ROOT / spec.result if place.rank == 0 else Path(os.devnull)
+    result = ROOT / spec.result if rank_info.rank == 0 else Path(os.devnull)
     log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
-    benchmark = module.Benchmark(config, seed=spec.seed, place=place)
+    benchmark = module.Benchmark(config, seed=spec.seed, rank_info=rank_info)
     run = TrainingRun(spec, config, benchmark, log, slot)
     if spec.needs_gpu and not torch.cuda.is_available():
         hint = "install a build for it, or run on the CPU with CUDA_VISIBLE_DEVICES="
@@ -84,7 +84,7 @@ def timed_run(spec: Spec, place: Place, slot: Slot) -> int:
             "PyTorch cannot use the GPU of this machine", where=f"torch {torch.__version__}", hint=hint
         )
     dropped, how = False, ""
-    if place.local_rank == 0:
+    if rank_info.local_rank == 0:
         dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
@@ -132,7 +132,7 @@ def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
     run.clock.num_steps, run.clock.steps_before_block = facts.step, evaluated[-1]
     run.clock.block_start = time.monotonic() - (now - facts.block_started)
     run.log.close()
-    if run.place.rank == 0:
+    if run.rank_info.rank == 0:
         head = result.read_text("ascii")
         with write_whole(result) as draft:
             draft.write_text(f"{facts.log}# --- resumed by\n{head}", "ascii")

@@ -24,14 +24,14 @@ from common.run.loop import Spec
 from common.run.supervision import DUMP
 from common.run.timed_run import timed_run
 from common.training import distributed, memory, ranks
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 
 WORKERS_END_S = 2.0  # for a loader's workers to end
 PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and ends the others
 INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
 
 
-def run_rank(place: Place, heartbeat: Heartbeat, slot: Slot) -> int:
+def run_rank(rank_info: RankInfo, heartbeat: Heartbeat, slot: Slot) -> int:
     """Run as one of the ranks, or alone, by the specification that rank 0 has. Returns the exit code.
 
     A failing rank reports its error to the launcher. Ranks other than 0, and ranks that may only have lost a
@@ -39,33 +39,33 @@ def run_rank(place: Place, heartbeat: Heartbeat, slot: Slot) -> int:
     """
     try:
         try:
-            with distributed.process_group(place):
-                orders = heartbeat.orders if place.rank == 0 else {}
-                code = timed_run(Spec(**distributed.broadcast(orders)), place, slot)
+            with distributed.process_group(rank_info):
+                orders = heartbeat.orders if rank_info.rank == 0 else {}
+                code = timed_run(Spec(**distributed.broadcast(orders)), rank_info, slot)
                 leave(code)  # the group's own end may abort a rank whose result is whole
         except Exception as error:
             slot.fail(describe_error(error))
             code = exit_code_of(error)
-            if place.world_size > 1 and (place.rank or code != EXIT_USAGE):
+            if rank_info.world_size > 1 and (rank_info.rank or code != EXIT_USAGE):
                 time.sleep(PEERS_END_S)
             if code == EXIT_INTERNAL:
                 traceback.print_exc()
             return code  # ending the group would wait for messages that never come
     except KeyboardInterrupt:
-        tidy_up(place, heartbeat)
+        tidy_up(rank_info, heartbeat)
         return EXIT_INTERRUPTED
 
 
-def tidy_up(place: Place, heartbeat: Heartbeat) -> None:
+def tidy_up(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
     """Close the log and remove temporary files of an interrupted run whose launcher is gone."""
     if not heartbeat.is_shutting_down:
-        if place.rank == 0:
+        if rank_info.rank == 0:
             mllog.abort(ROOT / heartbeat.orders["result"], reason=heartbeat.interruption())
         if TEMPORARY in os.environ:
             shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
 
 
-def end_in_time(place: Place, heartbeat: Heartbeat) -> None:
+def end_in_time(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
     """Handle SIGTERM, and end this process even while its main thread waits for a device or a dead peer.
 
     Python runs signal handlers between two bytecode instructions of the main thread only. The wakeup file
@@ -81,7 +81,7 @@ def end_in_time(place: Place, heartbeat: Heartbeat) -> None:
         while os.read(reader, 1) != bytes([signal.SIGTERM]):
             pass
         time.sleep(INTERRUPTED_S)
-        tidy_up(place, heartbeat)
+        tidy_up(rank_info, heartbeat)
         leave(EXIT_INTERRUPTED)
 
     threading.Thread(target=watch, name="end in time", daemon=True).start()
@@ -119,13 +119,13 @@ def describe_error(error: Exception) -> str:
 
 
 def main() -> NoReturn:
-    place = ranks.place()
-    heartbeat = Heartbeat.open(sys.argv[1], place.world_size)
+    rank_info = ranks.read_rank_info()
+    heartbeat = Heartbeat.open(sys.argv[1], rank_info.world_size)
     faulthandler.enable()
     faulthandler.register(DUMP, all_threads=True)
-    end_in_time(place, heartbeat)
+    end_in_time(rank_info, heartbeat)
     with tolerate_lost_output():
-        leave(run_rank(place, heartbeat, heartbeat.slots[place.rank]))
+        leave(run_rank(rank_info, heartbeat, heartbeat.slots[rank_info.rank]))
 
 
 if __name__ == "__main__":

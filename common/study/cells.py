@@ -167,7 +167,7 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
 
     Raises UserError for results of other settings, two cells of one name, or a fault of this machine.
     """
-    if ranks.place().world_size > 1:
+    if ranks.read_rank_info().world_size > 1:
         raise UserError("a study starts its ranks itself", hint="use --nproc, not torchrun or srun")
     names = [cell.name for cell in study.cells]
     for name in (study.name, *names):

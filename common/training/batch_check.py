@@ -10,7 +10,7 @@ from common.config.schema import Loaded
 from common.errors import UserError
 from common.repository import benchmark_module, probes_module
 from common.training.load import load_config
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 
 
 def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
@@ -35,9 +35,9 @@ def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
     if not probes_module(name).Probes.has_batch_norm:
         return []
     kind = benchmark_module(name).Benchmark
-    ends = (Place(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1))  # the least and the most
+    ends = [RankInfo(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1)]  # least and most
     return sorted(
-        {size for place in ends for size in kind(loaded.config, seed=0, place=place).micro_batch_sizes}
+        {size for end in ends for size in kind(loaded.config, seed=0, rank_info=end).micro_batch_sizes}
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from common.repository import ROOT
 from common.training.method import Batch
-from common.training.ranks import ALONE, Place, part
+from common.training.ranks import SINGLE_RANK, RankInfo, part
 
 
 class Names(NamedTuple):
@@ -44,8 +44,8 @@ class Benchmark(ABC):
     names: ClassVar[Names]
     counts_epochs: ClassVar[bool]  # whether `epoch_num` in the log counts epochs (resnet) or samples (bert)
 
-    def __init__(self, config: Any, *, seed: int, place: Place = ALONE) -> None:
-        self.config, self.seed, self.place = config, seed, place
+    def __init__(self, config: Any, *, seed: int, rank_info: RankInfo = SINGLE_RANK) -> None:
+        self.config, self.seed, self.rank_info = config, seed, rank_info
 
     def prepare_loader(self) -> None:
         """Run the loader's own GPU kernels once for each shape of training, so that they are compiled.
@@ -119,44 +119,44 @@ class Benchmark(ABC):
 
     @property
     @final
-    def num_own_samples(self) -> int:
+    def num_rank_samples(self) -> int:
         """Samples of every global batch that this rank takes."""
         size: int = self.config.global_batch_size
-        return len(part(size, self.place.rank, self.place.world_size))
+        return len(self.rank_info.part(size))
 
     @property
     @final
     def num_micro_batches(self) -> int:
         """Micro-batches in which this rank takes its samples."""
-        largest: int = self.config.micro_batch_size or self.num_own_samples
-        return math.ceil(self.num_own_samples / largest)
+        largest: int = self.config.micro_batch_size or self.num_rank_samples
+        return math.ceil(self.num_rank_samples / largest)
 
     @property
     @final
     def num_accumulation_steps(self) -> int:
         """The most micro-batches of any rank; the ranks' shares may differ by a sample."""
-        last = Place(rank=self.place.world_size - 1, world_size=self.place.world_size)
-        return type(self)(self.config, seed=self.seed, place=last).num_micro_batches
+        last = RankInfo(rank=self.rank_info.world_size - 1, world_size=self.rank_info.world_size)
+        return type(self)(self.config, seed=self.seed, rank_info=last).num_micro_batches
 
     @property
     @final
     def micro_batch_sizes(self) -> list[int]:
         """The different numbers of samples that the model is called with in training, largest first."""
-        num_samples, parts = self.num_own_samples, self.num_micro_batches
+        num_samples, parts = self.num_rank_samples, self.num_micro_batches
         return sorted({len(part(num_samples, number, parts)) for number in range(parts)}, reverse=True)
 
     @property
     @final
-    def own_evaluation_samples(self) -> range:
+    def rank_evaluation_samples(self) -> range:
         """Samples of the evaluation set that this rank takes; empty where there are fewer than ranks."""
-        return part(self.config.data.num_evaluation_samples, self.place.rank, self.place.world_size)
+        return self.rank_info.part(self.config.data.num_evaluation_samples)
 
     @property
     @final
-    def own_evaluation_batch_size(self) -> int:
+    def rank_evaluation_batch_size(self) -> int:
         """Samples of the evaluation set that this rank takes at a time."""
         size: int = self.config.evaluation_batch_size
-        return math.ceil(size / self.place.world_size)
+        return math.ceil(size / self.rank_info.world_size)
 
     @property
     @final

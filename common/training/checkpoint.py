@@ -72,7 +72,7 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
         if f"methods.{method.name}" in facts.modules:
             method.init_extra_state(training.model)
     shared, local = module_tensors(training)
-    targets = shared | {f"rank{training.place.rank}.{name}": value for name, value in local.items()}
+    targets = shared | {f"rank{training.rank_info.rank}.{name}": value for name, value in local.items()}
     try:
         with safe_open(checkpoint, framework="pt") as file:
             crcs = json.loads((file.metadata() or {}).get("tensors_crc32", "{}"))
@@ -106,7 +106,7 @@ def restore_states(training: Training, local: Tensors, facts: Facts) -> None:
     torch.set_rng_state(local["random.cpu"])
     if "random.cuda" in local:
         torch.cuda.set_rng_state(local["random.cuda"])
-    generators = facts.random[training.place.rank]
+    generators = facts.random[training.rank_info.rank]
     random.setstate(generators.python)
     np.random.set_state(generators.numpy)  # type: ignore[arg-type]
 

@@ -17,40 +17,40 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
-from common.training.ranks import STORE, Place, meeting_point
+from common.training.ranks import STORE, RankInfo, meeting_point
 
 TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than another
 
 T = TypeVar("T")
 
 
-def set_device(place: Place) -> None:
+def set_device(rank_info: RankInfo) -> None:
     """Make this rank's GPU the current one. Raises UserError if there is none for it."""
     count = torch.cuda.device_count()
-    if place.world_size == 1 or not torch.cuda.is_available():
+    if rank_info.world_size == 1 or not torch.cuda.is_available():
         return
-    if count > 1 and place.local_rank >= count:  # one alone: srun shows each rank its own
-        raise UserError(f"no GPU is left for rank {place.local_rank} of this machine, which has {count}")
-    torch.cuda.set_device(place.local_rank % count)
+    if count > 1 and rank_info.local_rank >= count:  # one alone: srun shows each rank its own
+        raise UserError(f"no GPU is left for rank {rank_info.local_rank} of this machine, which has {count}")
+    torch.cuda.set_device(rank_info.local_rank % count)
 
 
 @contextmanager
-def process_group(place: Place) -> Iterator[None]:
+def process_group(rank_info: RankInfo) -> Iterator[None]:
     """Join the process group; after an error it is not destroyed, which could block on the peers."""
-    if place.world_size == 1:
+    if rank_info.world_size == 1:
         yield
         return
     file = os.environ.get(STORE)
     if file is None:
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
-    set_device(place)
+    set_device(rank_info)
     on_gpu = torch.cuda.is_available()
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             init_method=f"file://{file}" if file else "env://",
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=rank_info.rank,
+            world_size=rank_info.world_size,
             timeout=TIMEOUT,
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )

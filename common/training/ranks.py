@@ -1,4 +1,4 @@
-"""The place of this process among a run's ranks, and its part of a batch. Needs no torch."""
+"""The rank of this process among those of a run, and its part of a batch. Needs no torch."""
 
 import os
 import re
@@ -16,25 +16,29 @@ PORTS = range(20_000, 30_000)  # below those that systems hand out; a Slurm job 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankInfo:
     """One process of the `world_size` that train together; `local_rank` counts on its own machine."""
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
 
+    def part(self, total: int) -> range:
+        """Return the indices of `total` samples that this rank takes."""
+        return part(total, self.rank, self.world_size)
 
-ALONE = Place()
+
+SINGLE_RANK = RankInfo()
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Return the place that torchrun or srun gave this process; alone where neither did.
+def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
+    """Return the rank that torchrun or srun gave this process; `SINGLE_RANK` where neither did.
 
     Raises UserError for an environment that is not whole.
     """
     names = TORCHRUN if TORCHRUN[2] in environment else SLURM
     if names[2] not in environment:
-        return ALONE
+        return SINGLE_RANK
     texts = {name: environment.get(name, "") for name in names}
     wrong = next((name for name, text in texts.items() if not text.isdecimal()), None)
     if wrong is not None:
@@ -46,7 +50,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     rank, local_rank, world_size = map(int, texts.values())
     if rank >= world_size:
         raise UserError(f"rank {rank} of {world_size}", where=names[0], hint="ranks count from 0")
-    return Place(rank=rank, local_rank=local_rank, world_size=world_size)
+    return RankInfo(rank=rank, local_rank=local_rank, world_size=world_size)
 
 
 def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:

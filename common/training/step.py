@@ -28,7 +28,7 @@ class Training:
         self.config, self.benchmark, self.seed = config, benchmark, seed
         self.plan: Plan = config.plan()
         self.methods: list[Method] = build_methods(config)
-        self.device, self.place = benchmark.device, benchmark.place
+        self.device, self.rank_info = benchmark.device, benchmark.rank_info
         self.step_s = math.inf  # of a micro-batch's passes, alone
         self.num_micro_batches = benchmark.num_micro_batches
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
@@ -58,8 +58,8 @@ class Training:
         optimizer = build_optimizer(self.model, self.config.optimizer)
         self.optimizer = reduce(lambda built, method: method.optimizer(built), self.methods, optimizer)
         self.set_rate = build_schedule(self.optimizer, self.config.schedule, self.plan)
-        if self.place.rank:
-            torch.manual_seed(self.seed + self.place.rank)  # ranks drop out different values
+        if self.rank_info.rank:
+            torch.manual_seed(self.seed + self.rank_info.rank)  # ranks drop out different values
 
     def warm_up(self) -> None:
         """Take the first steps on synthetic batches, then put weights, buffers and random state back.
@@ -89,10 +89,10 @@ class Training:
     @torch.no_grad()
     def warm_up_evaluation(self) -> None:
         """Evaluate synthetic batches of each size that an evaluation has."""
-        num_own = len(self.benchmark.own_evaluation_samples)
-        largest = self.benchmark.own_evaluation_batch_size
+        num_samples = len(self.benchmark.rank_evaluation_samples)
+        largest = self.benchmark.rank_evaluation_batch_size
         model = self.evaluation_model()
-        for size in sorted({min(largest, num_own), num_own % largest} - {0}, reverse=True):
+        for size in sorted({min(largest, num_samples), num_samples % largest} - {0}, reverse=True):
             self.count_correct(model, self.benchmark.synthetic_evaluation_batch(size))
         self.model.train()
 
@@ -172,11 +172,12 @@ class Training:
         A loss is a mean over targets, and a micro-batch may have more of them than another: each is weighted
         by its share, so that the mean over ranks, of gradients and of losses, is that of the global batch.
         """
-        if self.place.world_size == 1 and self.num_micro_batches == 1:
+        if self.rank_info.world_size == 1 and self.num_micro_batches == 1:
             return self.add_gradients(batch, step)
         parts = batch.parts(self.num_micro_batches)
         counts = [self.benchmark.num_targets(micro_batch) for micro_batch in parts]
-        scale = self.place.world_size / (batch.num_global_targets or self.place.world_size * sum(counts))
+        world_size = self.rank_info.world_size
+        scale = world_size / (batch.num_global_targets or world_size * sum(counts))
         total = torch.zeros((), device=self.device)
         for number, (micro_batch, count) in enumerate(zip(parts, counts, strict=True), 1):
             is_last = number == len(parts)
@@ -188,7 +189,7 @@ class Training:
         return memory.explain_out_of_memory(
             "micro_batch_size",
             self.benchmark.micro_batch_sizes[0],
-            num_samples=self.benchmark.num_own_samples,
+            num_samples=self.benchmark.num_rank_samples,
             kept=f"the global batch of {self.config.global_batch_size:,}",
         )
 

@@ -45,7 +45,7 @@ def dali_batches(
             waiting.append(samples)
             yield inputs
 
-    pipeline = build_pipeline(dali, source(), settings.num_own_samples, num_threads, device_id)
+    pipeline = build_pipeline(dali, source(), settings.num_rank_samples, num_threads, device_id)
     try:
         while True:
             (pixels,) = pipeline.run()

@@ -27,7 +27,7 @@ from torchvision.transforms.v2 import functional
 
 from common.data import sampler
 from common.errors import UserError
-from common.training.ranks import ALONE, Place, part
+from common.training.ranks import SINGLE_RANK, RankInfo
 from image_classification.augmentation import Transform, augment
 from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
@@ -45,7 +45,7 @@ Built = TypeVar("Built")
 class TrainSettings:
     """The settings that determine the training batches.
 
-    `batch_size` is that of all ranks together, of which `place` takes its part; `crop_px` gives the size in
+    `batch_size` is that of all ranks together, of which this rank takes its part; `crop_px` gives the size in
     pixels of a step, from 0; `min_area` is the smallest part of an image that a crop shows.
     """
 
@@ -55,14 +55,14 @@ class TrainSettings:
     min_area: float
     flip_probability: float
     alternates_flips: bool = False
-    place: Place = ALONE
+    rank_info: RankInfo = SINGLE_RANK
     rank_samples: np.ndarray | None = None  # of the whole run; None: a part of each batch
     transform: Transform | None = None  # of each crop, in worker processes
 
     @property
-    def num_own_samples(self) -> int:
+    def num_rank_samples(self) -> int:
         """Samples of every batch that this rank takes."""
-        return len(part(self.batch_size, self.place.rank, self.place.world_size))
+        return len(self.rank_info.part(self.batch_size))
 
 
 @dataclass(slots=True)
@@ -91,13 +91,13 @@ def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -
     steps_per_epoch = num_samples // settings.batch_size
     drawn = {"seed": settings.seed, "start_step": start_step}
     if settings.rank_samples is not None:
-        place = settings.place
+        rank_info = settings.rank_info
         order = sampler.shard_batches(
-            settings.rank_samples, num_samples, settings.batch_size, place=place, **drawn
+            settings.rank_samples, num_samples, settings.batch_size, rank_info=rank_info, **drawn
         )
     else:
         whole = sampler.batches(num_samples, settings.batch_size, **drawn)
-        order = (sampler.rank_part(samples, settings.place) for samples in whole)
+        order = (sampler.rank_part(samples, settings.rank_info) for samples in whole)
     for step, samples in enumerate(order, start_step):
         epoch = step // steps_per_epoch
         draw = partial(

@@ -61,9 +61,9 @@ def loaded_dtype(data: Any, precision: str) -> torch.dtype:
     return DTYPES[precision] if data.loader == "resident" else torch.float32
 
 
-def check_loader(data: Any, num_own: int, batch_size: int, device: torch.device) -> None:
-    """Raise UserError when the `num_own` resident images of this rank would not fit where they are to stay
-    beside a training on `batch_size` at once, DALI is missing, or workers could not hand over their batches.
+def check_loader(data: Any, num_rank_images: int, batch_size: int, device: torch.device) -> None:
+    """Raise UserError where a loader cannot work: DALI is missing, a path is too long for workers' sockets,
+    or the resident images of this rank do not fit beside a training on `batch_size` at once.
     """
     if data.loader == "workers" and len(folder := tempfile.gettempdir()) > MAX_FOLDER:
         what = f"longer than {MAX_FOLDER} characters: no room for the sockets of worker processes"
@@ -72,7 +72,7 @@ def check_loader(data: Any, num_own: int, batch_size: int, device: torch.device)
         import_dali()
     if data.loader == "resident":
         where = data.stored_on
-        check_budget(num_own, data.stored_px, device=device, where=where, batch_size=batch_size)
+        check_budget(num_rank_images, data.stored_px, device=device, where=where, batch_size=batch_size)
 
 
 def keep_evaluation(data: Any, batch_size: int, device: torch.device) -> EvaluationCache:

@@ -117,11 +117,11 @@ class ResidentLoader:
         micro_batch_size: int | None = None,
         start_step: int = 0,
     ) -> None:
-        seed, place = settings.seed, settings.place
-        self.rank_samples = sampler.shard(len(images), settings.batch_size, seed=seed, place=place)
+        seed, rank_info = settings.seed, settings.rank_info
+        self.rank_samples = sampler.shard(len(images), settings.batch_size, seed=seed, rank_info=rank_info)
         self.settings = replace(settings, rank_samples=self.rank_samples)
         self.images, self.start_step = images, start_step
-        computed = micro_batch_size or settings.num_own_samples
+        computed = micro_batch_size or settings.num_rank_samples
         check_budget(len(self.rank_samples), stored_px, device=device, where=where, batch_size=computed)
         self.device, self.where, self.dtype = device, where, dtype
         self.decoder, self.num_threads = decoder, num_threads
@@ -139,7 +139,7 @@ class ResidentLoader:
             self.pixels.shape[1],
             device=self.device,
             num_threads=self.num_threads,
-            most=self.settings.num_own_samples,
+            most=self.settings.num_rank_samples,
         )
         try:
             for step in train_steps(len(self.images), self.settings, start_step=self.start_step):

@@ -13,7 +13,7 @@ from common.methods.compile import MAX_SHAPES
 from common.repository import ROOT
 from common.training.load import load_config
 from common.training.optim import schedule_factor
-from common.training.ranks import Place, part
+from common.training.ranks import RankInfo, part
 from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import shift_lengths, typical_lengths
@@ -139,7 +139,7 @@ def test_a_projection_says_what_it_assumes():
 
 def micro_batches(benchmark, lengths, fraction=0.20):
     """Return tokens and masked tokens of this rank's micro-batches, (num_micro_batches, 2)."""
-    own = benchmark.own_part(lengths, lengths)
+    own = benchmark.rank_part(lengths, lengths)
     masked = [min(int(512 * fraction), max(1, round(length * fraction))) for length in own.tolist()]
     counts = np.stack([own, masked], axis=1)
     num_parts = benchmark.num_micro_batches
@@ -151,10 +151,10 @@ def micro_batches(benchmark, lengths, fraction=0.20):
 def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
     config = config_of("optimized", f"global_batch_size={batch_size}", "micro_batch_size=20")
     lengths, indices = typical_lengths(batch_size, 512), np.arange(batch_size) + 1000
-    places = [Place(rank=rank, world_size=world_size) for rank in range(world_size)]
-    benchmarks = [Benchmark(config, seed=0, place=place) for place in places]
-    parts = [benchmark.own_part(indices, lengths) for benchmark in benchmarks]
-    assert [len(each) for each in parts] == [benchmark.num_own_samples for benchmark in benchmarks]
+    rank_infos = [RankInfo(rank=rank, world_size=world_size) for rank in range(world_size)]
+    benchmarks = [Benchmark(config, seed=0, rank_info=rank_info) for rank_info in rank_infos]
+    parts = [benchmark.rank_part(indices, lengths) for benchmark in benchmarks]
+    assert [len(each) for each in parts] == [benchmark.num_rank_samples for benchmark in benchmarks]
     assert sorted(np.concatenate(parts)) == indices.tolist()
 
 
@@ -175,7 +175,7 @@ def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
 ):
     """Whether 8 ranks take a micro-batch of 56 or one takes 8 of them, they are dealt by length."""
     config = config_of(name, f"methods.unpad.round_to={round_to}", f"methods.sparse_head.round_to={round_to}")
-    benchmark = OnGpu(config, seed=seed, place=Place(rank=world_size - 1, world_size=world_size))
+    benchmark = OnGpu(config, seed=seed, rank_info=RankInfo(rank=world_size - 1, world_size=world_size))
 
     def rounded(counts):
         return -(-counts // round_to) * round_to

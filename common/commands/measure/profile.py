@@ -76,31 +76,31 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"--delay-data {args.delay_data:g}: expected 0 to 60000 milliseconds")
     if args.trace and not args.trace.absolute().parent.is_dir():
         raise UserError("no such folder", where=f"--trace {args.trace}")
-    place = ranks.place()
-    if place.world_size == 1 and (args.nproc or 1) > 1:
+    rank_info = ranks.read_rank_info()
+    if rank_info.world_size == 1 and (args.nproc or 1) > 1:
         loaded = loader(args, args.nproc)()
         launch.choose_ranks(loaded.config, args.nproc)
         check_data(loaded)
         with tempfile.TemporaryDirectory() as folder:
             return supervise(["-m", "common.cli", *sys.argv[1:]], rank_environments(args.nproc, folder)).code
     figures = measure(args)
-    if args.json and place.rank == 0:
+    if args.json and rank_info.rank == 0:
         print(json.dumps(figures))
     return EXIT_OK
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Profile with all the ranks that were started; rank 0 prints the tables and keeps the figures."""
-    place = ranks.place()
-    load = loader(args, place.world_size)
+    rank_info = ranks.read_rank_info()
+    load = loader(args, rank_info.world_size)
     load()  # a wrong setting is refused before torch is loaded
     from common.measure.profiling.profile import profile
 
-    console = Console(stderr=args.json, highlight=False, soft_wrap=True, quiet=place.rank > 0)
+    console = Console(stderr=args.json, highlight=False, soft_wrap=True, quiet=rank_info.rank > 0)
     figures = profile(
-        load, place, num_turns=args.turns, delay_ms=args.delay_data, trace=args.trace, console=console
+        load, rank_info, num_turns=args.turns, delay_ms=args.delay_data, trace=args.trace, console=console
     )
-    if place.rank == 0:
+    if rank_info.rank == 0:
         path = keep(figures, args.results / "profile" / system.hardware_name(), args.benchmark)
         console.print(f"-> {path}")
     return figures

@@ -43,7 +43,7 @@ from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.probes import probes_of
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 from common.training.step import to_device
 
 Load = Callable[[Sequence[str]], Loaded]  # returns the configuration with more settings
@@ -147,7 +147,7 @@ def take_turns(loop: Loop, feed: Feed, others: dict[str, Feed], num_turns: int) 
     trials = {AS_IT_IS: trial(open_feed), KEPT: trial(lambda: iter(used).__next__)}
     if run.device.type == "cuda":
         trials["no transfer"] = trial(lambda: iter([to_device(batch, run.device) for batch in used]).__next__)
-    if run.place.world_size > 1:
+    if run.rank_info.world_size > 1:
         trials["no communication"] = trial(lambda: iter(used).__next__, exchanged=False)
     trials |= {f"no {name}": trial(partial(open_other, other)) for name, other in others.items()}
     loader_per_s = feed.measure_rate()
@@ -185,7 +185,7 @@ def measure_phase(
     if "no communication" in savings:  # else it hides in the backward pass
         parts_s["communication"] = max(0.0, savings["no communication"].share * step_s)
         parts_s["backward"] -= parts_s["communication"]
-    work, per_device = feed.probes.work(shape), size / step_s / run.place.world_size
+    work, per_device = feed.probes.work(shape), size / step_s / run.rank_info.world_size
     return Phase(
         shape=shape,
         share=feed.probes.shape_shares()[shape],
@@ -224,7 +224,7 @@ def measure_cures(
 
 
 def change_benchmark(run: TrainingRun, load: Load, settings: Sequence[str]) -> Benchmark:
-    return type(run.benchmark)(load(settings).config, seed=0, place=run.place)
+    return type(run.benchmark)(load(settings).config, seed=0, rank_info=run.rank_info)
 
 
 def write_trace(loop: Loop, steps: range, path: Path) -> None:
@@ -237,21 +237,21 @@ def write_trace(loop: Loop, steps: range, path: Path) -> None:
         feed.skip_prefetched(loop.num_batches)
         with torch.profiler.profile(activities=activities) as profiler:
             loop.turn(feed.__next__, cycle(steps))
-    if loop.run.place.rank == 0:
+    if loop.run.rank_info.rank == 0:
         profiler.export_chrome_trace(str(path))
 
 
 def profile(
-    load: Load, place: Place, *, num_turns: int, delay_ms: float, trace: Path | None, console: Console
+    load: Load, rank_info: RankInfo, *, num_turns: int, delay_ms: float, trace: Path | None, console: Console
 ) -> dict[str, Any]:
     """Profile a configuration with all ranks that were started; returns its figures, and prints them.
 
     `load` returns it with more settings, and with the batch of these ranks.
     """
     loaded = load(())
-    if place.rank == 0:
+    if rank_info.rank == 0:
         check_data(loaded)
-    with distributed.process_group(place), open_run(loaded.config, place) as run:
+    with distributed.process_group(rank_info), open_run(loaded.config, rank_info) as run:
         run.clock.console, run.clock.live = Console(quiet=True), None
         return profile_run(run, load, num_turns=num_turns, delay_ms=delay_ms, trace=trace, console=console)
 
@@ -264,7 +264,7 @@ def profile_run(
     delay_s = delay_ms / 1e3
     console.print(
         f"{config.benchmark} {config.configuration} {config.size} on {system.hardware_name()}: "
-        f"{config.global_batch_size} {samples_name} a step, {run.place.world_size} rank(s)"
+        f"{config.global_batch_size} {samples_name} a step, {run.rank_info.world_size} rank(s)"
     )
     run.benchmark.prepare_loader()
     probes, loop, peaks = probes_of(run.benchmark), Loop(run), measure_peaks(run.device)
@@ -312,7 +312,7 @@ def profile_run(
         "config": json.loads(config.model_dump_json()),
         "delay_data_ms": delay_ms,
         "batch_size": config.global_batch_size,
-        "num_ranks": run.place.world_size,
+        "num_ranks": run.rank_info.world_size,
         "versions": system.versions(),
         "commit": repository.commit(),
         "peaks": asdict(peaks),

@@ -305,7 +305,7 @@ def read_resources(cubin: bytes) -> tuple[int, int]:
 
 def make_host_batches(benchmark: Benchmark) -> dict[str, Batch]:
     with unset_fake_temporarily(), mock.patch.object(type(benchmark), "device", HOST):
-        return probes_of(benchmark).bench_batches(benchmark.num_own_samples)
+        return probes_of(benchmark).bench_batches(benchmark.num_rank_samples)
 
 
 def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = ()) -> Iterator[Compiled]:

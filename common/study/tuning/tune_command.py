@@ -54,7 +54,7 @@ def wants_tuning(args: argparse.Namespace) -> bool:
         raise UserError("exists; it is not overwritten", where=str(args.write_config))
     if args.level == 0:
         print("-O0: nothing is tried, nothing is changed")
-    if args.level and ranks.place().world_size > 1:
+    if args.level and ranks.read_rank_info().world_size > 1:
         hint = "tune with -O1 --dry-run --write-config PATH in one process, then run PATH"
         raise UserError("-O tunes before ranks are started", hint=hint)
     return bool(args.level)

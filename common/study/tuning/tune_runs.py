@@ -28,7 +28,7 @@ from common.training.card import read_card
 from common.training.load import load_config
 from common.training.method import Batch, Method
 from common.training.probes import probes_of
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 from common.training.registry import kind_of
 from common.training.step import Training
 
@@ -57,7 +57,7 @@ class Tuner:
     def benchmark(self, config: RunConfig) -> Benchmark:
         """Return the benchmark of the first rank."""
         kind = benchmark_module(config.benchmark).Benchmark
-        built: Benchmark = kind(config, seed=self.seed, place=Place(rank=0, world_size=self.num_ranks))
+        built: Benchmark = kind(config, seed=self.seed, rank_info=RankInfo(rank=0, world_size=self.num_ranks))
         return built
 
     def training(self, config: RunConfig) -> Training:

@@ -24,7 +24,7 @@ from common.run import launch
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
 from common.training.load import load_config
-from common.training.ranks import ALONE
+from common.training.ranks import SINGLE_RANK
 from tests.committed import committed_results
 
 NUM_CORES = len(machine_load.affinity())
@@ -138,7 +138,7 @@ def two_threads(free_choice):
 def test_threads_give_way_to_programs_that_stay(two_threads, monkeypatch, tmp_path):
     monkeypatch.setattr("common.run.machine_watch.BETWEEN_LOOKS_S", 0.2)
     path = tmp_path / "result_0.txt"
-    watch, log = MachineWatch(None, ALONE, torch.device("cpu")), RunLog(path, state="epoch")
+    watch, log = MachineWatch(None, SINGLE_RANK, torch.device("cpu")), RunLog(path, state="epoch")
     with neighbours():
         deadline = time.monotonic() + 10
         while "threads_lowered" not in path.read_text() and time.monotonic() < deadline:
@@ -152,12 +152,12 @@ def test_threads_give_way_to_programs_that_stay(two_threads, monkeypatch, tmp_pa
 
 def test_threads_stay_on_gpus_beside_other_ranks_and_where_a_person_chose(two_threads, monkeypatch):
     rank = SimpleNamespace(world_size=2, local_rank=0)
-    assert not MachineWatch(None, ALONE, torch.device("cuda")).can_lower
+    assert not MachineWatch(None, SINGLE_RANK, torch.device("cuda")).can_lower
     assert not MachineWatch(None, rank, torch.device("cpu")).can_lower
-    assert MachineWatch(3, ALONE, torch.device("cpu")).can_lower
+    assert MachineWatch(3, SINGLE_RANK, torch.device("cpu")).can_lower
     assert torch.get_num_threads() == 2  # 3 are no reason to raise it
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert not MachineWatch(1, ALONE, torch.device("cpu")).can_lower
+    assert not MachineWatch(1, SINGLE_RANK, torch.device("cpu")).can_lower
     assert torch.get_num_threads() == 1
 
 

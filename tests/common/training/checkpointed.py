@@ -21,7 +21,7 @@ from common.run.timed_run import resume_run
 from common.training import checkpoint, distributed, ranks
 from common.training.checkpoint_header import checkpoint_of
 from common.training.load import load_config
-from common.training.ranks import ALONE
+from common.training.ranks import SINGLE_RANK
 
 NUM_STEPS, DIES_IN_STEP, DIES_IN_CALL = 6, 4, 2
 EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"  # it starts after the second step
@@ -52,7 +52,7 @@ class Dying(TrainingRun):
         return loss
 
 
-def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun, settings=None):
+def start(name, folder, *, source=None, rank_info=SINGLE_RANK, kind=TrainingRun, settings=None):
     """Return an initialized run with its result in `folder`; it goes on from the checkpoint `source`.
 
     `settings` stand in the place of the benchmark's above.
@@ -62,13 +62,13 @@ def start(name, folder, *, source=None, place=ALONE, kind=TrainingRun, settings=
     config = load_config(name, "baseline", size="mini", settings=short).config
     result = folder / "result_0.txt"
     spec = Spec(config={}, seed=3, system="test", result=str(result), label="", expected_s=None)
-    log = RunLog(result if place.rank == 0 else Path(os.devnull), state="block")
-    run = kind(spec, config, module.Benchmark(config, seed=3, place=place), log)
+    log = RunLog(result if rank_info.rank == 0 else Path(os.devnull), state="block")
+    run = kind(spec, config, module.Benchmark(config, seed=3, rank_info=rank_info), log)
     run.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)  # its scale has to be kept
     run.initialize()
     random.seed(3), np.random.seed(3)  # a run does not: nothing in it draws from them
     if source is not None:
-        resume_run(run, source, result if place.rank == 0 else Path(os.devnull))
+        resume_run(run, source, result if rank_info.rank == 0 else Path(os.devnull))
     return run
 
 
@@ -81,7 +81,7 @@ def train(run, keep=()):
     for step in range(run.first_step, NUM_STEPS):
         if step in keep:
             save(run, step)
-            if run.place.rank == 0:
+            if run.rank_info.rank == 0:
                 written = checkpoint_of(Path(run.spec.result))
                 shutil.copy(written, written.with_stem(str(step)))
         run.train_step(next(batches), step)
@@ -102,11 +102,11 @@ def main():
     if names:
         train(start(str(names[0]), folder, kind=Dying), keep=range(NUM_STEPS))
         return
-    place = ranks.place()
-    with distributed.process_group(place):
-        whole = train(start(RANKS_TRAIN, folder, place=place), keep=[3])
+    rank_info = ranks.read_rank_info()
+    with distributed.process_group(rank_info):
+        whole = train(start(RANKS_TRAIN, folder, rank_info=rank_info), keep=[3])
         distributed.barrier()
-        again = train(start(RANKS_TRAIN, folder, place=place, source=folder / "3.safetensors"))
+        again = train(start(RANKS_TRAIN, folder, rank_info=rank_info, source=folder / "3.safetensors"))
         one, other = (whole[0][f"rank{rank}.random.cpu"] for rank in range(2))
         print(are_equal(whole, again), torch.equal(one, other), flush=True)
 

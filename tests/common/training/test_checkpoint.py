@@ -30,7 +30,7 @@ from common.run.loop import save
 from common.training import checkpoint
 from common.training.checkpoint_header import Facts, checkpoint_of, crc_of, read_facts
 from common.training.load import load_config
-from common.training.ranks import ALONE
+from common.training.ranks import SINGLE_RANK
 from tests.common.training import checkpointed
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -251,7 +251,7 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(result):
             methods=[],
             optimizer=optimizer,
             device=torch.device("cpu"),
-            place=ALONE,
+            rank_info=SINGLE_RANK,
             scaler=torch.amp.GradScaler("cpu", enabled=False),
         )
 

@@ -18,7 +18,7 @@ from common.repository import ROOT, benchmarks
 from common.run import launch
 from common.training import ranks
 from common.training.load import load_config
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 from language_bert.data.batches import typical_lengths
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -27,14 +27,14 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--lo
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
 
 
-def places(world_size):
-    return [Place(rank=rank, world_size=world_size) for rank in range(world_size)]
+def rank_infos(world_size):
+    return [RankInfo(rank=rank, world_size=world_size) for rank in range(world_size)]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7, 12])
 def test_the_ranks_of_any_number_see_the_samples_of_one_in_their_order(world_size):
     for batch in (np.arange(12), np.array([5, 3, 8, 1, 0, 2, 9])):
-        parts = [sampler.rank_part(batch, place) for place in places(world_size)]
+        parts = [sampler.rank_part(batch, rank_info) for rank_info in rank_infos(world_size)]
         assert np.array_equal(np.concatenate(parts), batch)
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -46,10 +46,10 @@ def test_balanced_ranks_share_the_samples_of_a_batch_and_have_about_equal_tokens
         batch = rng.permutation(100_000)[: world_size * share + extra]
         lengths = rng.permutation(typical_lengths(10_000, 512))[: len(batch)].astype(np.uint16)  # as stored
         length_of = dict(zip(batch, lengths, strict=True))
-        parts = [sampler.balanced_part(batch, lengths, place) for place in places(world_size)]
+        parts = [sampler.balanced_part(batch, lengths, rank_info) for rank_info in rank_infos(world_size)]
         assert sorted(np.concatenate(parts)) == sorted(batch)
-        for part, place in zip(parts, places(world_size), strict=True):
-            assert len(part) == len(sampler.rank_part(batch, place))
+        for part, rank_info in zip(parts, rank_infos(world_size), strict=True):
+            assert len(part) == len(sampler.rank_part(batch, rank_info))
             assert list(part) == [each for each in batch if each in set(part)]
         loads = [sum(int(length_of[each]) for each in part) for part in parts]
         if extra == 0:
@@ -70,28 +70,28 @@ def prepared():
         prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
-def benchmark(name, place, *settings):
+def benchmark(name, rank_info, *settings):
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
     config = load_config(name, "baseline", size="mini", settings=list(settings)).config
-    return module.Benchmark(config, seed=4, place=place)
+    return module.Benchmark(config, seed=4, rank_info=rank_info)
 
 
 @pytest.mark.parametrize(("name", "key"), [("language_bert", "input_ids"), ("image_classification", "x")])
 def test_three_ranks_train_on_the_batches_of_one(name, key):
     one, *three = (
-        next(benchmark(name, place, "global_batch_size=8").train_batches())
-        for place in (ranks.ALONE, *places(3))
+        next(benchmark(name, rank_info, "global_batch_size=8").train_batches())
+        for rank_info in (ranks.SINGLE_RANK, *rank_infos(3))
     )
     assert [batch.num_samples for batch in three] == [2, 3, 3]
     assert torch.equal(torch.cat([batch.inputs[key] for batch in three]), one.inputs[key])
     assert torch.equal(torch.cat([batch.targets["labels"] for batch in three]), one.targets["labels"])
-    together = sum(benchmark(name, ranks.ALONE).num_targets(batch) for batch in three)
+    together = sum(benchmark(name, ranks.SINGLE_RANK).num_targets(batch) for batch in three)
     assert {batch.num_global_targets for batch in (one, *three)} == {together}
 
 
 def test_every_rank_names_the_most_micro_batches_of_any():
     settings = ("global_batch_size=7", "micro_batch_size=1")
-    both = [benchmark("language_bert", place, *settings) for place in places(2)]
+    both = [benchmark("language_bert", rank_info, *settings) for rank_info in rank_infos(2)]
     assert [each.num_micro_batches for each in both] == [3, 4]
     assert [each.num_accumulation_steps for each in both] == [4, 4]
 
@@ -99,19 +99,19 @@ def test_every_rank_names_the_most_micro_batches_of_any():
 @pytest.mark.parametrize(("name", "key"), [("language_bert", "input_ids"), ("image_classification", "x")])
 def test_three_ranks_evaluate_every_sample_once(name, key):
     one, *three = (
-        torch.cat([batch.inputs[key] for batch in benchmark(name, place).evaluation_batches()])
-        for place in (ranks.ALONE, *places(3))
+        torch.cat([batch.inputs[key] for batch in benchmark(name, rank_info).evaluation_batches()])
+        for rank_info in (ranks.SINGLE_RANK, *rank_infos(3))
     )
     assert torch.equal(torch.cat(three), one)
 
 
 @pytest.mark.parametrize("name", ["language_bert", "image_classification"])
 def test_a_rank_without_evaluation_samples_evaluates_none(name):
-    one = benchmark(name, ranks.ALONE)
-    many = [type(one)(one.config, seed=4, place=place) for place in places(1000)]
-    samples = [sample for each in many for sample in each.own_evaluation_samples]
+    one = benchmark(name, ranks.SINGLE_RANK)
+    many = [type(one)(one.config, seed=4, rank_info=rank_info) for rank_info in rank_infos(1000)]
+    samples = [sample for each in many for sample in each.rank_evaluation_samples]
     assert samples == list(range(many[0].config.data.num_evaluation_samples))
-    idle = next(each for each in many if not each.own_evaluation_samples)
+    idle = next(each for each in many if not each.rank_evaluation_samples)
     assert list(idle.evaluation_batches()) == []
 
 
@@ -126,7 +126,7 @@ def test_a_rank_without_evaluation_samples_evaluates_none(name):
     ids=["alone", "torchrun", "srun", "sbatch"],
 )
 def test_the_environment_says_which_rank_this_is(environment, expected):
-    found = ranks.place(environment)
+    found = ranks.read_rank_info(environment)
     assert (found.rank, found.local_rank, found.world_size) == expected
 
 
@@ -137,7 +137,7 @@ def test_the_environment_says_which_rank_this_is(environment, expected):
 )
 def test_an_environment_that_is_not_whole_is_refused(environment):
     with pytest.raises(UserError, match="RANK|SLURM"):
-        ranks.place(environment)
+        ranks.read_rank_info(environment)
 
 
 def test_ranks_of_a_slurm_step_meet_on_its_first_host():

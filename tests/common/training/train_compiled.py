@@ -104,13 +104,13 @@ def register_kernels():
     torch.library.register_kernel("torch_attn::_varlen_attn_backward", "cpu", backward_kernel)
 
 
-def start(name, place, settings):
+def start(name, rank_info, settings):
     """Return an initialized run."""
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
     config = load_config(name, "optimized", size="mini", settings=list(settings)).config
     spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
     log = RunLog(Path(os.devnull), state="run")
-    run = TrainingRun(spec, config, module.Benchmark(config, seed=3, place=place), log)
+    run = TrainingRun(spec, config, module.Benchmark(config, seed=3, rank_info=rank_info), log)
     run.initialize()
     return run
 
@@ -122,7 +122,7 @@ def copy_weights(source, target):
         value.copy_(source.state_dict()[name])
 
 
-def train(name, place):
+def train(name, rank_info):
     """Return losses and quality of both runs, the shapes that they saw, and the number of compiled graphs."""
     case = CASES[name]
     contexts = {
@@ -133,7 +133,7 @@ def train(name, place):
     runs, losses, shapes = {}, {kind: [] for kind in contexts}, set()
     for kind, context in contexts.items():
         with context():
-            runs[kind] = start(name, place, settings[kind])
+            runs[kind] = start(name, rank_info, settings[kind])
     batches = runs["eager"].benchmark.train_batches(case.first_step)
     for step in range(case.first_step, case.first_step + NUM_STEPS):
         batch = next(batches)
@@ -163,10 +163,10 @@ def train(name, place):
 def main():
     output, name = sys.argv[1:]
     register_kernels()
-    place = ranks.place()
-    with distributed.process_group(place):
-        outcome = train(name, place)
-        if place.rank == 0:
+    rank_info = ranks.read_rank_info()
+    with distributed.process_group(rank_info):
+        outcome = train(name, rank_info)
+        if rank_info.rank == 0:
             torch.save(outcome, output)
 
 

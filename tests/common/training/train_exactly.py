@@ -40,7 +40,7 @@ class ExactRun(TrainingRun):
         self.model.double()
 
 
-def train(case, place):
+def train(case, rank_info):
     """Return parameters (of the baseline's names where these differ), losses and the last quality."""
     configuration, settings = CASES[case]
     settings = [*(f"model.{each}" for each in SMALL), *GLOBAL, *settings, TWICE, "schedule.warmup=2ba"]
@@ -48,7 +48,7 @@ def train(case, place):
     config = load_config("language_bert", configuration, size="mini", settings=settings).config
     spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
     log = RunLog(Path(os.devnull), state="run")
-    run = ExactRun(spec, config, Benchmark(config, seed=3, place=place), log)
+    run = ExactRun(spec, config, Benchmark(config, seed=3, rank_info=rank_info), log)
     run.initialize()
     batches = run.benchmark.train_batches()
     losses = [
@@ -71,21 +71,21 @@ def train(case, place):
     }
 
 
-def shared_statistics(place, of):
+def shared_statistics(rank_info, of):
     """Return what batch norm keeps after sharing, having started at the rank plus one."""
     norm = nn.BatchNorm2d(3)
-    norm.running_mean.fill_(place.rank + 1)
-    norm.running_var.fill_(2 * place.rank + 2)
+    norm.running_mean.fill_(rank_info.rank + 1)
+    norm.running_var.fill_(2 * rank_info.rank + 2)
     distributed.sync_batch_norm(nn.Sequential(norm), of)
     return [*norm.running_mean.tolist(), *norm.running_var.tolist()]
 
 
-def agreed_error(place):
+def agreed_error(rank_info):
     """Return what a rank is told of a mistake that the last rank alone has met."""
     try:
         with distributed.raise_on_all_ranks():
-            if place.rank == place.world_size - 1:
-                raise UserError(f"met by rank {place.rank}", where="here")
+            if rank_info.rank == rank_info.world_size - 1:
+                raise UserError(f"met by rank {rank_info.rank}", where="here")
     except UserError as error:
         return str(error)
 
@@ -99,17 +99,17 @@ def free_port():
 
 def main():
     """Train on all ranks, then on the first two, then on one: each imports torch once."""
-    all_ranks, (output,), found = ranks.place(), sys.argv[1:], {}
+    all_ranks, (output,), found = ranks.read_rank_info(), sys.argv[1:], {}
     for world_size in (all_ranks.world_size, 2, 1):
         if all_ranks.rank >= world_size:
             break
-        place = replace(all_ranks, world_size=world_size)
-        with distributed.process_group(place):
+        rank_info = replace(all_ranks, world_size=world_size)
+        with distributed.process_group(rank_info):
             found[world_size] = {
-                "trained": {case: train(case, place) for case in CASES},
-                "statistics": {of: shared_statistics(place, of) for of in ("mean", "rank_0")},
-                "error": agreed_error(place),
-                "told": distributed.broadcast(f"by rank {place.rank}"),
+                "trained": {case: train(case, rank_info) for case in CASES},
+                "statistics": {of: shared_statistics(rank_info, of) for of in ("mean", "rank_0")},
+                "error": agreed_error(rank_info),
+                "told": distributed.broadcast(f"by rank {rank_info.rank}"),
             }
             next_port = distributed.broadcast(free_port())
         os.environ |= {"MASTER_PORT": str(next_port), "TORCHELASTIC_USE_AGENT_STORE": "False"}

@@ -14,7 +14,7 @@ from PIL import Image
 
 from common.data import sampler
 from common.errors import UserError
-from common.training.ranks import Place
+from common.training.ranks import RankInfo
 from image_classification.data import resident
 from image_classification.data.crops import draw_crops
 from image_classification.data.decoders import uses_dali
@@ -156,19 +156,20 @@ def test_ranks_share_the_images_and_each_decodes_its_own_once(images):
     seen = []
     for rank in range(3):
         here = Counted(images.images)
-        place = Place(rank=rank, world_size=3)
-        loader = load(here, settings=replace(settings, place=place))
-        num_own = len(range(NUM_IMAGES * (8 * rank // 3) // 8, NUM_IMAGES * (8 * (rank + 1) // 3) // 8))
-        assert len(loader.pixels) == num_own == sampler.shard_size(NUM_IMAGES, 8, place)
+        rank_info = RankInfo(rank=rank, world_size=3)
+        loader = load(here, settings=replace(settings, rank_info=rank_info))
+        first, last = (NUM_IMAGES * (8 * number // 3) // 8 for number in (rank, rank + 1))
+        num_rank_images = last - first
+        assert len(loader.pixels) == num_rank_images == sampler.shard_size(NUM_IMAGES, 8, rank_info)
         batches = [samples for samples, _ in islice(loader, 12)]
-        assert all(len(samples) == len(sampler.rank_part(np.arange(8), place)) for samples in batches)
+        assert all(len(samples) == len(sampler.rank_part(np.arange(8), rank_info)) for samples in batches)
         for epoch in range(6):  # of 2 steps
             drawn = np.concatenate(batches[2 * epoch : 2 * epoch + 2])
             assert len(set(drawn)) == len(drawn)
         rest = [samples for samples, _ in islice(load(here, settings=loader.settings, start_step=5), 7)]
         assert all(np.array_equal(*both) for both in zip(rest, batches[5:], strict=True))
         seen.append(set(np.concatenate(batches).tolist()))
-        assert len(here.num_reads) == num_own == len(seen[-1])
+        assert len(here.num_reads) == num_rank_images == len(seen[-1])
     assert set.union(*seen) == set(range(NUM_IMAGES)) and sum(map(len, seen)) == NUM_IMAGES
 
 
