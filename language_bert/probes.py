@@ -14,7 +14,8 @@ from common.training.optim import build_optimizer
 from common.training.probes import KernelPair, Part, Projection, Spread, Work
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
-from language_bert.data.batches import typical_lengths
+from language_bert.data.batches import IGNORED, typical_lengths
+from language_bert.kernels.cross_entropy import cross_entropy_gradient_reference_
 from language_bert.methods.chunked_head import chunked_cross_entropy
 from language_bert.methods.fp8 import CAPABILITY, Fp8Product
 
@@ -50,6 +51,8 @@ class Probes(probes.Probes):
         device = self.benchmark.device
         yield attention_pair(device)
         yield loss_pair(device)
+        if device.type == "cuda":
+            yield cross_entropy_pair(device)
         if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
             yield fp8_pair(device)
 
@@ -216,6 +219,29 @@ def loss_pair(device: torch.device) -> KernelPair:
         plain=lambda: with_gradients(whole, inputs),
         tolerance=1e-3,  # where TF32 is allowed; 1e-6 without
     )
+
+
+def cross_entropy_pair(device: torch.device) -> KernelPair:
+    """Pair the Triton kernel of losses and gradients of 16-bit logits with their eager form in float64."""
+    from language_bert.kernels.cross_entropy_triton import cross_entropy_gradient_triton_
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(NUM_MASKED, VOCAB_SIZE, generator=generator).bfloat16().to(device)
+    bias = torch.randn(VOCAB_SIZE, generator=generator).to(device)
+    labels = torch.randint(VOCAB_SIZE, (NUM_MASKED,), generator=generator).to(device)
+    labels[::5] = IGNORED
+
+    def kernel() -> list[Tensor]:
+        gradient = logits.clone()
+        losses = cross_entropy_gradient_triton_(gradient, bias, labels, IGNORED)
+        return [losses, gradient]
+
+    def plain() -> list[Tensor]:
+        gradient = logits.double()
+        losses = cross_entropy_gradient_reference_(gradient, bias.double(), labels, IGNORED)
+        return [losses, gradient]
+
+    return KernelPair(name="cross entropy", kernel=kernel, plain=plain, tolerance=2**-8)
 
 
 def fp8_pair(device: torch.device) -> KernelPair:
