@@ -28,7 +28,7 @@ from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.reported import reported
 from common.evidence.log import load
 from common.evidence.score import SPEEDUP, notes, score, score_json, speedups
-from common.evidence.score_table import print_scores
+from common.evidence.text import print_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,5 +58,5 @@ def show(
         rows = [score_json(entry, faster.get(entry.source)) for entry in measured + published]
         print(json.dumps({"scores": rows, "notes": lines}, indent=2, allow_nan=False))
     else:
-        print_scores(measured, published, faster, lines, is_wide=is_wide)
+        print_scores(measured + published, faster, lines, is_wide=is_wide)
     return EXIT_OK if any(entry.minutes for entry in measured) else EXIT_FINDINGS

@@ -27,9 +27,8 @@ from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
 from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import BASELINE, Score, Speedup, notes, score, speedups
-from common.evidence.score_table import score_cells
+from common.evidence.text import between, duration, number, score_cells
 from common.evidence.submission.verdict import summary
-from common.evidence.text import between, duration, number
 
 EXPLORER = "explore.html"  # the page of `ttt explore`, linked where it lies beside
 

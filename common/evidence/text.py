@@ -1,12 +1,37 @@
-"""Figures as text, in tables, sentences and the report."""
+"""Figures as text: in sentences, in tables, and scores in as many columns as a terminal has room for."""
 
-from collections.abc import Callable
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from common.evidence.intervals import Estimate, Interval
+from common.evidence.score import Score, Speedup
 
 DASH = "-"
 Form = Callable[[float], str]
 TWO_DIGITS: Form = "{:.2f}".format
+PIPE_WIDTH = 140  # columns of the notes, where there is no terminal to ask
+MAX_WIDTH = 10_000  # more than any table needs
+TERMS = {  # column -> field of Factors
+    "samples": "samples",
+    "samples/s": "samples_per_s",
+    "evaluation": "evaluation",
+    "start-up": "startup",
+    "overshoot": "overshoot",
+}
+TERMS_TITLE = "mean minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot"
+REST = (
+    "`ttt score --wide` adds samples to target, samples/s, evaluation, quality, what the runs could show, "
+    "and where the minutes went."
+)
+COMPACT = ("minutes", "95 % interval", "speed-up", "95 % interval", "runs")
+Speedups = Mapping[str, Speedup]
 
 
 def number(value: float) -> str:
@@ -35,3 +60,116 @@ def spread(value: float, limits: Interval | None, form: Form = TWO_DIGITS, unit:
 
 def spread_of(estimate: Estimate, form: Form = TWO_DIGITS, unit: str = "") -> str:
     return spread(estimate.value, estimate.interval, form, unit)
+
+
+def open_console(width: int) -> Console:
+    """Return a console of the terminal's width; of `width` columns where there is none."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+
+
+def make_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = ()
+) -> Table:
+    """Return rows of text, which is no markup, as a table; columns in `left` hold words, others numbers."""
+    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD)
+    table.show_edge = table.pad_edge = False
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def print_scores(scores: Sequence[Score], faster: Speedups, notes: Sequence[str], *, is_wide: bool) -> None:
+    """Print the scores by benchmark and size. `is_wide`: whole tables also where they do not fit."""
+
+    def kind(score: Score) -> tuple[str, bool]:
+        return score.benchmark, score.is_proxy
+
+    groups = [list(group) for _, group in groupby(sorted(scores, key=kind), key=kind)]
+    tables = [table for group in groups for table in score_tables(group, faster)]
+    console = open_console(PIPE_WIDTH)
+    widest = max(Console(width=MAX_WIDTH).measure(table).maximum for table in tables if table)
+    if is_wide or not console.is_terminal or widest <= console.width:
+        Console(width=max(widest, console.width), highlight=False).print(*tables, sep="\n")
+    else:
+        for group in groups:
+            lines = compact_lines(group, faster, console.width)
+            console.print(Text("\n".join([*lines, ""])), soft_wrap=True)
+        console.print(Text(REST))
+    for line in notes:
+        console.print(Text(line))
+
+
+def score_cells(score: Score, speedup: Speedup | None) -> dict[str, str]:
+    """Return the columns of a table row; a dash where the logs do not say."""
+    share = score.evaluation_share
+    return {
+        "system": score.system,
+        "runs": f"{score.num_converged} of {len(score.runs)}",
+        "minutes": duration(score.minutes) if score.minutes else "no score",
+        "label": score.label,
+        "95 % interval": between(score.interval, "{:.3f}".format),
+        "samples to target": number(score.samples_to_target) if score.samples_to_target else DASH,
+        "samples/s": number(score.samples_per_s) if score.samples_per_s else DASH,
+        "evaluation": f"{share:.1%}" if share is not None else DASH,
+        "quality": f"{score.quality:.5f}" if score.quality else DASH,
+        "speed-up": spread(speedup.ratio, speedup.interval, unit="x") if speedup else DASH,
+        "runs could show": f"{speedup.detectable:.1%}" if speedup and speedup.detectable else DASH,
+    }
+
+
+def score_title(score: Score) -> str:
+    return f"{score.benchmark or 'unknown benchmark'}{', mini (proxy)' if score.is_proxy else ''}"
+
+
+def score_tables(scores: Sequence[Score], faster: Speedups) -> list[Table | str]:
+    """Return the scores of one benchmark and size, each with its label, and the parts of their mean minutes.
+
+    An empty line follows.
+    """
+    rows, terms = [], []
+    for score in scores:
+        cells = score_cells(score, faster.get(score.source))
+        cells["system"] += "\n" + cells.pop("label").replace(", runs ", "\nruns ")
+        rows.append(cells)
+        if factors := score.factors:
+            minutes = f"{factors.minutes.value:.3f}\n{factors.num_runs} runs"
+            estimates = {column: getattr(factors, field) for column, field in TERMS.items()}
+            terms.append(
+                {"system": score.system, "mean minutes": minutes}
+                | {
+                    column: spread_of(estimate, number if estimate.value >= 50 else "{:.4f}".format)
+                    for column, estimate in estimates.items()
+                }
+            )
+    tables = [_fold(score_title(scores[0]), rows)] + ([_fold(TERMS_TITLE, terms)] if terms else [])
+    return [*tables, ""]
+
+
+def _fold(title: str, rows: Sequence[dict[str, str]]) -> Table:
+    """Make a narrow table: a header's last word and text in brackets stand on a second line."""
+    columns = ["\n".join(name.rsplit(maxsplit=1)) for name in rows[0]]
+    folded = [[cell.replace(" (", "\n(") for cell in row.values()] for row in rows]
+    return make_table(title, columns, folded, left=("system",))
+
+
+def compact_lines(scores: Sequence[Score], faster: Speedups, width: int) -> list[str]:
+    """Return lines for one benchmark and size: each name and label, below them the figures in columns."""
+    rows: list[Sequence[str]] = [COMPACT]
+    for score in scores:
+        cells = score_cells(score, faster.get(score.source))
+        ratio, _, limits = cells["speed-up"].partition(" (")
+        limits = limits.rstrip(")") or DASH
+        rows.append((cells["minutes"], cells["95 % interval"], ratio, limits, cells["runs"]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    header, *figures = (
+        "  " + "  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)) for row in rows
+    )
+    lines = [score_title(scores[0]), header]
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    for score, line in zip(scores, figures, strict=True):
+        lines += [*wrapper.wrap(f"{score.system} ({score.label})"), line]
+    return lines

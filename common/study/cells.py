@@ -22,13 +22,13 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY
+from common.evidence.text import make_table, open_console
 from common.machine import system
 from common.machine.preflight import preflight
 from common.repository import NAME, ROOT, SIZES, benchmark_module, build_probes
 from common.run import launch, run_sets
 from common.run.run_set import RunSet
 from common.study.predict.sources import find_newest, max_samples, rates_of_bench, read_json
-from common.study.tables import make_table, open_console
 from common.training import batch_check, ranks
 from common.training.load import load_config
 

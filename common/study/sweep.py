@@ -8,13 +8,13 @@ from pathlib import Path
 from common.errors import UserError
 from common.evidence.intervals import Estimate
 from common.evidence.log import Log
+from common.evidence.text import make_table, open_console
 from common.files import save_text
 from common.repository import benchmark_module
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study
 from common.study.curve_plot import draw
 from common.study.curves import Answers, Curve, Value
-from common.study.tables import make_table, open_console
 
 MAX_BUDGETS = 20
 DASH = "-"

@@ -20,6 +20,7 @@ from common.evidence.compare.factors import crossing
 from common.evidence.ledger import PATTERN, Ledger, Trained
 from common.evidence.ledger import State as LedgerState
 from common.evidence.log import Log
+from common.evidence.text import make_table, open_console
 from common.repository import benchmark_module
 from common.run import launch
 from common.study import cells
@@ -30,7 +31,6 @@ from common.study.ablation.ledger import Measurements
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study
 from common.study.predict.sources import max_samples
-from common.study.tables import make_table, open_console
 from common.training.card import find_card
 
 WHOLE_STEP = 1.5  # of the time of forward and backward alone, for the first estimate
