@@ -57,6 +57,11 @@ def save_text(path: Path, text: str) -> None:
         raise UserError(f"cannot write ({error.strerror})", where=os.path.relpath(path)) from error
 
 
+def existing_folder(path: Path) -> Path:
+    """Return a folder, or the nearest one above it that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing; the disk has their names when this returns."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]

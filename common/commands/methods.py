@@ -15,10 +15,9 @@ from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from common import files
 from common.errors import EXIT_OK, UserError
+from common.evidence.page import fill_template
 from common.training.card import Card, Setting, cards, find_card, plain_loop, used_by
 
 WIDTH = 110
@@ -107,14 +106,7 @@ def card_text(card: Card) -> str:
 
 def page() -> str:
     """Return the page of all cards, Markdown."""
-    folder = Path(__file__).with_name("templates")
-    environment = Environment(
-        loader=FileSystemLoader(folder),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["cell"] = lambda text: text.replace("|", r"\|")
-    template = environment.get_template("methods.md.j2")
-    return template.render(groups=cards_by_group(), users=users, used_by=used_by, code=code)
+    template = Path(__file__).parent / "templates" / "methods.md.j2"
+    filters = {"cell": lambda text: text.replace("|", r"\|")}
+    values = {"groups": cards_by_group(), "users": users, "used_by": used_by, "code": code}
+    return fill_template(template, filters, **values)

@@ -3,7 +3,6 @@
 Text from logs reaches the page through jinja2's escaping, or as text of an SVG that matplotlib escapes.
 """
 
-import contextlib
 import difflib
 import os
 import tempfile
@@ -13,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from common.errors import UserError
@@ -23,12 +21,14 @@ from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import Reproduction, reproduce
 from common.evidence.ledger import Ledger
 from common.evidence.log import RunSet
+from common.evidence.page import fill_template
 from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
 from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import BASELINE, Score, Speedup, notes, score, speedups
-from common.evidence.text import between, duration, number, score_cells
 from common.evidence.submission.verdict import summary
+from common.evidence.text import between, duration, number, score_cells
+from common.files import existing_folder, save_text
 
 EXPLORER = "explore.html"  # the page of `ttt explore`, linked where it lies beside
 
@@ -74,7 +74,7 @@ def write_report(
     path: Path, audited: Sequence[Audited], ledgers: Sequence[tuple[str, Ledger | str]] = ()
 ) -> None:
     """Write the page to `path`, whole or not at all, and say so. Raises: UserError."""
-    write_whole(path, render(audited, load_reported(), path.parent, ledgers), "report")
+    save_text(path, render(audited, load_reported(), path.parent, ledgers))
     print(f"wrote {printable(str(path))}")
 
 
@@ -84,34 +84,17 @@ def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
     for run_set in sorted(run_sets, key=lambda run_set: run_set.lead.configuration != BASELINE):
         first = score(run_set)
         groups.setdefault(f"{first.benchmark} on {first.hardware}", []).append(run_set)
-    write_whole(path, draw_quality(groups), "plot")
+    save_text(path, draw_quality(groups))
     print(f"wrote {printable(str(path))}")
 
 
 def check_folder(folder: Path) -> None:
     """Raise UserError unless a page can be written into a folder, which need not be there yet."""
-    folders = (folder.absolute(), *folder.absolute().parents)
     try:
-        tempfile.TemporaryFile(dir=next(path for path in folders if path.exists())).close()
+        tempfile.TemporaryFile(dir=existing_folder(folder)).close()
     except OSError as error:
         where, hint = printable(str(folder)), "choose another --out"
         raise UserError(f"cannot write here: {error.strerror}", where=where, hint=hint) from error
-
-
-def write_whole(path: Path, page: str, name: str) -> None:
-    """Write a page to `path`, whole or not at all; two writers at once do not meet. Raises: UserError.
-
-    `name` is what the error calls it.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(page, encoding="utf-8")
-        os.replace(draft, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise UserError(f"cannot write the {name}: {error.strerror}", where=printable(str(path))) from error
 
 
 def render(
@@ -129,17 +112,11 @@ def render(
     theirs = [entry.score for facts in published.values() for entry in facts.sets]
     faster = speedups(scores) | speedups(theirs)
     groups = sorted({entry.group for entry in scores})
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": number, "span": between, "lines": lines}
-    environment.globals["link"] = lambda path: link(path, folder)
     explorers = [path for path in (folder / EXPLORER, folder.parent / EXPLORER) if path.is_file()]
-    return environment.get_template("report.html").render(
+    return fill_template(
+        Path(__file__).parent / "templates" / "report.html",
+        {"number": number, "span": between, "lines": lines},
+        link=lambda path: link(path, folder),
         sections=[_section([c for c in checked if c.score.group == group], faster) for group in groups],
         reported=[
             row | {"source": s.source} for s in theirs for row in [score_cells(s, faster.get(s.source))]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.evidence.disturbance import SPARE
+from common.files import existing_folder
 from common.machine import hardware
 from common.machine import load as machine_load
 from common.machine.line import Line, fault, ok, warning
@@ -86,13 +87,9 @@ def core_speed() -> Line:
     return judge_speed(ok(check, f"{rate / 1e9:.3g} GFLOP/s", flops_per_s=rate), check, rate)
 
 
-def existing(directory: Path) -> Path:
-    return next(path for path in (directory, *directory.parents) if path.exists())
-
-
 def space(what: str, directory: Path) -> Line:
     """Check that a folder can be written, by writing as much as a log, and that its disk has room."""
-    check, place = f"room for {what}", existing(directory)
+    check, place = f"room for {what}", existing_folder(directory)
     advice = f"free some, or choose another disk for {what}"
     try:
         with tempfile.TemporaryFile(dir=place) as file:  # has no name, so that nothing can stay behind

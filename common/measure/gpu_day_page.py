@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from common import files
+from common.evidence.page import fill_template
 from common.measure.without_gpu import gpu_model
 from common.repository import relative_path
 
@@ -77,12 +76,7 @@ def describe_trace(shape: str, summary: dict[str, Any]) -> str:
 
 def write_page(rows: Sequence[dict[str, Any]], path: Path) -> str:
     """Write the page; returns its path, relative to the repository where it lies inside."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-    )
     details = [describe_row(row).splitlines()[1:] for row in rows]
-    page = environment.get_template("gpu_day.html").render(rows=list(zip(rows, details, strict=True)))
-    files.write_text(path.resolve(), page)
+    template = Path(__file__).parent / "templates" / "gpu_day.html"
+    files.write_text(path.resolve(), fill_template(template, rows=list(zip(rows, details, strict=True))))
     return relative_path(path)

@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from scipy import stats
 
@@ -24,10 +23,12 @@ from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.log import MAX_BYTES, Log
+from common.evidence.page import fill_template
 from common.evidence.paths import label
 from common.evidence.records import finite, printable
-from common.evidence.report import link, write_whole
+from common.evidence.report import link
 from common.evidence.score import BASELINE, NOTES, run_of
+from common.files import save_text
 from common.repository import benchmarks, configurations
 from common.study.prices import Price
 
@@ -60,24 +61,18 @@ class Index:
 
 def write_page(path: Path, data: dict[str, Any]) -> None:
     """Write the page to `path`, whole or not at all. Raises: UserError if it cannot be written."""
-    write_whole(path, render(data), "page")
+    save_text(path, render(data))
 
 
 def render(data: dict[str, Any]) -> str:
     """Return the page. It may load nothing, and of scripts run only the one whose hash it states."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     script = "\n" + (TEMPLATES / "explore.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     block = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":  # so that no text can end the block
         block = block.replace(character, f"\\u{ord(character):04x}")
-    return environment.get_template("explore.html").render(
+    return fill_template(
+        TEMPLATES / "explore.html",
         style=Markup((TEMPLATES / "explore.css").read_text(encoding="utf-8")),
         script=Markup(script),
         script_hash=digest,
