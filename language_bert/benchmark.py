@@ -21,7 +21,7 @@ from common.training.benchmark import Backend, Names
 from common.training.method import Batch
 from common.training.registry import build_methods
 from language_bert.attention import kernel_backend
-from language_bert.data.batches import IGNORED, padded_batch, random_record, shift_lengths, typical_lengths
+from language_bert.data.batches import IGNORED, padded_batch, random_batch, shift_lengths, typical_lengths
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
@@ -210,12 +210,11 @@ class Benchmark(benchmark.Benchmark):
 
     def noise(self, lengths: np.ndarray, num_masked: np.ndarray) -> Batch:
         """Return a batch of random tokens; lengths and masked tokens are (num_samples,)."""
-        rng, vocab_size = np.random.default_rng(0), self.config.model.vocab_size
-        records = [
-            random_record(rng, length=int(length), vocab_size=vocab_size, num_masked=int(count))
-            for length, count in zip(lengths, num_masked, strict=True)
-        ]
-        return padded_batch(records, self.config.data.max_seq_length)
+        sizes = {
+            "vocab_size": self.config.model.vocab_size,
+            "max_seq_length": self.config.data.max_seq_length,
+        }
+        return random_batch(np.random.default_rng(0), lengths, num_masked, **sizes)
 
     def backends(self) -> dict[str, Backend]:
         return {"attention": kernel_backend(self.device)} if "unpad" in self.config.methods else {}

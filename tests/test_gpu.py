@@ -15,7 +15,7 @@ from common.training.probes import probes_of
 from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.attention import plan_attention, varlen_attention
-from language_bert.data.batches import padded_batch, random_record, typical_lengths
+from language_bert.data.batches import random_batch, typical_lengths
 from language_bert.model import build_bert, masked_lm_loss
 
 pytestmark = pytest.mark.gpu
@@ -105,14 +105,9 @@ def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
         attn_implementation="sdpa",
     )
     model, longest = build_bert(config, next_sentence=False).to(DEVICE), 512 if on_gpu else 64
-    rng = np.random.default_rng(0)
-    records = [
-        random_record(
-            rng, length=int(length), vocab_size=config.vocab_size, num_masked=max(1, int(length) // 5)
-        )
-        for length in typical_lengths(8, longest)
-    ]
-    batch = padded_batch(records, longest)
+    rng, lengths = np.random.default_rng(0), typical_lengths(8, longest)
+    sizes = {"vocab_size": config.vocab_size, "max_seq_length": longest}
+    batch = random_batch(rng, lengths, np.maximum(1, lengths // 5), **sizes)
 
     def gradients(model, batch, dtype):
         model.zero_grad()

@@ -1,4 +1,4 @@
-"""Padded batches, as an unmodified Hugging Face model takes them, from records or random tokens."""
+"""Padded batches, as an unmodified Hugging Face model takes them, from instances or random tokens."""
 
 from collections.abc import Sequence
 
@@ -6,61 +6,68 @@ import numpy as np
 import torch
 
 from common.training.method import Batch
-from language_bert.data.shards import Record
+from language_bert.data.instances import Instance
 
 IGNORED = -100  # the label of a token that was not masked
 MIN_LENGTH = 5  # [CLS] a [SEP] b [SEP]
+# Cumulative distribution of the lengths of Wikipedia's training sequences, of at most 512 tokens. Source: the
+# histogram of https://github.com/graphcore/tutorials, blogs_code/packedBERT: mean 255.8, 23.4 % at 512.
+SHARES = (0.00, 0.05, 0.10, 0.25, 0.369, 0.50, 0.566, 0.683, 0.75, 0.766, 1.0)
+LENGTHS = (5, 36, 48, 84, 128, 204, 256, 384, 484, 512, 512)
 
 
-def padded_batch(records: Sequence[Record], max_seq_length: int) -> Batch:
-    """Pad B records to S = max_seq_length.
+def padded_batch(instances: Sequence[Instance], max_seq_length: int) -> Batch:
+    """Pad B instances to S = max_seq_length.
 
     Inputs: `input_ids`, `token_type_ids`, `attention_mask`, all (B, S) int64. Targets: `labels` (B, S) int64,
     -100 where no token was masked, and `next_sentence_label` (B,) int64.
     """
-    shape = (len(records), max_seq_length)
+    shape = (len(instances), max_seq_length)
     input_ids, token_type_ids, attention_mask = (np.zeros(shape, np.int64) for _ in range(3))
     labels = np.full(shape, IGNORED, np.int64)
-    for row, record in enumerate(records):
-        length = len(record.input_ids)
-        input_ids[row, :length] = record.input_ids
-        token_type_ids[row, record.num_a_tokens : length] = 1
+    for row, instance in enumerate(instances):
+        length = len(instance.input_ids)
+        input_ids[row, :length] = instance.input_ids
+        token_type_ids[row, instance.num_a_tokens : length] = 1
         attention_mask[row, :length] = 1
-        labels[row, record.masked_positions] = record.masked_ids
-    is_random_next = np.array([record.is_random_next for record in records], np.int64)
+        labels[row, instance.masked_positions] = instance.masked_ids
+    inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": attention_mask}
+    is_random_next = torch.tensor([instance.is_random_next for instance in instances], dtype=torch.int64)
     return Batch(
-        inputs={
-            "input_ids": torch.from_numpy(input_ids),
-            "token_type_ids": torch.from_numpy(token_type_ids),
-            "attention_mask": torch.from_numpy(attention_mask),
-        },
-        targets={"labels": torch.from_numpy(labels), "next_sentence_label": torch.from_numpy(is_random_next)},
-        num_samples=len(records),
+        inputs={name: torch.from_numpy(values) for name, values in inputs.items()},
+        targets={"labels": torch.from_numpy(labels), "next_sentence_label": is_random_next},
+        num_samples=len(instances),
     )
 
 
-# Cumulative distribution of the lengths of Wikipedia's training sequences, of at most 512 tokens. Source: the
-# histogram of https://github.com/graphcore/tutorials, blogs_code/packedBERT: mean 255.8, 23.4 % at 512.
-LENGTH_CDF = (
-    (0.0, 5),
-    (0.05, 36),
-    (0.10, 48),
-    (0.25, 84),
-    (0.369, 128),
-    (0.50, 204),
-    (0.566, 256),
-    (0.683, 384),
-    (0.75, 484),
-    (0.766, 512),
-    (1.0, 512),
-)
+def random_batch(
+    rng: np.random.Generator,
+    lengths: Sequence[int] | np.ndarray,
+    num_masked: Sequence[int] | np.ndarray,
+    *,
+    vocab_size: int,
+    max_seq_length: int,
+) -> Batch:
+    """Return a padded batch of random tokens; `lengths` and the masked tokens are those of each sequence."""
+    instances = []
+    for length, count in zip(map(int, lengths), map(int, num_masked), strict=True):
+        inner = length - 2  # neither the first nor the last token is masked
+        positions = np.sort(rng.choice(inner, size=min(count, inner), replace=False)) + 1
+        instance = Instance(
+            input_ids=rng.integers(0, vocab_size, length),
+            num_a_tokens=max(2, length // 2),
+            masked_positions=positions,
+            masked_ids=rng.integers(0, vocab_size, len(positions)),
+            is_random_next=bool(rng.integers(2)),
+        )
+        instances.append(instance)
+    return padded_batch(instances, max_seq_length)
 
 
 def typical_lengths(num_samples: int, max_seq_length: int) -> np.ndarray:
     """Return lengths (num_samples,) distributed like Wikipedia's, in a fixed shuffled order."""
-    shares, lengths = np.array(LENGTH_CDF).T
-    quantiles = np.interp((np.arange(num_samples) + 0.5) / num_samples, shares, lengths)
-    scaled = np.maximum(MIN_LENGTH, quantiles * max_seq_length / lengths[-1]).round().astype(np.int64)
+    quantiles = np.interp((np.arange(num_samples) + 0.5) / num_samples, SHARES, LENGTHS)
+    scaled = np.maximum(MIN_LENGTH, quantiles * max_seq_length / LENGTHS[-1]).round().astype(np.int64)
     return np.random.default_rng(0).permutation(scaled)
 
 
@@ -80,15 +87,3 @@ def shift_lengths(
     is_longer = moved > np.clip(lengths + low, shortest, max_seq_length)
     moved[np.flatnonzero(is_longer)[: max(0, moved.sum() - num_tokens)]] -= 1
     return moved
-
-
-def random_record(rng: np.random.Generator, *, length: int, vocab_size: int, num_masked: int) -> Record:
-    """Return a record of random tokens, for warm-up and tests."""
-    positions = np.sort(rng.choice(length - 2, size=min(num_masked, length - 2), replace=False)) + 1
-    return Record(
-        input_ids=rng.integers(0, vocab_size, length),
-        num_a_tokens=max(2, length // 2),
-        masked_positions=positions,
-        masked_ids=rng.integers(0, vocab_size, len(positions)),
-        is_random_next=bool(rng.integers(2)),
-    )

@@ -9,7 +9,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 Document = Sequence[Sequence[int]]
+Ids = array | np.ndarray
+SEED = 12345  # of the reference, for every file
 NUM_SPECIAL = 3  # [CLS] and two [SEP]
 
 
@@ -42,24 +46,26 @@ class InstanceSettings:
 class Instance:
     """One sample: [CLS] a [SEP] b [SEP] with some tokens replaced, and the original tokens there.
 
-    The arrays are of uint16: the 300,000 instances of a part of Wikipedia are shuffled in memory.
+    The numbers are arrays of uint16 where instances are made, because the 300,000 of a part of Wikipedia are
+    shuffled in memory, and of int64 where a shard is read.
     """
 
-    input_ids: "array[int]"
+    input_ids: Ids
     num_a_tokens: int  # [CLS] + a + [SEP]: segment 0; the rest is segment 1
-    masked_positions: "array[int]"
-    masked_ids: "array[int]"
+    masked_positions: Ids
+    masked_ids: Ids
     is_random_next: bool
 
 
 def create_instances(
-    documents: list[Document], vocabulary: Vocabulary, settings: InstanceSettings, rng: random.Random
+    documents: list[Document], vocabulary: Vocabulary, settings: InstanceSettings, seed: int = SEED
 ) -> list[Instance]:
     """Create the instances of all documents, `num_duplicates` times with different masks and pairs, shuffled.
 
     `documents` is shuffled in place, as the reference does. It must have at least two documents, because a
     random next sentence comes from another one, and no empty document.
     """
+    rng = random.Random(seed)
     rng.shuffle(documents)
     instances = [
         instance

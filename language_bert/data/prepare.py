@@ -3,21 +3,21 @@
 import random
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
-from common.data import manifest, preparation
+from common.data import preparation
 from common.errors import UserError
 from language_bert.data import shards
 from language_bert.data.corpus import documents
-from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
+from language_bert.data.instances import SEED, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.wikipedia import prepare_wikipedia
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
-SPLIT_SEED = 12345  # as in the reference
 HELD_OUT_FRACTION = 0.05
 MIN_CHARACTER_COUNT = 10  # rarer ones become [UNK]
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -41,37 +41,35 @@ def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
 
 
 def prepare_prose(directory: Path, work: Path, config: Any) -> str:
+    """Write vocabulary, shards, indexes and manifest; returns the fingerprint."""
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    data = config.data
-    train_text, evaluation_text = split_documents(documents())
-    train_vocabulary(train_text, config.model.vocab_size, work)
-    tokenizer = Tokenizer(work / "vocab.txt")
-    facts: dict[str, Any] = {"settings": config.prepared_with()}
-    parts = {
-        "train": (train_text, data.num_train_samples, data.masked_fraction, data.num_duplicates),
-        "evaluation": (evaluation_text, data.num_evaluation_samples, data.evaluation_masked_fraction, 1),
-    }
-    for name, (texts, num_samples, masked_fraction, num_duplicates) in parts.items():
-        settings = InstanceSettings(
-            max_seq_length=data.max_seq_length,
-            masked_fraction=masked_fraction,
-            num_duplicates=num_duplicates,
-        )
-        instances = select_instances(texts, num_samples, tokenizer, settings)
-        index = shards.write_shard(shards.shard_path(work, name, 0), 0, instances)
-        np.save(shards.index_path(work, name), index, allow_pickle=False)
-        facts |= shards.describe(name, index, settings)
-    result = manifest.write_manifest(work, facts)
-    manifest.put_in_place(work, directory)
-    return result
-
-
-def split_documents(texts: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Split documents into training and evaluation by a fixed seed."""
-    order = random.Random(SPLIT_SEED).sample(range(len(texts)), len(texts))
+    folder, data, texts = work / "data", config.data, documents()
+    folder.mkdir(parents=True)
+    order = random.Random(SEED).sample(range(len(texts)), len(texts))
     num_held_out = int(len(texts) * HELD_OUT_FRACTION)
-    return [texts[i] for i in order[num_held_out:]], [texts[i] for i in order[:num_held_out]]
+    held_out, train_texts = (
+        [texts[i] for i in part] for part in (order[:num_held_out], order[num_held_out:])
+    )
+    train_vocabulary(train_texts, config.model.vocab_size, folder)
+    tokenizer = Tokenizer(folder / "vocab.txt")
+    settings_of = partial(InstanceSettings, max_seq_length=data.max_seq_length)
+    training = settings_of(masked_fraction=data.masked_fraction, num_duplicates=data.num_duplicates)
+    evaluation = settings_of(masked_fraction=data.evaluation_masked_fraction, num_duplicates=1)
+    facts: dict[str, Any] = {"settings": config.prepared_with()}
+    for part, part_texts, num_samples, settings in (
+        ("train", train_texts, data.num_train_samples, training),
+        ("evaluation", held_out, data.num_evaluation_samples, evaluation),
+    ):
+        lines = (line for text in part_texts for line in [*text, ""])
+        instances = create_instances(read_documents(lines, tokenizer), tokenizer.vocabulary, settings)
+        if len(instances) < num_samples:
+            what = f"the corpus gives {len(instances)} samples, fewer than {num_samples}"
+            raise UserError(what, where=f"data.num_{part}_samples")
+        chosen = evenly_spaced(instances, num_samples)
+        index = shards.write_shard(shards.shard_path(folder, part, 0), 0, chosen)
+        np.save(shards.index_path(folder, part), index, allow_pickle=False)
+        facts |= shards.describe(part, index, settings)
+    return preparation.finish(directory, work, facts)
 
 
 def train_vocabulary(texts: list[list[str]], vocab_size: int, directory: Path) -> None:
@@ -92,22 +90,7 @@ def train_vocabulary(texts: list[list[str]], vocab_size: int, directory: Path) -
         limit_alphabet=len(alphabet),
         special_tokens=[*SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)],
     )
-    if trainer.get_vocab_size() > vocab_size:
-        raise UserError(
-            f"the text alone needs {trainer.get_vocab_size()} tokens, found {vocab_size}",
-            where="model.vocab_size",
-        )
+    if (num_tokens := trainer.get_vocab_size()) > vocab_size:
+        what = f"the text alone needs {num_tokens} tokens, found {vocab_size}"
+        raise UserError(what, where="model.vocab_size")
     trainer.save_model(str(directory))
-
-
-def select_instances(
-    texts: list[list[str]], num_samples: int, tokenizer: Tokenizer, settings: InstanceSettings
-) -> list[Instance]:
-    lines = (line for text in texts for line in [*text, ""])
-    instances = create_instances(
-        read_documents(lines, tokenizer), tokenizer.vocabulary, settings, random.Random(SPLIT_SEED)
-    )
-    if len(instances) < num_samples:
-        what = f"the corpus gives {len(instances)} samples, fewer than {num_samples}"
-        raise UserError(what, where="data.num_train_samples")
-    return evenly_spaced(instances, num_samples)

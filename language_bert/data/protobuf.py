@@ -3,11 +3,12 @@
 Sources: https://protobuf.dev/programming-guides/encoding; tensorflow/core/lib/hash/crc32c.h.
 """
 
+from typing import Any
+
 import google_crc32c
 import numpy as np
 
-Value = int | memoryview
-VARINT, FIXED_64, BYTES, FIXED_32 = 0, 1, 2, 5  # wire types
+VARINT, BYTES, FIXED_BYTES = 0, 2, {1: 8, 5: 4}  # wire types
 MAX_VARINT_BYTES = 10
 
 
@@ -39,25 +40,25 @@ def read_varints(content: memoryview) -> np.ndarray:
     return np.add.reduceat((coded & 0x7F).astype(np.int64) << shifts, starts) if len(coded) else ends
 
 
-def parse(message: bytes | memoryview) -> dict[int, list[Value]]:
-    """Return the values of each field, numbers or bytes. Raises ValueError if it is not a message."""
+def parse(message: bytes | memoryview) -> dict[int, list[Any]]:
+    """Return the values of each field, int or memoryview. Raises ValueError if it is not a message."""
     content, position = memoryview(message), 0
-    fields: dict[int, list[Value]] = {}
+    fields: dict[int, list[Any]] = {}
     while position < len(content):
         key, position = read_varint(content, position)
-        wire_type = key & 7
+        values, wire_type = fields.setdefault(key >> 3, []), key & 7
         if wire_type == VARINT:
             value, position = read_varint(content, position)
-            fields.setdefault(key >> 3, []).append(value)
+            values.append(value)
             continue
         if wire_type == BYTES:
             length, position = read_varint(content, position)
-        elif wire_type in (FIXED_32, FIXED_64):
-            length = 4 if wire_type == FIXED_32 else 8
+        elif wire_type in FIXED_BYTES:
+            length = FIXED_BYTES[wire_type]
         else:
             raise ValueError(f"unknown wire type {wire_type}")
         if position + length > len(content):
             raise ValueError("it is cut off")
-        fields.setdefault(key >> 3, []).append(content[position : position + length])
+        values.append(content[position : position + length])
         position += length
     return fields

@@ -8,7 +8,6 @@ lengths and two bytes a token the files have a twentieth of the size of the refe
 import os
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +31,13 @@ INDEX = np.dtype(  # 24 bytes an instance
 HISTOGRAM_TOKENS = 64  # width of a bin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """Arrays of int64: `input_ids` (num_tokens,), `masked_positions` and `masked_ids` (num_masked,)."""
-
-    input_ids: np.ndarray
-    num_a_tokens: int
-    masked_positions: np.ndarray
-    masked_ids: np.ndarray
-    is_random_next: bool
-
-
 def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.ndarray:
     """Write a shard through to the disk; returns its rows of the index, (num_instances,) INDEX."""
     rows, offset = [], 0
     with path.open("wb") as file:
         for item in instances:
-            words = item.input_ids + item.masked_positions + item.masked_ids
-            content = np.asarray(words, dtype="<u2").tobytes()
+            words = np.concatenate([item.input_ids, item.masked_positions, item.masked_ids])
+            content = words.astype("<u2").tobytes()
             counts = (len(item.input_ids), item.num_a_tokens, len(item.masked_ids), item.is_random_next)
             rows.append((number, zlib.crc32(content), offset, *counts))
             offset += file.write(content) // 2
@@ -60,18 +48,16 @@ def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.nd
 
 def describe(part: str, index: np.ndarray, settings: InstanceSettings) -> dict[str, Any]:
     """Print the histogram of the lengths of a part; returns its facts for the manifest."""
-    lengths = index["num_tokens"]
-    counts = np.bincount((lengths - 1) // HISTOGRAM_TOKENS)
-    bins = ", ".join(
-        f"to {(number + 1) * HISTOGRAM_TOKENS}: {count / len(lengths):.1%}"
-        for number, count in enumerate(counts)
-    )
-    print(f"{part}: {len(lengths):,} instances, mean {lengths.mean():.1f} tokens; {bins}", flush=True)
+    lengths, width = index["num_tokens"], HISTOGRAM_TOKENS
+    counts = np.bincount((lengths - 1) // width)
+    bins = [f"to {number * width}: {count / len(lengths):.1%}" for number, count in enumerate(counts, 1)]
+    mean = lengths.mean()
+    print(f"{part}: {len(lengths):,} instances, mean {mean:.1f} tokens; {', '.join(bins)}", flush=True)
     return {
         f"num_{part}_masked_tokens": int(index["num_masked"].sum()),
         f"num_{part}_short": int((index["num_masked"] < settings.max_predictions).sum()),
-        f"{part}_valid_fraction": round(float(lengths.mean()) / settings.max_seq_length, 4),
-        f"{part}_length_histogram_{HISTOGRAM_TOKENS}": counts.tolist(),
+        f"{part}_valid_fraction": round(float(mean) / settings.max_seq_length, 4),
+        f"{part}_length_histogram_{width}": counts.tolist(),
     }
 
 
@@ -91,8 +77,12 @@ class Shards:
         """
         self.directory, self.part, self.vocab_size = directory, part, vocab_size
         self.index = np.array(read_index(index_path(directory, part), INDEX))  # in memory: read row by row
-        self.refuse(self.index["num_masked"] == 0, "has no masked token")
-        self.refuse(self.index["num_tokens"] > max_seq_length, f"has more than {max_seq_length} tokens")
+        for is_wrong, what in (
+            (self.index["num_masked"] == 0, "has no masked token"),
+            (self.index["num_tokens"] > max_seq_length, f"has more than {max_seq_length} tokens"),
+        ):
+            if is_wrong.any():
+                raise UserError(what, where=self.where(int(is_wrong.argmax())))
         self.num_words = self.index["num_tokens"].astype(np.int64) + 2 * self.index["num_masked"]
         self.shards = [self.open_shard(number) for number in range(int(self.index["shard"].max()) + 1)]
 
@@ -110,16 +100,12 @@ class Shards:
     def __len__(self) -> int:
         return len(self.index)
 
-    def refuse(self, is_wrong: np.ndarray, what: str) -> None:
-        if is_wrong.any():
-            raise UserError(what, where=self.where(int(is_wrong.argmax())))
-
     def where(self, number: int) -> str:
         shard = self.index["shard"][number]
         first = int(np.searchsorted(self.index["shard"], shard))
         return f"{shard_path(self.directory, self.part, int(shard))} record {number - first}"
 
-    def __getitem__(self, number: int) -> Record:
+    def __getitem__(self, number: int) -> Instance:
         """Read a record. Raises UserError that names file and record for damage."""
         row = self.index[number]
         num_tokens, num_masked, first = int(row["num_tokens"]), int(row["num_masked"]), int(row["offset"])
@@ -134,7 +120,7 @@ class Shards:
             raise UserError(what, where=self.where(number))
         if positions.max() >= num_tokens:
             raise UserError("has a masked position outside of the sequence", where=self.where(number))
-        return Record(
+        return Instance(
             input_ids=input_ids,
             num_a_tokens=int(row["num_a_tokens"]),
             masked_positions=positions,

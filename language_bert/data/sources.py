@@ -6,13 +6,14 @@ checkpoints of this name: one written by TensorFlow 1, which is read here, and o
 """
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.data import preparation
 from common.errors import UserError
 
-PART = re.compile(r"part-(\d{5})-of-(\d{5})")
+PART = re.compile(r"part-\d{5}-of-(\d{5})")
 TEXT, RECORDS = "eval.txt", "eval_10k"
 CHECKPOINT = "model.ckpt-28252"
 DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
@@ -38,81 +39,68 @@ OTHER_HINT = "this benchmark is defined on one dump; for another text: --set dat
 class Source:
     """The files of a source; `vocabulary` is None for TFRecords, `checkpoint` where it is not needed."""
 
-    is_text: bool
     parts: list[Path]
     evaluation: Path
     vocabulary: Path | None
     checkpoint: Path | None  # without its suffix
 
 
+class Files(defaultdict[str, list[Path]]):
+    """The files below a folder by name, in order."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(list)
+        self.directory = directory
+        for path in sorted(directory.rglob("*")):
+            self[path.name].append(path)
+
+    def one(self, name: str) -> Path:
+        """Return the file of this name. Raises UserError for one that is missing or there twice."""
+        if not self[name]:
+            hint = "see language_bert/README.md"
+            raise UserError(f"there is no {name}", where=str(self.directory), hint=hint)
+        if len(self[name]) > 1:
+            what = f"{name} is there twice: {self[name][0]} and {self[name][1]}"
+            raise UserError(what, where=str(self.directory))
+        return self[name][0]
+
+
 def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> Source:
-    """Find the files in `directory`. Raises UserError for a file that is missing or there twice."""
-    is_text = any(directory.rglob(TEXT))
-    if is_text and any(directory.rglob(RECORDS)):
-        raise UserError(f"has both {TEXT} and {RECORDS}", where=str(directory), hint="name the folder of one")
-    evaluation = find(directory, TEXT if is_text else RECORDS)
-    parts = list_parts(directory)
-    if is_official and len(parts) != NUM_PARTS:
-        raise UserError(f"{len(parts)} parts, expected {NUM_PARTS}", where=str(directory), hint=OTHER_HINT)
-    checkpoint = find_checkpoint(directory) if has_checkpoint else None
-    source = Source(
-        is_text=is_text,
-        parts=parts,
-        evaluation=evaluation,
-        vocabulary=find(directory, "vocab.txt") if is_text else None,
-        checkpoint=None if checkpoint is None else checkpoint.with_suffix(""),
-    )
-    if is_official:
-        check_official(source)
-    return source
+    """Find the files in `directory`, and check official ones against their published MD5.
 
-
-def find(directory: Path, name: str) -> Path:
-    paths = sorted(directory.rglob(name))
-    if not paths:
-        raise UserError(f"there is no {name}", where=str(directory), hint="see language_bert/README.md")
-    if len(paths) > 1:
-        raise UserError(f"{name} is there twice: {paths[0]} and {paths[1]}", where=str(directory))
-    return paths[0]
-
-
-def find_checkpoint(directory: Path) -> Path:
-    """Find the index of the checkpoint; of several, the one whose MD5 is published for TensorFlow 1."""
-    name = CHECKPOINT + INDEX_SUFFIX
-    for path in sorted(directory.rglob(name)):
-        if preparation.md5_of(path) == OFFICIAL_MD5.get(name):
-            return path
-    return find(directory, name)
-
-
-def list_parts(directory: Path) -> list[Path]:
-    """Find all parts, in their order."""
-    paths = sorted(path for path in directory.rglob("part-*") if PART.fullmatch(path.name))
-    numbers = [tuple(map(int, re.findall(r"\d{5}", path.name))) for path in paths]
-    totals = {total for _, total in numbers}
+    Raises UserError for a file that is missing, there twice, damaged or of another dump.
+    """
+    files, where = Files(directory), str(directory)
+    is_text = bool(files[TEXT])
+    if is_text and files[RECORDS]:
+        raise UserError(f"has both {TEXT} and {RECORDS}", where=where, hint="name the folder of one")
+    totals = {match[1] for match in map(PART.fullmatch, files) if match}
     if len(totals) != 1:
-        raise UserError(
-            f"parts of {len(totals)} sets, expected part-00000-of-{NUM_PARTS:05} and so on",
-            where=str(directory),
-        )
-    parts: dict[int, Path] = {}
-    for (number, _), path in zip(numbers, paths, strict=True):
-        if number in parts:
-            raise UserError(f"{path.name} is there twice: {parts[number]} and {path}", where=str(directory))
-        parts[number] = path
+        what = f"parts of {len(totals)} sets, expected part-00000-of-{NUM_PARTS:05} and so on"
+        raise UserError(what, where=where)
     total = totals.pop()
-    if missing := sorted(set(range(total)) - parts.keys()):
-        what = f"{len(parts)} of {total} parts, part-{missing[0]:05}-of-{total:05} is missing"
-        raise UserError(what, where=str(directory))
-    return [parts[number] for number in sorted(parts)]
-
-
-def check_official(source: Source) -> None:
-    """Check files against their published MD5. Raises UserError for another dump or a damaged file."""
-    files = [source.evaluation, source.vocabulary, *source.parts] if source.is_text else []
-    if source.checkpoint is not None:
-        files += [source.checkpoint.with_name(CHECKPOINT + end) for end in (INDEX_SUFFIX, DATA_SUFFIX)]
-    for path in files:
+    parts = [files.one(f"part-{number:05}-of-{total}") for number in range(int(total))]
+    if is_official and len(parts) != NUM_PARTS:
+        raise UserError(f"{len(parts)} parts, expected {NUM_PARTS}", where=where, hint=OTHER_HINT)
+    evaluation = files.one(TEXT if is_text else RECORDS)
+    vocabulary = files.one("vocab.txt") if is_text else None
+    checked = [evaluation, vocabulary, *parts] if is_text else []
+    checkpoint = None
+    if has_checkpoint:
+        index = find_checkpoint(files)
+        checkpoint = index.with_suffix("")
+        checked += [index, index.with_name(CHECKPOINT + DATA_SUFFIX)]
+    for path in checked if is_official else ():
         if path is not None and (md5 := OFFICIAL_MD5.get(path.name)):
             hint = CHECKPOINT_HINT if path.name.startswith(CHECKPOINT) else OTHER_HINT
             preparation.check_md5(path, md5, hint=hint)
+    return Source(parts=parts, evaluation=evaluation, vocabulary=vocabulary, checkpoint=checkpoint)
+
+
+def find_checkpoint(files: Files) -> Path:
+    """Find the index of the checkpoint; of several, the one whose MD5 is published for TensorFlow 1."""
+    name = CHECKPOINT + INDEX_SUFFIX
+    for path in files[name]:
+        if preparation.md5_of(path) == OFFICIAL_MD5.get(name):
+            return path
+    return files.one(name)

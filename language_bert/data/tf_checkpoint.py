@@ -7,19 +7,20 @@ block; the index block has handles of the data blocks; a data block has one entr
 Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md.
 """
 
+import operator
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.numpy import save_file
 
 from common.errors import UserError
-from language_bert.data.protobuf import Value, masked_crc, parse, read_varint
+from language_bert.data.protobuf import masked_crc, parse, read_varint
+from language_bert.data.weights import check_shapes
 from language_bert.model import bert_config, build_bert
 
 MAGIC = 0xDB4775248B80FB57
@@ -31,8 +32,7 @@ TRAINED = 128  # length in tokens of the sequences that the published checkpoint
 OPTIMIZER = re.compile(r"/(LAMB(_1)?|adam_[mv])$|^(beta[12]_power|global_step)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class Stored(NamedTuple):
     """Shape, offset and size in the data file, in bytes, and checksum of a tensor."""
 
     shape: tuple[int, ...]
@@ -88,23 +88,17 @@ def read_block(content: memoryview, offset: int, size: int) -> Iterator[tuple[by
 
 def parse_entry(name: str, value: memoryview) -> Stored:
     """Parse a `BundleEntryProto`. Raises ValueError unless it is float32 in the first data file."""
+
+    def number(fields: dict[int, list[Any]], field: int) -> int:
+        return operator.index(fields.get(field, [0])[0])  # protocol buffers leave out zeros
+
     fields = parse(value)
     if number(fields, 1) != FLOAT32 or number(fields, 3):
         raise ValueError(f"{name} is not float32 in one file")
-    dimensions = parse(fields[2][0]).get(2, []) if 2 in fields else []  # type: ignore[arg-type]
-    return Stored(
-        shape=tuple(number(parse(dimension), 1) for dimension in dimensions),  # type: ignore[arg-type]
-        offset=number(fields, 4),
-        size=number(fields, 5),
-        checksum=struct.unpack("<I", fields[6][0])[0],  # type: ignore[arg-type]
-    )
-
-
-def number(fields: dict[int, list[Value]], field: int) -> int:
-    value = fields.get(field, [0])[0]  # protocol buffers leave out zeros
-    if not isinstance(value, int):
-        raise ValueError(f"field {field} is not a number")
-    return value
+    dimensions = parse(fields[2][0]).get(2, []) if 2 in fields else []
+    shape = tuple(number(parse(dimension), 1) for dimension in dimensions)
+    (checksum,) = struct.unpack("<I", fields[6][0])
+    return Stored(shape, offset=number(fields, 4), size=number(fields, 5), checksum=checksum)
 
 
 def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
@@ -142,36 +136,29 @@ def hugging_face_name(name: str) -> str:
 
 
 def to_hugging_face(
-    tensors: dict[str, np.ndarray], expected: dict[str, tuple[int, ...]], *, where: str
+    tensors: dict[str, np.ndarray], model: torch.nn.Module, *, where: str
 ) -> dict[str, np.ndarray]:
-    """Return the tensors by Hugging Face's names, with the matrices of dense layers transposed.
+    """Return the tensors of a model by Hugging Face's names, with the matrices of dense layers transposed.
 
-    `expected` has the shapes of all tensors of the model. Raises UserError for a missing or misshaped one.
+    Raises UserError for a missing or misshaped one.
     """
     renamed = {
         hugging_face_name(name): values.T if name.endswith("/kernel") else values
         for name, values in tensors.items()
     }
-    for name, shape in expected.items():
-        if name not in renamed:
-            raise UserError(f"has no tensor for {name}", where=where)
-        if renamed[name].shape != shape:
-            raise UserError(f"{name} is {renamed[name].shape}, expected {shape}", where=where)
-    return {name: np.array(renamed[name], order="C") for name in expected}  # not a view of the file
+    check_shapes(renamed, model, where=where)
+    return {name: np.array(renamed[name], order="C") for name, _ in model.named_parameters()}  # no views
 
 
 def convert_checkpoint(prefix: Path, config: Any, path: Path) -> None:
     """Write the weights of a checkpoint under Hugging Face's names. Raises UserError for damage."""
     with torch.device("meta"):
         model = build_bert(bert_config(config), next_sentence=True)
-    shapes = {name: tuple(values.shape) for name, values in model.named_parameters()}
-    tensors = to_hugging_face(read_tensors(prefix), shapes, where=str(prefix))
+    tensors = to_hugging_face(read_tensors(prefix), model, where=str(prefix))
     print(f"{prefix.name}: {len(tensors)} tensors", flush=True)
     norms = np.linalg.norm(tensors[POSITIONS], axis=1)
     if len(norms) > TRAINED:
-        print(
-            f"mean norm of the position embeddings: {norms[:TRAINED].mean():.3f} up to {TRAINED}, "
-            f"{norms[TRAINED:].mean():.3f} beyond (training was on {TRAINED} tokens)",
-            flush=True,
-        )
+        near, far = norms[:TRAINED].mean(), norms[TRAINED:].mean()
+        lengths = f"{near:.3f} up to {TRAINED}, {far:.3f} beyond (training was on {TRAINED} tokens)"
+        print(f"mean norm of the position embeddings: {lengths}", flush=True)
     save_file(tensors, path)

@@ -6,7 +6,6 @@ is a `tf.train.Example`, a map from names to lists of numbers, here padded with 
 
 import itertools
 import struct
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,10 +77,10 @@ def to_instance(lists: dict[str, np.ndarray], *, vocab_size: int, max_seq_length
     if (np.diff(positions, prepend=0) <= 0).any() or positions[-1] >= length:
         raise ValueError("has masked positions out of order or outside of the sequence")
     return Instance(
-        input_ids=array("H", ids.tolist()),
+        input_ids=ids.astype(np.uint16),
         num_a_tokens=num_a_tokens,
-        masked_positions=array("H", positions.tolist()),
-        masked_ids=array("H", masked_ids.tolist()),
+        masked_positions=positions.astype(np.uint16),
+        masked_ids=masked_ids.astype(np.uint16),
         is_random_next=is_random_next,
     )
 

@@ -9,11 +9,11 @@ missing shards.
 import itertools
 import multiprocessing
 import os
-import random
 import signal
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from language_bert.data.sources import WIKIPEDIA, Source, list_source
 from language_bert.data.tfrecord import read_instances
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
-SEED = 12345  # of the reference, for every part
 MEAN_INSTANCE_BYTES = 700  # 254 tokens, 38 masked
+WEIGHTS_BYTES = 4 * 340_000_000
 OFFICIAL_EVALUATION = {"samples": 10_000, "masked tokens": 428_235, "samples with fewer masked": 6_946}
 MAX_REPEATED = 0.01  # of the instances may equal another: very short ones do
 
@@ -60,7 +60,7 @@ class PlannedShard(shards.PlannedShard):
             documents = read_documents(lines, tokenizer)
         if len(documents) < 2:
             raise UserError(f"{len(documents)} documents, expected 2 or more", where=str(self.file))
-        return create_instances(documents, tokenizer.vocabulary, self.settings, random.Random(SEED))
+        return create_instances(documents, tokenizer.vocabulary, self.settings)
 
     def write(self) -> int:
         """Write the shard, then its rows; returns the number of instances. Raises UserError for too few."""
@@ -76,19 +76,16 @@ class PlannedShard(shards.PlannedShard):
 
 def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) -> str:
     """Write shards, index, starting weights and manifest, and check them; returns the fingerprint."""
-    data = config.data
-    has_checkpoint = config.model.start == "checkpoint"
-    is_official = data.corpus == WIKIPEDIA
+    has_checkpoint, is_official = config.model.start == "checkpoint", config.data.corpus == WIKIPEDIA
     print(f"listing {source}", flush=True)
     files = list_source(source, is_official=is_official, has_checkpoint=has_checkpoint)
     check_settings(files, config)
     planned = plan(work, files, config)
     missing = shards.clear_unfinished(work, planned)
-    weights_bytes = 4 * 340_000_000 if has_checkpoint else 0
-    preparation.check_free_space(
-        work, sum(shard.num_instances for shard in missing) * MEAN_INSTANCE_BYTES + weights_bytes
-    )
-    write_missing(missing)
+    num_missing = sum(shard.num_instances for shard in missing)
+    preparation.check_free_space(work, num_missing * MEAN_INSTANCE_BYTES + has_checkpoint * WEIGHTS_BYTES)
+    if missing:
+        write_missing(missing, num_missing)
     facts: dict[str, Any] = {"settings": config.prepared_with()}
     for part in ("train", "evaluation"):
         members = [shard for shard in planned if shard.part == part]
@@ -97,7 +94,7 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
         if part == "train":
             check_repetition(index, [shard.file for shard in members])
     if is_official:
-        check_evaluation(data.num_evaluation_samples, facts, files.evaluation)
+        check_evaluation(config.data.num_evaluation_samples, facts, files.evaluation)
     if files.checkpoint is not None:
         # imported here: torch takes seconds in each of the processes above
         from language_bert.data import tf_checkpoint, weights
@@ -108,17 +105,16 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
 
 def check_settings(source: Source, config: Any) -> None:
     """Raise UserError for settings that do not fit the source."""
-    if not source.is_text and config.data.masked_fraction != config.data.evaluation_masked_fraction:
-        masked = f"{config.data.evaluation_masked_fraction:g}, not at {config.data.masked_fraction:g}"
-        hint = "prepare from the text, or --set data.masked_fraction=0.15"
-        raise UserError(
-            f"the reference's TFRecords are masked at {masked}", where="data.masked_fraction", hint=hint
-        )
     if source.vocabulary is not None:
-        num_tokens = len(Tokenizer(source.vocabulary).tokens)
+        num_tokens = Tokenizer(source.vocabulary).vocabulary.num_tokens
         if num_tokens != config.model.vocab_size:
             what = f"{num_tokens} tokens, model.vocab_size is {config.model.vocab_size}"
             raise UserError(what, where=str(source.vocabulary))
+    elif config.data.masked_fraction != config.data.evaluation_masked_fraction:
+        masked = f"{config.data.evaluation_masked_fraction:g}, not at {config.data.masked_fraction:g}"
+        what = f"the reference's TFRecords are masked at {masked}"
+        hint = "prepare from the text, or --set data.masked_fraction=0.15"
+        raise UserError(what, where="data.masked_fraction", hint=hint)
 
 
 def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
@@ -131,44 +127,23 @@ def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
     if not ends[-1]:
         raise UserError("is empty", where=str(source.parts[0].parent))
     quotas = np.diff([0, *(end * data.num_train_samples // ends[-1] for end in ends)]).tolist()
-    common: dict[str, Any] = {
-        "work": work,
-        "vocabulary": source.vocabulary,
-        "vocab_size": config.model.vocab_size,
-    }
-    training = InstanceSettings(
-        max_seq_length=data.max_seq_length,
-        masked_fraction=data.masked_fraction,
-        num_duplicates=data.num_duplicates,
-    )
-    evaluation = InstanceSettings(
-        max_seq_length=data.max_seq_length, masked_fraction=data.evaluation_masked_fraction
-    )
+    shard = partial(PlannedShard, work=work, vocabulary=source.vocabulary, vocab_size=config.model.vocab_size)
+    settings_of = partial(InstanceSettings, max_seq_length=data.max_seq_length)
+    training = settings_of(masked_fraction=data.masked_fraction, num_duplicates=data.num_duplicates)
+    evaluation = settings_of(masked_fraction=data.evaluation_masked_fraction)
     used = [(path, quota) for path, quota in zip(source.parts, quotas, strict=True) if quota]
     planned = [
-        PlannedShard(part="train", number=number, file=path, num_instances=quota, settings=training, **common)
+        shard(part="train", number=number, file=path, num_instances=quota, settings=training)
         for number, (path, quota) in enumerate(used)
     ]
-    last = PlannedShard(
-        part="evaluation",
-        number=0,
-        file=source.evaluation,
-        num_instances=data.num_evaluation_samples,
-        settings=evaluation,
-        **common,
-    )
-    return [*planned, last]
+    evaluated = {"file": source.evaluation, "num_instances": data.num_evaluation_samples}
+    return [*planned, shard(part="evaluation", number=0, settings=evaluation, **evaluated)]
 
 
-def write_missing(missing: list[PlannedShard]) -> None:
+def write_missing(missing: list[PlannedShard], num_instances: int) -> None:
     """Write shards, one process per processor. Raises the UserError of the first that fails."""
-    if not missing:
-        return
-    progress = preparation.Progress(
-        num_items=sum(shard.num_instances for shard in missing),
-        num_bytes=sum(shard.file.stat().st_size for shard in missing),
-        items="instances",
-    )
+    num_bytes = sum(shard.file.stat().st_size for shard in missing)
+    progress = preparation.Progress(num_items=num_instances, num_bytes=num_bytes, items="instances")
     processes = ProcessPoolExecutor(
         max_workers=min(len(missing), os.cpu_count() or 1),
         mp_context=multiprocessing.get_context("spawn"),
@@ -181,11 +156,9 @@ def write_missing(missing: list[PlannedShard]) -> None:
             for future in as_completed(pending):
                 progress.add(future.result(), pending[future].file.stat().st_size)
         except BrokenProcessPool as error:
-            raise UserError(
-                "a process that wrote a shard has died, perhaps because memory ran out",
-                where=str(missing[0].work),
-                hint="run the same command again; finished shards are kept",
-            ) from error
+            what = "a process that wrote a shard has died, perhaps because memory ran out"
+            hint = "run the same command again; finished shards are kept"
+            raise UserError(what, where=str(missing[0].work), hint=hint) from error
         except BaseException:
             for process in multiprocessing.active_children():
                 process.terminate()  # finished shards are kept

@@ -61,10 +61,9 @@ class Splitting(dict[int, str]):
 class Pieces(dict[str, list[int]]):
     """The token ids of each word, computed once."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, ids: dict[str, int]) -> None:
         super().__init__()
-        vocab = {token: number for number, token in enumerate(tokens)}
-        self.model = WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)
+        self.model = WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)
 
     def __missing__(self, word: str) -> list[int]:
         self[word] = [token.id for token in self.model.tokenize(word)]
@@ -80,22 +79,15 @@ class Tokenizer:
             tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot be read ({error})", where=str(path)) from error
-        self.tokens = [token.strip() for token in tokens]
-        if missing := {"[UNK]", "[CLS]", "[SEP]", "[MASK]"} - set(self.tokens):
+        ids = {token.strip(): number for number, token in enumerate(tokens)}
+        if missing := {"[UNK]", "[CLS]", "[SEP]", "[MASK]"} - ids.keys():
             raise UserError(f"has no token {min(missing)}", where=str(path))
-        if len(set(self.tokens)) != len(self.tokens):
+        if len(ids) != len(tokens):
             raise UserError("has a token twice", where=str(path))
-        self.pieces = Pieces(self.tokens)
+        special = {"cls_id": ids["[CLS]"], "sep_id": ids["[SEP]"], "mask_id": ids["[MASK]"]}
+        self.vocabulary = Vocabulary(num_tokens=len(ids), **special)
+        self.pieces = Pieces(ids)
         self.cleaning, self.splitting = Cleaning(), Splitting()
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(
-            num_tokens=len(self.tokens),
-            cls_id=self.tokens.index("[CLS]"),
-            sep_id=self.tokens.index("[SEP]"),
-            mask_id=self.tokens.index("[MASK]"),
-        )
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without special tokens."""

@@ -16,7 +16,7 @@ from common.training.step import to_device
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
-from language_bert.data.batches import padded_batch, random_record
+from language_bert.data.batches import random_batch
 from language_bert.methods.fused_qkv import fuse_qkv
 from language_bert.methods.last_layer_subset import keep_needed
 from language_bert.methods.sparse_head import keep_masked
@@ -31,30 +31,27 @@ EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64; sums run in another order
 FURTHER = {"chunked_head": "{chunk_tokens: 3}", "compile_layers": "{backend: aot_eager}"}  # not of size mini
 
 
-def make_model(next_sentence: bool, attention: str = "sdpa"):
+SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40}
+
+
+def make_model(next_sentence, attention="sdpa", **sizes):
     config = BertConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=24,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        intermediate_size=40,
         max_position_embeddings=MAX_LENGTH,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         initializer_range=0.3,
         attn_implementation=attention,
+        **SIZES | sizes,
     )
     torch.manual_seed(5)
     return build_bert(config, next_sentence=next_sentence).double()
 
 
 def make_batch(lengths):
-    rng = np.random.default_rng(7)
-    records = [
-        random_record(rng, length=length, vocab_size=VOCAB_SIZE, num_masked=max(1, length // 6))
-        for length in lengths
-    ]
-    return padded_batch(records, MAX_LENGTH)
+    counts = [max(1, length // 6) for length in lengths]
+    sizes = {"vocab_size": VOCAB_SIZE, "max_seq_length": MAX_LENGTH}
+    return random_batch(np.random.default_rng(7), lengths, counts, **sizes)
 
 
 def configuration(next_sentence, methods):
