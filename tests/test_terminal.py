@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from common.run.stepclock import progress_line, time_left
+from common.run.stepclock import join_parts, time_left
 from tests.runs import BERT, Place
 from tests.terminal import ESCAPE, GOLDEN, SEEN_AT_80, SETS, seen, text_of
 
@@ -35,36 +35,32 @@ def test_score_shows_minutes_interval_and_speed_up_whole_at_every_width(columns,
         assert max(map(len, text.splitlines())) <= columns
 
 
-def line(width, *, quality="quality 0.1234 of 0.2", step=112, loss=6.123):
-    return progress_line(
-        elapsed_s=45.2,
-        step=step,
-        num_steps=17500,
-        rate="24674 sequences/s",
-        loss=loss,
-        quality=quality,
-        left="357 s left at most",
-        width=width,
-    )
+PARTS = {
+    "elapsed": "45.2 s",
+    "step": "step 112/17500",
+    "rate": "24674 sequences/s",
+    "loss": "loss 6.123",
+    "quality": "quality 0.1234 of 0.2",
+    "left": "357 s left at most",
+}
 
 
 def test_the_status_line_leaves_out_whole_parts_the_least_important_first():
-    whole = line(None)
-    parts = whole.strip().split("  ")
-    assert parts[-1] == "357 s left at most" and "24674 sequences/s" in parts and "loss 6.123" in parts
+    whole = join_parts(PARTS, None)
+    assert whole.strip().split("  ") == list(PARTS.values())
     for width in range(len(whole) + 1):
-        left = line(width)
-        assert len(left) <= width and set(left.strip().split("  ")) <= {*parts, ""}
-    at_80 = line(79)
-    assert "quality 0.1234 of 0.2" in at_80 and "357 s left at most" in at_80 and "step 112/17500" in at_80
-    assert line(30).strip() == "quality 0.1234 of 0.2"
+        line = join_parts(PARTS, width)
+        assert len(line) <= width and set(line.strip().split("  ")) <= {*PARTS.values(), ""}
+    assert {"quality", "left", "step"} <= {name for name in PARTS if PARTS[name] in join_parts(PARTS, 79)}
+    assert join_parts(PARTS, 30).strip() == PARTS["quality"]
 
 
-def test_what_is_not_known_yet_is_no_number():
-    assert "nan" not in line(None, loss=float("nan"))
-    assert time_left(100, 10.0, 0.2) == "about 1 s left"
-    assert time_left(100, 10.0, -3.0) == "10 s left at most"
-    assert time_left(17500, 0.1, 0) == "49 h left at most"
+@pytest.mark.parametrize(
+    ("steps", "per_s", "expected_s", "text"),
+    [(100, 10, 0.2, "about 1 s"), (100, 10, -3, "10 s left at most"), (17500, 0.1, 0, "49 h left at most")],
+)
+def test_the_time_left_is_never_0_and_a_limit_where_no_run_was_timed(steps, per_s, expected_s, text):
+    assert text in time_left(steps, per_s, expected_s)
 
 
 @pytest.mark.slow
@@ -77,4 +73,4 @@ def test_the_status_line_of_a_run_fits_80_columns_and_says_what_was_not_evaluate
     assert code == 1 and drawn and all(len(part) < 80 for part in drawn)
     assert all(re.search(r"\d (s|min|h) left( at most)?$", part.rstrip()) for part in drawn), drawn
     assert "not evaluated yet" in drawn[0] and "quality" not in drawn[0]
-    assert "quality 0." in drawn[-1]
+    assert "quality 0." in drawn[-1] and "nan" not in sent

@@ -1,12 +1,16 @@
 """THE loop: one timed training, from the first step to the target or the end, as MLPerf wants it.
 
-`timed_run` writes the log around it, and `worker` is its process.
+`timed_run` writes the log around it, and `worker` is its process. A run saves checkpoints, and is resumed
+from one.
 """
 
 import math
+import os
+import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,18 +18,23 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from common.config.schema import RunConfig
+from common.data import page_cache
 from common.data.preparation import data_fingerprint
-from common.errors import UserError
-from common.repository import ROOT
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.files import write_whole
+from common.machine.system import version_of
+from common.repository import ROOT, benchmark_module
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
-from common.run.stepclock import StepClock, bottleneck, progress_line, time_left
+from common.run.stepclock import StepClock, bottleneck, join_parts, time_left
 from common.training import distributed
 from common.training.benchmark import Benchmark
-from common.training.checkpoint import capture, modules, write
-from common.training.checkpoint_header import Facts, checkpoint_of
+from common.training.checkpoint import capture, modules, restore, write
+from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 from common.training.method import Batch
+from common.training.optim import optimizer_name
+from common.training.ranks import RankInfo
 from common.training.step import Training
 
 RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
@@ -62,13 +71,18 @@ class TrainingRun(Training):
         is_quiet = self.rank_info.rank > 0
         self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
         self.watch = MachineWatch(spec.most_threads, self.rank_info, self.device)
-        self.num_samples, self.rate, self.quality = 0, 0.0, 0.0
+        self.rate, self.quality = 0.0, 0.0
         self.started = time.monotonic()  # run_start sets it anew
         self.waited_s, self.loading_s, self.rates_from = 0.0, 0.0, (0.0, 0.0, 0.0)
         self.first_step = 0  # of this process
         self.epoch: int | None = None  # that is open in the log
         every = config.checkpoint_every
         self.steps_per_checkpoint = config.steps(every) if every else self.plan.num_steps
+
+    @property
+    def num_samples(self) -> int:
+        """The samples that all ranks have been trained on."""
+        return self.clock.num_steps * self.config.global_batch_size
 
     def train(self) -> bool:
         """Train until an evaluation reaches the target, or to the end; returns whether the last one did."""
@@ -108,7 +122,6 @@ class TrainingRun(Training):
             if self.epoch is None or (self.benchmark.counts_epochs and step % self.plan.steps_per_epoch == 0):
                 self.change_epoch(self.benchmark.epoch_number(self.num_samples + 1))
             loss = self.train_step(batch, step)
-            self.num_samples += self.config.global_batch_size
             self.clock.step(loss)
             self.watch.step(self.log, step + 1)
             if first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between
@@ -154,7 +167,7 @@ class TrainingRun(Training):
     @torch.no_grad()
     def evaluate(self) -> float:
         """Evaluate the whole set and log the quality: all correct predictions, divided once."""
-        step = self.num_samples // self.config.global_batch_size
+        step = self.clock.num_steps
         self.slot.enter(step, EVALUATING)
         number = self.benchmark.epochs_finished(self.num_samples)
         self.log.start("eval_start", epoch_num=number)
@@ -168,52 +181,134 @@ class TrainingRun(Training):
         self.model.train()
         self.slot.enter(step, EVALUATED)
         num_correct, num_total = distributed.all_reduce_sum(int(correct), int(total))
-        if num_total != self.benchmark.num_evaluation_targets:
-            expected = self.benchmark.num_evaluation_targets
-            raise UserError(
-                f"{num_total} predictions were evaluated, expected {expected}", where="evaluation set"
-            )
+        if num_total != (expected := self.benchmark.num_evaluation_targets):
+            what = f"{num_total} predictions were evaluated, expected {expected}"
+            raise UserError(what, where="evaluation set")
         quality = num_correct / num_total
         self.log.stop("eval_stop", epoch_num=number)
-        self.log.event(
-            "eval_accuracy",
-            quality,
-            epoch_num=number,
-            samples=self.num_samples,
-            correct=num_correct,
-            total=num_total,
-        )
+        where = {"epoch_num": number, "samples": self.num_samples}
+        self.log.event("eval_accuracy", quality, **where, correct=num_correct, total=num_total)
         others = self.benchmark.extra_metrics(num_correct, num_total)
         for name, value in others.items():
-            self.log.event(name, value, epoch_num=number, samples=self.num_samples)
-        elapsed = time.monotonic() - self.started
-        trained = f"  {self.rate:7.0f}/s  loss {self.clock.loss:6.3f}" if self.num_samples else "  untrained"
+            self.log.event(name, value, **where)
+        elapsed, names = time.monotonic() - self.started, self.benchmark.names
+        trained = f"{self.rate:7.0f}/s  loss {self.clock.loss:6.3f}" if step else "untrained"
         self.clock.line(
-            f"  {elapsed:6.1f} s  {self.num_samples:>9,} {self.benchmark.names.samples}"
-            f"{trained}  {self.benchmark.names.quality} {quality:.5f}"
-            f" (target {self.config.target:g})"
+            f"  {elapsed:6.1f} s  {self.num_samples:>9,} {names.samples}  {trained}"
+            f"  {names.quality} {quality:.5f} (target {self.config.target:g})"
             + "".join(f"  {name} {value:.5f}" for name, value in others.items())
         )
-        if not self.num_samples and (doubt := self.benchmark.check_initial_quality(quality)):
+        if not step and (doubt := self.benchmark.check_initial_quality(quality)):
             self.log.event("starting_doubt", doubt)
             self.clock.line(f"  {doubt}")
         return quality
 
     def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:
         elapsed = time.monotonic() - self.started
+        steps_left, expected_s = self.plan.num_steps - num_steps, self.spec.expected_s or 0.0
         is_evaluated = self.plan.evaluation_steps[0] < num_steps
         quality = f"quality {self.quality:.4f} of {self.config.target:g}"
-        steps_left, expected_s = self.plan.num_steps - num_steps, self.spec.expected_s or 0.0
-        return progress_line(
-            elapsed_s=elapsed,
-            step=num_steps,
-            num_steps=self.plan.num_steps,
-            rate=f"{steps_per_s * self.config.global_batch_size:.0f} {self.benchmark.names.samples}/s",
-            loss=loss,
-            quality=quality if is_evaluated else "not evaluated yet",
-            left=time_left(steps_left, steps_per_s, expected_s - elapsed),
-            width=self.clock.width,
+        parts = {
+            "elapsed": f"{elapsed:6.1f} s",
+            "step": f"step {num_steps}/{self.plan.num_steps}",
+            "rate": f"{steps_per_s * self.config.global_batch_size:.0f} {self.benchmark.names.samples}/s",
+            "loss": "" if math.isnan(loss) else f"loss {loss:.3f}",  # not fetched yet
+            "quality": quality if is_evaluated else "not evaluated yet",
+            "left": time_left(steps_left, steps_per_s, expected_s - elapsed),
+        }
+        return join_parts(parts, self.clock.width)
+
+
+def log_head(log: RunLog, run: TrainingRun) -> None:
+    """Log what is known before the clock starts: submission, recipe, hardware."""
+    config, spec = run.config, run.spec
+    group = run.optimizer.param_groups[0]
+    for key, value in {
+        "submission_benchmark": run.benchmark.names.mlperf,
+        "submission_division": "open",
+        "submission_org": config.submission.org,
+        "submission_platform": spec.system,
+        "submission_status": config.submission.status,
+        "quality_target": config.target,
+        "stop_at_target": config.stop_at_target,
+        "benchmark_size": config.size,
+        "configuration_name": config.configuration,
+        "seed": spec.seed,
+        "global_batch_size": config.global_batch_size,
+        "gradient_accumulation_steps": run.benchmark.num_accumulation_steps,
+        "opt_name": optimizer_name(run.optimizer),
+        "opt_base_learning_rate": float(group["lr"]),
+        "opt_weight_decay": float(group.get("weight_decay", 0.0)),
+        "opt_learning_rate_warmup_steps": run.plan.warmup_steps,
+        "opt_learning_rate_training_steps": run.plan.num_steps,
+        "train_samples": config.data.num_train_samples,  # type: ignore[attr-defined]
+        "eval_samples": config.data.num_evaluation_samples,  # type: ignore[attr-defined]
+        "device": torch.cuda.get_device_name() if run.device.type == "cuda" else platform.machine(),
+        "num_ranks": run.rank_info.world_size,
+        "num_accelerators": run.rank_info.world_size if run.device.type == "cuda" else 0,
+        "distributed_backend": distributed.backend(),
+        "gradient_compression": config.gradient_compression,
+        "num_threads": torch.get_num_threads(),
+    }.items():
+        log.event(key, value)
+    log_loaded(log, run)
+
+
+def log_loaded(log: RunLog, run: TrainingRun) -> None:
+    """Record the code that computes: optimizer, methods and backends, with the versions of their packages."""
+    kind = type(run.optimizer)
+    log.event("optimizer_class", kind.__qualname__, module=kind.__module__, **version_of(kind.__module__))
+    for method in run.methods:
+        log.event("method", method.name, settings=method.settings.model_dump(), sha256=method.digest)
+    for part, backend in run.benchmark.backends().items():
+        log.event("form_used", backend.name, part=part, **version_of(backend.module))
+
+
+def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
+    """Run once. Returns the exit code: 1 when the run should reach its target and did not, else 0.
+
+    When the run fails, the launcher closes the log and states the reason.
+    """
+    module = benchmark_module(spec.config["benchmark"])
+    config = module.Config.model_validate(spec.config)
+    result = ROOT / spec.result if rank_info.rank == 0 else Path(os.devnull)
+    log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
+    benchmark = module.Benchmark(config, seed=spec.seed, rank_info=rank_info)
+    run = TrainingRun(spec, config, benchmark, log, slot)
+    if spec.needs_gpu and not torch.cuda.is_available():
+        hint = "install a build for it, or run on the CPU with CUDA_VISIBLE_DEVICES="
+        what = "PyTorch cannot use the GPU of this machine"
+        raise UserError(what, where=f"torch {torch.__version__}", hint=hint)
+    dropped, how = False, ""
+    if rank_info.local_rank == 0:
+        dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
+    log.event("cache_clear", dropped, how=how)
+    log.start("init_start")
+    with distributed.raise_on_all_ranks():
+        benchmark.prepare_loader()
+    run.initialize()
+    log_head(log, run)
+    log.stop("init_stop")
+    gone_s = resume_run(run, Path(spec.checkpoint), result) if spec.checkpoint else 0.0
+    if not spec.checkpoint:
+        log.start("run_start")
+    wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
+    try:
+        distributed.barrier()  # no rank opens the data before the clock runs
+        status = "success" if run.train() else "aborted"
+        duration = time.monotonic() - run.started
+        run.log.stop(
+            "run_stop",
+            status=status,
+            samples=run.num_samples,
+            duration_ms=round(duration * 1e3),
+            clock_drift_ms=round((time.time() - wall - duration) * 1e3),
         )
+    finally:
+        run.log.close()
+        run.clock.close()
+    distributed.barrier()  # the log is whole before any rank is seen to end
+    return EXIT_OK if status == "success" or not config.stop_at_target else EXIT_FINDINGS
 
 
 def save(run: TrainingRun, step: int) -> None:
@@ -251,3 +346,31 @@ def save(run: TrainingRun, step: int) -> None:
         run.log.event("checkpoint_failed", step, reason=str(error).encode("ascii", "replace").decode())
     else:
         run.log.event("checkpoint", step, duration_ms=round((time.monotonic() - before) * 1e3))
+
+
+def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
+    """Set an initialized run to the state in a checkpoint; returns the seconds since its first run_start.
+
+    `result` becomes the log up to there, then the head of the command that goes on, then `resumed`.
+    """
+    with distributed.raise_on_all_ranks():
+        facts = read_facts(checkpoint)
+        restore(run, checkpoint, facts)
+    run.first_step, run.epoch, run.quality = facts.step, facts.epoch, facts.quality
+    now, evaluated = time.time(), [step for step in (0, *run.plan.evaluation_steps) if step <= facts.step]
+    run.clock.num_steps, run.clock.steps_before_block = facts.step, evaluated[-1]
+    run.clock.block_start = time.monotonic() - (now - facts.block_started)
+    run.log.close()
+    if run.rank_info.rank == 0:
+        head = result.read_text("ascii")
+        with write_whole(result) as draft:
+            draft.write_text(f"{facts.log}# --- resumed by\n{head}", "ascii")
+            log = RunLog(draft, state=facts.log_state)
+            log.event("resumed", facts.step, samples=run.num_samples, gap_ms=round((now - facts.saved) * 1e3))
+            log.close()
+    run.log = RunLog(result, state=facts.log_state)
+    run.clock.line(
+        f"  goes on with step {facts.step + 1} of {run.plan.num_steps} from {checkpoint.name}, "
+        f"saved {now - facts.saved:.0f} s ago, {now - facts.started:.0f} s after the first start"
+    )
+    return now - facts.started

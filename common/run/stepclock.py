@@ -1,8 +1,7 @@
 """Times training steps and shows progress without making the device wait."""
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 FETCH_EVERY_S = 0.5  # how often the loss is fetched and the progress line redrawn
 PRINT_EVERY_S = 10.0  # how often a line is printed where no line can be redrawn
+DROPPED = ("rate", "loss", "elapsed", "step", "left", "quality")  # from the progress line, in this order
 LOADER_BOUND = 0.1  # of the time spent waiting for batches
 
 
@@ -37,32 +37,14 @@ def bottleneck(
     )
 
 
-def progress_line(
-    *,
-    elapsed_s: float,
-    step: int,
-    num_steps: int,
-    rate: str,
-    loss: float,
-    quality: str,
-    left: str,
-    width: int | None,
-) -> str:
-    """Compose the progress line in at most `width` columns; None: no limit.
+def join_parts(parts: Mapping[str, str], width: int | None) -> str:
+    """Join the parts of the progress line in at most `width` columns; None: no limit.
 
     Parts that do not fit are left out whole, the least important first: no number is cut.
     """
-    parts = {  # in the order of the line
-        "elapsed": f"{elapsed_s:6.1f} s",
-        "step": f"step {step}/{num_steps}",
-        "rate": rate,
-        "loss": "" if math.isnan(loss) else f"loss {loss:.3f}",  # not fetched yet
-        "quality": quality,
-        "left": left,
-    }
-    for name in ("", "rate", "loss", "elapsed", "step", "left", "quality"):
-        parts.pop(name, None)
-        line = "".join(f"  {text}" for text in parts.values() if text)
+    for num_dropped in range(len(DROPPED) + 1):
+        shown = [text for name, text in parts.items() if text and name not in DROPPED[:num_dropped]]
+        line = "".join(f"  {text}" for text in shown)
         if width is None or len(line) <= width:
             break
     return line

@@ -18,11 +18,9 @@ from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_U
 from common.processes import ignore_ending_signals, raise_interrupt, tolerate_lost_output
 from common.repository import ROOT
 from common.run import mllog
-from common.run.environments import TEMPORARY
 from common.run.heartbeat import Heartbeat, Slot
-from common.run.loop import Spec
-from common.run.supervision import DUMP
-from common.run.timed_run import timed_run
+from common.run.loop import Spec, timed_run
+from common.run.supervision import DUMP, TEMPORARY
 from common.training import distributed, memory, ranks
 from common.training.ranks import RankInfo
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from common.measure.device_run import build
+from common.run.loop import log_head
 from common.run.mllog import RunLog
-from common.run.timed_run import log_head
 from common.training import registry
 from common.training.load import load_config
 from common.training.optim import DecoupledSGD, optimizer_name

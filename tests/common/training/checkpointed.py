@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.run.loop import Spec, TrainingRun, save
+from common.run.loop import Spec, TrainingRun, resume_run, save
 from common.run.mllog import RunLog
-from common.run.timed_run import resume_run
 from common.training import checkpoint, distributed, ranks
 from common.training.checkpoint_header import checkpoint_of
 from common.training.load import load_config
