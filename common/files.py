@@ -51,10 +51,17 @@ def write_text(path: Path, text: str) -> None:
 
 def save_text(path: Path, text: str) -> None:
     """Write a file as `write_text` does. Raises UserError where it cannot be written."""
-    try:
+    with explain_os_error("cannot write", os.path.relpath(path)):
         write_text(path, text)
+
+
+@contextmanager
+def explain_os_error(what: str, where: Path | str, *, hint: str = "") -> Iterator[None]:
+    """Raise UserError for an OSError in the block: `where`, `what`, and the system's reason."""
+    try:
+        yield
     except OSError as error:
-        raise UserError(f"cannot write ({error.strerror})", where=os.path.relpath(path)) from error
+        raise UserError(f"{what} ({error.strerror})", where=str(where), hint=hint) from error
 
 
 def existing_folder(path: Path) -> Path:

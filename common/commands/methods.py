@@ -44,11 +44,8 @@ def write(path: Path) -> None:
     """Write the page, whole or not at all."""
     if path.suffix != ".md":
         raise UserError("expected a file NAME.md", where=f"--write {path}")
-    try:
-        with files.write_whole(path) as draft:
-            draft.write_text(page())
-    except OSError as error:
-        raise UserError(f"cannot be written: {error.strerror}", where=str(path)) from None
+    with files.explain_os_error("cannot be written", path), files.write_whole(path) as draft:
+        draft.write_text(page())
     print(f"{path}: {len(cards())} methods")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import UserError
-from common.files import hash_file, write_text
+from common.files import explain_os_error, hash_file, write_text
 
 MANIFEST = "manifest.json"
 
@@ -73,11 +73,10 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
     if not path.is_file():
         raise UserError("no prepared data here", where=str(directory), hint=hint)
     try:
-        text = path.read_bytes()
+        with explain_os_error("cannot be read", path, hint=hint):
+            text = path.read_bytes()
         manifest = Manifest.model_validate_json(text)
         content = json.loads(text)  # the fingerprint is over all that stands there
-    except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(path), hint=hint) from error
     except ValidationError as error:
         fault = error.errors()[0]
         what = ": ".join(filter(None, [".".join(map(str, fault["loc"])), fault["msg"]]))

@@ -15,7 +15,7 @@ from typing import Any
 from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import UserError
-from common.files import synchronize
+from common.files import explain_os_error, synchronize
 from common.repository import ROOT
 
 TOKEN = ":::MLLOG"
@@ -120,13 +120,10 @@ class RunLog:
     def _synchronize(self) -> None:
         """Wait until a finished run is on the disk: a power cut must not take it."""
         path = Path(self.handler.baseFilename)
-        if not path.is_file():  # of another rank than 0
-            return
-        try:
-            synchronize(path)
-            synchronize(path.parent)
-        except OSError as error:
-            raise UserError(f"the disk may not hold the log ({error.strerror})", where=path.name) from error
+        if path.is_file():  # not of another rank than 0
+            with explain_os_error("the disk may not hold the log", path.name):
+                synchronize(path)
+                synchronize(path.parent)
 
 
 def is_plain(value: Any) -> bool:
