@@ -4,6 +4,7 @@ import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from common.errors import UserError, nearest
 
@@ -39,41 +40,33 @@ def validate(
 
 def duration_hint(model: type[BaseModel], path: tuple[str, ...], value: object) -> str:
     """Explain how a duration is written, where the key takes one; '' elsewhere."""
-    for name in path:
-        if name not in model.model_fields:
-            return ""
-        field = model.model_fields[name]
-        if DURATION in repr(field):
-            number = re.match(r"[0-9]{1,6}(?![0-9])", str(value))
-            count = number[0] if number else "10"
-            return f"write {count}ep, {count}ba or {count}sp: epochs, batches or samples"
-        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return ""
-        model = field.annotation
-    return ""
+    fields = fields_of(model)
+    if not any(DURATION in repr(fields.get(path[:n])) for n in range(1, len(path) + 1)):
+        return ""
+    number = re.match(r"[0-9]{1,6}(?![0-9])", str(value))
+    count = number[0] if number else "10"
+    return f"write {count}ep, {count}ba or {count}sp: epochs, batches or samples"
 
 
 def nearest_key(model: type[BaseModel], path: tuple[str, ...]) -> str:
     """Suggest the nearest key of the same mapping, or the same name in another one."""
-    known, name = known_keys(model, path[:-1]), path[-1]
-    if name not in known and (elsewhere := [key for key in dotted_keys(model) if key.endswith(f".{name}")]):
-        return f"did you mean {elsewhere[0]}?"
-    return nearest(name, known)
+    fields, name = fields_of(model), path[-1]
+    known = [key[-1] for key in fields if key[:-1] == path[:-1]]
+    elsewhere = [".".join(key) for key in fields if key[-1] == name and len(key) > 1]
+    return f"did you mean {elsewhere[0]}?" if elsewhere and name not in known else nearest(name, known)
 
 
-def dotted_keys(model: type[BaseModel]) -> list[str]:
-    keys = []
+def fields_of(model: type[BaseModel], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], FieldInfo]:
+    """Map the path of each key, at any depth, to its field."""
+    fields = {}
     for name, field in model.model_fields.items():
-        keys.append(name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            keys += [f"{name}.{key}" for key in dotted_keys(field.annotation)]
-    return keys
+        fields[*above, name] = field
+        if inner := model_of(field):
+            fields |= fields_of(inner, (*above, name))
+    return fields
 
 
-def known_keys(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
-    for name in path:
-        annotation = model.model_fields[name].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+def model_of(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a key that holds a mapping of keys."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
