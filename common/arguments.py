@@ -59,6 +59,11 @@ def benchmark_names() -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
+def add_settings(parser: argparse.ArgumentParser, help: str = "change a key") -> None:
+    """Add the option that changes keys of a configuration."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
+
+
 def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:
     """Add the argument of the verbs that read results."""
     default = [repository_path("results")]

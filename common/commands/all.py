@@ -17,7 +17,14 @@ import sys
 import time
 from pathlib import Path
 
-from common.arguments import add_benchmarks, add_nproc, add_results, add_systems, repository_path
+from common.arguments import (
+    add_benchmarks,
+    add_nproc,
+    add_results,
+    add_settings,
+    add_systems,
+    repository_path,
+)
 from common.commands import data, score
 from common.data.preparation import check_data
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -27,21 +34,18 @@ from common.evidence.submission import official
 from common.machine import system
 from common.repository import SIZES
 from common.run import launch, run_sets
-from common.training import batch_check, ranks
+from common.training import ranks
 from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_benchmarks(parser)
     parser.add_argument("--configurations", nargs="+", default=["baseline", "optimized"], metavar="NAME")
     parser.add_argument("--size", choices=SIZES, default="mini", help="full needs prepared data and GPUs")
     parser.add_argument(
         "--runs", default="3", metavar="N", help="runs of each, or official: 5 (resnet), 10 (bert)"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every configuration"
-    )
+    add_settings(parser, "change a key of every configuration")
     add_nproc(parser)
     run_sets.add_options(parser)
     add_results(parser)
@@ -57,15 +61,9 @@ def main(args: argparse.Namespace) -> int:
     for benchmark in args.benchmarks:
         for name in args.configurations:
             loaded = load_config(benchmark, name, size=args.size, settings=args.set)
-            num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-            loaded = batch_check.mark_unverified(loaded, num_ranks)
-            batch_check.check_asked(loaded, num_ranks)
+            loaded, num_ranks = launch.verify_recipe(loaded, args.nproc)
             sets[benchmark, name] = launch.plan_run_set(
-                loaded,
-                results=args.results.resolve(),
-                runs=args.runs,
-                seed=None,
-                num_ranks=num_ranks,
+                loaded, results=args.results.resolve(), runs=args.runs, seed=None, num_ranks=num_ranks
             )
     with run_sets.lock_folders([planned.directory for planned in sets.values()] if args.continues else []):
         for key, planned in sets.items():

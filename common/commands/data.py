@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from common import repository
-from common.arguments import add_benchmark
+from common.arguments import add_benchmark, add_settings
 from common.config import schema as configs
 from common.data import manifest as manifests
 from common.data import preparation, shards
@@ -31,7 +31,6 @@ from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("action", choices=("prepare", "verify"))
     add_benchmark(parser)
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: embedded data, no network")
@@ -42,13 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="whose data, where they are not all the same",
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as data.directory"
-    )
+    add_settings(parser, "change a key, such as data.directory")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Prepare or verify."""
     config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
     directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     if args.action == "prepare":

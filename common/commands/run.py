@@ -27,7 +27,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.arguments import add_benchmark, add_nproc, add_results, add_systems, seed
+from common.arguments import add_benchmark, add_nproc, add_results, add_settings, add_systems, seed
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
@@ -39,7 +39,6 @@ from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_benchmark(parser)
     named = "; ".join(f"{name}: {', '.join(configurations(name))}" for name in benchmarks())
     parser.add_argument("configuration", help=f"one of {named}; or the path of a YAML file")
@@ -50,13 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=seed, help="seed of the first run, the next ones count up; default: random"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a key, such as optimizer.learning_rate",
-    )
+    add_settings(parser, "change a key, such as optimizer.learning_rate")
     parser.add_argument(
         "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
     )
@@ -91,10 +84,7 @@ def main(args: argparse.Namespace) -> int:
         launch.check_batch_share(loaded.config, num_ranks)
         print(describe_run(batch_check.mark_unverified(loaded, num_ranks), num_ranks))
         return EXIT_OK
-    num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-    together = max(num_ranks, ranks.read_rank_info().world_size)
-    loaded = batch_check.mark_unverified(loaded, together)
-    batch_check.check_asked(loaded, together)
+    loaded, num_ranks = launch.verify_recipe(loaded, args.nproc)
     if ranks.read_rank_info().rank:
         return launch.take_part(args.hung_after)
     print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")

@@ -14,7 +14,7 @@ from common.machine.line import OK, Line, fault, ok, warning
 from common.machine.record import judge_speed
 from common.processes import Processes
 from common.repository import ROOT
-from common.run.environments import rank_environments
+from common.run.supervision import rank_environments
 
 TIMEOUT_S = 90
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU

@@ -6,7 +6,6 @@ A rank reports its progress by one store to memory, and its failure as a line of
 import json
 import mmap
 import os
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -27,10 +26,6 @@ SLOT_BYTES = 1024  # of a rank: words of 8 bytes, then a text
 TEXT_AT = 64
 POSITION, COUNT, FAILED_AT, SHUTTING_DOWN = range(4)  # words; a time is monotonic and in nanoseconds
 FIRST = 1  # a time before any other
-OFTEN: dict[int, str] = {  # what a signal often means
-    signal.SIGKILL: " (kill -9, or out of memory)",
-    signal.SIGBUS: " (a file was cut short, or a disk failed)",
-}
 
 
 class Slot:
@@ -119,15 +114,10 @@ class Heartbeat:
     @property
     def is_shutting_down(self) -> bool:
         """True if the launcher is ending the ranks and will close the log."""
-        return any(slot.words[SHUTTING_DOWN] for slot in self.slots)
+        return bool(self.slots[0].words[SHUTTING_DOWN])
 
     def announce_shutdown(self) -> None:
-        for slot in self.slots:
-            slot.words[SHUTTING_DOWN] = 1
-
-    def record_signal(self, rank: int, number: int) -> None:
-        """Record, for the launcher, that a signal ended a rank."""
-        self.record_death(rank, f"ended by {signal.Signals(number).name}{OFTEN.get(number, '')}")
+        self.slots[0].words[SHUTTING_DOWN] = 1
 
     def record_death(self, rank: int, cause: str) -> None:
         """Record, for the launcher, why a rank ended: before all failures that this one caused in others."""

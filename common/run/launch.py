@@ -6,14 +6,15 @@ import math
 import os
 import secrets
 import shlex
+import signal
 import statistics
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
-from contextlib import closing
-from dataclasses import replace
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 from common import repository
 from common.config.merge import to_yaml
@@ -21,22 +22,73 @@ from common.config.schema import Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import NUM_RUNS, Log, read_log
-from common.files import create_next, make_folder
+from common.files import create_next, explain_os_error, make_folder
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
 from common.repository import ROOT, benchmark_module
-from common.run import mllog, set_folder
-from common.run.environments import rank_environments, temporary_environment
+from common.run import mllog
 from common.run.heartbeat import Heartbeat
-from common.run.run_set import Ended, RunSet
-from common.run.set_folder import SetFolder, Way, num_threads
-from common.run.supervision import Watchdog, supervise
-from common.training import ranks
+from common.run.set_folder import choose_folder, num_threads
+from common.run.supervision import Watchdog, rank_environments, supervise, temporary_environment
+from common.training import batch_check, ranks
 from common.training.checkpoint_header import tidy
 
+HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
 MAX_DRIFT_MS = 1000
 BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
+UNWRITABLE = "cannot write results here"
+OFTEN: dict[int, str] = {  # what a signal often means
+    signal.SIGKILL: " (kill -9, or out of memory)",
+    signal.SIGBUS: " (a file was cut short, or a disk failed)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSet:
+    """The runs of one configuration on this system; `directory` holds their results.
+
+    `num_ranks` is the number to start here: 1 also below torchrun or srun. A continued set has `num_done`
+    finished runs, whose seeds are not read, and `num_more` unfinished ones; new results are numbered from
+    `first_index`. With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a
+    study.
+    """
+
+    loaded: Loaded
+    directory: Path
+    why_apart: str = ""
+    num_runs: int
+    seeds: tuple[int, ...]
+    num_ranks: int = 1
+    num_done: int = 0
+    num_more: int = 0
+    first_index: int = 0
+    hung_after_s: float = HUNG_AFTER_S
+    drops_caches: bool = False
+    checkpoint: Path | None = None
+    cell: str = ""
+    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
+
+    @property
+    def system(self) -> str:
+        return self.directory.parent.name
+
+    @property
+    def title(self) -> str:
+        config = self.loaded.config
+        return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of a run, those that torchrun or srun has started among them."""
+        return max(self.num_ranks, ranks.read_rank_info().world_size)
+
+
+class Ended(NamedTuple):
+    """The end of a run: its exit code, and what it counts as."""
+
+    code: int
+    outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
@@ -57,24 +109,22 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
     return chosen
 
 
-def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Way, Way]:
-    """Return the ranks, device and threads of a run that starts now, and the defaults of this machine.
-
-    A run that torchrun or srun has started has no defaults: the two are equal.
-    """
-    num_started, has_gpu = ranks.read_rank_info().world_size, bool(hardware.gpu_names())
-    way = Way(max(num_ranks, num_started), "GPU" if count_gpus() else "CPU", num_threads(num_ranks))
-    if num_started > 1:
-        return way, way
-    usual = min(len(hardware.gpu_names()) or 1, config.global_batch_size)
-    return way, Way(usual, "GPU" if has_gpu else "CPU", num_threads(usual, is_asked=False))
-
-
 def check_batch_share(config: RunConfig, num_ranks: int) -> None:
     if num_ranks > config.global_batch_size:
-        raise UserError(
-            f"{num_ranks} ranks cannot divide {config.global_batch_size} samples", where="global_batch_size"
-        )
+        what = f"{num_ranks} ranks cannot divide {config.global_batch_size} samples"
+        raise UserError(what, where="global_batch_size")
+
+
+def verify_recipe(loaded: Loaded, asked: int | None) -> tuple[Loaded, int]:
+    """Choose the number of ranks to start; returns the configuration, marked where it is unverified, and it.
+
+    Raises UserError for an unverified recipe that no --set has asked for.
+    """
+    num_ranks = choose_ranks(loaded.config, asked)
+    world_size = max(num_ranks, ranks.read_rank_info().world_size)
+    loaded = batch_check.mark_unverified(loaded, world_size)
+    batch_check.check_asked(loaded, world_size)
+    return loaded, num_ranks
 
 
 def plan_run_set(
@@ -87,14 +137,14 @@ def plan_run_set(
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
     if num_runs > 1 and ranks.read_rank_info().world_size > 1:
         raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
-    folder = SetFolder(system.system_id(loaded.config, cell), "")
-    if not cell:
-        folder = set_folder.choose_folder(loaded, results, name, *choose_ways(loaded.config, num_ranks))
+    if cell:
+        directory, why_apart = results / system.system_id(loaded.config, cell) / name, ""
+    else:
+        directory, why_apart = choose_folder(loaded, results, name, num_ranks)
     return RunSet(
         loaded=loaded,
-        system=folder.system,
-        why_apart=folder.why,
-        directory=results / folder.system / name,
+        why_apart=why_apart,
+        directory=directory,
         num_runs=num_runs,
         seeds=draw_seeds(num_runs, seed),
         num_ranks=num_ranks,
@@ -117,41 +167,53 @@ def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 
     Raises UserError when it exists or cannot be written.
     """
     path = directory / f"result_{index}.txt"
-    try:
-        make_folder(directory)
-        if index is None:
-            path = create_next(directory, "result_{}.txt", first)
-        else:
-            path.open("x").close()
+    with explain_os_error(UNWRITABLE, directory), ExitStack() as undo:
         try:
-            path.write_text(text)
-        except OSError:
-            path.unlink()
-            raise
-    except FileExistsError:
-        if not directory.is_dir():
-            raise UserError("not a folder", where=str(directory)) from None
-        raise UserError("this result exists; results are never overwritten", where=str(path)) from None
-    except OSError as error:
-        raise UserError(f"cannot write results here ({error.strerror})", where=str(directory)) from error
+            make_folder(directory)
+            if index is None:
+                path = create_next(directory, "result_{}.txt", first)
+            else:
+                path.open("x").close()
+        except FileExistsError:
+            if not directory.is_dir():
+                raise UserError("not a folder", where=str(directory)) from None
+            raise UserError("this result exists; results are never overwritten", where=str(path)) from None
+        undo.callback(path.unlink)
+        path.write_text(text)
+        undo.pop_all()
     return path
+
+
+def reserve_disk_space(path: Path) -> IO[bytes]:
+    """Hold 64 KiB on the result's disk until the returned file is closed, so that run_stop can be written.
+
+    Removes the result and raises UserError when the disk is too full for that.
+    """
+    with explain_os_error(UNWRITABLE, path.parent), ExitStack() as undo:
+        undo.callback(path.unlink)
+        file = undo.enter_context(tempfile.TemporaryFile(dir=path.parent, buffering=0))
+        if file.write(bytes(BALLAST_BYTES)) < BALLAST_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        undo.pop_all()
+    return file
 
 
 def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
     """Compose the comment lines at the head of a result: command, commit, versions, configuration."""
     config = run_set.loaded.config
-    facts = {
-        "benchmark": config.benchmark,
-        "configuration": config.configuration,
-        "size": f"{config.size} (a proxy: not a submission)" if config.size == "mini" else config.size,
-        "command": shlex.join(["ttt", *command]),
-    }
-    lines = [f"{key}: {value}" for key, value in facts.items()]
-    lines += [*repository.head_lines(), f"versions: {system.versions_line()}"]
-    lines += [f"threads: {num_threads(run_set.num_ranks)}"]
-    lines += [f"preflight: {line_of_check}" for line_of_check in run_set.preflight]
-    lines += [f"changed by {change}" for change in run_set.loaded.changes]
-    lines += ["--- configuration", *(f"  {line}" for line in to_yaml(config).splitlines())]
+    lines = [
+        f"benchmark: {config.benchmark}",
+        f"configuration: {config.configuration}",
+        f"size: {config.size}{' (a proxy: not a submission)' if config.size == 'mini' else ''}",
+        f"command: {shlex.join(['ttt', *command])}",
+        *repository.head_lines(),
+        f"versions: {system.versions_line()}",
+        f"threads: {num_threads(run_set.num_ranks)}",
+        *(f"preflight: {line_of_check}" for line_of_check in run_set.preflight),
+        *(f"changed by {change}" for change in run_set.loaded.changes),
+        "--- configuration",
+        *(f"  {line}" for line in to_yaml(config).splitlines()),
+    ]
     text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")
     return text.encode("ascii", "backslashreplace").decode()
 
@@ -164,9 +226,9 @@ def expected_seconds(directory: Path) -> float | None:
 
 def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> Ended:
     """Start run `number` (from 0) as a process and report how it ended; its log is closed in any case."""
-    config = run_set.loaded.config
     expected = expected_seconds(run_set.directory)
-    most_threads, crowd = choose_threads(run_set)
+    is_alone = not count_gpus() and ranks.read_rank_info().world_size == 1  # else torch chooses the threads
+    most_threads, crowd = load.most_threads(run_set.num_ranks) if is_alone else (None, "")
     if crowd:
         run_set = replace(run_set, preflight=(*run_set.preflight, f"warning: {crowd}"))
         print(f"  warning: {crowd}", file=sys.stderr)
@@ -179,7 +241,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
             ballast, shown, path = reserve_disk_space(reserved), os.path.relpath(reserved), reserved
         print(f"{run_set.title}, {label} -> {shown}", flush=True)
         spec: dict[str, Any] = {
-            "config": config.model_dump(),
+            "config": run_set.loaded.config.model_dump(),
             "seed": run_set.seeds[number],
             "system": run_set.system,
             "result": os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path),
@@ -200,34 +262,6 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
     return outcome
 
 
-def choose_threads(run_set: RunSet) -> tuple[int | None, str]:
-    """Return the most threads of a rank, and the reason for fewer than all: other programs use the cores.
-
-    Torch decides on GPUs, and where torchrun or srun starts ranks beside this one.
-    """
-    if count_gpus() or ranks.read_rank_info().world_size > 1:
-        return None, ""
-    return load.most_threads(run_set.num_ranks)
-
-
-def reserve_disk_space(path: Path) -> IO[bytes]:
-    """Hold 64 KiB on the result's disk until the returned file is closed, so that run_stop can be written.
-
-    Removes the result and raises UserError when the disk is too full for that.
-    """
-    file: IO[bytes] | None = None
-    try:
-        file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 - the caller closes it
-        if file.write(bytes(BALLAST_BYTES)) < BALLAST_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError as error:
-        if file:
-            file.close()
-        path.unlink()
-        raise UserError(f"cannot write results here ({error.strerror})", where=str(path.parent)) from error
-    return file
-
-
 def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> tuple[int, str]:
     """Run the ranks that this process has to start; returns the exit code, and which rank failed and why."""
     rank_info = ranks.read_rank_info()
@@ -236,17 +270,17 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
         tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
         closing(Heartbeat.create(max(num_ranks, rank_info.world_size), spec)) as heartbeat,
     ):
-        environments = [
-            {**environment, **temporary_environment(folder)}
-            for environment in rank_environments(num_ranks, folder)
-        ]
+        temporary = temporary_environment(folder)
+        environments = [environment | temporary for environment in rank_environments(num_ranks, folder)]
         watchdog = Watchdog(heartbeat, local_ranks, hung_after_s)
         number, code = supervise(["-m", "common.run.worker", heartbeat.path], environments, watchdog)
     if code == EXIT_INTERRUPTED:
         return code, heartbeat.interruption()
     if code < 0:
-        heartbeat.record_signal(local_ranks[number], -code)
-    return (EXIT_FINDINGS if code < 0 else code), heartbeat.failure()
+        cause = f"ended by {signal.Signals(-code).name}{OFTEN.get(-code, '')}"
+        heartbeat.record_death(local_ranks[number], cause)
+        code = EXIT_FINDINGS
+    return code, heartbeat.failure()
 
 
 def take_part(hung_after_s: float) -> int:
@@ -257,22 +291,11 @@ def take_part(hung_after_s: float) -> int:
     return code
 
 
-def warn_after_end(log: Log, failure: str) -> None:
-    """Warn of a failure after the end of a run, and of a clock that was set while it ran."""
-    if failure:
-        print(f"  warning: after its end: {failure}", file=sys.stderr)
-    stop = log.last("run_stop")
-    drift_ms = stop.metadata.get("clock_drift_ms") if stop else None
-    if isinstance(drift_ms, int) and abs(drift_ms) > MAX_DRIFT_MS:
-        what = f"the clock was set by {drift_ms / 1e3:.0f} s during this run"
-        print(f"  warning: {what}: the log's times are off, its duration_ms is right", file=sys.stderr)
-
-
 def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     """Close the log of an ended run if it is open, and print in one line how the run ended."""
-    was_open = True
+    why, was_open = failure or f"the process ended with code {code}", True
     try:
-        was_open = mllog.abort(path, reason=failure or f"the process ended with code {code}")
+        was_open = mllog.abort(path, reason=why)
     except FileNotFoundError:
         what = "its result was removed while it ran, and is lost"
         print(f"  aborted: {failure}{'; ' if failure else ''}{what}: {shown}", file=sys.stderr)
@@ -284,19 +307,29 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
         print(f"  warning: {disturbance}")
     if log.first("run_start") is None:
         path.unlink()
-        why = failure or f"it ended with code {code}"
         print(f"error: {why}; the clock had not started, nothing was timed", file=sys.stderr)
         return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed")
-    if log.is_study and code == EXIT_OK and not was_open:
+    is_study_end = log.is_study and code == EXIT_OK and not was_open
+    if is_study_end or log.is_converged:
         quality = log.curve[-1].accuracy if log.curve else math.nan
-        print(f"  done: {log.duration_s:.1f} s to the end, quality {quality:.4f}; {shown}")
+        outcome = f"to the end, quality {quality:.4f}" if is_study_end else "to the target"
+        print(f"  {'done' if is_study_end else 'success'}: {log.duration_s:.1f} s {outcome}; {shown}")
         warn_after_end(log, failure)
-        return Ended(code, "ended")
-    if log.is_converged:
-        print(f"  success: {log.duration_s:.1f} s to the target; {shown}")
-        warn_after_end(log, failure)
-        return Ended(code, "converged")
+        return Ended(code, "ended" if is_study_end else "converged")
     has_failed = was_open or bool(failure)
-    why = failure or (f"it ended with code {code}" if has_failed else "the target was not reached")
-    print(f"  aborted: {why}; the log is kept: {shown}", file=sys.stderr)
+    print(
+        f"  aborted: {why if has_failed else 'the target was not reached'}; the log is kept: {shown}",
+        file=sys.stderr,
+    )
     return Ended(code or EXIT_FINDINGS, "failed" if has_failed else "missed")
+
+
+def warn_after_end(log: Log, failure: str) -> None:
+    """Warn of a failure after the end of a run, and of a clock that was set while it ran."""
+    if failure:
+        print(f"  warning: after its end: {failure}", file=sys.stderr)
+    stop = log.last("run_stop")
+    drift_ms = stop.metadata.get("clock_drift_ms") if stop else None
+    if isinstance(drift_ms, int) and abs(drift_ms) > MAX_DRIFT_MS:
+        what = f"the clock was set by {drift_ms / 1e3:.0f} s during this run"
+        print(f"  warning: {what}: the log's times are off, its duration_ms is right", file=sys.stderr)

@@ -15,8 +15,7 @@ from common.errors import UserError
 from common.evidence.log import parse_log
 from common.evidence.recipes import Recipe, all_differences, flat
 from common.files import remove_draft
-from common.run.run_set import RunSet
-from common.training import ranks
+from common.run.launch import RunSet
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 
 MAX_RESUMED = 100  # times that a run went on
@@ -76,31 +75,27 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
         raise UserError("--resume names one run; use it with --runs 1")
     facts = read_facts(checkpoint)
     check_facts(facts, run_set.loaded.config.plan().num_steps, checkpoint)
+    config, asked_seed = run_set.loaded.config, facts.seed if seed is None else seed
+    before = run_recipe(facts.config, facts.seed, facts.world_size, facts.dataset_fingerprint, facts.system)
     requested = run_recipe(
-        run_set.loaded.config.model_dump(mode="json"),
-        seed=facts.seed if seed is None else seed,
-        ranks=max(run_set.num_ranks, ranks.read_rank_info().world_size),
-        dataset_fingerprint=data_fingerprint(run_set.loaded.config),
-        system=run_set.system,
-    )
-    before = run_recipe(
-        facts.config,
-        seed=facts.seed,
-        ranks=facts.world_size,
-        dataset_fingerprint=facts.dataset_fingerprint,
-        system=facts.system,
+        config.model_dump(mode="json"),
+        asked_seed,
+        run_set.world_size,
+        data_fingerprint(config),
+        run_set.system,
     )
     differences = sorted(all_differences(before, requested), key=lambda change: change.key == "system")
-    for difference in differences[:1]:  # the name of a system says again what differs
-        what = f"{difference.key} is {difference.before} there, {difference.after} here"
-        raise UserError(f"belongs to another run: {what}", where=str(checkpoint))
+    for key, there, here in differences[:1]:  # the name of a system says again what differs
+        what = f"belongs to another run: {key} is {there} there, {here} here"
+        raise UserError(what, where=str(checkpoint))
     if checkpoint.stem != result.stem:
         print(f"{result.name} has no checkpoint of its own, and goes on from {checkpoint.name}")
     remove_draft(checkpoint)  # of a killed writer
     return replace(run_set, seeds=(facts.seed,), checkpoint=checkpoint)
 
 
-def run_recipe(config: dict[str, Any], **facts: Any) -> Recipe:
+def run_recipe(config: dict[str, Any], seed: int, num_ranks: int, fingerprint: str, system: str) -> Recipe:
     """Collect what the checkpoint and the run must share; a file without a configuration shares nothing."""
     keys = {key: value for key, value in flat(config).items() if key != FREE_KEY}
+    facts = {"seed": seed, "ranks": num_ranks, "dataset_fingerprint": fingerprint, "system": system}
     return {"benchmark": "missing"} | keys | facts

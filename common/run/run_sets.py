@@ -12,13 +12,12 @@ from pathlib import Path
 from common.arguments import whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
-from common.evidence.recipes import first_difference, of_configuration
-from common.files import locked, make_folder
+from common.evidence.recipes import first_difference
+from common.files import explain_os_error, locked, make_folder
 from common.machine.preflight import preflight
 from common.run import launch
-from common.run.run_set import HUNG_AFTER_S, RunSet
-from common.run.set_folder import recipe_of_result, values_of
-from common.training import ranks
+from common.run.launch import HUNG_AFTER_S, UNWRITABLE, RunSet
+from common.run.set_folder import of_values, recipe_of_result
 
 MAX_HUNG_AFTER_S = 86400
 RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
@@ -60,12 +59,9 @@ def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
     """
     with ExitStack() as held:
         for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
-            try:
+            with explain_os_error(UNWRITABLE, directory):
                 make_folder(directory)
                 held.enter_context(locked(directory / ".continued", "makes the missing runs of this folder"))
-            except OSError as error:
-                what = f"cannot write results here ({error.strerror})"
-                raise UserError(what, where=str(directory)) from error
         yield
 
 
@@ -124,21 +120,15 @@ def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
     The code is not compared: a set's folder holds results of one code only, and a study names its codes.
     """
     config = run_set.loaded.config
-    there = recipe_of_result(log, config)
-    num_ranks = max(run_set.num_ranks, ranks.read_rank_info().world_size)
-    now = of_configuration(values_of(config)) | {"ranks": num_ranks}
-    if "benchmark" in there:
-        if (difference := first_difference(there, now)) is None:
-            return
+    there, what = recipe_of_result(log, config), ""
+    if "benchmark" not in there:
+        what = "states no configuration" if log.first("run_start") else ""  # a run that never started
+    elif difference := first_difference(there, of_values(config) | {"ranks": run_set.world_size}):
         what = f"{difference.key} is {difference.before} there, {difference.after} now"
-    elif log.first("run_start") is None:
-        return  # the head of a run that never started
-    else:
-        what = "states no configuration"
-    hint = "--continue adds runs of the same configuration only"
-    if run_set.cell:
-        hint = "--study NAME begins another study"
-    raise UserError(what, where=path.name, hint=hint)
+    if what:
+        hint = "--continue adds runs of the same configuration only"
+        hint = "--study NAME begins another study" if run_set.cell else hint
+        raise UserError(what, where=path.name, hint=hint)
 
 
 def run_all(
@@ -178,17 +168,16 @@ def run_all(
 
 def summarize(run_set: RunSet, outcomes: Counter[str]) -> str:
     num_new = run_set.num_runs - run_set.num_done
-    failed = outcomes["failed"] + outcomes["refused"]
     counts = {
         "were there": run_set.num_done,
         "converged": outcomes["converged"],
         "missed the target": outcomes["missed"],
         "came to their end": outcomes["ended"],
-        "failed": failed,
+        "failed": outcomes["failed"] + outcomes["refused"],
         "not run": num_new - outcomes.total(),
     }
     listed = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    missing = num_new - outcomes["converged"] - outcomes["missed"] - outcomes["ended"]
+    missing = counts["failed"] + counts["not run"]
     again = "the same command" if run_set.cell else "the same command with --continue"
     hint = f"; {missing} missing, {again} makes them" if missing else ""
     return f"{run_set.title}: of {run_set.num_runs} runs {listed}{hint}"

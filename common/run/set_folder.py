@@ -9,21 +9,24 @@ else every corrected sentence would begin a set anew.
 """
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel
 
 from common import repository, yaml_file
 from common.config.merge import to_yaml
 from common.config.schema import Loaded, RunConfig
+from common.config.validation import model_of
 from common.errors import UserError
 from common.evidence.log import Log, read_log
 from common.evidence.recipes import (
+    MACHINE,
     Difference,
     Recipe,
     differences,
@@ -32,9 +35,10 @@ from common.evidence.recipes import (
     recipe_of,
     software,
 )
-from common.machine import system
+from common.machine import hardware, system
 from common.machine.load import threads_of_rank
 from common.repository import ROOT
+from common.training import ranks
 from common.training.load import load_config
 
 MAX_LENGTH = 64
@@ -42,77 +46,67 @@ HASH_LENGTH = 8
 TEXT = re.compile(r"[A-Za-z0-9._-]{1,24}")  # of a value that stands in a name as it is
 
 
-class Way(NamedTuple):
-    """The ranks and the device of a run; threads count where that is the CPU."""
+def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, num_ranks: int) -> tuple[Path, str]:
+    """Choose the folder of a configuration's runs, which holds no others; returns also why it is not plain.
 
-    ranks: int
-    device: str
-    threads: int
-
-    @property
-    def facts(self) -> Recipe:
-        return {"ranks": self.ranks, "device": self.device} | (
-            {"threads": self.threads} if self.device == "CPU" else {}
-        )
-
-
-class SetFolder(NamedTuple):
-    """The name of a set's folder, and in words why it is not the plain one."""
-
-    system: str
-    why: str
-
-
-def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, way: Way, default: Way) -> SetFolder:
-    """Choose the folder of a configuration's runs; results/<system>/<resnet|bert> then holds no others.
-
-    Raises UserError when no name is left.
+    It is results/<system>/<resnet|bert>. Raises UserError when no name is left.
     """
     config, name = loaded.config, system.system_id(loaded.config)
     plain = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
-    now = recipe_now(config, way)
-    changed = differences(
-        of_configuration(values_of(plain)) | default.facts, of_configuration(values_of(config)) | way.facts
-    )
-    asked = [key for key in changed if is_asked(loaded, key)]
-    named = asked or changed
+    now, default = choose_ways(config, num_ranks)
+    changed = differences(of_values(plain) | default, of_values(config) | now)
+    state = repository.code_state()
+    now = of_values(config) | now | software(system.versions_line(), state.digest, state.commit)
+    named = [key for key in changed if is_asked(loaded, key)] or changed
     candidates = [name_variant(name, named, now)] if named else [name]
     why = ""
     while True:
         directory = results / candidates[-1] / mlperf_name
         other = first_other(directory, config, now)
         if other is None:
-            return SetFolder(candidates[-1], why)
+            return directory, why
         path, keys, (key, before, after) = other
         there = f"{directory.parent.name} holds another recipe"
         why = f"{there}: {key} is {before} in {path.name}, {after} now"
         named = list(dict.fromkeys([*named, *keys]))
-        for candidate in (name_variant(name, named, now), name_variant(name, named, now, is_hashed=True)):
-            if candidate not in candidates:
-                candidates.append(candidate)
-                break
-        else:
+        variants = (name_variant(name, named, now, is_hashed=is_hashed) for is_hashed in (False, True))
+        unused = next((variant for variant in variants if variant not in candidates), None)
+        if unused is None:
             raise UserError(why, where=str(directory), hint="give these runs a --results folder of their own")
+        candidates.append(unused)
+
+
+def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Recipe, Recipe]:
+    """Return the ranks, device and threads of a run that starts now, and the defaults of this machine.
+
+    Threads count where the CPU computes. A run that torchrun or srun has started has no defaults: the two are
+    equal.
+    """
+
+    def way(num_ranks: int, has_gpu: bool, threads: int) -> Recipe:
+        facts = {"device": "GPU"} if has_gpu else {"device": "CPU", "threads": threads}
+        return {"ranks": num_ranks, **facts}
+
+    num_started, gpus = ranks.read_rank_info().world_size, hardware.gpu_names()
+    now = way(max(num_ranks, num_started), hardware.count_gpus() > 0, num_threads(num_ranks))
+    if num_started > 1:
+        return now, now
+    usual = min(len(gpus) or 1, config.global_batch_size)
+    return now, way(usual, bool(gpus), num_threads(usual, is_asked=False))
 
 
 def is_asked(loaded: Loaded, key: str) -> bool:
     """True if a person changed a key on the command line; else a method did, or the machine's default."""
-    if key in Way._fields:
+    if key in MACHINE:
         return True
     path = tuple(key.split("."))
     keys = [origin for origin, where in loaded.origins.items() if where == "--set"]
     return any(path[: len(origin)] == origin[: len(path)] for origin in keys if origin)
 
 
-def recipe_now(config: RunConfig, way: Way) -> Recipe:
-    state = repository.code_state()
-    stated = software(system.versions_line(), state.digest, state.commit)
-    return of_configuration(values_of(config)) | way.facts | stated
-
-
-def values_of(config: RunConfig) -> dict[str, Any]:
-    """Return a configuration as the head of a log states it."""
-    return yaml_file.parse_head([to_yaml(config).replace(f"{ROOT}/", "")]) or {}
+def of_values(config: RunConfig) -> Recipe:
+    """Return the recipe in a configuration as the head of a log states it."""
+    return of_configuration(yaml_file.parse_head([to_yaml(config).replace(f"{ROOT}/", "")]) or {})
 
 
 def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:
@@ -130,11 +124,10 @@ def recipe_of_result(log: Log, config: RunConfig) -> Recipe:
 
 def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """Add the defaults of keys that are younger than a result to its values."""
-    fields = model.model_fields
-    complete = {key: field.default for key, field in fields.items() if not field.is_required()} | values
-    for key in complete.keys() & fields.keys():
-        inner = fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel) and isinstance(complete[key], dict):
+    fields = model.model_fields.items()
+    complete = {key: field.default for key, field in fields if not field.is_required()} | values
+    for key, field in fields:
+        if (inner := model_of(field)) and isinstance(complete.get(key), dict):
             complete[key] = with_defaults(inner, complete[key])
     return complete
 
@@ -169,16 +162,10 @@ def name_part(key: str, now: Recipe) -> tuple[str, bool]:
     path = key.split(".")
     if path[0] == "methods" and not any(other_key.startswith(f"methods.{path[1]}") for other_key in now):
         return f"methods.{path[1]}=false", True
-    text = as_text(now.get(key, "missing"))
+    value = now.get(key, "missing")
+    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)  # as in --set
     is_plain = TEXT.fullmatch(text) is not None
     return f"{key.removeprefix('version ')}={text}" if is_plain else key, is_plain
-
-
-def as_text(value: object) -> str:
-    """Write a value as a person does in --set."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
 
 
 def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
@@ -188,9 +175,7 @@ def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked):
-        if is_asked:
-            return int(asked)
-        return threads_of_rank(num_ranks)
+        return int(asked) if is_asked else threads_of_rank(num_ranks)
     import torch  # the configuration's benchmark has imported it
 
     number = threads_of_rank(num_ranks)

@@ -1,13 +1,18 @@
 """Supervises the ranks of a run: starts them, passes signals on, ends them when they make no progress."""
 
+import getpass
+import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
 from common.errors import EXIT_INTERRUPTED
+from common.machine.load import threads_of_rank
 from common.processes import (
     Exit,
     Processes,
@@ -19,7 +24,10 @@ from common.processes import (
 )
 from common.repository import ROOT
 from common.run.heartbeat import COUNT, POSITION, Heartbeat
+from common.training.ranks import STORE
 
+TEMPORARY = "TTT_TEMPORARY"  # names the folder of a run's temporary files
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 GRACE_S = 15  # how long a run may take to close its log when it is told to end
 PEERS_GRACE_S = 5  # how long the other ranks may take after one has failed
 POLL_S = 1.0
@@ -27,6 +35,39 @@ START_S = 1800.0  # before every rank has taken a step: MLPerf's limit for initi
 DUMP_S = 0.5  # for a rank to write its stack
 DUMP = signal.SIGUSR1  # on which a rank writes its stack
 STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
+
+
+def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
+    """Return what tells each rank of this machine its place, as torchrun would.
+
+    The ranks meet in a file in `folder`: torchrun opens a port on every interface, whose messages it
+    unpickles, and one machine needs none. A lone rank needs nothing.
+    """
+    if num_ranks == 1:
+        return [{}]
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        STORE: str(Path(folder, "store")),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(num_ranks))),
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+
+
+def temporary_environment(folder: str) -> dict[str, str]:
+    """Return what makes a rank and its workers keep their temporary files in `folder`.
+
+    A process that is killed leaves its own there. What torch has compiled is for the next run, too, and stays
+    where it would be.
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in a container
+        user = f"uid_{os.getuid()}"
+    kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    kernels = kernels or os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    return {"TMPDIR": folder, TEMPORARY: folder, "TORCHINDUCTOR_CACHE_DIR": kernels}
 
 
 def supervise(

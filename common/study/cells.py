@@ -27,9 +27,9 @@ from common.machine import system
 from common.machine.preflight import preflight
 from common.repository import NAME, ROOT, SIZES, benchmark_module, build_probes
 from common.run import launch, run_sets
-from common.run.run_set import RunSet
+from common.run.launch import RunSet
 from common.study.predict.sources import find_newest, max_samples, rates_of_bench, read_json
-from common.training import batch_check, ranks
+from common.training import ranks
 from common.training.load import load_config
 
 MAX_SEEDS = 100
@@ -177,9 +177,7 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
     directories = set[str]()
     for cell in study.cells:
         loaded = load_cell(study, cell)
-        num_ranks = launch.choose_ranks(loaded.config, args.nproc)
-        loaded = batch_check.mark_unverified(loaded, num_ranks)
-        batch_check.check_asked(loaded, num_ranks)
+        loaded, num_ranks = launch.verify_recipe(loaded, args.nproc)
         directory = loaded.config.data.directory  # type: ignore[attr-defined]
         if directory not in directories:
             directories.add(directory)

@@ -37,8 +37,7 @@ from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
 from common.repository import SIZES
 from common.run import launch
-from common.run.environments import rank_environments
-from common.run.supervision import supervise
+from common.run.supervision import rank_environments, supervise
 from common.training import ranks
 
 
