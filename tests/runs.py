@@ -118,9 +118,15 @@ class Place:
             assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names)
 
 
+def records(path):
+    """Return the records of a log."""
+    lines = path.read_text().splitlines()
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines if line.startswith(":::MLLOG ")]
+
+
 def reason_of_abort(path):
-    """Return the reason in the last line of the log of a run that failed."""
-    last = json.loads(path.read_text().splitlines()[-1].split(" ", 1)[1])
+    """Return the reason in the last record of the log of a run that failed."""
+    last = records(path)[-1]
     assert last["key"] == "run_stop" and last["metadata"]["status"] == "aborted"
     return last["metadata"]["reason"]
 

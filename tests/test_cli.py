@@ -6,23 +6,40 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 
+import psutil
 import pytest
 
 from common.cli import COMMANDS, dispatch
+from common.commands.data import prepare
 from common.errors import UserError
-from common.repository import ROOT
+from common.repository import ROOT, benchmarks
+from common.training.load import load_config
 from tests.command import TTT, one_line, ttt, ttt_here
 from tests.committed import tracked
+from tests.runs import records, until
 
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def data():
+    for benchmark in benchmarks():
+        prepare(load_config(benchmark, "baseline", size="mini", settings=[]).config)
+
+
 def run_arguments(folder, *settings):
-    sets = [part for setting in settings for part in ("--set", setting)]
     where = ["--results", folder / "results", "--systems", folder / "systems"]
-    return ["run", "language_bert", "optimized", "--size", "mini", *where, *sets]
+    return [
+        "run",
+        "language_bert",
+        "optimized",
+        "--size",
+        "mini",
+        *where,
+        *["--set"] * bool(settings),
+        *settings,
+    ]
 
 
 def results(folder):
@@ -30,78 +47,41 @@ def results(folder):
 
 
 def status(path):
-    last = json.loads(path.read_text().splitlines()[-1].split(" ", 1)[1])
-    assert last["key"] == "run_stop"
-    return last["metadata"]["status"]
+    assert records(path)[-1]["key"] == "run_stop"
+    return records(path)[-1]["metadata"]["status"]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def data():
-    for benchmark in ("language_bert", "image_classification"):
-        done = ttt("data", "prepare", benchmark, "--size", "mini")
-        assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def reached(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reached")
-    return folder, ttt(*run_arguments(folder, "target=0.01", *TINY), "--seed", 5)
-
-
-def test_help_of_every_command_exits_0():
-    for command in (["--help"], *([verb, "--help"] for verb in COMMANDS)):
-        done = ttt(*command)
-        assert done.returncode == 0 and "exit codes" in done.stdout
-
-
-def test_a_run_that_reaches_its_target_exits_0_and_passes_every_checker(reached):
-    folder, done = reached
+def test_a_run_that_reaches_its_target_passes_every_checker_and_is_never_overwritten(tmp_path):
+    command = run_arguments(tmp_path, "target=0.01", "evaluate_untrained=true", *TINY)
+    done = ttt(*command, "--seed", 5)
     assert done.returncode == 0, done.stderr
-    assert "success" in done.stdout and "masked-LM accuracy" in done.stdout
-    (path,) = results(folder)
+    assert "success" in done.stdout and "  untrained  masked-LM accuracy 0.0" in done.stdout
+    (path,) = results(tmp_path)
     assert status(path) == "success"
-    checked = ttt("check", folder / "results")
-    assert checked.returncode == 0 and "compliance 2.1.0: SUCCESS" in checked.stdout
-    (system,) = (folder / "systems").glob("*.json")
+    (system,) = (tmp_path / "systems").glob("*.json")
     assert json.loads(system.read_text())["system_name"] == system.stem == path.parts[-3]
-
-
-def test_a_log_starts_with_its_configuration_and_names_no_folder_of_the_machine(reached):
-    folder, _ = reached
-    text = results(folder)[0].read_text()
+    checked = ttt("check", tmp_path / "results")
+    assert checked.returncode == 0 and "compliance 2.1.0: SUCCESS" in checked.stdout
+    text = path.read_text()
     assert "# size: mini (a proxy: not a submission)" in text and "#   methods:" in text
     assert str(ROOT) not in text
-    order = [json.loads(line[9:])["key"] for line in text.splitlines() if line.startswith(":::MLLOG ")]
+    order = [record["key"] for record in records(path)]
     assert order[0] == "cache_clear" and order[-1] == "run_stop"
     assert order.index("run_start") < order.index("dataset_fingerprint") < order.index("block_start")
+    assert "never overwritten" in one_line(ttt_here(*command, "--index", 0))
+    assert path.read_text() == text
 
 
 def test_a_run_that_misses_its_target_exits_1_and_keeps_its_log(tmp_path):
-    done = ttt(*run_arguments(tmp_path, "target=0.99", *TINY))
+    done = ttt_here(*run_arguments(tmp_path, "target=0.99", *TINY))
     (line,) = done.stderr.rstrip("\n").splitlines()
     assert line.startswith("  aborted") and done.returncode == 1
     assert status(results(tmp_path)[0]) == "aborted"
 
 
-def test_an_evaluation_of_the_untrained_model_passes_the_audit(tmp_path):
-    done = ttt(*run_arguments(tmp_path, "target=0.01", "evaluate_untrained=true", *TINY))
-    assert done.returncode == 0 and "  untrained  masked-LM accuracy 0.0" in done.stdout
-    checked = ttt("check", tmp_path / "results")
-    assert checked.returncode == 0, checked.stdout
-
-
-def test_a_result_that_exists_is_refused_and_stays(reached):
-    folder, _ = reached
-    (path,) = results(folder)
-    before = path.read_bytes()
-    line = one_line(ttt(*run_arguments(folder, "target=0.01", *TINY), "--index", 0))
-    assert "never overwritten" in line
-    assert path.read_bytes() == before
-
-
 def test_a_results_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "results").write_text("a file")
-    assert "results" in one_line(ttt(*run_arguments(tmp_path, *TINY)))
+    assert "results" in one_line(ttt_here(*run_arguments(tmp_path, *TINY)))
 
 
 def test_corrupted_data_are_named_before_anything_is_timed(tmp_path):
@@ -110,69 +90,49 @@ def test_corrupted_data_are_named_before_anything_is_timed(tmp_path):
     content = bytearray((copy / "train-00000.shard").read_bytes())
     content[1000] ^= 1
     (copy / "train-00000.shard").write_bytes(content)
-    line = one_line(ttt(*run_arguments(tmp_path, f"data.directory={copy}")))
+    line = one_line(ttt_here(*run_arguments(tmp_path, f"data.directory={copy}")))
     assert "train-00000.shard" in line and "content changed" in line
-    verified = ttt("data", "verify", "language_bert", "--size", "mini", "--set", f"data.directory={copy}")
+    verified = ttt_here(
+        "data", "verify", "language_bert", "--size", "mini", "--set", f"data.directory={copy}"
+    )
     assert verified.returncode == 1 and "train-00000.shard" in verified.stdout
     assert results(tmp_path) == []
 
 
-def start_long_run(folder, until='"run_start"'):
-    """Start a run in a session of its own and wait until a text, its clock's start, is in the log."""
-    command = [TTT, *map(str, run_arguments(folder, "target=0.99"))]
+@pytest.mark.parametrize(
+    ("begun", "is_rank", "number", "code", "statuses"),
+    [
+        ('"run_start"', False, signal.SIGINT, 130, ["aborted"]),
+        ("# --- configuration", False, signal.SIGINT, 130, []),  # before the clock starts
+        ('"run_start"', True, signal.SIGKILL, 1, ["aborted"]),  # its launcher closes the log
+    ],
+)
+def test_a_signal_to_launcher_or_rank_leaves_a_closed_log_or_none(
+    begun, is_rank, number, code, statuses, tmp_path
+):
     process = subprocess.Popen(
-        command,
+        [TTT, *map(str, run_arguments(tmp_path, "target=0.99"))],
         cwd=ROOT,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not any(until in path.read_text() for path in results(folder)):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
-    return process
-
-
-def test_ctrl_c_closes_the_log_as_aborted(tmp_path):
-    process = start_long_run(tmp_path)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in errors
-    assert status(results(tmp_path)[0]) == "aborted"
-
-
-def test_ctrl_c_before_the_clock_starts_leaves_no_result_and_no_traceback(tmp_path):
-    process = start_long_run(tmp_path, until="# --- configuration")
-    os.killpg(process.pid, signal.SIGINT)
+    until(lambda: process.poll() is not None or any(begun in path.read_text() for path in results(tmp_path)))
+    if is_rank:
+        psutil.Process(process.pid).children()[0].send_signal(number)
+    else:
+        os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors
-    assert results(tmp_path) == []
-
-
-def test_the_log_of_a_killed_process_is_closed_by_the_launcher(tmp_path):
-    process = start_long_run(tmp_path)
-    children = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-    ).stdout
-    os.kill(int(children.split()[0]), signal.SIGKILL)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 1 and "Traceback" not in errors and "aborted" in errors
-    assert status(results(tmp_path)[0]) == "aborted"
+    assert process.returncode == code and "Traceback" not in errors
+    assert [status(path) for path in results(tmp_path)] == statuses
 
 
 def test_a_dry_run_prints_configuration_plan_and_memory_and_runs_nothing(tmp_path):
-    done = ttt(*run_arguments(tmp_path), "--dry-run")
+    done = ttt_here(*run_arguments(tmp_path), "--dry-run")
     assert done.returncode == 0 and results(tmp_path) == []
-    for expected in (
-        "target: 0.2",
-        "language_bert/mini.yaml:",
-        "#   steps: 1,800",
-        "#   evaluations:",
-        "#   memory:",
-    ):
-        assert expected in done.stdout
+    for words in ("target: 0.2", "language_bert/mini.yaml:", "steps: 1,800", "evaluations:", "memory:"):
+        assert words in done.stdout
 
 
 def page_commands():
@@ -200,26 +160,29 @@ def test_every_command_of_the_pages_is_understood(command):
     assert done.returncode == 0, done.stderr
 
 
-def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
-    arguments = ["bench", "image_classification", "baseline", "optimized+methods.blurpool=false"]
-    arguments += ["--size", "mini", "--batch-size", "4", "--seconds", "0.05", "--results", str(tmp_path)]
-    done = ttt_here(*arguments)
+def bench(folder, benchmark, *names):
+    """Return the figures that a short `ttt bench` keeps."""
+    options = ["--size", "mini", "--batch-size", "4", "--seconds", "0.05", "--results", folder]
+    done = ttt_here("bench", benchmark, *names, *options)
     assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.rglob("image_classification_0.json")
-    figures = json.loads(path.read_text())
-    assert {rate["configuration"] for rate in figures["rates"]} == set(arguments[2:4])
+    path = max(folder.rglob(f"{benchmark}_*.json"))
+    return json.loads(path.read_text())
+
+
+def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
+    names = ["baseline", "optimized+methods.blurpool=false"]
+    figures = bench(tmp_path, "image_classification", *names)
+    assert {rate["configuration"] for rate in figures["rates"]} == set(names)
     assert {rate["shape"] for rate in figures["rates"]} == {"56 px", "84 px", "112 px"}
     assert all(0 < rate["flops_share"] < 1 and rate["samples_per_s"] > 0 for rate in figures["rates"])
     assert any("loader" in name for name in figures["parts"])
-    assert ttt_here(*arguments).returncode == 0 and len(list(tmp_path.rglob("*.json"))) == 2
+    bench(tmp_path, "image_classification", *names)
+    assert len(list(tmp_path.rglob("*.json"))) == 2
 
 
 def test_bench_of_bert_compares_attention_and_packing_and_times_the_pieces(tmp_path):
-    arguments = ["bench", "language_bert", "baseline", "eager", "optimized", "--size", "mini"]
-    done = ttt_here(*arguments, "--batch-size", "4", "--seconds", "0.05", "--results", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.rglob("language_bert_0.json")
-    figures = json.loads(path.read_text())
-    assert [rate["configuration"] for rate in figures["rates"]] == ["baseline", "eager", "optimized"]
+    names = ["baseline", "eager", "optimized"]
+    figures = bench(tmp_path, "language_bert", *names)
+    assert [rate["configuration"] for rate in figures["rates"]] == names
     assert all(rate["tokens_per_s"] > rate["samples_per_s"] > 0 for rate in figures["rates"])
     assert {"attention", "head"} <= {word for name in figures["parts"] for word in name.split()}
