@@ -9,9 +9,9 @@ intervals are over these. Parsed logs in, no torch.
 
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -68,8 +68,9 @@ class Line(NamedTuple):
     times: tuple[float, ...]
     qualities: tuple[float, ...]
 
-    def quality_at(self, seconds: float) -> float | None:
-        return float(np.interp(seconds, self.times, self.qualities)) if seconds >= self.times[0] else None
+    def quality_at(self, seconds: float) -> float:
+        """Interpolate; before the first time it is the first quality."""
+        return float(np.interp(seconds, self.times, self.qualities))
 
     def time_at(self, quality: float) -> float | None:
         after = int(np.searchsorted(self.qualities, quality))
@@ -127,24 +128,27 @@ class Crossing:
     is_extended: bool  # beyond the largest budget of one of them
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """A comparison of curves, at least one.
+
+    `equal_quality`: the seconds until a quality, by configuration, and how many times fewer than the first.
+    `equal_time`: the quality within some seconds, by configuration.
+    """
+
+    target: float
+    price_per_hour: float | None
+    interpolation: str = INTERPOLATION
+    curves: tuple[Curve, ...]
+    equal_quality: tuple[dict[str, Any], ...]
+    equal_time: tuple[dict[str, Any], ...]
+    crossings: tuple[Crossing, ...]
+
+
 def line(places: Iterable[tuple[float, float]]) -> Line:
     """Return places (seconds, quality) by time, each quality at least that of the one before."""
     times, qualities = zip(*sorted(places), strict=True)
     return Line(times, tuple(itertools.accumulate(qualities, max)))
-
-
-def read_run(log: Log) -> Run:
-    """Return the way of a finished run, which has at least one evaluation."""
-    way = tuple(
-        Evaluation(
-            seconds=60 * (point.minutes - evaluation_minutes(log, point.minutes)),
-            samples=point.samples or 0.0,
-            quality=point.accuracy,
-        )
-        for point in log.curve
-    )
-    value = log.value("seed")
-    return Run(log=log.path, seed=value if isinstance(value, int) else -1, way=way)
 
 
 def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point:
@@ -160,36 +164,47 @@ def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point
     )
 
 
+def read_run(log: Log) -> Run:
+    way = tuple(
+        Evaluation(
+            seconds=60 * (point.minutes - evaluation_minutes(log, point.minutes)),
+            samples=point.samples or 0.0,
+            quality=point.accuracy,
+        )
+        for point in log.curve
+    )
+    seed = log.value("seed")
+    return Run(log=log.path, seed=seed if isinstance(seed, int) else -1, way=way)
+
+
 def time_at(curve: Curve, quality: float) -> Value:
-    known = _answered([line.time_at(quality) for line in curve.seeds])
-    centre = statistics.fmean(known) if known else curve.mean.time_at(quality)
-    if centre is None:
-        return Value()
-    if any(quality < line.qualities[0] for line in (curve.seeds if known else [curve.mean])):
-        return Value(estimate=Estimate(value=centre, interval=None), bound="at most", values=known)
-    return Value(estimate=Estimate(value=centre, interval=_interval(known)), values=known)
+    """Return when a quality is reached, by each seed's curve where all reach it, else by their mean."""
+    seeds = curve.seeds
+    for lines in (seeds, [curve.mean]):
+        times = [time for line in lines if (time := line.time_at(quality)) is not None]
+        if len(times) < len(lines):
+            continue
+        is_bound = any(quality < line.qualities[0] for line in lines)
+        interval = None if is_bound else intervals.mean(times).interval
+        return Value(
+            estimate=Estimate(value=statistics.fmean(times), interval=interval),
+            bound="at most" if is_bound else "",
+            values=tuple(times) if lines is seeds else (),
+        )
+    return Value()
 
 
 def quality_at(curve: Curve, seconds: float) -> Value:
     """Return the best quality within a time, which the curve's first point is within."""
-    centre = curve.mean.quality_at(seconds)
-    if centre is None:
+    times = curve.mean.times
+    if seconds < times[0]:
         return Value()
-    known = _answered([line.quality_at(max(seconds, line.times[0])) for line in curve.seeds])
+    values = tuple(line.quality_at(seconds) for line in curve.seeds)
     return Value(
-        estimate=Estimate(value=statistics.fmean(known) if known else centre, interval=_interval(known)),
-        bound="at least" if seconds > curve.mean.times[-1] else "",
-        values=known,
+        estimate=Estimate(value=statistics.fmean(values), interval=intervals.mean(values).interval),
+        bound="at least" if seconds > times[-1] else "",
+        values=values,
     )
-
-
-def _answered(of_seeds: Sequence[float | None]) -> tuple[float, ...]:
-    known = tuple(value for value in of_seeds if value is not None)
-    return known if len(known) == len(of_seeds) else ()
-
-
-def _interval(values: Sequence[float]) -> Interval | None:
-    return intervals.mean(values).interval if values else None
 
 
 def times_faster(first: Value, other: Value) -> Value:
@@ -203,86 +218,52 @@ def times_faster(first: Value, other: Value) -> Value:
     if first.values and other.values:
         ratio = intervals.ratio(first.values, other.values)
         centre, limits = ratio.value, ratio.interval
-    if first.bound or other.bound:
-        bound: Bound = "at most" if first.bound else "at least"
-        return Value(estimate=Estimate(value=centre, interval=None), bound=bound)
-    return Value(estimate=Estimate(value=centre, interval=limits))
+    bound: Bound = "at most" if first.bound else "at least" if other.bound else ""
+    return Value(estimate=Estimate(value=centre, interval=None if bound else limits), bound=bound)
 
 
-def crossings(one: Curve, other: Curve) -> list[Crossing]:
-    """Return where the curves cross, by time."""
-    crossings = []
-    of_seeds = [_sign_changes(*pair) for pair in zip(one.seeds, other.seeds, strict=False)]
-    changes = _sign_changes(one.mean, other.mean)
-    limits = None
-    is_once = len(of_seeds) > 1 and len(changes) == 1
-    if is_once and all([above for _, above in seed] == [changes[0][1]] for seed in of_seeds):
-        mean = intervals.mean([seed[0][0] for seed in of_seeds])
-        changes, limits = [(mean.value, changes[0][1])], mean.interval
-    for seconds, is_one_above in changes:
-        leader, behind = (one, other) if is_one_above else (other, one)
-        crossings.append(
-            Crossing(
-                leader=leader.configuration,
-                other=behind.configuration,
-                seconds=seconds,
-                quality=leader.mean.quality_at(seconds) or 0.0,
-                interval=limits,
-                is_extended=seconds > min(one.mean.times[-1], other.mean.times[-1]),
-            )
-        )
-    return crossings
-
-
-def _sign_changes(one: Line, other: Line) -> list[tuple[float, bool]]:
-    """Find the times at which one line overtakes the other (True) or is overtaken (False)."""
+def gaps(one: Line, other: Line) -> list[tuple[float, float]]:
+    """List how far the first line lies above the other, at each point's time that both have."""
     first = max(one.times[0], other.times[0])
     times = sorted({first, *(time for time in (*one.times, *other.times) if time > first)})
-    changes, sign, before, low = [], 0.0, first, 0.0
-    for time in times:
-        gap = (one.quality_at(time) or 0.0) - (other.quality_at(time) or 0.0)
+    return [(time, one.quality_at(time) - other.quality_at(time)) for time in times]
+
+
+def find_overtakings(one: Line, other: Line) -> list[tuple[float, bool]]:
+    """Find the times at which the first line overtakes the other (True) or is overtaken (False)."""
+    overtakings, sign, before, low = [], 0.0, 0.0, 0.0
+    for time, gap in gaps(one, other):
         if gap * sign < 0:
-            changes.append((before + (time - before) * low / (low - gap), gap > 0))
+            overtakings.append((before + (time - before) * low / (low - gap), gap > 0))
         sign, before, low = gap or sign, time, gap
-    return changes
+    return overtakings
+
+
+def crossings(one: Curve, other: Curve) -> Iterator[Crossing]:
+    """Yield where the curves cross, by time."""
+    of_mean, limits = find_overtakings(one.mean, other.mean), None
+    of_seeds = [find_overtakings(*pair) for pair in zip(one.seeds, other.seeds, strict=False)]
+    if len(of_mean) == 1 and len(of_seeds) > 1:
+        above = of_mean[0][1]
+        if all([is_above for _, is_above in seed] == [above] for seed in of_seeds):
+            mean = intervals.mean([seed[0][0] for seed in of_seeds])
+            of_mean, limits = [(mean.value, above)], mean.interval
+    for seconds, is_one_above in of_mean:
+        leader, behind = (one, other) if is_one_above else (other, one)
+        yield Crossing(
+            leader=leader.configuration,
+            other=behind.configuration,
+            seconds=seconds,
+            quality=leader.mean.quality_at(seconds),
+            interval=limits,
+            is_extended=seconds > min(one.mean.times[-1], other.mean.times[-1]),
+        )
 
 
 def leader(one: Curve, other: Curve) -> str:
     """Return which curve lies above, at any time that both have, where they never cross; '' if neither."""
-    first = max(one.mean.times[0], other.mean.times[0])
-    times = [first, *(time for time in (*one.mean.times, *other.mean.times) if time > first)]
-    gap = sum((one.mean.quality_at(time) or 0.0) - (other.mean.quality_at(time) or 0.0) for time in times)
+    gap = sum(gap for _, gap in gaps(one.mean, other.mean))
     return one.configuration if gap > 0 else other.configuration if gap < 0 else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EqualQuality:
-    """The seconds until a quality, by configuration, and how many times fewer than the first needs."""
-
-    quality: float
-    seconds: dict[str, Value]
-    times_faster: dict[str, Value]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EqualTime:
-    """The quality within a time, by configuration."""
-
-    seconds: float
-    quality: dict[str, Value]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """A comparison of curves, at least one."""
-
-    target: float
-    price_per_hour: float | None
-    interpolation: str
-    curves: tuple[Curve, ...]
-    equal_quality: tuple[EqualQuality, ...]
-    equal_time: tuple[EqualTime, ...]
-    crossings: tuple[Crossing, ...]
 
 
 def compare_curves(curves: Sequence[Curve], *, target: float, price: float | None) -> Answers:
@@ -295,27 +276,23 @@ def compare_curves(curves: Sequence[Curve], *, target: float, price: float | Non
     return Answers(
         target=target,
         price_per_hour=price,
-        interpolation=INTERPOLATION,
         curves=tuple(curves),
         equal_quality=tuple(equal_quality(curves, level) for level in levels),
         equal_time=tuple(
-            EqualTime(
-                seconds=moment, quality={curve.configuration: quality_at(curve, moment) for curve in curves}
-            )
+            {
+                "seconds": moment,
+                "quality": {curve.configuration: quality_at(curve, moment) for curve in curves},
+            }
             for moment in moments
         ),
-        crossings=tuple(cross for one, other in pairs(curves) for cross in crossings(one, other)),
+        crossings=tuple(
+            crossing for pair in itertools.combinations(curves, 2) for crossing in crossings(*pair)
+        ),
     )
 
 
-def pairs(curves: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
-    """Return each two curves once."""
-    return list(itertools.combinations(curves, 2))
-
-
-def equal_quality(curves: Sequence[Curve], level: float) -> EqualQuality:
-    """Return when each curve reaches a quality."""
+def equal_quality(curves: Sequence[Curve], level: float) -> dict[str, Any]:
     seconds = {curve.configuration: time_at(curve, level) for curve in curves}
     first, *others = seconds
     faster = {name: times_faster(seconds[first], seconds[name]) for name in others}
-    return EqualQuality(quality=level, seconds=seconds, times_faster=faster)
+    return {"quality": level, "seconds": seconds, "times_faster": faster}

@@ -1,23 +1,27 @@
-"""A sweep: configurations at several budgets, and what their trade-off curves answer."""
+"""A sweep: configurations at several budgets, and the answers of their trade-off curves as tables and SVG."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
 
 from common.errors import UserError
 from common.evidence.intervals import Estimate
 from common.evidence.log import Log
-from common.evidence.text import make_table, open_console
+from common.evidence.plots import INK, STYLE, as_svg, ascii_name, colours, new_figure, stand_alone, unit_of
+from common.evidence.text import DASH, Form, make_table, open_console, spread, spread_of
 from common.files import save_text
-from common.repository import benchmark_module
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study
-from common.study.curve_plot import draw
 from common.study.curves import Answers, Curve, Value
 
 MAX_BUDGETS = 20
-DASH = "-"
+ONE_DIGIT, FOUR_DIGITS = "{:.1f}".format, "{:.4f}".format
 
 
 def parse_budgets(text: str) -> list[float]:
@@ -42,46 +46,87 @@ def sweep_cells(configurations: Sequence[str], budgets: Sequence[float]) -> list
 
 def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None) -> Answers | None:
     """Return what the finished runs of a sweep's cells say; None without any."""
-    lines = []
-    for name in dict.fromkeys(cell.configuration for cell in study.cells):
-        cells = [cell for cell in study.cells if cell.configuration == name and logs[cell.name]]
-        points = [curves.read_point(cell.budget, logs[cell.name], price) for cell in cells]
-        if points:
-            ordered = sorted(points, key=lambda point: point.seconds.value)
-            lines.append(Curve(configuration=name, points=tuple(ordered)))
-    if not lines:
+    points: dict[str, list[curves.Point]] = {}
+    for cell in study.cells:
+        if logs[cell.name]:
+            of_configuration = points.setdefault(cell.configuration, [])
+            of_configuration.append(curves.read_point(cell.budget, logs[cell.name], price))
+    if not points:
         return None
+    by_time = {name: sorted(some, key=lambda point: point.seconds.value) for name, some in points.items()}
+    lines = [Curve(configuration=name, points=tuple(some)) for name, some in by_time.items()]
     target = next(runs[0].target for runs in logs.values() if runs)
     return curves.compare_curves(lines, target=target, price=price)
 
 
-def save(study: Study, answers: Answers) -> list[Path]:
-    """Write answers and plot beside the study's logs, in place of those of fewer runs."""
-    quality = benchmark_module(study.benchmark).Benchmark.names.quality
-    texts = {
-        ".json": json.dumps(dataclasses.asdict(answers), indent=1) + "\n",
-        ".svg": draw(answers, quality),
-    }
-    paths = {study.report.with_name(study.report.name + suffix): text for suffix, text in texts.items()}
-    for path, text in paths.items():
+def save(study: Study, answers: Answers, quality_name: str) -> Iterator[Path]:
+    """Write answers and plot beside the study's logs, in place of those of fewer runs; yields their paths."""
+    answers_json = json.dumps(dataclasses.asdict(answers), indent=1) + "\n"
+    for suffix, text in ((".json", answers_json), (".svg", draw(answers, quality_name))):
+        path = study.report.with_name(study.report.name + suffix)
         save_text(path, text)
-    return list(paths)
+        yield path
+
+
+def draw(answers: Answers, quality_name: str) -> Markup:
+    """Return an SVG file of the curves with the intervals of their points; up and left is better."""
+    with matplotlib.rc_context():
+        matplotlib.rcParams.update(STYLE)
+        figure, axes = new_figure(3.6)
+        per_minute, unit = unit_of(max(curve.mean.times[-1] for curve in answers.curves) / 60)
+        scale = per_minute / 60  # of seconds
+        for curve, colour in zip(answers.curves, colours(answers.curves), strict=True):
+            times = [seconds * scale for seconds in curve.mean.times]
+            name = ascii_name(curve.configuration)
+            axes.plot(times, curve.mean.qualities, color=colour, lw=1.2, label=name)
+            axes.errorbar(
+                [point.seconds.value * scale for point in curve.points],
+                [point.quality.value for point in curve.points],
+                xerr=errors([point.seconds for point in curve.points], scale),
+                yerr=errors([point.quality for point in curve.points]),
+                fmt="o",
+                ms=4,
+                lw=0.8,
+                capsize=2,
+                color=colour,
+            )
+            for point in curve.points:
+                place = (point.seconds.value * scale, point.quality.value)
+                axes.annotate(f"{point.budget:g}", place, (4, -10), textcoords="offset points", fontsize=7)
+        axes.axhline(answers.target, color=INK, lw=0.8, ls="--", label=f"target {answers.target:g}")
+        axes.set(xlabel=f"{unit} of training (up and left is better)", ylabel=quality_name, xlim=(0, None))
+        if (price := answers.price_per_hour) is not None:
+            rate = price / 3600 / scale
+            there_and_back: Any = (lambda time: time * rate, lambda cost: cost / rate)
+            cost_axis = axes.secondary_xaxis("top", functions=there_and_back)
+            cost_axis.set_xlabel(f"dollars, at {price:g} an hour")
+        axes.legend(frameon=False, loc="lower right")
+        about = "quality against training time, one curve a configuration, one point a budget"
+        return stand_alone(as_svg(figure, about))
+
+
+def errors(estimates: Sequence[Estimate], scale: float = 1.0) -> list[list[float]]:
+    """Return how far each interval reaches below and above its mean, as matplotlib wants it."""
+    reach = []
+    for estimate in estimates:
+        centre, limits = estimate.value, estimate.interval
+        reach.append((centre - limits.low, limits.high - centre) if limits else (0.0, 0.0))
+    return [[max(0.0, span[side]) * scale for span in reach] for side in (0, 1)]
 
 
 def show(answers: Answers, quality_name: str) -> None:
     """Print the curves and the answers."""
     console = open_console(TABLE_WIDTH)
     names = [curve.configuration for curve in answers.curves]
-    rest = names[1:]
     rows = [
         [
             curve.configuration,
             f"{point.budget:g}",
             f"{len(point.runs)}",
             f"{point.samples:,.0f}",
-            with_interval(point.seconds, ".1f"),
-            DASH if point.cost is None else with_interval(point.cost, ".4f"),
-            with_interval(point.quality, ".4f"),
+            spread_of(point.seconds, ONE_DIGIT),
+            spread_of(point.cost, FOUR_DIGITS) if point.cost else DASH,
+            spread_of(point.quality, FOUR_DIGITS),
         ]
         for curve in answers.curves
         for point in curve.points
@@ -89,50 +134,43 @@ def show(answers: Answers, quality_name: str) -> None:
     columns = ["configuration", "budget", "runs", "samples", "seconds", "dollars", quality_name]
     title = f"{quality_name} at the end of each budget"
     console.print(make_table(title, columns, rows, left=columns[:1]))
-    rows = []
-    for level in answers.equal_quality:
-        mark = " (target)" if level.quality == answers.target else ""
-        faster = [level.times_faster[name] for name in rest]
-        rows.append(
-            [
-                f"{level.quality:.4f}{mark}",
-                *(with_bound(level.seconds[name], ".1f") for name in names),
-                *(f"{with_bound(value, '.2f')}x" if value.estimate else DASH for value in faster),
-            ]
-        )
-    columns = [quality_name, *(f"{name}, s" for name in names), *(f"{name} faster" for name in rest)]
+    rows = [
+        [
+            f"{level['quality']:.4f}" + " (target)" * (level["quality"] == answers.target),
+            *(with_bound(value, ONE_DIGIT) for value in level["seconds"].values()),
+            *(with_bound(value, "{:.2f}".format, "x") for value in level["times_faster"].values()),
+        ]
+        for level in answers.equal_quality
+    ]
+    columns = [quality_name, *(f"{name}, s" for name in names), *(f"{name} faster" for name in names[1:])]
     console.print(make_table("time at equal quality", columns, rows))
     rows = [
-        [f"{moment.seconds:.1f}", *(with_bound(moment.quality[name], ".4f") for name in names)]
+        [
+            f"{moment['seconds']:.1f}",
+            *(with_bound(value, FOUR_DIGITS) for value in moment["quality"].values()),
+        ]
         for moment in answers.equal_time
     ]
     console.print(make_table("quality at equal time", ["seconds", *names], rows))
     console.print(*describe_crossings(answers), answers.interpolation + ".", sep="\n")
 
 
+def with_bound(value: Value, form: Form, unit: str = "") -> str:
+    return f"{value.bound} {spread_of(value.estimate, form)}{unit}".lstrip() if value.estimate else DASH
+
+
 def describe_crossings(answers: Answers) -> Iterator[str]:
     """Yield where curves cross, or that they do not."""
     for crossing in answers.crossings:
-        low_high = crossing.interval
-        limits = f" ({low_high.low:.1f} to {low_high.high:.1f})" if low_high else ""
+        seconds = spread(crossing.seconds, crossing.interval, ONE_DIGIT, unit=" s")
         beyond = ", beyond the largest budget of one of them" if crossing.is_extended else ""
         yield (
-            f"{crossing.leader} overtakes {crossing.other} after {crossing.seconds:.1f} s{limits}, "
+            f"{crossing.leader} overtakes {crossing.other} after {seconds}, "
             f"at {crossing.quality:.4f}{beyond}."
         )
     crossed = {frozenset((crossing.leader, crossing.other)) for crossing in answers.crossings}
-    for one, other in curves.pairs(answers.curves):
+    for one, other in itertools.combinations(answers.curves, 2):
         if {one.configuration, other.configuration} not in crossed:
             above, start = curves.leader(one, other), max(one.mean.times[0], other.mean.times[0])
             outcome = f"{above} is above from {start:.1f} s on" if above else "the curves are the same"
             yield f"{one.configuration} and {other.configuration} do not cross: {outcome}."
-
-
-def with_interval(estimate: Estimate, form: str) -> str:
-    limits = estimate.interval
-    interval = f" ({limits.low:{form}} to {limits.high:{form}})" if limits else ""
-    return f"{estimate.value:{form}}{interval}"
-
-
-def with_bound(value: Value, form: str) -> str:
-    return f"{value.bound} {with_interval(value.estimate, form)}".strip() if value.estimate else DASH

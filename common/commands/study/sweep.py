@@ -47,7 +47,8 @@ def main(args: argparse.Namespace) -> int:
     answers = sweep.compare_curves(study, cells.finished_cells(study), args.price)
     if answers is None:
         return code or EXIT_OK
-    sweep.show(answers, benchmark_module(args.benchmark).Benchmark.names.quality)
-    for path in sweep.save(study, answers):
+    quality_name = benchmark_module(args.benchmark).Benchmark.names.quality
+    sweep.show(answers, quality_name)
+    for path in sweep.save(study, answers, quality_name):
         print(f"-> {os.path.relpath(path)}")
     return code
