@@ -96,7 +96,7 @@ def _factors(scores: Sequence[Score]) -> Figure:
         (columns[1], "samples/s of training", [f.samples_per_s if f else None for f in factors]),
     ):
         values = [estimate.value if estimate else 0.0 for estimate in estimates]
-        errors = np.transpose([_error(estimate) for estimate in estimates])
+        errors = np.transpose([reach(estimate) for estimate in estimates])
         style = {"ecolor": INK, "capsize": 3, "lw": 1}
         bars = axes.barh(
             range(len(scores)), values, xerr=errors, color=colours(scores), height=0.6, error_kw=style
@@ -109,7 +109,7 @@ def _factors(scores: Sequence[Score]) -> Figure:
     return figure
 
 
-def _error(estimate: Estimate | None) -> tuple[float, float]:
+def reach(estimate: Estimate | None) -> tuple[float, float]:
     """The interval's reach below and above the mean."""
     if estimate is None or estimate.interval is None:
         return 0.0, 0.0

@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from markupsafe import Markup
 
 from common.errors import UserError
-from common.evidence.intervals import Estimate
 from common.evidence.log import Log
-from common.evidence.plots import INK, STYLE, as_svg, ascii_name, colours, new_figure, stand_alone, unit_of
+from common.evidence.plots import (
+    INK,
+    STYLE,
+    as_svg,
+    ascii_name,
+    colours,
+    new_figure,
+    reach,
+    stand_alone,
+    unit_of,
+)
 from common.evidence.text import DASH, Form, make_table, open_console, spread, spread_of
 from common.files import save_text
 from common.study import curves
@@ -82,8 +92,8 @@ def draw(answers: Answers, quality_name: str) -> Markup:
             axes.errorbar(
                 [point.seconds.value * scale for point in curve.points],
                 [point.quality.value for point in curve.points],
-                xerr=errors([point.seconds for point in curve.points], scale),
-                yerr=errors([point.quality for point in curve.points]),
+                xerr=np.transpose([reach(point.seconds) for point in curve.points]) * scale,
+                yerr=np.transpose([reach(point.quality) for point in curve.points]),
                 fmt="o",
                 ms=4,
                 lw=0.8,
@@ -103,15 +113,6 @@ def draw(answers: Answers, quality_name: str) -> Markup:
         axes.legend(frameon=False, loc="lower right")
         about = "quality against training time, one curve a configuration, one point a budget"
         return stand_alone(as_svg(figure, about))
-
-
-def errors(estimates: Sequence[Estimate], scale: float = 1.0) -> list[list[float]]:
-    """Return how far each interval reaches below and above its mean, as matplotlib wants it."""
-    reach = []
-    for estimate in estimates:
-        centre, limits = estimate.value, estimate.interval
-        reach.append((centre - limits.low, limits.high - centre) if limits else (0.0, 0.0))
-    return [[max(0.0, span[side]) * scale for span in reach] for side in (0, 1)]
 
 
 def show(answers: Answers, quality_name: str) -> None:
