@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +47,18 @@ def write_text(path: Path, text: str) -> None:
     make_folder(path.parent)
     with write_whole(path) as draft:
         draft.write_text(text, encoding="utf-8")
+
+
+def write_once(path: Path, make_text: Callable[[], str], doing: str = "") -> None:
+    """Write a file of text unless it exists: one of several processes that want it at once does.
+
+    The others wait, and print what that one is `doing`.
+    """
+    if not path.exists():
+        make_folder(path.parent)
+        with locked(path.with_name(f".{path.name}.lock"), doing):
+            if not path.exists():
+                write_text(path, make_text())
 
 
 def save_text(path: Path, text: str) -> None:
@@ -139,8 +151,9 @@ def acquire(descriptor: int, path: Path, doing: str) -> bool:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        what = f"no locks on this file system ({error.strerror}); see that no other process {doing}"
-        print(f"warning: {path.parent}: {what}", file=sys.stderr)
+        if doing:
+            what = f"no locks on this file system ({error.strerror}); see that no other process {doing}"
+            print(f"warning: {path.parent}: {what}", file=sys.stderr)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return has_waited

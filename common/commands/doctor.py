@@ -18,15 +18,13 @@ import time
 from dataclasses import asdict
 
 from common.arguments import add_benchmarks, add_nproc, add_results
-from common.config.schema import RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine.line import FAULT, WARNING
-from common.repository import SIZES, benchmark_module
+from common.repository import SIZES
 from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_benchmarks(parser)
     parser.add_argument("--size", choices=SIZES, default="mini", help="of the runs to come")
     parser.add_argument("--quick", action="store_true", help="only what takes no processes and no training")
@@ -47,11 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print each line when it is known; the exit code is 1 after a fault."""
     started = time.monotonic()
-    from common.doctor import checks
+    from common.doctor import checks, first_steps
 
-    configs = load(args)
+    configs = {  # by benchmark and name: those that have a band
+        benchmark: {
+            name: load_config(benchmark, name, size=args.size, settings=args.set).config
+            for name in first_steps.read_bands(benchmark)
+        }
+        for benchmark in args.benchmarks
+    }
     if args.store_bands is not None:
-        return store_bands(args, configs)
+        if args.store_bands < first_steps.FEWEST_SEEDS or args.size != "mini":
+            raise UserError(f"--store-bands takes {first_steps.FEWEST_SEEDS} seeds or more, and --size mini")
+        for benchmark, named in configs.items():
+            print(f"-> {first_steps.store(benchmark, named, args.store_bands)}")
+        return EXIT_OK
     lines = []
     options = {"size": args.size, "num_ranks": args.nproc, "is_quick": args.quick}
     for line in checks.check_machine(configs, args.results.resolve(), **options):
@@ -65,29 +73,3 @@ def main(args: argparse.Namespace) -> int:
         seconds = time.monotonic() - started
         print(f"{faults} faults, {warnings} warnings, {len(lines)} lines in {seconds:.1f} s")
     return EXIT_FINDINGS if faults else EXIT_OK
-
-
-def load(args: argparse.Namespace) -> dict[str, dict[str, RunConfig]]:
-    """Return by benchmark the configurations that have a band, by name."""
-    from common.doctor import first_steps
-
-    for benchmark in args.benchmarks:
-        benchmark_module(benchmark)  # raises UserError for an unknown name
-    return {
-        benchmark: {
-            name: load_config(benchmark, name, size=args.size, settings=args.set).config
-            for name in first_steps.read_bands(benchmark)
-        }
-        for benchmark in args.benchmarks
-    }
-
-
-def store_bands(args: argparse.Namespace, configs: dict[str, dict[str, RunConfig]]) -> int:
-    """Measure the first steps anew and keep their bands."""
-    from common.doctor import first_steps
-
-    if args.store_bands < first_steps.FEWEST_SEEDS or args.size != "mini":
-        raise UserError(f"--store-bands takes {first_steps.FEWEST_SEEDS} seeds or more, and --size mini")
-    for benchmark, named in configs.items():
-        print(f"-> {first_steps.store(benchmark, named, args.store_bands)}")
-    return EXIT_OK

@@ -1,18 +1,31 @@
-"""The checks of `ttt doctor` in the order in which a person wants their answers, the cheap ones first."""
+"""The checks of `ttt doctor` in the order in which a person wants their answers, the cheap ones first.
+
+Those of a benchmark are about its data, its kernels, its first steps and the minutes that a run will take.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common.config.schema import RunConfig
-from common.doctor import devices, first_steps, recipe
+from common.data import preparation
+from common.data.manifest import MANIFEST, read_manifest
+from common.doctor import devices, first_steps
 from common.errors import UserError
-from common.machine import gpus, host
+from common.evidence.compare.reported import load_reported
+from common.evidence.disturbance import SPARE
+from common.evidence.log import Log, read_log
+from common.machine import gpus, host, system
 from common.machine.hardware import count_gpus
-from common.machine.line import Line, fault, warning
-from common.machine.load import Meter, read_alone
+from common.machine.line import OK, Line, fault, judge, ok, warning
+from common.machine.load import Load, Meter, read_alone
 from common.machine.preflight import cheap_checks, num_shards
-from common.repository import ROOT
+from common.machine.record import judge_speed
+from common.measure.device_run import NUM_DEVICES
+from common.repository import ROOT, benchmark_module, build_probes, relative_paths_in
+from common.run import launch
+from common.study.predict.sources import find_newest, read_json
 
 PROCESSES_ON_CPU = 2  # the fewest that exchange messages
 
@@ -40,30 +53,30 @@ def check_machine(
         num_ranks = num_ranks or num_gpus or PROCESSES_ON_CPU
         yield from answer("devices", partial(devices.check_devices, num_ranks))
         for named in configs.values():
-            yield from check_benchmark(named, results, num_gpus or 1)
+            yield from check_benchmark(list(named.values()), results, num_gpus or 1)
     yield from xid_lines
 
 
-def check_benchmark(named: dict[str, RunConfig], results: Path, num_devices: int) -> Iterator[Line]:
-    """Yield the answers about one benchmark, of whose configurations `named` holds some by name."""
-    config = next(iter(named.values()))
+def check_benchmark(configs: list[RunConfig], results: Path, num_devices: int) -> Iterator[Line]:
+    """Yield the answers about one benchmark, whose `configs` read the same data."""
+    config = configs[0]
     benchmark = config.benchmark
-    line, manifest = recipe.check_data(config, results)
+    line, manifest = check_data(config, results)
     yield line
     if manifest is not None:
         yield host.read_rate(benchmark, ROOT / config.data.directory, manifest)  # type: ignore[attr-defined]
-    yield from answer(f"kernels of {benchmark}", partial(recipe.check_kernels, config))
+    yield from answer(f"kernels of {benchmark}", partial(check_kernels, config))
     if config.size != "mini":
         advice = f"ttt doctor --benchmarks {benchmark} compares at size mini"
         yield warning(f"first steps of {benchmark}", f"no band is known at size {config.size}", advice)
-    for config in named.values():
+    for config in configs:
         samples_per_s, meter = None, Meter()
         if config.size == "mini" and manifest is not None:
             check = f"first steps of {benchmark} {config.configuration}"
             for line in answer(check, partial(first_steps.check, check, config)):
                 samples_per_s = line.values.get("samples_per_s")
                 yield line
-        yield recipe.check_minutes(config, results, samples_per_s, num_devices, read_alone(meter))
+        yield check_minutes(config, results, samples_per_s, num_devices, read_alone(meter))
 
 
 def answer(check: str, function: Callable[[], Iterable[Line]]) -> Iterable[Line]:
@@ -74,3 +87,107 @@ def answer(check: str, function: Callable[[], Iterable[Line]]) -> Iterable[Line]
         first = (str(error).strip().splitlines() or [""])[0]
         advice = "`ttt run` would end the same way"
         return [fault(check, f"{type(error).__name__}: {first}".removeprefix("UserError: "), advice)]
+
+
+def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] | None]:
+    """Compare the prepared data with their manifest and with those of earlier runs; returns the manifest.
+
+    At size full only sizes are compared: reading everything takes longer than a person waits.
+    """
+    check, directory = f"data of {config.benchmark}", ROOT / config.data.directory  # type: ignore[attr-defined]
+    if not (directory / MANIFEST).is_file():
+        return warning(check, f"not prepared at size {config.size}", config.prepared_hint), None
+    has_content = config.size == "mini"
+    try:
+        problems = preparation.verify(directory, config, hint="", has_content=has_content)
+        manifest = read_manifest(directory, hint="")
+    except UserError as error:
+        problems = [str(error)]
+    if problems:
+        more = f" and {len(problems) - 1} more" * (len(problems) > 1)
+        text = f"{relative_paths_in(problems[0])}{more}"
+        return fault(check, text, config.prepared_hint, problems=len(problems)), None
+    data = manifest["fingerprint"]
+    earlier = {log.value("dataset_fingerprint") for log in logs(config, results, "*")} - {None}
+    is_other = bool(earlier) and data not in earlier
+    text = f"{len(manifest['files'])} files intact{'' if has_content else ' by their sizes'}, {data[:12]}"
+    text += ", not the data of earlier runs" * is_other
+    advice = "times to target do not compare; another Python or suite prepared those"
+    return judge(check, text, advice, is_warning=is_other, fingerprint=data), manifest
+
+
+def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:
+    """Return the logs of a benchmark and size, of a configuration or `*`, on any system."""
+    pattern = f"*-mini-{configuration}" if config.size == "mini" else f"*-{configuration}"
+    paths = sorted(results.glob(f"{pattern}/{mlperf_name(config)}/result_*.txt"))
+    return [log for log in map(read_log, paths) if log.is_ours and log.is_proxy == (config.size == "mini")]
+
+
+def mlperf_name(config: RunConfig) -> str:
+    return str(benchmark_module(config.benchmark).Benchmark.names.mlperf)
+
+
+def check_kernels(config: RunConfig) -> list[Line]:
+    """Compare each kernel that this machine can run with its plain form."""
+    lines = []
+    for pair in build_probes(config).kernel_pairs():
+        error = pair.error()
+        text = f"differs from its plain form by {error:.1e} of the largest value, {pair.tolerance:g} allowed"
+        advice = "switch its method off with --set methods.NAME=false, and report it with the versions above"
+        is_wrong = not error <= pair.tolerance  # also NaN
+        lines.append(judge(f"kernel {pair.name}", text, advice, is_fault=is_wrong, error=error))
+    return lines
+
+
+def check_minutes(
+    config: RunConfig,
+    results: Path,
+    samples_per_s: float | None,
+    num_devices: int,
+    load: Load | None = None,
+) -> Line:
+    """Predict the time to the target: from runs of this system, else from speed and usual samples.
+
+    `load` is that of the machine while the speed was measured.
+    """
+    check = f"time of {config.benchmark} {config.configuration}"
+    seconds = launch.expected_seconds(results / system.system_id(config) / mlperf_name(config))
+    if seconds is not None:
+        line = ok(check, f"{seconds / 60:.2f} min, the median of this system's runs", minutes=seconds / 60)
+        return line if samples_per_s is None else judge_minutes(line, samples_per_s, load)
+    if config.size == "full":
+        return predict_from_bench(check, config, results, num_devices)
+    if samples_per_s is None:
+        return warning(check, "not predicted: its speed was not measured", config.prepared_hint)
+    reached = [log.reached.samples for log in logs(config, results, config.configuration) if log.reached]
+    needed = sorted(samples for samples in reached if samples)
+    if not needed:
+        return ok(check, "not predicted: no run of this configuration is known", samples_per_s=samples_per_s)
+    low, middle, high = (needed[index] / samples_per_s / 60 for index in (0, len(needed) // 2, -1))
+    text = f"{middle:.2f} min ({low:.2f} to {high:.2f}) without evaluation, {samples_per_s:.0f} samples/s"
+    line = ok(check, f"{text} and the samples of {len(needed)} runs", minutes=middle)
+    return judge_minutes(line, samples_per_s, load)
+
+
+def judge_minutes(line: Line, samples_per_s: float, load: Load | None) -> Line:
+    line = judge_speed(line, line.check, samples_per_s)
+    if line.state != OK or load is None or load.taken <= SPARE:
+        return line
+    advice = f"other programs used {load.taken:.1f} of {load.cores:g} cores meanwhile: end them, or wait"
+    return warning(line.check, line.found, advice, **line.values)
+
+
+def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices: int) -> Line:
+    """Predict from what `ttt bench` measured on this hardware, and the samples of published runs."""
+    folder = results / "throughput" / system.hardware_name()
+    for path in find_newest(folder, config.benchmark):
+        figures = read_json(path)
+        projected = figures.get("projected", {}).get(config.configuration)
+        if figures.get("size") == "full" and projected:
+            minutes = projected["minutes"] * NUM_DEVICES / num_devices
+            text = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
+            return ok(check, text, minutes=minutes)
+    published = load_reported()[mlperf_name(config)].of_configuration(config.configuration)
+    note = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
+    advice = f"ttt bench {config.benchmark} {config.configuration} measures it"
+    return warning(check, f"not predicted: no speed of this hardware is known{note}", advice)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.machine import gpus
-from common.machine.line import OK, Line, fault, ok, warning
+from common.machine.line import Line, fault, judge, ok, warning
 from common.machine.record import judge_speed
 from common.processes import Processes
 from common.repository import ROOT
@@ -35,8 +35,8 @@ def check_devices(num_ranks: int) -> list[Line]:
         measured = json.loads(output.read_text())
     ranks: Ranks = measured["ranks"]
     return [
-        compare_with_best(compare_rates("matrix product", ranks, "flops_per_s"), "flops_per_s", ranks),
-        compare_with_best(compare_rates("device copy", ranks, "bytes_per_s"), "bytes_per_s", ranks),
+        check_rates("matrix product", ranks, "flops_per_s"),
+        check_rates("device copy", ranks, "bytes_per_s"),
         *check_clocks(ranks),
         *check_products(ranks),
         judge_messages(measured, num_ranks),
@@ -64,40 +64,27 @@ def run_probes(num_ranks: int, output: Path) -> str | None:
     return f"rank {end.number} ended with code {end.code}: {error}"
 
 
-def compare_rates(check: str, ranks: Ranks, key: str) -> Line:
-    """Name the GPUs that are slower than the middle one.
+def check_rates(check: str, ranks: Ranks, key: str) -> Line:
+    """Name the GPUs that are slower than the middle one, else compare the sum with this machine's best.
 
     The ranks of a processor share it, and are added up; a single GPU has nothing to compare.
     """
     unit, name = UNITS[key]
-    rates = [rank[key] for rank in ranks]
-    text = " ".join(f"{rate / unit:.4g}" for rate in rates)
-    values, device = {key: rates}, ranks[0]["device"]
-    if device == "cpu":
-        return ok(check, f"{sum(rates) / unit:.4g} {name} of this processor's {len(rates)} ranks", **values)
-    if len(rates) == 1:
-        return ok(check, f"{text} {name}; one {device} has nothing to compare", **values)
+    rates, device = [rank[key] for rank in ranks], ranks[0]["device"]
+    text, values = " ".join(f"{rate / unit:.4g}" for rate in rates) + f" {name}", dict[str, Any]({key: rates})
     middle = statistics.median_high(rates)
     slow = {rank: rate / middle for rank, rate in enumerate(rates) if rate < SLOW * middle}
-    if not slow:
-        return ok(check, f"{text} {name}", **values)
-    stragglers = ", ".join(
-        f"GPU of rank {rank} has {share:.0%} of the middle one" for rank, share in slow.items()
-    )
-    judge = fault if min(slow.values()) < TOO_SLOW else warning
-    advice = (
-        "every step waits for it: leave it out with CUDA_VISIBLE_DEVICES, and check its cooling and power"
-    )
-    return judge(check, f"straggler: {stragglers} ({text} {name})", advice, stragglers=sorted(slow), **values)
-
-
-def compare_with_best(line: Line, key: str, ranks: Ranks) -> Line:
-    """Compare the sum over all devices with the best of this machine, unless a device is slow."""
-    if line.state != OK:
-        return line
-    return judge_speed(
-        line, f"{line.check} of {len(ranks)} x {ranks[0]['device']}", sum(rank[key] for rank in ranks)
-    )
+    if device == "cpu":
+        text = f"{sum(rates) / unit:.4g} {name} of this processor's {len(rates)} ranks"
+    elif len(rates) == 1:
+        text += f"; one {device} has nothing to compare"
+    elif slow:
+        shares = [f"GPU of rank {rank} has {share:.0%} of the middle one" for rank, share in slow.items()]
+        text = f"straggler: {', '.join(shares)} ({text})"
+        advice = "leave it out with CUDA_VISIBLE_DEVICES, and check its cooling and power"
+        report = fault if min(slow.values()) < TOO_SLOW else warning
+        return report(check, text, f"every step waits for it: {advice}", stragglers=sorted(slow), **values)
+    return judge_speed(ok(check, text, **values), f"{check} of {len(ranks)} x {device}", sum(rates))
 
 
 def check_clocks(ranks: Ranks) -> list[Line]:
@@ -132,9 +119,12 @@ def judge_messages(measured: dict[str, Any], num_ranks: int) -> Line:
         advice = "NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 shows which way messages are damaged"
         return fault(check, f"{measured['num_wrong_ranks']} ranks received wrong sums", advice)
     per_s, size, backend = (measured[key] for key in ("bus_bytes_per_s", "message_bytes", "backend"))
-    text = f"{per_s / 1e9:.3g} GB/s bus bandwidth, {num_ranks} ranks, {backend}, {size >> 20} MiB"
-    values = {"bus_bytes_per_s": per_s, "num_ranks": num_ranks, "backend": backend}
-    if backend == "nccl" and per_s < SLOW_NCCL:
-        advice = "NCCL_DEBUG=INFO says which way messages take; nvidia-smi topo -m shows the links"
-        return warning(check, text, advice, **values)
-    return ok(check, text, **values)
+    return judge(
+        check,
+        f"{per_s / 1e9:.3g} GB/s bus bandwidth, {num_ranks} ranks, {backend}, {size >> 20} MiB",
+        "NCCL_DEBUG=INFO says which way messages take; nvidia-smi topo -m shows the links",
+        is_warning=backend == "nccl" and per_s < SLOW_NCCL,
+        bus_bytes_per_s=per_s,
+        num_ranks=num_ranks,
+        backend=backend,
+    )

@@ -7,7 +7,8 @@ loss of the first step and the mean of the last steps. `ttt doctor --store-bands
 import statistics
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from common import repository, yaml_file
 from common.config.schema import RunConfig, Strict
@@ -16,7 +17,7 @@ from common.errors import UserError
 from common.evidence.intervals import prediction_half_width
 from common.files import write_text
 from common.machine import system
-from common.machine.line import Line, fault, ok
+from common.machine.line import Line, judge
 from common.repository import ROOT, benchmark_module
 
 FILE = "first_steps"
@@ -35,8 +36,7 @@ class Band(Strict):
     last: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstSteps:
+class FirstSteps(NamedTuple):
     """Loss of the first step of a training, the mean of the last ones, and samples/s."""
 
     first: float
@@ -44,9 +44,13 @@ class FirstSteps:
     samples_per_s: float
 
 
+def bands_path(benchmark: str) -> Path:
+    return ROOT / benchmark / f"{FILE}.yaml"
+
+
 def read_bands(benchmark: str) -> dict[str, Band]:
     """Return the bands of a benchmark by configuration. Raises UserError for a file that is not right."""
-    path = ROOT / benchmark / f"{FILE}.yaml"
+    path = bands_path(benchmark)
     document = yaml_file.read(path, path.relative_to(ROOT).as_posix())
     return {
         name: validate(Band, values, document.origins, (name,)) for name, values in document.values.items()
@@ -95,12 +99,11 @@ def compare(check: str, steps: FirstSteps, band: Band) -> Line:
         low, high = limits(values)
         is_inside &= low <= loss <= high  # not for NaN
         texts.append(f"{loss:.3f} ({low:.3f} to {high:.3f})")
-    text = f"loss {texts[0]}, after {band.num_steps} steps {texts[1]}"
-    measured = asdict(steps)
-    if is_inside:
-        return ok(check, text, **measured)
+    text = f"loss {texts[0]}, after {band.num_steps} steps {texts[1]}" + ": outside the band" * (
+        not is_inside
+    )
     advice = "data, code or arithmetic are not those of the band: ttt data verify, git status, kernels above"
-    return fault(check, f"{text}: outside the band", advice, **measured)
+    return judge(check, text, advice, is_fault=not is_inside, **steps._asdict())
 
 
 def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> str:
@@ -109,7 +112,7 @@ def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> str:
         "# Loss of the first steps at size mini, by seed: `first` of step 1, `last` the mean of the last",
         f"# {NUM_LAST} of so many steps. `ttt doctor` compares a machine with the interval in which the next",
         f"# seed lies but for {FALSE_ALARMS:g} of the times. Made by: ttt doctor --store-bands {num_seeds}",
-        f"# on {system.hardware_name()}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}",
+        f"# on {system.hardware_name()}, {system.versions_line()}",
     ]
     for name, config in named.items():
         num_steps = read_bands(benchmark)[name].num_steps
@@ -118,8 +121,7 @@ def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> str:
             losses.append(steps := train_first_steps(config, seed=seed, num_steps=num_steps))
             print(f"{benchmark} {name}, seed {seed}: {steps.first:.4f}, {steps.last:.4f}", flush=True)
         lines += [f"{name}:", f"  num_steps: {num_steps}"]
-        lines += [f"  first: [{', '.join(f'{steps.first:.4f}' for steps in losses)}]"]
-        lines += [f"  last: [{', '.join(f'{steps.last:.4f}' for steps in losses)}]"]
-    path = ROOT / benchmark / f"{FILE}.yaml"
-    write_text(path, "\n".join(lines) + "\n")
-    return repository.relative_path(path)
+        for field in ("first", "last"):
+            lines.append(f"  {field}: [{', '.join(f'{getattr(steps, field):.4f}' for steps in losses)}]")
+    write_text(bands_path(benchmark), "\n".join(lines) + "\n")
+    return repository.relative_path(bands_path(benchmark))

@@ -3,25 +3,43 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pynvml
+
 from common.machine import hardware
 from common.machine.hardware import ask_nvml
-from common.machine.line import Line, fault, ok, warning
+from common.machine.line import Line, fault, judge, ok, warning
 
 BUSY_BYTES = 2**30  # of memory that others hold
 KERNEL_LOG = Path("/dev/kmsg")
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
 HARDWARE_XIDS = (48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140)  # not those of a faulty program
 CHECK = "GPU health"
+UNTRUSTED = "check cooling and power; times measured now are worth nothing"
+SLOW_DOWNS = (  # NVML's bit -> what it means; idleness and the power limit are normal
+    (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown, fault, "too hot", UNTRUSTED),
+    (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, fault, "braked by its power supply", UNTRUSTED),
+    (pynvml.nvmlClocksThrottleReasonHwSlowdown, fault, "slowed down by its hardware", UNTRUSTED),
+    (
+        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
+        warning,
+        "slowed down by its temperature",
+        "check cooling",
+    ),
+    (
+        pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
+        warning,
+        "its clocks are set below the highest",
+        "nvidia-smi -rac",
+    ),
+)
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Map a name to the NVML handle of each GPU that a run may use: CUDA_VISIBLE_DEVICES, else all."""
-    import pynvml
-
     handles = {str(number): handle for number, handle in enumerate(hardware.gpus())}
     names = hardware.requested_gpus(environment)
     if names is None or not handles:
@@ -58,9 +76,9 @@ def check_presence(size: str, environment: Mapping[str, str] = os.environ) -> Li
     import torch
 
     if (reached := torch.cuda.device_count()) < there:
+        text, is_fault = f"{there} there, torch reaches {reached}", size == "full"  # a CPU trains the other
         advice = "install a torch for this driver's CUDA, or a newer driver"
-        judge = fault if size == "full" else warning  # a processor can train the other
-        return judge(check, f"{there} there, torch reaches {reached}", advice, there=there)
+        return judge(check, text, advice, is_fault=is_fault, is_warning=True, there=there)
     return ok(check, f"{there} x {hardware.gpu_names()[0]}", there=there)
 
 
@@ -75,8 +93,6 @@ def check_health() -> list[Line]:
 
 def find_problems(name: str, handle: Any) -> Iterator[Line]:
     """Yield the faults of one GPU; a query that its driver does not support is skipped."""
-    import pynvml
-
     uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     if count := ask_nvml(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, volatile):
         text = f"{name}: {count} uncorrected memory errors (ECC) since the driver started"
@@ -93,22 +109,12 @@ def find_problems(name: str, handle: Any) -> Iterator[Line]:
         yield warning(CHECK, text, "nvidia-smi names the processes; a run would share the GPU", gpu=name)
 
 
-def find_slow_downs(name: str, reasons: int) -> Iterator[Line]:
-    """Yield why a GPU runs below its clock, from NVML's bits; idleness and the power limit are normal."""
-    import pynvml
-
-    slow = {
-        "too hot": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
-        "braked by its power supply": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
-        "slowed down by its hardware": pynvml.nvmlClocksThrottleReasonHwSlowdown,
-    }
-    if why := next((why for why, bit in slow.items() if reasons & bit), None):
-        advice = "check cooling and power; times measured now are worth nothing"
-        yield fault(CHECK, f"{name}: {why}", advice, gpu=name, reasons=reasons)
-    elif reasons & pynvml.nvmlClocksThrottleReasonSwThermalSlowdown:
-        yield warning(CHECK, f"{name}: slowed down by its temperature", "check cooling", gpu=name)
-    elif reasons & pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting:
-        yield warning(CHECK, f"{name}: its clocks are set below the highest", "nvidia-smi -rac", gpu=name)
+def find_slow_downs(name: str, reasons: int) -> list[Line]:
+    """Return the worst reason for which a GPU runs below its clock, from NVML's bits; nothing without one."""
+    for bit, report, what, advice in SLOW_DOWNS:
+        if reasons & bit:
+            return [report(CHECK, f"{name}: {what}", advice, gpu=name, reasons=reasons)]
+    return []
 
 
 def kernel_xids(log: Path = KERNEL_LOG) -> Line:
@@ -128,39 +134,32 @@ def kernel_xids(log: Path = KERNEL_LOG) -> Line:
 
 def read_kernel_log(path: Path) -> str:
     """Read the kernel's ring buffer; each read of its device returns one message."""
-    messages, file = [], os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    text, file = b"", os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        while message := os.read(file, 2**16):
-            messages.append(message)
-    except BlockingIOError:  # the end
-        return b"".join(messages).decode(errors="replace")
+        with suppress(BlockingIOError):  # the end
+            while message := os.read(file, 2**16):
+                text += message
     finally:
         os.close(file)
-    return b"".join(messages).decode(errors="replace")
+    return text.decode(errors="replace")
 
 
 @contextmanager
 def watch_xids() -> Iterator[list[Line]]:
     """Collect Xid errors while the block runs; the list gets its one line when the block ends."""
-    import pynvml
-
     lines: list[Line] = []
     handles = visible_gpus()
     events = ask_nvml(pynvml.nvmlEventSetCreate) if handles else None
-    kind = pynvml.nvmlEventTypeXidCriticalError if handles else 0
-    if events is not None:
-        for handle in handles.values():
-            ask_nvml(pynvml.nvmlDeviceRegisterEvents, handle, kind, events)
-    yield lines
     if events is None:
+        yield lines
         return
-    numbers = []
+    for handle in handles.values():
+        ask_nvml(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    yield lines
+    numbers = set()
     while (event := ask_nvml(pynvml.nvmlEventSetWait_v2, events, 0)) is not None:  # raises when none is left
-        numbers.append(event.eventData)
+        numbers.add(event.eventData)
     pynvml.nvmlEventSetFree(events)
-    check = "Xid errors now"
-    if numbers:
-        shown = ", ".join(map(str, sorted(set(numbers))))
-        lines.append(fault(check, f"Xid {shown} during these checks", "see the NVIDIA Xid catalogue; reboot"))
-    else:
-        lines.append(ok(check, "none during these checks"))
+    text = f"Xid {', '.join(map(str, sorted(numbers)))}" if numbers else "none"
+    advice = "see the NVIDIA Xid catalogue; reboot"
+    lines.append(judge("Xid errors now", f"{text} during these checks", advice, is_fault=bool(numbers)))

@@ -11,19 +11,19 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import takewhile
+from itertools import combinations, takewhile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import cpuinfo
 import psutil
+import pynvml  # the module of nvidia-ml-py
 
 from common.evidence.system import FIELDS, NOT_COLLECTED
 
 PERSON = f"{NOT_COLLECTED}a person has to state it"
 NO_ANSWER = f"{NOT_COLLECTED}the driver does not tell"
-NO_ACCELERATOR = "none"
+NO_KERNEL_ANSWER = f"{NOT_COLLECTED}the kernel does not tell"
 TIMEOUT_S = 10
 CPU_CACHES = {"L1d": "l1_data_cache_size", "L2": "l2_cache_size", "L3": "l3_cache_size"}
 NVLINK_VERSIONS = {1: "1", 2: "2", 3: "2.2", 4: "3", 5: "3.1", 6: "4", 7: "5", 8: "6"}  # NVML's numbers
@@ -38,11 +38,6 @@ PATHS = {  # between two GPUs, by NVML's number of what they have in common
     40: "the links inside a NUMA node",
     50: "the links between NUMA nodes",
 }
-
-
-def facts(storage: Path) -> dict[str, str]:
-    """Return the fields of host and accelerators; `storage` lies on the disk whose capacity is stated."""
-    return host(storage) | accelerators()
 
 
 def tool_output(*command: str) -> Any:
@@ -76,12 +71,12 @@ def processor_name() -> str:
 
 
 def host(storage: Path) -> dict[str, str]:
+    """Describe the host; `storage` lies on the disk whose capacity is stated."""
     cpu, listed = cpu_info(), lscpu()
     caches = [f"{level}: {listed[f'{level} cache']}" for level in CPU_CACHES if listed.get(f"{level} cache")]
     caches = caches or [f"{level}: {cpu[key]} bytes" for level, key in CPU_CACHES.items() if key in cpu]
     sockets = listed.get("Socket(s)", "")
     sockets = sockets if sockets.isdecimal() and int(sockets) else str(num_sockets())
-    is_single = sockets == "1"
     return {
         "number_of_nodes": "1",
         "host_processors_per_node": sockets,
@@ -89,8 +84,8 @@ def host(storage: Path) -> dict[str, str]:
         "host_processor_core_count": str(psutil.cpu_count(logical=False) or psutil.cpu_count()),
         "host_processor_vcpu_count": str(psutil.cpu_count()),
         "host_processor_frequency": processor_frequency(cpu, listed),
-        "host_processor_caches": ", ".join(caches) or f"{NOT_COLLECTED}the kernel does not tell",
-        "host_processor_interconnect": "none: one processor" if is_single else PERSON,
+        "host_processor_caches": ", ".join(caches) or NO_KERNEL_ANSWER,
+        "host_processor_interconnect": "none: one processor" if sockets == "1" else PERSON,
         "host_memory_capacity": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "host_storage_type": disks(),
         "host_storage_capacity": f"{psutil.disk_usage(str(storage)).total / 2**30:.0f} GiB",
@@ -105,18 +100,13 @@ def processor_frequency(cpu: dict[str, Any], listed: dict[str, str]) -> str:
     try:
         return f"up to {float(listed['CPU max MHz']):.0f} MHz"
     except (KeyError, ValueError):
-        clock = cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly")
-        return str(clock or f"{NOT_COLLECTED}the kernel does not tell")
+        return str(cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly") or NO_KERNEL_ANSWER)
 
 
 def num_sockets() -> int:
     """Count the processor packages; 1 where the kernel does not say."""
-    packages = set()
-    for cpu in range(psutil.cpu_count() or 1):
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id")
-        if path.is_file():
-            packages.add(path.read_text().strip())
-    return len(packages) or 1
+    paths = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/physical_package_id")
+    return len({path.read_text().strip() for path in paths}) or 1
 
 
 def disks() -> str:
@@ -155,8 +145,6 @@ def counted(kinds: Counter[str]) -> str:
 
 def ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call an NVML function; returns None where this driver or GPU does not support it."""
-    import pynvml  # the module of nvidia-ml-py
-
     try:
         return function(*arguments)
     except pynvml.NVMLError:
@@ -165,8 +153,6 @@ def ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def gpus() -> list[Any]:
     """Return an NVML handle for each GPU; none without a driver."""
-    import pynvml
-
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -175,15 +161,11 @@ def gpus() -> list[Any]:
 
 
 def gpu_names() -> list[str]:
-    import pynvml
-
     return [pynvml.nvmlDeviceGetName(handle) for handle in gpus()]
 
 
 def driver() -> dict[str, str]:
     """Return the versions of the NVIDIA driver and of its CUDA; empty without a driver."""
-    import pynvml
-
     if not gpus():
         return {}
     answers = {"NVIDIA driver": ask_nvml(pynvml.nvmlSystemGetDriverVersion)}
@@ -194,14 +176,12 @@ def driver() -> dict[str, str]:
 
 def accelerators() -> dict[str, str]:
     """Describe the GPUs; the first stands for all, but every model is named."""
-    import pynvml
-
     handles = gpus()
     if not handles:
-        return {"accelerators_per_node": "0"} | dict.fromkeys(ACCELERATOR, NO_ACCELERATOR)
+        return {"accelerators_per_node": "0"} | dict.fromkeys(ACCELERATOR, "none")
     first = handles[0]
     memory = ask_nvml(pynvml.nvmlDeviceGetMemoryInfo, first)
-    links = nvlinks(pynvml, first)
+    interconnect, topology = interconnects(handles)
     return {
         "accelerators_per_node": str(len(handles)),
         "accelerator_model_name": ", ".join(sorted({*map(pynvml.nvmlDeviceGetName, handles)})),
@@ -220,8 +200,8 @@ def accelerators() -> dict[str, str]:
             ask_nvml(pynvml.nvmlDeviceGetMaxClockInfo, first, pynvml.NVML_CLOCK_MEM),
         ),
         "accelerator_memory_capacity": filled("{:.0f} GiB", memory.total / 2**30 if memory else None),
-        "accelerator_interconnect": links or ("none" if len(handles) == 1 else "PCIe"),
-        "accelerator_interconnect_topology": topology(pynvml, handles, has_links=bool(links)),
+        "accelerator_interconnect": interconnect,
+        "accelerator_interconnect_topology": topology,
     }
 
 
@@ -229,31 +209,25 @@ def filled(pattern: str, *values: object) -> str:
     return NO_ANSWER if None in values else pattern.format(*values)
 
 
-def active_links(nvml: ModuleType, handle: Any) -> list[int]:
-    numbers = range(nvml.NVML_NVLINK_MAX_LINKS)
-    return [n for n in numbers if ask_nvml(nvml.nvmlDeviceGetNvLinkState, handle, n) == NVLINK_ACTIVE]
-
-
-def nvlinks(nvml: ModuleType, handle: Any) -> str:
-    """Describe the links, such as `NVLink 3, 12 links each`; '' without an active one."""
-    links = active_links(nvml, handle)
-    if not links:
-        return ""
-    version = NVLINK_VERSIONS.get(ask_nvml(nvml.nvmlDeviceGetNvLinkVersion, handle, links[0]), "")
-    return f"NVLink {version}".strip() + f", {len(links)} links each"
-
-
-def topology(nvml: ModuleType, handles: Sequence[Any], *, has_links: bool) -> str:
+def interconnects(handles: Sequence[Any]) -> tuple[str, str]:
+    """Describe the links of a GPU, such as `NVLink 3, 12 links each`, and the topology of all."""
+    first, numbers = handles[0], range(pynvml.NVML_NVLINK_MAX_LINKS)
+    states = [ask_nvml(pynvml.nvmlDeviceGetNvLinkState, first, number) for number in numbers]
+    kind = "none" if len(handles) == 1 else "PCIe"
+    if num_links := states.count(NVLINK_ACTIVE):
+        link = states.index(NVLINK_ACTIVE)
+        version = NVLINK_VERSIONS.get(ask_nvml(pynvml.nvmlDeviceGetNvLinkVersion, first, link), "")
+        kind = f"NVLink {version}".strip() + f", {num_links} links each"
+        is_switched = ask_nvml(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, first, link) == NVLINK_SWITCH
     if len(handles) == 1:
-        return "none: one accelerator"
-    if has_links:
-        link = active_links(nvml, handles[0])[0]
-        is_switched = ask_nvml(nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handles[0], link) == NVLINK_SWITCH
-        return "all to all through NVSwitch" if is_switched else "NVLink from GPU to GPU, without a switch"
-    pairs = [(a, b) for i, a in enumerate(handles) for b in handles[i + 1 :]]
-    levels = {ask_nvml(nvml.nvmlDeviceGetTopologyCommonAncestor, *pair) for pair in pairs}
-    known = [PATHS[level] for level in sorted(levels - {None}) if level in PATHS]
-    return f"through {', '.join(known)}" if known else NO_ANSWER
+        return kind, "none: one accelerator"
+    if num_links:
+        return kind, (
+            "all to all through NVSwitch" if is_switched else "NVLink from GPU to GPU, without a switch"
+        )
+    levels = {ask_nvml(pynvml.nvmlDeviceGetTopologyCommonAncestor, *p) for p in combinations(handles, 2)}
+    paths = [path for level, path in PATHS.items() if level in levels]
+    return kind, f"through {', '.join(paths)}" if paths else NO_ANSWER
 
 
 def requested_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:

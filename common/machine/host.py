@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from common.evidence.disturbance import SPARE
 from common.files import existing_folder
 from common.machine import hardware
 from common.machine import load as machine_load
-from common.machine.line import Line, fault, ok, warning
+from common.machine.line import Line, fault, judge, ok
 from common.machine.load import Meter
 from common.machine.record import judge_speed
 
@@ -47,9 +48,8 @@ def versions() -> Line:
     texts += [f"{name} {number}" for name, number in hardware.driver().items()]
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         texts.append(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")  # type: ignore[no-untyped-call]
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
-        return fault(check, ", ".join(texts), "pip install --upgrade 'torch>=2.11'")
-    return ok(check, ", ".join(texts))
+    is_old = tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH
+    return judge(check, ", ".join(texts), "pip install --upgrade 'torch>=2.11'", is_fault=is_old)
 
 
 def processors(meter: Meter) -> Line:
@@ -57,15 +57,14 @@ def processors(meter: Meter) -> Line:
     check, load = "processors", machine_load.look(meter)
     if load is None:
         return ok(check, "this system does not tell who uses them")
-    values = {"cores": load.cores, "others": load.others, "steal": load.steal, "factor": load.factor}
+    values: dict[str, Any] = asdict(load) | {"factor": load.factor}
     text = f"other programs use {load.others:.1f} of {load.cores:g} cores"
     text += f", the host took {load.steal:.1f}" * (load.steal > SPARE)
-    if load.taken <= SPARE:
-        return ok(check, text, **values)
-    if names := machine_load.busy_programs():
+    is_busy = load.taken > SPARE
+    if is_busy and (names := machine_load.busy_programs()):
         text += f" ({', '.join(names)})"
     advice = f"a run takes {load.factor:.1f} times as long or more: end them, or wait"
-    return warning(check, text, advice, **values)
+    return judge(check, text, advice, is_warning=is_busy, **values)
 
 
 def core_speed() -> Line:
@@ -99,12 +98,10 @@ def space(what: str, directory: Path) -> Line:
         free = shutil.disk_usage(place).free
     except OSError as error:
         return fault(check, f"{directory} cannot be written ({error.strerror})", advice)
-    text, values = f"{free / GIB:.1f} GiB free at {directory}", {"free_bytes": free}
-    if free < LEAST_FREE:
-        return fault(check, f"{free / MIB:.1f} MiB free at {directory}", advice, **values)
-    if free < USUAL_FREE:
-        return warning(check, text, advice, **values)
-    return ok(check, text, **values)
+    is_full = free < LEAST_FREE
+    amount = f"{free / MIB:.1f} MiB" if is_full else f"{free / GIB:.1f} GiB"
+    text = f"{amount} free at {directory}"
+    return judge(check, text, advice, is_fault=is_full, is_warning=free < USUAL_FREE, free_bytes=free)
 
 
 def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool = False) -> Line:
@@ -116,42 +113,38 @@ def shared_memory(size: str, directory: Path = SHARED_MEMORY, *, is_needed: bool
     check = "shared memory"
     if not directory.is_dir():
         return ok(check, f"this system has no {directory}")
-    if is_needed and (why := lack_of_room(directory, WORKERS_SHM)):
-        what = f"{directory} cannot hold the batches of worker processes ({why})"
-        return fault(check, what, f"mount -o remount,rw,size=16G {directory}, or --set data.loader=resident")
+    if is_needed:
+        try:
+            with tempfile.TemporaryFile(dir=directory) as file:
+                os.posix_fallocate(file.fileno(), 0, WORKERS_SHM)
+        except OSError as error:
+            what = f"{directory} cannot hold the batches of worker processes ({error.strerror})"
+            advice = f"mount -o remount,rw,size=16G {directory}, or --set data.loader=resident"
+            return fault(check, what, advice)
     free = shutil.disk_usage(directory).free
-    text, values = f"{free / GIB:.2f} GiB free in {directory}", {"free_bytes": free}
-    advice = f"enlarge it: docker run --shm-size 16g, or mount -o remount,size=16G {directory}"
-    if free <= DOCKER_SHM:
-        return (fault if size == "full" else warning)(check, text, advice, **values)
-    if size == "full" and free < USUAL_SHM:
-        return warning(check, text, advice, **values)
-    return ok(check, text, **values)
-
-
-def lack_of_room(directory: Path, num_bytes: int) -> str:
-    """Try to allocate so many bytes in a folder; returns the error, or ''."""
-    try:
-        with tempfile.TemporaryFile(dir=directory) as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-    except OSError as error:
-        return str(error.strerror)
-    return ""
+    text, is_full_size = f"{free / GIB:.2f} GiB free in {directory}", size == "full"
+    return judge(
+        check,
+        text,
+        f"enlarge it: docker run --shm-size 16g, or mount -o remount,size=16G {directory}",
+        is_fault=is_full_size and free <= DOCKER_SHM,
+        is_warning=free <= DOCKER_SHM or (is_full_size and free < USUAL_SHM),
+        free_bytes=free,
+    )
 
 
 def open_files(num_shards: int) -> Line:
     """Check how many files a process may open; a run keeps the shards of its data open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = OPEN_FILES + num_shards
-    check, values = "open files", {"limit": soft, "hard_limit": hard, "needed": needed}
-    text = f"{soft:,} allowed, {needed:,} needed"
+    check, values = "open files", dict[str, Any](limit=soft, hard_limit=hard, needed=needed)
+    if soft == resource.RLIM_INFINITY:
+        return ok(check, "no limit", **values)
     wanted = max(needed, USUAL_OPEN_FILES)
-    infinite = resource.RLIM_INFINITY
-    can_raise = hard == infinite or hard >= wanted
+    can_raise = hard == resource.RLIM_INFINITY or hard >= wanted
     advice = f"ulimit -n {wanted}" + ("" if can_raise else ", for which the hard limit has to be raised")
-    if soft == infinite or soft >= wanted:
-        return ok(check, "no limit" if soft == infinite else text, **values)
-    return (fault if soft < needed else warning)(check, text, advice, **values)
+    text, is_low = f"{soft:,} allowed, {needed:,} needed", soft < wanted
+    return judge(check, text, advice, is_fault=soft < needed, is_warning=is_low, **values)
 
 
 def read_rate(what: str, directory: Path, manifest: dict[str, Any]) -> Line:
@@ -171,7 +164,6 @@ def read_rate(what: str, directory: Path, manifest: dict[str, Any]) -> Line:
         return fault(check, f"{name}: {error.strerror}", "check the disk, and prepare the data again")
     rate, free = num_read / max(seconds, 1e-9), shutil.disk_usage(directory).free
     text = f"{rate / 1e6:,.0f} MB/s ({num_read / MIB:.1f} MiB read), {free / GIB:.1f} GiB free there"
-    values = {"bytes_per_s": rate, "free_bytes": free}
-    if num_read >= READ_BYTES and rate < SLOW_DISK:  # of less the time says little
-        return warning(check, text, "training may wait for data: copy them to a faster disk", **values)
-    return ok(check, text, **values)
+    is_slow = num_read >= READ_BYTES and rate < SLOW_DISK  # of less the time says little
+    advice = "training may wait for data: copy them to a faster disk"
+    return judge(check, text, advice, is_warning=is_slow, bytes_per_s=rate, free_bytes=free)

@@ -1,6 +1,7 @@
 """The result of a check of `ttt doctor`: ok, warning or fault, and what a person does about it."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
@@ -21,15 +22,24 @@ class Line:
         return f"{text}; {self.advice}" if self.advice else text
 
 
-def ok(check: str, text: str, **values: Any) -> Line:
-    return Line(check=check, state=OK, found=text, values=values)
+def judge(
+    check: str,
+    text: str,
+    advice: str = "",
+    *,
+    is_fault: bool = False,
+    is_warning: bool = False,
+    **values: Any,
+) -> Line:
+    """Report a fault, else a warning, else that all is well, for which nobody needs advice.
+
+    After a fault a run would fail, or its time or result could not be trusted. After a warning it works, but
+    not as well as it could, or the check was not possible.
+    """
+    state = FAULT if is_fault else WARNING if is_warning else OK
+    return Line(check=check, state=state, found=text, advice=advice * (state != OK), values=values)
 
 
-def warning(check: str, text: str, advice: str, **values: Any) -> Line:
-    """Report that a run works, but not as well as it could, or that a check was not possible."""
-    return Line(check=check, state=WARNING, found=text, advice=advice, values=values)
-
-
-def fault(check: str, text: str, advice: str, **values: Any) -> Line:
-    """Report that a run would fail, or that its time or result could not be trusted."""
-    return Line(check=check, state=FAULT, found=text, advice=advice, values=values)
+ok = judge
+warning = partial(judge, is_warning=True)
+fault = partial(judge, is_fault=True)

@@ -10,12 +10,14 @@ import os
 import resource
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pynvml
 
 from common.evidence.disturbance import SPARE
 from common.machine.hardware import ask_nvml
@@ -72,36 +74,6 @@ def threads_of_rank(num_ranks: int) -> int:
     return max(1, int(usable_cores()) // num_ranks)
 
 
-def processor_seconds() -> tuple[float, float] | None:
-    """Return how long our processors have been busy, and stolen; None where the system does not say."""
-    try:
-        lines = STAT.read_text().splitlines()
-    except OSError:
-        return None
-    names, per_s = {f"cpu{number}" for number in affinity()}, os.sysconf("SC_CLK_TCK")
-    busy = stolen = 0
-    for line in lines:
-        name, *ticks = line.split()
-        if name in names:
-            user, nice, system, _idle, _iowait, interrupts, soft, steal, *_ = map(int, ticks)
-            busy += user + nice + system + interrupts + soft
-            stolen += steal
-    return busy / per_s, stolen / per_s
-
-
-def own_seconds() -> float:
-    """Return the CPU seconds of this process, of its workers and of its ended children."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = time.process_time() + ended.ru_utime + ended.ru_stime
-    for worker in multiprocessing.active_children():
-        try:
-            times = psutil.Process(worker.pid).cpu_times()
-        except psutil.Error:  # it has just ended
-            continue
-        seconds += times.user + times.system
-    return seconds
-
-
 class Reading(NamedTuple):
     """The increase of the counters between two readings; each rank has its own."""
 
@@ -109,7 +81,7 @@ class Reading(NamedTuple):
     busy: float  # seconds of all our processors together
     stolen: float
     own_s: float
-    switches: int
+    switches: int  # involuntary
     cores: float  # that we may use, of
     processors: int
 
@@ -136,12 +108,34 @@ class Meter:
 
 
 def count_seconds() -> tuple[float, float, float, float, int] | None:
-    """Read the counters of a meter: time, busy, stolen and own seconds, involuntary switches."""
-    processors = processor_seconds()
-    if processors is None:
+    """Read the counters of a meter: time, busy, stolen and own seconds, involuntary switches.
+
+    None where the system does not say how long our processors have been busy.
+    """
+    try:
+        lines = STAT.read_text().splitlines()
+    except OSError:
         return None
+    names, per_s = {f"cpu{number}" for number in affinity()}, os.sysconf("SC_CLK_TCK")
+    busy = stolen = 0
+    for line in lines:
+        name, *ticks = line.split()
+        if name in names:
+            user, nice, system, _idle, _iowait, interrupts, soft, steal, *_ = map(int, ticks)
+            busy += user + nice + system + interrupts + soft
+            stolen += steal
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    return time.monotonic(), *processors, own_seconds(), switches
+    return time.monotonic(), busy / per_s, stolen / per_s, own_seconds(), switches
+
+
+def own_seconds() -> float:
+    """Add up the CPU seconds of this process, of its workers and of its ended children."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = time.process_time() + ended.ru_utime + ended.ru_stime
+    for worker in multiprocessing.active_children():
+        with suppress(psutil.Error):  # it has just ended
+            seconds += sum(psutil.Process(worker.pid).cpu_times()[:2])
+    return seconds
 
 
 def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
@@ -181,19 +175,21 @@ def look(meter: Meter | None = None) -> Load | None:
 
 def busy_programs() -> list[str]:
     """Name, without arguments, the other programs that use the most of a core now."""
-    before: dict[int, float] = {}
-    started = time.monotonic()
-    for program in psutil.process_iter(["cpu_times"]):
-        if program.pid != os.getpid() and program.info["cpu_times"]:
-            before[program.pid] = sum(program.info["cpu_times"][:2])
+    started, before = time.monotonic(), program_seconds()
     time.sleep(NAMES_S)
-    shares = []
-    for program in psutil.process_iter(["cpu_times", "name"]):
-        if program.pid in before and program.info["cpu_times"]:
-            share = (sum(program.info["cpu_times"][:2]) - before[program.pid]) / (time.monotonic() - started)
-            if share >= BUSY_SHARE:
-                shares.append((share, program.info["name"]))
-    return [f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True)[:NAMED]]
+    now, elapsed = program_seconds(), time.monotonic() - started
+    shares = [((now[key] - before[key]) / elapsed, key[1]) for key in now.keys() & before.keys()]
+    busy = sorted((entry for entry in shares if entry[0] >= BUSY_SHARE), reverse=True)
+    return [f"{name} {share:.0%}" for share, name in busy[:NAMED]]
+
+
+def program_seconds() -> dict[tuple[int, str], float]:
+    """Map number and name of each other program to its CPU seconds."""
+    return {
+        (program.pid, program.info["name"]): sum(program.info["cpu_times"][:2])
+        for program in psutil.process_iter(["cpu_times", "name"])
+        if program.pid != os.getpid() and program.info["cpu_times"]
+    }
 
 
 def may_choose_threads() -> bool:
@@ -225,8 +221,6 @@ def gpu_state(bus: str) -> dict[str, int]:
 
     `bus` is a PCI address as NVML spells it. A value that the driver does not tell is left out.
     """
-    import pynvml
-
     handle = gpu_handle(bus)
     if handle is None:
         return {}
@@ -243,13 +237,8 @@ def gpu_state(bus: str) -> dict[str, int]:
 @cache
 def gpu_handle(bus: str) -> Any:
     """Ask NVML once for the handle of a GPU; None without a driver or such a GPU."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetHandleByPciBusId(bus)
-    except pynvml.NVMLError:
-        return None
+    ask_nvml(pynvml.nvmlInit)
+    return ask_nvml(pynvml.nvmlDeviceGetHandleByPciBusId, bus)
 
 
 def own_gpu() -> dict[str, int]:
@@ -258,6 +247,5 @@ def own_gpu() -> dict[str, int]:
 
     if not torch.cuda.is_available():
         return {}
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    numbers = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
-    return gpu_state("{:08x}:{:02x}:{:02x}.0".format(*numbers))
+    gpu: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return gpu_state(f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from common import files
 from common.machine import system
-from common.machine.line import Line, ok, warning
+from common.machine.line import Line, judge, ok
 
 FOLDER = system.LOCAL
 SLOW = 0.7  # of the record; a processor's clock alone changes a speed by a fifth
 OTHERS = "end other programs (top names them), or wait; a laptop on battery is slower, too"
 
 
-def record_path(folder: Path | None = None) -> Path:
+def record_path() -> Path:
     """Name the file of this machine alone: machines with one folder, or one model, do not share it."""
     name, digest = system.hardware_name(), system.machine_digest()
-    return (folder or FOLDER) / f"{name.removesuffix(f'-{digest}')}-{digest}.json"
+    return FOLDER / f"{name.removesuffix(f'-{digest}')}-{digest}.json"
 
 
 def read_record(path: Path) -> dict[str, float]:
@@ -29,31 +29,23 @@ def read_record(path: Path) -> dict[str, float]:
     return {name: float(rate) for name, rate in entries if isinstance(rate, int | float) and rate > 0}
 
 
-def compare_with_record(what: str, rate: float, folder: Path | None = None) -> tuple[float | None, str]:
-    """Return the factor by which this is slower than this machine's best; stores a better speed.
+def judge_speed(line: Line, what: str, rate: float) -> Line:
+    """Turn an ok line about a speed into a warning when this machine has been much faster.
 
-    The factor is None where no speed was known; the second value then says whether this one was stored. Each
-    version of torch has speeds of its own.
+    A better speed is stored; each version of torch has speeds of its own.
     """
-    path, name = record_path(folder), f"{what}, torch {metadata.version('torch')}"
-    record = read_record(path)
+    path, name = record_path(), f"{what}, torch {metadata.version('torch')}"
+    record, note = read_record(path), "the first of this machine is kept"
     best = record.get(name)
     if best is None or rate > best:
         try:
             files.write_text(path, json.dumps(record | {name: rate}, indent=1) + "\n")
         except OSError as error:
-            return (best / rate if best else None), f"cannot be kept ({error.strerror})"
-    return (None, "the first of this machine is kept") if best is None else (best / rate, "")
-
-
-def judge_speed(line: Line, what: str, rate: float, folder: Path | None = None) -> Line:
-    """Turn an ok line about a speed into a warning when this machine has been much faster."""
-    factor, note = compare_with_record(what, rate, folder)
-    if factor is None:
+            note = f"cannot be kept ({error.strerror})"
+    if best is None:
         return ok(line.check, f"{line.found}; {note}", **line.values)
-    values = line.values | {"factor": factor}
-    if factor > 1 / SLOW:
-        return warning(
-            line.check, f"{line.found}: this machine has been {factor:.1f} times as fast", OTHERS, **values
-        )
-    return ok(line.check, f"{line.found}, {min(1.0, 1 / factor):.0%} of this machine's best", **values)
+    factor = best / rate
+    is_slow = factor > 1 / SLOW
+    share = f", {min(1.0, 1 / factor):.0%} of this machine's best"
+    text = line.found + (f": this machine has been {factor:.1f} times as fast" if is_slow else share)
+    return judge(line.check, text, OTHERS, is_warning=is_slow, **line.values | {"factor": factor})

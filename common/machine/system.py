@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import re
 import secrets
@@ -17,7 +16,6 @@ from common import files
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
-from common.files import locked
 from common.machine import hardware
 from common.repository import NAME, ROOT
 
@@ -57,19 +55,10 @@ def machine_digest() -> str:
 
 
 def random_number() -> str:
-    """Return the number that this clone drew at its first run; '' where it cannot be stored."""
+    """Read the number that this clone drew at its first run; '' where it cannot be stored."""
     path = LOCAL / "random"
     try:
-        if not path.exists():
-            LOCAL.mkdir(exist_ok=True)
-            draft = LOCAL / f".random.{secrets.token_hex(8)}"
-            draft.write_text(f"{secrets.token_hex(16)}\n")
-            try:
-                os.link(draft, path)
-            except FileExistsError:  # another process was sooner
-                pass
-            finally:
-                draft.unlink()
+        files.write_once(path, lambda: f"{secrets.token_hex(16)}\n")
         return path.read_text().strip()
     except OSError:
         return ""
@@ -116,12 +105,11 @@ def versions_line() -> str:
 
 def version_of(module: str) -> dict[str, str]:
     """Return the version that a loaded module, or a package around it, states; empty where none does."""
-    names = module.split(".")
-    around = [sys.modules.get(".".join(names[:count])) for count in range(len(names), 0, -1)]
-    stated = next(
-        filter(None, (getattr(module_around, "__version__", None) for module_around in around)), None
-    )
-    return {"version": str(stated)} if stated else {}
+    while module:
+        if version := getattr(sys.modules.get(module), "__version__", None):
+            return {"version": str(version)}
+        module = module.rpartition(".")[0]
+    return {}
 
 
 def operating_system() -> str:
@@ -136,7 +124,8 @@ def collect_description(name: str) -> dict[str, str]:
     """Describe this machine under a name; a field that cannot be collected says why."""
     software = versions() | hardware.driver()
     torch = software.get("torch")
-    known = hardware.facts(ROOT) | {
+    known = hardware.host(ROOT) | hardware.accelerators()
+    known |= {
         "submitter": hardware.PERSON,
         "division": "open",
         "status": STATUS["research"],
@@ -160,15 +149,11 @@ def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
 def write_description(config: RunConfig, directory: Path, name: str = "") -> Path:
     """Write `<system id>.json`, or `<name>.json`, once; an existing one is a person's and stays as it is."""
     path = directory / f"{name or system_id(config)}.json"
-    if not path.exists():
-        try:
-            files.make_folder(directory)
-            with locked(path.with_name(f".{path.name}.lock"), f"writes {path.name}"):
-                if not path.exists():
-                    files.write_text(path, as_json(describe(config, name)))
-        except OSError as error:
-            what = f"cannot write system descriptions here ({error.strerror})"
-            raise UserError(what, where=str(directory)) from error
+    try:
+        files.write_once(path, lambda: as_json(describe(config, name)), f"writes {path.name}")
+    except OSError as error:
+        what = f"cannot write system descriptions here ({error.strerror})"
+        raise UserError(what, where=str(directory)) from error
     return path
 
 

@@ -8,10 +8,11 @@ import psutil
 import pytest
 
 from common.commands.data import prepare
-from common.doctor import devices, first_steps, recipe
+from common.doctor import checks, devices, first_steps
 from common.errors import UserError
-from common.machine import host
+from common.machine import host, record
 from common.machine.line import FAULT, OK, WARNING
+from common.machine.load import Load
 from common.repository import ROOT, benchmarks, configurations
 from common.training.load import load_config
 from tests.command import ttt
@@ -26,62 +27,63 @@ def prepared():
         prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
-def states(lines):
-    return {line.check: line.state for line in lines}
+@pytest.fixture(autouse=True)
+def no_record(monkeypatch, tmp_path):
+    """A machine without a record of its speeds."""
+    monkeypatch.setattr(record, "FOLDER", tmp_path / "machine")
+
+
+def load(benchmark, *settings, size="mini"):
+    return load_config(benchmark, "optimized", size=size, settings=list(settings)).config
 
 
 @pytest.fixture
 def config(tmp_path):
     """The optimized BERT on a copy of its data."""
     shutil.copytree(ROOT / "data/language_bert/mini", tmp_path / "data")
-    return load_config(
-        "language_bert", "optimized", size="mini", settings=[f"data.directory={tmp_path / 'data'}"]
-    ).config
+    return load("language_bert", f"data.directory={tmp_path / 'data'}")
 
 
 def test_a_corrupted_byte_of_the_data_is_a_fault_and_none_a_warning_with_the_command(config, tmp_path):
-    line, manifest = recipe.check_data(config, committed_results())
+    line, manifest = checks.check_data(config, committed_results())
     assert line.state in (OK, WARNING) and host.read_rate("bert", tmp_path / "data", manifest).state == OK
     shard = tmp_path / "data/train-00000.shard"
     content = bytearray(shard.read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
-    line, manifest = recipe.check_data(config, committed_results())
+    line, manifest = checks.check_data(config, committed_results())
     assert (line.state, manifest) == (FAULT, None) and "train-00000.shard: content changed" in line.found
     shutil.rmtree(tmp_path / "data")
-    line, _ = recipe.check_data(config, committed_results())
+    line, _ = checks.check_data(config, committed_results())
     command = "run: ttt data prepare language_bert --size mini --configuration optimized"
     assert line.state == WARNING and line.advice.startswith(f"{command} --set data.directory=")
 
 
-def test_a_kernel_that_computes_something_else_is_a_fault(config, monkeypatch):
-    assert set(states(recipe.check_kernels(config)).values()) == {OK}
-    from language_bert import attention
+def test_a_kernel_that_computes_something_else_or_nan_is_a_fault(config, monkeypatch):
+    from language_bert import attention, probes
 
-    def unscaled(query, key, value, sequences, slopes):
-        return grouped(1.1 * query, key, value, sequences, slopes)
+    def states():
+        return {line.check.removeprefix("kernel "): line.state for line in checks.check_kernels(config)}
 
-    grouped = attention.grouped_attention
-    monkeypatch.setattr(attention, "grouped_attention", unscaled)
-    assert states(recipe.check_kernels(config)) == {"kernel attention": FAULT, "kernel loss in chunks": OK}
-
-
-def test_a_kernel_that_answers_nothing_but_nan_is_a_fault(config, monkeypatch):
-    from language_bert import probes
+    def unscaled(query, *others):
+        return grouped(1.1 * query, *others)
 
     def broken(hidden, weight, bias, *others):
         return (hidden.sum() + weight.sum() + bias.sum()) * float("nan")
 
+    assert set(states().values()) == {OK}
+    grouped = attention.grouped_attention
+    monkeypatch.setattr(attention, "grouped_attention", unscaled)
+    assert states() == {"attention": FAULT, "loss in chunks": OK}
     monkeypatch.setattr(probes, "chunked_cross_entropy", broken)
-    assert states(recipe.check_kernels(config))["kernel loss in chunks"] == FAULT
+    assert states() == {"attention": FAULT, "loss in chunks": FAULT}
 
 
 @pytest.mark.slow
 def test_the_loss_of_the_first_steps_lies_in_the_band_and_another_recipes_outside():
     lines = []
     for settings in ([], ["optimizer.learning_rate=1.0e-5"], ["data.max_seq_length=160", "target=0.5"]):
-        config = load_config("language_bert", "optimized", size="mini", settings=settings).config
-        lines += first_steps.check("loss", config)
+        lines += first_steps.check("loss", load("language_bert", *settings))
     assert [line.state for line in lines] == [OK, FAULT, OK], list(map(str, lines))
     assert "outside the band" in lines[1].found and lines[0].values["samples_per_s"] > 1
 
@@ -98,28 +100,38 @@ def test_each_benchmark_has_bands_of_honest_trainings():
 
 def test_a_loss_that_is_no_number_lies_in_no_band():
     band = first_steps.read_bands("language_bert")["optimized"]
-    taken = first_steps.FirstSteps(first=band.first[0], last=float("nan"), samples_per_s=1.0)
-    assert first_steps.compare("loss", taken, band).state == FAULT
+    for last, state in ((band.last[0], OK), (float("nan"), FAULT)):
+        taken = first_steps.FirstSteps(first=band.first[0], last=last, samples_per_s=1.0)
+        assert first_steps.compare("loss", taken, band).state == state
     with pytest.raises(UserError, match="no band; ttt doctor --store-bands"):
         first_steps.limits([1.0, 2.0])
 
 
 def test_the_time_is_that_of_earlier_runs_else_predicted_from_speed_and_samples():
-    settings = ["submission.hardware=reference-2cpu"]
-    config = load_config("language_bert", "optimized", size="mini", settings=settings).config
-    line = recipe.check_minutes(config, committed_results(), None, 1)
-    assert line.state == OK and "the median of this system's runs" in line.found
-    elsewhere = load_config(
-        "language_bert", "optimized", size="mini", settings=["submission.hardware=x"]
-    ).config
-    predicted = recipe.check_minutes(elsewhere, committed_results(), 1300.0, 1)
-    assert predicted.values["minutes"] == pytest.approx(line.values["minutes"], rel=0.3)
-    assert recipe.check_minutes(elsewhere, committed_results(), None, 1).state == WARNING
-    full = load_config(
-        "image_classification", "optimized", size="full", settings=["submission.hardware=x"]
-    ).config
-    line = recipe.check_minutes(full, committed_results(), None, 8)
-    assert line.state == WARNING and "published: 23.8 min on 8x A100 80 GB" in line.found
+    def line(config, samples_per_s=None):
+        return checks.check_minutes(config, committed_results(), samples_per_s, 8)
+
+    here, there = (
+        load("language_bert", f"submission.hardware={name}") for name in ("reference-2cpu", "nowhere")
+    )
+    measured, predicted = line(here), line(there, 1300.0)
+    assert measured.state == OK and "the median of this system's runs" in measured.found
+    assert predicted.values["minutes"] == pytest.approx(measured.values["minutes"], rel=0.3)
+    assert line(there).state == WARNING
+    published = line(load("image_classification", "submission.hardware=nowhere", size="full"))
+    assert published.state == WARNING and "published: 23.8 min on 8x A100 80 GB" in published.found
+
+
+def test_minutes_measured_beside_other_programs_or_slowly_are_a_warning():
+    def line(samples_per_s, others=0.0):
+        load_meanwhile = Load(2, others, 0.0)
+        return checks.check_minutes(config, committed_results(), samples_per_s, 1, load_meanwhile)
+
+    config = load("language_bert")
+    assert line(300.0).state == OK
+    busy, slow = line(290.0, others=1.3), line(14.0)
+    assert busy.state == WARNING and "1.3 of 2 cores" in busy.advice
+    assert slow.state == WARNING and "21.4 times as fast" in slow.found
 
 
 def measured(*rates, device="H200", **changes):
@@ -131,26 +143,34 @@ def measured(*rates, device="H200", **changes):
     return {"ranks": ranks, "backend": "nccl", "bus_bytes_per_s": 2e11, "message_bytes": 2**28} | changes
 
 
-def test_a_slow_gpu_is_named():
-    for rates, state, stragglers in (
-        ((7e14, 7.1e14, 6.9e14, 7e14), OK, None),
-        ((7e14, 7.1e14, 6.5e14, 7e14), WARNING, [2]),
-        ((7e14, 3.1e14, 6.9e14, 7e14), FAULT, [1]),
-        ((3e14, 7e14), FAULT, [0]),
-        ((3e14,), OK, None),
-    ):
-        line = devices.compare_rates("product", measured(*rates)["ranks"], "flops_per_s")
-        assert (line.state, line.values.get("stragglers")) == (state, stragglers)
-        assert all(f"GPU of rank {rank} has" in line.found for rank in stragglers or [])
-    line = devices.compare_rates("p", measured(3e11, 1e11, device="cpu")["ranks"], "flops_per_s")
-    assert line.state == OK and "0.4 TFLOP/s of this processor's 2 ranks" in line.found
+@pytest.mark.parametrize(
+    ("device", "rates", "state", "text"),
+    [
+        ("H200", (7e14, 7.1e14, 6.9e14, 7e14), OK, "700 710 690 700 TFLOP/s"),
+        ("H200", (7e14, 7.1e14, 6.5e14, 7e14), WARNING, "GPU of rank 2 has 93%"),
+        ("H200", (7e14, 3.1e14, 6.9e14, 7e14), FAULT, "GPU of rank 1 has 44%"),
+        ("H200", (3e14, 7e14), FAULT, "GPU of rank 0 has"),
+        ("H200", (3e14,), OK, "one H200 has nothing to compare"),
+        ("cpu", (3e11, 1e11), OK, "0.4 TFLOP/s of this processor's 2 ranks"),
+    ],
+)
+def test_a_slow_gpu_is_named(device, rates, state, text):
+    line = devices.check_rates("product", measured(*rates, device=device)["ranks"], "flops_per_s")
+    assert line.state == state and text in line.found
+    assert ("stragglers" in line.values) == (state != OK)
+
+
+def test_a_product_at_half_the_record_of_its_devices_is_a_warning():
+    both = [measured(rate, rate, device="cpu")["ranks"] for rate in (0.59e12, 0.28e12)]
+    lines = [devices.check_rates("matrix product", ranks, "flops_per_s") for ranks in both]
+    assert [line.state for line in lines] == [OK, WARNING]
 
 
 def test_wrong_products_wrong_sums_and_slow_messages_are_told():
-    found = measured(1e14, 1e14, 1e14)
-    assert devices.check_products(found["ranks"]) == []
-    found["ranks"][1]["checksum"] = 8
-    (line,) = devices.check_products(found["ranks"])
+    ranks = measured(1e14, 1e14, 1e14)["ranks"]
+    assert devices.check_products(ranks) == []
+    ranks[1]["checksum"] = 8
+    (line,) = devices.check_products(ranks)
     assert line.state == FAULT and line.found.startswith("rank 1 computed")
     for changes, state in (
         ({"num_wrong_ranks": 0}, OK),
@@ -162,9 +182,9 @@ def test_wrong_products_wrong_sums_and_slow_messages_are_told():
 
 def probes():
     return [
-        each
-        for each in psutil.Process().children(recursive=True)
-        if each.status() != psutil.STATUS_ZOMBIE and "common.doctor.probe" in each.cmdline()
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.status() != psutil.STATUS_ZOMBIE and "common.doctor.probe" in process.cmdline()
     ]
 
 
@@ -191,21 +211,13 @@ def test_a_rank_that_hangs_is_a_fault_and_leaves_nothing(monkeypatch):
 @pytest.mark.slow
 def test_a_sound_machine_has_no_fault():
     done = ttt("doctor", "--benchmarks", "language_bert", "--json")
-    found = json.loads(done.stdout)
-    faults = [line for line in found["lines"] if line["state"] == FAULT]
-    assert (done.returncode, found["faults"], faults) == (0, 0, [])
-    lines = {line["check"]: line for line in found["lines"]}
-    for check in (
-        "versions",
-        "open files",
-        "shared memory",
-        "matrix product",
-        "device copy",
-        "data of language_bert",
-        "kernel attention",
-        "first steps of language_bert optimized",
-        "time of language_bert baseline",
-    ):
-        assert lines[check]["found"]
+    answer = json.loads(done.stdout)
+    faults = [line for line in answer["lines"] if line["state"] == FAULT]
+    assert (done.returncode, answer["faults"], faults) == (0, 0, [])
+    lines = {line["check"]: line for line in answer["lines"]}
+    general = {"versions", "open files", "shared memory", "matrix product", "device copy", "all-reduce"}
+    benchmark = {"data of language_bert", "kernel attention", "first steps of language_bert optimized"}
+    assert lines.keys() >= general | benchmark | {"time of language_bert baseline"}
+    assert all(line["found"] for line in lines.values())
     assert lines["all-reduce"]["values"]["bus_bytes_per_s"] > 1e6
     assert lines["all-reduce"]["values"]["num_ranks"] >= 1

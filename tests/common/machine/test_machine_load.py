@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,19 +12,17 @@ import pytest
 import torch
 
 from common.commands.data import prepare
-from common.doctor import devices, recipe
 from common.evidence.log import read_log
 from common.machine import host, record, system
 from common.machine import load as machine_load
 from common.machine.line import OK, WARNING, ok
-from common.machine.load import Load, Meter, busy_programs, gpu_state, look, most_threads, read_alone
-from common.repository import ROOT
+from common.machine.load import Load, Meter, busy_programs, look, most_threads, read_alone
 from common.run import launch
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
 from common.training.load import load_config
 from common.training.ranks import SINGLE_RANK
-from tests.committed import committed_results
+from tests.command import ttt
 
 NUM_CORES = len(machine_load.affinity())
 
@@ -162,40 +159,22 @@ def test_threads_stay_on_gpus_beside_other_ranks_and_where_a_person_chose(two_th
 
 
 @pytest.mark.slow
-def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path):
+def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path, free_choice):
     prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
-    tiny = (
-        "target=0.01",
-        "max_duration=60ba",
-        "evaluate_every=60ba",
-        "evaluate_from=60ba",
-        "schedule.warmup=5ba",
-    )
-    sets = [part for setting in tiny for part in ("--set", setting)]
+    sets = [f"--set={name}=60ba" for name in ("max_duration", "evaluate_every", "evaluate_from")]
+    sets += ["--set=target=0.01", "--set=schedule.warmup=5ba"]
     where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
-    command = [sys.executable, "-m", "common.cli", "run", "language_bert", "optimized", "--size", "mini"]
-    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     with neighbours():
-        done = subprocess.run(
-            [*map(str, [*command, *where, *sets])],
-            cwd=ROOT,
-            env=environment | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = ttt("run", "language_bert", "optimized", "--size", "mini", *where, *sets)
     assert done.returncode == 0, done.stderr
     assert "warning: other programs use" in done.stderr
     (path,) = tmp_path.rglob("result_0.txt")
     text = path.read_text()
     assert re.search(r"\n# preflight: warning: processors: other programs use .*python", text)
     assert re.search(r'"num_threads", "value": 1,', text) or NUM_CORES > 2
-    (line,) = [line for line in text.splitlines() if '"machine_load"' in line]
-    event = json.loads(line.partition(":::MLLOG ")[2])
-    assert event["value"] > 0.5 and len(event["metadata"]["involuntary_switches"]) == 1
-    check = [sys.executable, "-m", "common.cli", "check", str(path)]
-    audit = subprocess.run(check, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    event = read_log(path).last("machine_load")
+    assert event.value > 0.5 and len(event.metadata["involuntary_switches"]) == 1
+    audit = ttt("check", path)
     assert audit.returncode == 0 and "T233 warning" in audit.stdout, audit.stdout
 
 
@@ -242,60 +221,8 @@ def test_a_record_that_cannot_be_kept_is_no_fault(monkeypatch, tmp_path):
     assert line.state == OK and "cannot be kept" in line.found
 
 
-def test_a_product_at_half_the_record_of_its_devices_is_a_warning(folder):
-    def line(rate):
-        found = [{"flops_per_s": rate, "device": "cpu"}] * 2
-        compared = devices.compare_rates("matrix product", found, "flops_per_s")
-        return devices.compare_with_best(compared, "flops_per_s", found)
-
-    assert [line(rate).state for rate in (0.59e12, 0.28e12)] == [OK, WARNING]
-
-
 def test_a_core_is_compared_with_its_best(folder):
     first = host.core_speed()
     assert first.state == OK and first.values["flops_per_s"] > 1e8
-    record.compare_with_record("speed of a core", 10 * first.values["flops_per_s"])
+    record.judge_speed(first, "speed of a core", 10 * first.values["flops_per_s"])
     assert host.core_speed().state == WARNING
-
-
-def test_minutes_measured_beside_other_programs_are_a_warning(folder, tmp_path):
-    config = load_config("language_bert", "baseline", size="mini", settings=[]).config
-    results = committed_results()
-
-    def line(rate, others=0.0):
-        return recipe.check_minutes(config, results, rate, 1, Load(2, others, 0.0))
-
-    assert line(300.0).state == OK
-    busy = line(290.0, others=1.3)
-    assert busy.state == WARNING and "1.3 of 2 cores" in busy.advice
-    slow = line(14.0)
-    assert slow.state == WARNING and "21.4 times as fast" in slow.found
-
-
-# GPUs.
-
-
-def test_a_gpu_says_its_clock_its_brakes_and_who_else_is_there(monkeypatch):
-    class NVMLError(Exception):
-        pass
-
-    def refuse(*_):
-        raise NVMLError
-
-    fake = SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_CLOCK_SM=1,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByPciBusId=lambda bus: 0,
-        nvmlDeviceGetClockInfo=lambda gpu, kind: 900,
-        nvmlDeviceGetMaxClockInfo=lambda gpu, kind: 1980,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: 0x40,
-        nvmlDeviceGetComputeRunningProcesses=lambda gpu: [1, 2, 3],
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    state = gpu_state("00000000:3b:00.0")
-    assert state == {"clock_mhz": 900, "max_clock_mhz": 1980, "reasons": 0x40, "other_processes": 2}
-    monkeypatch.setattr(fake, "nvmlDeviceGetComputeRunningProcesses", refuse)
-    assert "other_processes" not in gpu_state("00000000:3b:00.0")

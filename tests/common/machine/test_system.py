@@ -9,27 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.cli import COMMANDS
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.system import FIELDS, problems
 from common.machine import hardware, system
 from common.repository import NAME, ROOT
+from tests.command import one_line
 from tests.command import ttt_here as ttt
 from tests.committed import tracked
+from tests.common.machine.conftest import refuse
 
 READY = ROOT / "systems/8xA100-SXM4-80GB.json"
-
-
-def one_line(done, code=2):
-    assert done.returncode == code, done
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
-def test_it_is_a_command_with_examples():
-    assert "system" in COMMANDS and "examples:" in ttt("system", "--help").stdout
 
 
 def test_every_field_is_filled_and_nothing_private_is_collected(monkeypatch):
@@ -66,54 +56,41 @@ def test_a_persons_facts_win_and_the_written_file_passes_every_checker(tmp_path)
     assert found["system_name"] == out.stem
 
 
-def test_an_existing_description_stays(tmp_path):
-    out = tmp_path / "mine.json"
-    out.write_text("a person's")
-    assert "never overwritten" in one_line(ttt("system", "--out", out))
-    assert out.read_text() == "a person's"
+MERGE = ("--merge", "facts.yaml", "--out", "x.json")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "arguments", "message"),
     [
-        ("cooling: air\ncoolling: air\n", "facts.yaml:2: unknown field 'coolling'; did you mean cooling?"),
-        ("cooling: air\ncooling: water\n", "facts.yaml:2: 'cooling' is written twice"),
-        ("cooling: [air]\n", "cooling: must be text, found list"),
-        ("cooling:\n", "cooling: must be text, found NoneType"),
-        ("cooling: true\n", "cooling: must be text, found bool"),
-        ("cooling: TODO\n", "cooling: holds a placeholder, 'TODO'"),
-        ("submitter: <your company>\n", "submitter: holds a placeholder"),
-        ("cooling: ''\n", "cooling: empty"),
-        ("division: Open\n", "division: 'Open' is not one of: open; closed"),
-        ("number_of_nodes: many\n", "number_of_nodes: 'many' is not a whole number from 1 on"),
-        ("cooling: !!python/object:os.system air\n- x", "not YAML"),
-        ("cooling: &a [x, x]\nhw_notes: *a\n", "facts.yaml:2: not YAML: aliases are not read"),
-        ("cooling: " + "[" * 5000, "nested too deeply"),
-        ("just text\n", "expected `key: value` lines"),
-        ("cooling: air" + " " * 2**20, "more than 262,144 characters"),
+        (
+            "cooling: air\ncoolling: air\n",
+            MERGE,
+            "facts.yaml:2: unknown field 'coolling'; did you mean cooling?",
+        ),
+        ("cooling: air\ncooling: water\n", MERGE, "facts.yaml:2: 'cooling' is written twice"),
+        ("cooling: [air]\n", MERGE, "cooling: must be text, found list"),
+        ("cooling: true\n", MERGE, "cooling: must be text, found bool"),
+        ("cooling: !!python/object:os.system air\n- x", MERGE, "not YAML"),
+        ("cooling: &a [x, x]\nhw_notes: *a\n", MERGE, "facts.yaml:2: not YAML: aliases"),
+        ("cooling: " + "[" * 5000, MERGE, "nested too deeply"),
+        ("just text\n", MERGE, "expected `key: value` lines"),
+        ("cooling: air" + " " * 2**20, MERGE, "more than 262,144 characters"),
+        ("", ("--merge", "nowhere.yaml"), "nowhere.yaml: no such file"),
+        ("", ("--out", "no/folder/x.json"), "cannot write here"),
+        ("", ("--out", "x.txt"), "expected a file NAME.json"),
+        ("", ("--out", "a b.json"), "expected a file NAME.json"),
+        ("", ("--out", "mine.json"), "never overwritten"),
+        ("", ("--check", "x.json", "--out", "y.json"), "leave out --merge and --out"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value[:20],
 )
-def test_wrong_facts_are_one_line_with_the_place(tmp_path, monkeypatch, text, message):
+def test_mistakes_are_one_line_with_the_place(tmp_path, monkeypatch, text, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "facts.yaml").write_text(text)
-    assert message in one_line(ttt("system", "--merge", "facts.yaml", "--out", "x.json"))
-    assert not (tmp_path / "x.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--merge", "nowhere.yaml"], "nowhere.yaml: no such file"),
-        (["--out", "no/folder/x.json"], "cannot write here"),
-        (["--out", "x.txt"], "expected a file NAME.json"),
-        (["--out", "a b.json"], "expected a file NAME.json"),
-        (["--check", "x.json", "--out", "y.json"], "leave out --merge and --out"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text("a person's")
     assert message in one_line(ttt("system", *arguments))
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"facts.yaml", "mine.json"}
+    assert (tmp_path / "mine.json").read_text() == "a person's"
 
 
 def test_the_committed_descriptions_are_complete():
@@ -123,13 +100,10 @@ def test_the_committed_descriptions_are_complete():
     assert done.returncode == 0, done.stdout
 
 
-def accepted(path):
-    return official.Verdict(path=path.name, ruleset="2.1.0", verdict="SUCCESS")
-
-
 def ready(**changes):
-    found = json.loads(READY.read_text()) | changes
-    return json.dumps({name: value for name, value in found.items() if value != "drop"}).encode()
+    """Return a description that is right, but for what is changed, or dropped."""
+    fields = json.loads(READY.read_text()) | changes
+    return json.dumps({name: value for name, value in fields.items() if value != "drop"}).encode()
 
 
 @pytest.mark.parametrize(
@@ -146,13 +120,17 @@ def ready(**changes):
         (b'{"number_of_nodes": NaN}', "NaN is not JSON"),
         (b'{"number_of_nodes": ' + b"9" * 5000 + b"}", "limit"),
         (ready(number_of_nodes=10**400), "number_of_nodes: not a usable number"),
-        (ready(accelerators_per_node=8), "accelerators_per_node: must be text, found int"),
-        (ready(framework=["PyTorch"]), "framework: must be text, found list"),
-        (ready(hw_notes=None), "hw_notes: must be text, found NoneType"),
+        (ready(number_of_nodes="many"), "number_of_nodes: 'many' is not a whole number"),
+        (ready(accelerators_per_node=8), "accelerators_per_node: must be text"),
+        (ready(framework=["PyTorch"]), "framework: must be text"),
+        (ready(hw_notes=None), "hw_notes: must be text"),
         (ready(cooling=""), "cooling: empty"),
+        (ready(cooling="TODO"), "cooling: holds a placeholder"),
+        (ready(submitter="<your company>"), "submitter: holds a placeholder"),
         (ready(cooling="not collected"), "cooling: say why"),
         (ready(cooling="drop"), "cooling: missing"),
         (ready(other_software_stack={"cuda": ""}), "other_software_stack: empty"),
+        (ready(division="Open"), "division: 'Open' is not one of: open; closed"),
         (ready(status="onprem"), "status: 'onprem' is not one of: Available on-premise"),
         (ready(system_name="SYSTEM_PLACEHOLDER"), "system_name: holds a placeholder"),
         (ready(system_name="x\x1b[31m"), "system_name: holds control characters"),
@@ -161,9 +139,8 @@ def ready(**changes):
     ],
 )
 def test_a_hostile_description_is_a_finding(tmp_path, monkeypatch, data, message):
-    monkeypatch.setattr(
-        "common.evidence.submission.official.judge_description", lambda path, ruleset: accepted(path)
-    )
+    accepted = official.Verdict(path="x.json", ruleset="2.1.0", verdict="SUCCESS")
+    monkeypatch.setattr(official, "judge_description", lambda path, ruleset: accepted)
     (tmp_path / "x.json").write_bytes(data)
     done = ttt("system", "--check", tmp_path / "x.json")
     assert (done.returncode, done.stderr) == (1, "")
@@ -189,63 +166,40 @@ def test_the_official_verdict_is_shown_as_its_own(tmp_path, data, verdict):
     assert f"official system description checker 2.0.0: {verdict}" in done.stdout
 
 
-def fake_nvml(num_gpus, *, links):
-    """Return NVML's module as it answers on A100s; what is not here raises as an old driver does."""
-
-    class NVMLError(Exception):
-        pass
-
-    def link_state(handle, number):
-        if number >= links:
-            raise NVMLError
-        return 1
-
-    def unknown(*arguments):
-        raise NVMLError
-
-    return SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_CLOCK_SM=1,
-        NVML_CLOCK_MEM=2,
-        NVML_NVLINK_MAX_LINKS=18,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: num_gpus,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda handle: "NVIDIA A100-SXM4-80GB",
-        nvmlDeviceGetMaxPcieLinkGeneration=lambda handle: 4,
-        nvmlDeviceGetMaxPcieLinkWidth=lambda handle: 16,
-        nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1410, 2: 1593}[clock],
-        nvmlDeviceGetMemoryBusWidth=unknown,
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=80 * 2**30),
-        nvmlDeviceGetNvLinkState=link_state,
-        nvmlDeviceGetNvLinkVersion=lambda handle, number: 4,
-        nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, number: 2,
-        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 10 if a // 2 == b // 2 else 50,
-        nvmlSystemGetDriverVersion=lambda: "535.104",
-        nvmlSystemGetCudaDriverVersion=lambda: 12020,
+@pytest.mark.parametrize(
+    ("num_gpus", "num_links", "interconnect", "topology"),
+    [
+        (8, 12, "NVLink 3, 12 links each", "all to all through NVSwitch"),
+        (4, 0, "PCIe", "through one PCIe switch, the links between NUMA nodes"),
+        (1, 0, "none", "none: one accelerator"),
+    ],
+)
+def test_gpus_are_described_through_nvml(nvml, num_gpus, num_links, interconnect, topology):
+    nvml(
+        num_gpus,
+        "NVIDIA A100-SXM4-80GB",
+        DeviceGetMaxPcieLinkGeneration=4,
+        DeviceGetMaxPcieLinkWidth=16,
+        DeviceGetMaxClockInfo=1410,
+        DeviceGetMemoryInfo=SimpleNamespace(total=80 * 2**30),
+        DeviceGetNvLinkState=lambda gpu, number: 1 if number < num_links else refuse(),
+        DeviceGetNvLinkVersion=4,
+        DeviceGetNvLinkRemoteDeviceType=2,
+        DeviceGetTopologyCommonAncestor=lambda a, b: 10 if a // 2 == b // 2 else 50,
+        SystemGetDriverVersion="535.104",
+        SystemGetCudaDriverVersion=12020,
     )
-
-
-def test_gpus_are_described_through_nvml(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(8, links=12))
-    found = json.loads(ttt("system").stdout)
-    assert problems(found) == []
-    assert (found["system_name"], found["accelerators_per_node"]) == ("8xA100-SXM4-80GB", "8")
-    assert found["accelerator_host_interconnect"] == "PCIe Gen4 x16"
-    assert found["accelerator_frequency"] == "up to 1410 MHz"
-    assert found["accelerator_memory_capacity"] == "80 GiB"
-    assert found["accelerator_memory_configuration"] == "not collected: the driver does not tell"
-    assert found["accelerator_interconnect"] == "NVLink 3, 12 links each"
-    assert found["accelerator_interconnect_topology"] == "all to all through NVSwitch"
-    assert "NVIDIA driver 535.104, CUDA driver 12.2" in found["other_software_stack"]
-
-
-def test_gpus_without_nvlink_say_how_they_reach_each_other(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(4, links=0))
-    found = json.loads(ttt("system").stdout)
-    assert found["accelerator_interconnect"] == "PCIe"
-    topology = "through one PCIe switch, the links between NUMA nodes"
-    assert found["accelerator_interconnect_topology"] == topology
+    fields = json.loads(ttt("system").stdout)
+    assert problems(fields) == []
+    names = (f"{num_gpus}xA100-SXM4-80GB", str(num_gpus))
+    assert (fields["system_name"], fields["accelerators_per_node"]) == names
+    assert fields["accelerator_host_interconnect"] == "PCIe Gen4 x16"
+    assert fields["accelerator_frequency"] == "up to 1410 MHz"
+    assert fields["accelerator_memory_capacity"] == "80 GiB"
+    assert fields["accelerator_memory_configuration"] == "not collected: the driver does not tell"
+    assert fields["accelerator_interconnect"] == interconnect
+    assert fields["accelerator_interconnect_topology"] == topology
+    assert "NVIDIA driver 535.104, CUDA driver 12.2" in fields["other_software_stack"]
 
 
 def test_the_description_of_a_run_states_who_and_what_status():
@@ -264,19 +218,27 @@ from common.machine import system
 
 os.fsync = lambda descriptor: None
 system.describe = lambda config, name: {"system_name": name, "notes": "x" * 100_000}
+numbers = set()
 for number in range(100):
     while time.time() < float(sys.argv[2]) + number / 100:  # all at once
         pass
-    system.write_description(None, Path(sys.argv[1], str(number)), "machine")
+    system.LOCAL = Path(sys.argv[1], str(number))
+    system.write_description(None, system.LOCAL, "machine")
+    numbers.add(system.random_number())
+print(*sorted(numbers))
 """
 
 
-def test_several_first_runs_at_once_write_one_description(tmp_path):
+def test_several_first_runs_at_once_write_one_description_and_draw_one_number(tmp_path):
     command = [sys.executable, "-c", WRITER, str(tmp_path), str(time.time() + 2)]
-    writers = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [(writer.communicate()[1], writer.returncode) for writer in writers] == [("", 0)] * 3
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    writers = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(3)]
+    ends = [(*writer.communicate(), writer.returncode) for writer in writers]
+    assert [end[1:] for end in ends] == [("", 0)] * 3
+    (numbers,) = {out.splitlines()[-1] for out, _, _ in ends}
+    assert {len(number) for number in numbers.split()} == {32} and len(numbers.split()) == 100
     for folder in tmp_path.iterdir():
-        assert [path.name for path in folder.iterdir()] == ["machine.json"]
+        assert {path.name for path in folder.iterdir()} == {"machine.json", "random"}
         assert json.loads((folder / "machine.json").read_text())["system_name"] == "machine"
 
 
@@ -295,23 +257,6 @@ def test_machines_of_one_model_have_names_of_their_own(tmp_path, monkeypatch):
             assert system.hardware_name() in found  # asked again, it is the same
     assert len(found) == 6 and len({name.rpartition("-")[0] for name in found}) == 1
     assert all(len(name) <= 40 and NAME.fullmatch(name) for name in found)
-
-
-def test_gpus_are_named_by_their_model(monkeypatch):
-    monkeypatch.setattr(hardware, "gpu_names", lambda: ["NVIDIA H200"] * 8)
-    assert system.hardware_name() == "8xH200"
-
-
-def test_processes_that_first_ask_at_once_get_one_name(tmp_path):
-    code = (
-        "import pathlib, sys; from common.machine import system;"
-        "system.LOCAL = pathlib.Path(sys.argv[1]); print(system.random_number())"
-    )
-    command = [sys.executable, "-c", code, tmp_path / "new"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
-    numbers = {process.communicate()[0].strip() for process in started}
-    assert len(numbers) == 1 and len(numbers.pop()) == 32
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["random"]
 
 
 def test_a_clone_that_cannot_be_written_has_a_name(tmp_path, monkeypatch):
