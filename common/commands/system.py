@@ -37,7 +37,6 @@ RULESETS = sorted({ruleset for rulesets in official.RULESETS.values() for rulese
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "--merge", action="append", type=Path, default=[], metavar="FACTS", help="what a person states"
     )
@@ -64,7 +63,14 @@ def main(args: argparse.Namespace) -> int:
     if args.out is None:
         print(system.as_json(description), end="")
         return EXIT_OK
-    write(args.out, system.as_json(description))
+    try:
+        with args.out.open("x") as stream:
+            stream.write(system.as_json(description))
+    except FileExistsError:
+        what = "this file exists; descriptions are never overwritten"
+        raise UserError(what, where=str(args.out)) from None
+    except OSError as error:
+        raise UserError(f"cannot write here ({error.strerror})", where=str(args.out)) from error
     print(f"wrote {printable(str(args.out))}")
     return check(args.out)
 
@@ -85,24 +91,11 @@ def read_facts(path: Path) -> dict[str, Any]:
         if field not in FIELDS and field not in ALSO_KNOWN:
             where = document.origins.get((field,), str(path))
             raise UserError(f"unknown field '{field}'", where=where, hint=nearest(field, FIELDS))
-    facts = {field: as_text(value) for field, value in document.values.items()}
-    return {field: value for field, value in facts.items() if not str(value).startswith(NOT_COLLECTED)}
-
-
-def as_text(value: object) -> object:
-    """Turn a number into text, as the fields must be: a person writes `cores: 64`."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def write(path: Path, text: str) -> None:
-    """Write a new file; an existing one is never overwritten."""
-    try:
-        with path.open("x") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise UserError("this file exists; descriptions are never overwritten", where=str(path)) from None
-    except OSError as error:
-        raise UserError(f"cannot write here ({error.strerror})", where=str(path)) from error
+    return {
+        field: str(value) if type(value) in (int, float) else value  # a person writes `cores: 64`
+        for field, value in document.values.items()
+        if not str(value).startswith(NOT_COLLECTED)
+    }
 
 
 def check(path: Path) -> int:
