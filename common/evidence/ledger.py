@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from common.evidence.intervals import Estimate
 from common.evidence.log import MAX_BYTES
 from common.evidence.paths import label
+from common.evidence.records import read_bytes
 from common.evidence.text import DASH, spread_of
 
 PATTERN = "*.ledger.json"
@@ -215,14 +216,10 @@ def find_ledgers(paths: Sequence[Path]) -> list[tuple[str, Ledger | str]]:
 
 def read_ledger(path: Path) -> Ledger | str:
     """Read one file; a fault is returned as text."""
-    if path.is_symlink() or not path.is_file():
-        return "not a regular file"
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        return Ledger.model_validate_json(data) if len(data) <= MAX_BYTES else "too large"
-    except OSError as error:
-        return str(error.strerror)
+        return Ledger.model_validate_json(read_bytes(path, MAX_BYTES))
     except ValidationError as error:
         fault = error.errors()[0]
         return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+    except ValueError as error:
+        return str(error)

@@ -2,7 +2,6 @@
 
 import math
 import re
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,7 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.evidence.paths import STUDY, find_sets, label
-from common.evidence.records import LOOKALIKE, TOKEN, Event, Problem, finite, parse_record, printable
+from common.evidence.records import (
+    LOOKALIKE,
+    TOKEN,
+    Event,
+    Problem,
+    finite,
+    parse_record,
+    printable,
+    read_bytes,
+)
 
 TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
 NUM_RUNS = {"resnet": 5, "bert": 10}  # of an official run set (training_rules, Benchmark Results)
@@ -20,7 +28,6 @@ MAX_BYTES = 16 * 2**20  # published logs: up to 2.1 MB
 MAX_LINES = 100_000  # published logs: up to 30,944
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
-TOO_LARGE = f"larger than {MAX_BYTES // 2**20} MiB"
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop")
 ABORTED = ("aborted", "abort")  # the words of run_stop for a run that missed its target; logs have both
 
@@ -152,12 +159,11 @@ class Log:
         start = self.first("run_start")
         if start is None:
             return ()
-        points = []
-        for event in self.events("eval_accuracy"):
-            accuracy = finite(event.value)
-            if accuracy is not None and 0 <= accuracy < 1:
-                points.append(Point((event.time_ms - start.time_ms) / 60000, self.samples(event), accuracy))
-        return tuple(points)
+        return tuple(
+            Point((event.time_ms - start.time_ms) / 60000, self.samples(event), accuracy)
+            for event in self.events("eval_accuracy")
+            if (accuracy := finite(event.value)) is not None and 0 <= accuracy < 1
+        )
 
     @property
     def reached(self) -> Point | None:
@@ -250,28 +256,22 @@ def read_log(path: Path) -> Log:
     system, benchmark = printable(absolute.parent.parent.name), absolute.parent.name
     folders = (system, benchmark) if benchmark in TARGETS else ("", "")
     try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            return _unreadable(name, folders, "not a regular file; links are refused")
-        if status.st_size > MAX_BYTES:
-            return _unreadable(name, folders, TOO_LARGE)
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        return _unreadable(name, folders, str(error.strerror))
+        data = read_bytes(path, MAX_BYTES)
+    except ValueError as error:
+        return Log(path=name, folders=folders, problems=(Problem("file", 0, str(error)),))
     return replace(parse_log(data, name, folders), file=absolute)
 
 
 def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Log:
     """Parse the bytes of one file. Never raises."""
-    try:
-        text = _decode(data)
-    except ValueError as error:
-        return _unreadable(path, folders, str(error))
     records: list[Event] = []
     problems: list[Problem] = []
     preamble: list[str] = []
-    for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+    try:
+        lines = split_lines(data)
+    except ValueError as error:
+        lines, problems = [], [Problem("file", 0, str(error))]
+    for number, line in enumerate(lines, start=1):
         before, token, payload = line.rpartition(TOKEN)
         if token:
             parsed = parse_record(payload, number, problems)
@@ -284,7 +284,7 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
         if LOOKALIKE.search(before if token else line):
             problems.append(Problem("token", number, "the official parser drops what stands here"))
     if not records and not problems:
-        return _unreadable(path, folders, f"no record (no line with '{TOKEN}')")
+        problems.append(Problem("file", 0, f"no record (no line with '{TOKEN}')"))
     if len(problems) > MAX_PROBLEMS:
         rest = Problem("record", 0, f"{len(problems) - MAX_PROBLEMS} more lines could not be read")
         problems[MAX_PROBLEMS:] = [rest]
@@ -297,15 +297,12 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
     )
 
 
-def _decode(data: bytes) -> str:
+def split_lines(data: bytes) -> list[str]:
+    """Return the lines of UTF-8 text. Raises ValueError for anything else, and for too much."""
     if len(data) > MAX_BYTES:
-        raise ValueError(TOO_LARGE)
+        raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
     if data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") > MAX_LINES:
         raise ValueError(f"more than {MAX_LINES:,} lines")
     if b"\0" in data:
         raise ValueError("binary or UTF-16, not UTF-8 text")
-    return data.decode("utf-8-sig")
-
-
-def _unreadable(path: str, folders: tuple[str, str], why: str) -> Log:
-    return Log(path=path, folders=folders, problems=(Problem("file", 0, why),))
+    return re.split(r"\r\n|\r|\n", data.decode("utf-8-sig"))

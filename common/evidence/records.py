@@ -1,4 +1,4 @@
-"""One record of a log: bytes are not trusted, and bad content becomes a `Problem`, never an exception.
+"""Untrusted files and records of a log, whose bad content becomes a `Problem`, never an exception.
 
 The grammar is that of the official parser (mlperf_logging 4.1): a record is what follows the last `:::MLLOG `
 of a line, one JSON object; every other line is ignored. Text shown to a person passes through `printable`.
@@ -6,14 +6,16 @@ of a line, one JSON object; every other line is ignored. Text shown to a person 
 
 import json
 import re
+import stat
+from collections import Counter
 from collections.abc import Mapping
-from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 TOKEN = ":::MLLOG "
-SPACED_COLON = re.compile(r'"\s+:')
 LOOKALIKE = re.compile(r":::\s*MLLOG", re.IGNORECASE)
 MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse once per bracket
+TOO_DEEP = f"more than {MAX_BRACKETS} brackets"
 MAX_TIME_MS = 10**15
 YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
@@ -51,13 +53,49 @@ def finite(value: object) -> float | None:
     return float(value) if -1e18 < value < 1e18 else None
 
 
-def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Problem:
-    if payload.count("[") + payload.count("{") > MAX_BRACKETS:
-        return Problem("record", line, f"more than {MAX_BRACKETS} brackets")
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Return the bytes of a regular file. Raises ValueError for any other, and for more than `limit`."""
     try:
-        record = json.loads(payload)
-        if _may_repeat_a_key(payload, record):
-            record = json.loads(payload, object_pairs_hook=partial(_unique, line, problems))
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise ValueError("not a regular file; links are refused")
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except OSError as error:
+        raise ValueError(error.strerror or "cannot be read") from error
+    if len(data) > limit:
+        raise ValueError(f"larger than {limit // 2**20} MiB")
+    return data
+
+
+class RepeatedKeyError(ValueError):
+    """A key stands twice in a JSON object."""
+
+
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a JSON object of its pairs (json's object_pairs_hook). Raises RepeatedKeyError."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        ((repeated, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise RepeatedKeyError(f"'{printable(repeated, 64)}' is written twice")
+    return record
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=unique)
+
+
+def has_many_brackets(text: str) -> bool:
+    return text.count("[") + text.count("{") > MAX_BRACKETS
+
+
+def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Problem:
+    if has_many_brackets(payload):
+        return Problem("record", line, TOO_DEEP)
+    try:
+        try:
+            record = DECODER.decode(payload)
+        except RepeatedKeyError:
+            record = json.loads(payload)
+            problems.append(Problem("duplicate", line, "the last value counts"))
     except ValueError as error:  # not JSON, or an integer of more than 4300 digits
         return Problem("record", line, getattr(error, "msg", "a number is too long"))
     if not isinstance(record, dict):
@@ -71,17 +109,3 @@ def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Pr
     if type(time_ms) is not int or not 0 <= time_ms < MAX_TIME_MS:
         return Problem("time", line, printable(time_ms, 40))
     return Event(time_ms, key, record["value"], str(record.get("event_type", "")), metadata, line)
-
-
-def _may_repeat_a_key(payload: str, record: object) -> bool:
-    """False where the number of `":` proves that no key stands twice."""
-    if not isinstance(record, dict) or SPACED_COLON.search(payload):
-        return True
-    inner = sum(len(value) for value in record.values() if isinstance(value, dict))
-    return payload.count('":') != len(record) + inner
-
-
-def _unique(line: int, problems: list[Problem], pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(record := dict(pairs)) < len(pairs):
-        problems.append(Problem("duplicate", line, "the last value counts"))
-    return record

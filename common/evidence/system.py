@@ -6,48 +6,23 @@ summarizer crashes on two that are not whole numbers. Everything here answers wi
 
 import json
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import nearest
-from common.evidence.records import MAX_BRACKETS, finite, printable
+from common.evidence.records import TOO_DEEP, finite, has_many_brackets, printable, read_bytes, unique
 
 FIELDS = (
-    "submitter",
-    "division",
-    "status",
-    "system_name",
-    "number_of_nodes",
-    "host_processors_per_node",
-    "host_processor_model_name",
-    "host_processor_core_count",
-    "host_processor_vcpu_count",
-    "host_processor_frequency",
-    "host_processor_caches",
-    "host_processor_interconnect",
-    "host_memory_capacity",
-    "host_storage_type",
-    "host_storage_capacity",
-    "host_networking",
-    "host_networking_topology",
-    "host_memory_configuration",
-    "accelerators_per_node",
-    "accelerator_model_name",
-    "accelerator_host_interconnect",
-    "accelerator_frequency",
-    "accelerator_on-chip_memories",
-    "accelerator_memory_configuration",
-    "accelerator_memory_capacity",
-    "accelerator_interconnect",
-    "accelerator_interconnect_topology",
-    "cooling",
-    "hw_notes",
-    "framework",
-    "other_software_stack",
-    "operating_system",
-    "sw_notes",
-)
+    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
+    "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count",
+    "host_processor_frequency", "host_processor_caches", "host_processor_interconnect",
+    "host_memory_capacity", "host_storage_type", "host_storage_capacity", "host_networking",
+    "host_networking_topology", "host_memory_configuration", "accelerators_per_node",
+    "accelerator_model_name", "accelerator_host_interconnect", "accelerator_frequency",
+    "accelerator_on-chip_memories", "accelerator_memory_configuration", "accelerator_memory_capacity",
+    "accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "framework",
+    "other_software_stack", "operating_system", "sw_notes",
+)  # fmt: skip
 ALSO_KNOWN = ("system_type", "host_network_card_count")  # in the rules' text, unknown to the checker
 NOT_COLLECTED = "not collected: "  # and why
 STATUS = {  # of a log -> of a description; the names that every ruleset takes
@@ -58,16 +33,9 @@ STATUS = {  # of a log -> of a description; the names that every ruleset takes
 }
 CHOICES = {"division": ("open", "closed"), "status": tuple(STATUS.values())}
 TEXT = {  # the official tools crash on anything else
-    "submitter",
-    "system_name",
-    "host_processor_model_name",
-    "host_processor_core_count",
-    "accelerator_model_name",
-    "accelerators_per_node",
-    "framework",
-    "hw_notes",
-    "sw_notes",
-}
+    "submitter", "system_name", "host_processor_model_name", "host_processor_core_count",
+    "accelerator_model_name", "accelerators_per_node", "framework", "hw_notes", "sw_notes",
+}  # fmt: skip
 COUNTS = {"number_of_nodes": 1, "host_processors_per_node": 1, "accelerators_per_node": 0}  # at least
 PLACEHOLDER = re.compile(
     r"PLACEHOLDER|\b(TODO|TBD|FIXME|X{3,}|CHANGE_?ME|FILL_?(IN|ME)|LOREM)\b|<[a-z][^<>]*>|\?\?\?",
@@ -130,38 +98,20 @@ def read(path: Path, *, takes_repeated: bool = False) -> object:
 
     With `takes_repeated` the last value of a field counts, as for the official tools.
     """
-    try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise ValueError("not a regular file; links are refused")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ValueError(error.strerror or "cannot be read") from error
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
+    data = read_bytes(path, MAX_BYTES)
     if data.startswith(b"\xef\xbb\xbf"):
         raise ValueError("starts with a byte order mark, on which the official checker crashes")
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise ValueError("not UTF-8 text") from error
-    if text.count("[") + text.count("{") > MAX_BRACKETS:  # json recurses once per bracket
-        raise ValueError(f"more than {MAX_BRACKETS} brackets")
+    if has_many_brackets(text):
+        raise ValueError(TOO_DEEP)
+    hook = dict if takes_repeated else unique
     try:
-        return json.loads(
-            text, object_pairs_hook=dict if takes_repeated else _unique, parse_constant=_no_constant
-        )
+        return json.loads(text, object_pairs_hook=hook, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} in line {error.lineno}") from error
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    faults: dict[str, object] = {}
-    for key, value in pairs:
-        if key in faults:
-            raise ValueError(f"'{printable(key, 64)}' is written twice")
-        faults[key] = value
-    return faults
 
 
 def _no_constant(text: str) -> object:

@@ -56,21 +56,13 @@ def test_a_byte_order_mark_or_a_prefix_hides_no_record(prefix):
             for time in (None, "1", 1.5, float("nan"), -1, True, 10**30, 10**4000)
         ),
         (record().replace(b'"value"', b'"value": 1, "value"'), "duplicate"),
+        (record(value={"a": 1}).replace(b'"a": 1', b'"a": 1, "a": 2'), "duplicate"),
         (record() + record(), "token"),
         (record() + b"\n:::mllog {}", "token"),
     ],
 )
 def test_what_cannot_be_read_is_one_problem(data, kind):
     assert kinds(data) == [kind]
-
-
-def test_a_record_with_an_object_for_its_value_is_parsed_once(monkeypatch):
-    parsed = []
-    loads = json.loads
-    monkeypatch.setattr(json, "loads", lambda *given, **named: parsed.append(1) or loads(*given, **named))
-    assert kinds(record(value={"throughput": 7760.0, "epoch_num": 2}, metadata={"step": [2, 3]})) == []
-    assert len(parsed) == 1
-    assert kinds(record(value={"a": 1}).replace(b'"a": 1', b'"a": 1, "a": 2')) == ["duplicate"]
 
 
 def test_a_flood_of_bad_lines_is_cut_short():
