@@ -1,10 +1,10 @@
 """Run the rules over logs, run sets and pairs of sets, and order their findings."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.evidence.log import MAX_BYTES, Log, RunSet, read_log
@@ -82,26 +82,24 @@ def audit_paths(
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
+    is_small = sum(min(os.lstat(file).st_size, MAX_BYTES) for file in files) < FEW_BYTES
     logs: dict[Path, tuple[Log, list[Finding]]] = {}
-    with ExitStack() as stack:
-        if sum(min(os.lstat(file).st_size, MAX_BYTES) for file in files) < FEW_BYTES:
-            read: Iterable[tuple[Log, list[Finding]]] = map(_read, files)
-        else:
-            pool = stack.enter_context(ProcessPoolExecutor())
-            read = pool.map(_read_brief, files, chunksize=4)
+    with nullcontext() if is_small else ProcessPoolExecutor() as pool:
+        read = pool.map(_read_brief, files, chunksize=4) if pool else map(_read, files)
         for file, audited_log in zip(files, read, strict=True):
             logs[file] = audited_log
             report(file, len(files))
-    audited: list[Audited] = []
-    for folder, group in folders.items():
-        run_set = RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group))
+    run_sets = [
+        RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group))
+        for folder, group in folders.items()
+    ]
+    between = audit_sets(run_sets)
+    audited = []
+    for run_set, group in zip(run_sets, folders.values(), strict=True):
+        places = {log.path for log in run_set.logs}
         findings = [finding for file in group for finding in logs[file][1]] + audit_set(run_set)
+        findings += [finding for finding in between if finding.path in places]
         audited.append(Audited(run_set=run_set, findings=tuple(findings)))
-    between = audit_sets([entry.run_set for entry in audited])
-    for index, entry in enumerate(audited):
-        paths_of_set = {log.path for log in entry.run_set.logs}
-        more = tuple(finding for finding in between if finding.path in paths_of_set)
-        audited[index] = replace(entry, findings=entry.findings + more)
     return audited
 
 
@@ -139,12 +137,11 @@ def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 def first_of_rules(findings: Sequence[Finding]) -> list[str]:
     """Name the first place of each broken rule, and count the others."""
-    lines = []
-    for same in by_rule(findings):
-        num_logs = len({finding.path for finding in same})
-        more = f"; {len(same) - 1} more, in {num_logs} logs" if len(same) > 1 else ""
-        lines.append(f"{same[0]}{more}")
-    return lines
+    groups = [(same, len({finding.path for finding in same})) for same in by_rule(findings)]
+    return [
+        f"{same[0]}; {len(same) - 1} more, in {num_logs} logs" if len(same) > 1 else str(same[0])
+        for same, num_logs in groups
+    ]
 
 
 def _read(path: Path) -> tuple[Log, list[Finding]]:
@@ -166,12 +163,11 @@ def find_broken_rules(families: str, subject: object, log: Log) -> list[Finding]
             if len(places) > MAX_FOUND:
                 more = places[MAX_FOUND]._replace(text=f"{len(places) - MAX_FOUND} more of these")
                 places[MAX_FOUND:] = [more]
-            findings += [_finding(rule, place, log) for place in places]
+            findings += [_finding(rule, place, place.log or log) for place in places]
     return findings
 
 
 def _finding(rule: Rule, place: Found, log: Log) -> Finding:
-    log = place.log or log
     strict = "error" if log.is_ours else "warning"
     return Finding(
         path=place.path or log.path,

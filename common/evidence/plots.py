@@ -39,8 +39,7 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
 
 def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
     """Return the plots of one benchmark on one hardware."""
-    with matplotlib.rc_context():
-        matplotlib.rcParams.update(STYLE)
+    with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(3.2)
         _plot_quality(axes, run_sets)
         return [
@@ -52,8 +51,7 @@ def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
 
 def draw_quality(groups: Mapping[str, Sequence[RunSet]]) -> Markup:
     """Return an SVG file of quality against time: a panel for each titled group, a line for each run."""
-    with matplotlib.rc_context():
-        matplotlib.rcParams.update(STYLE)
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4 * len(groups), 3), layout="constrained")
         panels = figure.subplots(1, len(groups), squeeze=False)[0]
         for axes, (title, run_sets) in zip(panels, groups.items(), strict=True):
@@ -69,15 +67,8 @@ def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:
         name = ascii_name(run_set.lead.configuration)
         for log in run_set.logs:
             times = [point.minutes * unit for point in log.curve]
-            axes.plot(
-                times,
-                [point.accuracy for point in log.curve],
-                color=colour,
-                marker=".",
-                lw=1,
-                alpha=0.8,
-                label=name,
-            )
+            accuracies = [point.accuracy for point in log.curve]
+            axes.plot(times, accuracies, color=colour, marker=".", lw=1, alpha=0.8, label=name)
             name = "_"  # matplotlib's word for: not in the legend
     target = run_sets[0].lead.target
     if target < 1:
@@ -123,14 +114,8 @@ def _split(scores: Sequence[Score]) -> Figure:
     left = [0.0] * len(scores)
     for part, colour in PARTS.items():
         widths = [getattr(entry.split, part) * unit if entry.split else 0.0 for entry in scores]
-        axes.barh(
-            range(len(scores)),
-            widths,
-            left=left,
-            color=colour,
-            height=0.6,
-            label=part.replace("startup", "start-up"),
-        )
+        name = part.replace("startup", "start-up")
+        axes.barh(range(len(scores)), widths, left=left, color=colour, height=0.6, label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set(xlabel=f"{label}, mean of the runs", yticks=range(len(scores)), yticklabels=map(_name, scores))
     axes.invert_yaxis()

@@ -7,20 +7,19 @@ import difflib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
 from common.errors import UserError
-from common.evidence.audit import Audited, Finding, by_rule
+from common.evidence.audit import Audited, by_rule
 from common.evidence.compare.claims import judge
 from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import Reproduction, reproduce
 from common.evidence.ledger import Ledger
-from common.evidence.log import RunSet
+from common.evidence.log import Log, RunSet
 from common.evidence.page import fill_template
 from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
@@ -31,43 +30,6 @@ from common.evidence.text import between, duration, number, score_cells
 from common.files import existing_folder, save_text
 
 EXPLORER = "explore.html"  # the page of `ttt explore`, linked where it lies beside
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry(Audited):
-    """An audited run set with its score and its system."""
-
-    @cached_property
-    def score(self) -> Score:
-        return score(self.run_set)
-
-    @property
-    def official(self) -> str:
-        return summary(self.verdicts)
-
-    @property
-    def rules(self) -> list[tuple[Finding, int]]:
-        """The first finding of each rule that was broken, and how many there are."""
-        return [(same[0], len(same)) for same in by_rule(self.findings)]
-
-    @property
-    def system(self) -> dict[str, str]:
-        """The fields of its system description as text; none where it has no description."""
-        system = describe_set(self.run_set)
-        fields = fields_of(system) if system else {}
-        return {printable(name, 64): printable(value) for name, value in fields.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """The page's part on one benchmark and hardware: answers, table rows, plots, differences of settings."""
-
-    title: str
-    is_proxy: bool
-    answers: Sequence[str]
-    rows: Sequence[dict[str, str]]
-    plots: Sequence[Markup]
-    diffs: Sequence[tuple[str, str]]
 
 
 def write_report(
@@ -107,21 +69,30 @@ def render(
 
     `ledgers` of ablations have the label of their file; one that could not be read is the reason as text.
     """
-    checked = [Entry(run_set=a.run_set, findings=a.findings, verdicts=a.verdicts) for a in audited]
-    scores = [entry.score for entry in checked]
+    checked = [(entry, score(entry.run_set)) for entry in audited]
+    scores = [ours for _, ours in checked]
     theirs = [entry.score for facts in published.values() for entry in facts.sets]
     faster = speedups(scores) | speedups(theirs)
-    groups = sorted({entry.group for entry in scores})
     explorers = [path for path in (folder / EXPLORER, folder.parent / EXPLORER) if path.is_file()]
     return fill_template(
         Path(__file__).parent / "templates" / "report.html",
-        {"number": number, "span": between, "lines": lines},
+        {
+            "number": number,
+            "span": between,
+            "lines": lines,
+            "by_rule": by_rule,
+            "summary": summary,
+            "system": describe_system,
+        },
         link=lambda path: link(path, folder),
-        sections=[_section([c for c in checked if c.score.group == group], faster) for group in groups],
+        sections=[
+            _section([(entry.run_set, ours) for entry, ours in checked if ours.group == group], faster)
+            for group in sorted({ours.group for ours in scores})
+        ],
         reported=[
             row | {"source": s.source} for s in theirs for row in [score_cells(s, faster.get(s.source))]
         ],
-        compared=[comparison for entry in checked if (comparison := _compare(entry, published))],
+        compared=[found for entry, ours in checked if (found := _compare(entry.run_set, ours, published))],
         claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
         explorer=str(explorers[0]) if explorers else "",
@@ -141,11 +112,18 @@ def lines(text: str) -> Markup:
     return Markup("<br>").join(text.split("\n"))
 
 
-def _compare(entry: Entry, published: Mapping[str, Reported]) -> Reproduction | None:
+def describe_system(run_set: RunSet) -> dict[str, str]:
+    """Return the fields of its system description as text; none where it has no description."""
+    system = describe_set(run_set)
+    fields = fields_of(system) if system else {}
+    return {printable(name, 64): printable(value) for name, value in fields.items()}
+
+
+def _compare(run_set: RunSet, ours: Score, published: Mapping[str, Reported]) -> Reproduction | None:
     """Compare a full-size run set with the published one of its configuration, if there is one."""
-    facts = published.get(entry.score.benchmark)
-    theirs = facts.of_configuration(entry.score.configuration) if facts else None
-    comparison = reproduce(entry.run_set, theirs) if theirs else None
+    facts = published.get(ours.benchmark)
+    theirs = facts.of_configuration(ours.configuration) if facts else None
+    comparison = reproduce(run_set, theirs) if theirs else None
     return comparison if comparison and comparison.factors else None
 
 
@@ -181,31 +159,25 @@ def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> st
     return f"{name} is {ratio:.2f}x {word} than {BASELINE} (95 % interval {low:.2f} to {high:.2f}, {runs})."
 
 
-def _section(checked: Sequence[Entry], faster: dict[str, Speedup]) -> Section:
-    checked = sorted(checked, key=lambda c: (c.score.configuration != BASELINE, c.score.configuration))
-    scores = [entry.score for entry in checked]
-    first = scores[0]
-    return Section(
-        title=f"{first.benchmark or 'unknown benchmark'} on {first.hardware}",
-        is_proxy=first.is_proxy,
-        answers=answers(scores, faster),
-        rows=[score_cells(entry, faster.get(entry.source)) for entry in scores],
-        plots=draw([entry.run_set for entry in checked], scores),
-        diffs=[
-            (f"{ascii_name(first.configuration)} -> {ascii_name(other.configuration)}", difference)
-            for entry, other in zip(checked[1:], scores[1:], strict=True)
-            if (difference := _difference(checked[0].run_set, entry.run_set))
-        ],
-    )
+def _section(checked: Sequence[tuple[RunSet, Score]], faster: dict[str, Speedup]) -> dict[str, Any]:
+    """Return the page's part on one benchmark and hardware; the first set is that of the baseline."""
+    checked = sorted(checked, key=lambda c: (c[1].configuration != BASELINE, c[1].configuration))
+    run_sets, scores = zip(*checked, strict=True)
+    first, diffs = scores[0], []
+    for run_set, other in checked[1:]:
+        if difference := _difference(run_sets[0].lead, run_set.lead):
+            names = ascii_name(first.configuration), ascii_name(other.configuration)
+            diffs.append((" -> ".join(names), difference))
+    return {
+        "title": f"{first.benchmark or 'unknown benchmark'} on {first.hardware}",
+        "is_proxy": first.is_proxy,
+        "answers": answers(scores, faster),
+        "rows": [score_cells(entry, faster.get(entry.source)) for entry in scores],
+        "plots": draw(run_sets, scores),
+        "diffs": diffs,
+    }
 
 
-def _difference(before: RunSet, after: RunSet) -> str:
-    lines = difflib.unified_diff(
-        before.lead.settings,
-        after.lead.settings,
-        before.lead.configuration,
-        after.lead.configuration,
-        n=1,
-        lineterm="",
-    )
-    return "\n".join(lines)
+def _difference(before: Log, after: Log) -> str:
+    names = before.configuration, after.configuration
+    return "\n".join(difflib.unified_diff(before.settings, after.settings, *names, n=1, lineterm=""))

@@ -168,26 +168,28 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
     logs = drop_repeats(timed, include_resumed=include_resumed)
     runs = tuple(run_of(log) for log in sort_by_launch(logs))
     window = counting_window([run.minutes for run in runs], num_runs)
-    labels = ["unverified"] + ["proxy"] * run_set.is_proxy + ["provisional"] * (len(runs) < num_runs)
-    if len(window) < len(runs):
-        labels.append(f"runs {window[0] + 1} to {window[-1] + 1} of {len(runs)} by launch")
-    if num_study := sum(log.is_study for log in run_set.logs):
-        labels.append(f"{num_study} of a study not counted")
-    if num_resumed := sum(log.is_resumed for log in run_set.logs):
-        labels.append(f"{num_resumed} resumed{'' if include_resumed else ' not counted'}")
-    if any(log.file and os.path.lexists(log.file.with_name("scaling.json")) for log in run_set.logs):
-        labels.append("scaling.json not applied")
-    if num_disturbed := sum(bool(summarize_disturbance(log)) for log in logs):
-        labels.append(f"{num_disturbed} disturbed")
-    if mixture := recipes.mixture(logs):
-        labels.append(f"more than one recipe: {mixture}")
+    num_study, num_resumed = len(run_set.logs) - len(timed), sum(log.is_resumed for log in run_set.logs)
+    num_disturbed = sum(bool(summarize_disturbance(log)) for log in logs)
+    files = [log.file for log in run_set.logs if log.file]
+    mixture = recipes.mixture(logs)
+    labels = {
+        "unverified": True,
+        "proxy": run_set.is_proxy,
+        "provisional": len(runs) < num_runs,
+        f"runs {window.start + 1} to {window.stop} of {len(runs)} by launch": len(window) < len(runs),
+        f"{num_study} of a study not counted": num_study,
+        f"{num_resumed} resumed{'' if include_resumed else ' not counted'}": num_resumed,
+        "scaling.json not applied": any(os.path.lexists(file.with_name("scaling.json")) for file in files),
+        f"{num_disturbed} disturbed": num_disturbed,
+        f"more than one recipe: {mixture}": mixture,
+    }
     return Score(
         benchmark=lead.benchmark,
         system=lead.system,
         hardware=run_set.hardware,
         configuration=recipes.recipe_name(lead),
         is_proxy=run_set.is_proxy,
-        label=", ".join(labels),
+        label=", ".join(label for label, applies in labels.items() if applies),
         runs=runs,
         counted=tuple(window),
         target=lead.target,
