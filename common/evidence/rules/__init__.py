@@ -9,7 +9,7 @@ its settings, and one with accuracies stamped after its run_stop. `warning` wher
 is our own promise.
 """
 
-from common.evidence.rules import keys, pace, quality, sets, systems, timing
+from common.evidence.rules import keys, quality, sets, systems, timing
 from common.evidence.rules.rule import RULES, Found, Rule
 
-__all__ = ["RULES", "Found", "Rule", "keys", "pace", "quality", "sets", "systems", "timing"]
+__all__ = ["RULES", "Found", "Rule", "keys", "quality", "sets", "systems", "timing"]

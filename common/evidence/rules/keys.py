@@ -4,8 +4,12 @@ from collections.abc import Iterator
 
 from common.evidence.log import ABORTED, IMAGENET_SAMPLES, TARGETS, Log
 from common.evidence.records import Event, finite, printable
-from common.evidence.rules.rule import Found, Mutation, chain, edit, remove, replace_record, rewrite, rule
+from common.evidence.rules.rule import Found, Mutation, add, chain, edit, remove, replace_record, rule
 
+FOLDERS = "submission rules: directories"
+DATA_STATE = "rules: Data State at Start of Run"
+EXACTLY_ONE = "logging: EXACTLY_ONE"
+RUN_SETS = "rules: Benchmark Results"
 TRAIN_SAMPLES = {"resnet": IMAGENET_SAMPLES}
 EVAL_SAMPLES = {"resnet": 50000, "bert": 10000}
 SUBMISSION = {  # the values that a key may have; None: any but nothing
@@ -55,7 +59,7 @@ add_parser(
 # Keys: what must be stated, how often, with which value.
 
 
-@rule("K101", "error", "logging: EXACTLY_ONE", breaks=replace_record("run_start", lambda line: [line, line]))
+@rule("K101", "error", EXACTLY_ONE, breaks=add("run_start"))
 def run_has_one_span(log: Log) -> Iterator[Found]:
     """run_start, run_stop and init_stop stand exactly once."""
     for key in ("run_start", "run_stop", "init_stop"):
@@ -72,7 +76,7 @@ def breaks_off(log: Log) -> bool:
 @rule(
     "K121",
     "warning",
-    "rules: Benchmark Results",
+    RUN_SETS,
     breaks=chain(remove("run_stop"), edit("eval_accuracy", at=-1, value=0.7, correct=35000)),
 )
 def the_run_ends(log: Log) -> Iterator[Found]:
@@ -107,7 +111,7 @@ def submitter_is_text(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{event.key} is {printable(event.value, 40)}")
 
 
-@rule("K103", "error", "logging: EXACTLY_ONE", breaks=remove("global_batch_size"))
+@rule("K103", "error", EXACTLY_ONE, breaks=remove("global_batch_size"))
 def settings_are_stated(log: Log) -> Iterator[Found]:
     """global_batch_size, train_samples and eval_samples are stated as numbers above 0."""
     for key in SETTINGS:
@@ -131,12 +135,7 @@ def seed_is_a_number(log: Log) -> Iterator[Found]:
             yield Found(event.line, printable(event.value, 40))
 
 
-@rule(
-    "K104",
-    "error",
-    "submission rules: directories",
-    breaks=edit("submission_benchmark", value="bert"),
-)
+@rule("K104", "error", FOLDERS, breaks=edit("submission_benchmark", value="bert"))
 def benchmark_is_the_folders(log: Log) -> Iterator[Found]:
     """The benchmark in the log is the one of its folder."""
     event = log.first("submission_benchmark")
@@ -144,7 +143,7 @@ def benchmark_is_the_folders(log: Log) -> Iterator[Found]:
         yield Found(event.line, f"{printable(event.value, 40)} in {log.folders[1]}")
 
 
-@rule("K105", "strict", "submission rules: directories", breaks=edit("submission_platform", value="another"))
+@rule("K105", "strict", FOLDERS, breaks=edit("submission_platform", value="another"))
 def platform_is_the_folders(log: Log) -> Iterator[Found]:
     """submission_platform is the system's folder."""
     event = log.first("submission_platform")
@@ -152,7 +151,7 @@ def platform_is_the_folders(log: Log) -> Iterator[Found]:
         yield Found(event.line, f"{printable(event.value, 64)} in {log.folders[0]}")
 
 
-@rule("K106", "strict", "rules: Data State at Start of Run", breaks=remove("cache_clear"))
+@rule("K106", "strict", DATA_STATE, breaks=remove("cache_clear"))
 def cache_clear_comes_first(log: Log) -> Iterator[Found]:
     """The caches are cleared before initialization."""
     clear, start = log.first("cache_clear"), log.first("init_start")
@@ -169,11 +168,8 @@ def is_after(event: Event, other: Event | None) -> bool:
 @rule(
     "K118",
     "error",
-    "rules: Data State at Start of Run",
-    breaks=chain(
-        remove("cache_clear"),
-        replace_record("dataset_fingerprint", lambda s: [rewrite(s, key="cache_clear", value=True), s]),
-    ),
+    DATA_STATE,
+    breaks=chain(remove("cache_clear"), add("dataset_fingerprint", key="cache_clear", value=True)),
 )
 def caches_are_cleared_before_the_run(log: Log) -> Iterator[Found]:
     """The caches are cleared before the run starts."""
@@ -188,19 +184,13 @@ def caches_left(log: Log) -> Iterator[Found]:
             yield Found(event.line, printable(event.metadata.get("how", "no reason given"), 80))
 
 
-@rule("K107", "error", "rules: Data State at Start of Run", breaks=edit("cache_clear", value=False))
+@rule("K107", "error", DATA_STATE, breaks=edit("cache_clear", value=False))
 def caches_were_cleared(log: Log) -> Iterator[Found]:
     """A full run starts with caches that were really cleared."""
     return iter(()) if log.is_proxy else caches_left(log)
 
 
-@rule(
-    "K122",
-    "warning",
-    "rules: Data State at Start of Run",
-    breaks=edit("cache_clear", value=False),
-    size="mini",
-)
+@rule("K122", "warning", DATA_STATE, breaks=edit("cache_clear", value=False), size="mini")
 def caches_of_a_proxy_were_cleared(log: Log) -> Iterator[Found]:
     """The caches were really cleared; a run of size mini may do without."""
     return caches_left(log) if log.is_proxy else iter(())
@@ -277,12 +267,7 @@ def the_run_is_an_interval(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{key} is {printable(event.event_type, 40)}")
 
 
-@rule(
-    "K113",
-    "strict",
-    "logging: EXACTLY_ONE",
-    breaks=replace_record("submission_org", lambda line: [line, line]),
-)
+@rule("K113", "strict", EXACTLY_ONE, breaks=add("submission_org"))
 def settings_stand_once(log: Log) -> Iterator[Found]:
     """A setting of the whole run is stated once."""
     for key in ONCE:

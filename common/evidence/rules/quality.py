@@ -10,6 +10,7 @@ from common.evidence.log import ABORTED, TARGETS, Log
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, chain, edit, edit_all, remove, rule
 
+QUALITY = "rules: Quality measure"
 TOTALS = {"resnet": 50000, "bert": OFFICIAL}  # images; masked tokens of the official 10,000 samples
 PACE_TOLERANCE = 0.25  # of a logged throughput against samples and times
 
@@ -26,9 +27,7 @@ def accuracy_is_a_fraction(log: Log) -> Iterator[Found]:
             yield Found(event.line, printable(event.value, 40))
 
 
-@rule(
-    "Q302", "error", "rules: Quality measure", breaks=edit("eval_accuracy", at=-1, value=0.7, correct=35000)
-)
+@rule("Q302", "error", QUALITY, breaks=edit("eval_accuracy", at=-1, value=0.7, correct=35000))
 def success_means_the_target(log: Log) -> Iterator[Found]:
     """A success has its last accuracy at the target."""
     stop = log.last("run_stop")
@@ -125,7 +124,7 @@ def no_evaluation_is_hidden(log: Log) -> Iterator[Found]:
 @rule(
     "Q308",
     "strict",
-    "rules: Quality measure",
+    QUALITY,
     breaks=chain(*(remove(key, at=2) for key in ("eval_start", "eval_stop", "eval_accuracy"))),
 )
 def the_cadence_is_constant(log: Log) -> Iterator[Found]:
@@ -150,7 +149,7 @@ def count_to(total: int, record: dict[str, Any]) -> dict[str, object]:
     return {"value": correct / total, "correct": correct, "total": total}
 
 
-@rule("Q309", "error", "rules: Quality measure", breaks=edit_all("eval_accuracy", partial(count_to, 40000)))
+@rule("Q309", "error", QUALITY, breaks=edit_all("eval_accuracy", partial(count_to, 40000)))
 def everything_is_evaluated(log: Log) -> Iterator[Found]:
     """The total of an evaluation is every sample (resnet), or all 428,235 masked tokens (bert)."""
     expected: object = TOTALS.get(log.benchmark)

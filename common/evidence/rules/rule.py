@@ -99,6 +99,11 @@ def edit(key: str, at: int = 0, **fields: object) -> Mutation:
     return replace_record(key, lambda line: [rewrite(line, **fields)], at)
 
 
+def add(name: str, /, at: int = 0, **fields: object) -> Mutation:
+    """Let a record be followed by a copy with other fields."""
+    return replace_record(name, lambda line: [line, rewrite(line, **fields)], at)
+
+
 def shift_record(key: str, ms: int) -> Mutation:
     return replace_record(key, lambda line: [rewrite(line, time_ms=time_of(line) + ms)])
 

@@ -28,6 +28,8 @@ from common.evidence.rules.rule import (
     time_of,
 )
 
+RUN_SETS = "rules: Benchmark Results"
+HYPERPARAMETERS = "rules: Hyperparameters"
 CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "eval_samples"}
 CONSTANT |= {"quality_target", "dataset_fingerprint", "num_ranks"}
 MAX_TOTAL = 1_000_000
@@ -127,12 +129,7 @@ def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Ite
                 yield Found(0, f"as in {earlier.path}", log)
 
 
-@rule(
-    "S401",
-    "error",
-    "rules: Benchmark Results",
-    breaks=change_last(edit("configuration_name", value="another")),
-)
+@rule("S401", "error", RUN_SETS, breaks=change_last(edit("configuration_name", value="another")))
 def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share benchmark, system, platform, configuration and size."""
 
@@ -148,7 +145,7 @@ def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
     return find_differing(logs, identity)
 
 
-@rule("S402", "error", "rules: Benchmark Results", breaks=lambda logs: borrow_trace([logs[:1], logs])[-1])
+@rule("S402", "error", RUN_SETS, breaks=lambda logs: borrow_trace([logs[:1], logs])[-1])
 def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No run stands in a set twice: equal losses and accuracies."""
 
@@ -172,7 +169,7 @@ def intervals_ms(log: Log) -> object:
     return [event.time_ms - start.time_ms for event in events]
 
 
-@rule("S412", "error", "rules: Benchmark Results", breaks=repeat_times)
+@rule("S412", "error", RUN_SETS, breaks=repeat_times)
 def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No two runs of a set take the same times, to the millisecond, up to each evaluation."""
     return find_repeated(logs, intervals_ms)
@@ -190,13 +187,13 @@ def runs_do_not_overlap(logs: Sequence[Log]) -> Iterator[Found]:
     return find_overlapping(logs)
 
 
-@rule("S405", "error", "rules: Hyperparameters", breaks=change_last(edit("global_batch_size", value=1)))
+@rule("S405", "error", HYPERPARAMETERS, breaks=change_last(edit("global_batch_size", value=1)))
 def work_is_constant(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share batch size, target and data set."""
     return find_differing(logs, lambda log: settings_of(log, CONSTANT))
 
 
-@rule("S411", "strict", "rules: Hyperparameters", breaks=change_last(edit("opt_name", value="adam")))
+@rule("S411", "strict", HYPERPARAMETERS, breaks=change_last(edit("opt_name", value="adam")))
 def hyperparameters_are_constant(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share optimizer, schedule, methods and training set."""
 
@@ -214,18 +211,13 @@ def settings_of(log: Log, keys: Iterable[str]) -> dict[str, list[str]]:
     return {key: sorted(values) for key, values in settings.items()}
 
 
-@rule(
-    "S414",
-    "strict",
-    "rules: Hyperparameters",
-    breaks=change_budget,
-)
+@rule("S414", "strict", HYPERPARAMETERS, breaks=change_budget)
 def recipe_is_one(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share configuration, ranks, device and threads."""
     return find_other_recipes(logs, lambda difference: not difference.is_software)
 
 
-@rule("S406", "warning", "rules: Benchmark Results", breaks=lambda logs: logs[:-1])
+@rule("S406", "warning", RUN_SETS, breaks=lambda logs: logs[:-1])
 def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
     """A set has 5 runs (resnet) or 10 (bert)."""
     expected = NUM_RUNS.get(logs[0].benchmark)
@@ -248,7 +240,7 @@ def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
 missed = chain(edit("eval_accuracy", at=-1, value=0.7, correct=35000), edit("run_stop", status="aborted"))
 
 
-@rule("S408", "error", "rules: Benchmark Results", breaks=change_last(missed, 2))
+@rule("S408", "error", RUN_SETS, breaks=change_last(missed, 2))
 def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
     """At most one run of a set misses its target, and not its only one; else it has no score."""
     timed = [log for log in logs if not log.is_study]
@@ -323,7 +315,7 @@ def overlap_sets(sets: list[list[Lines]]) -> list[list[Lines]]:
     return [*sets[:-1], [*sets[-1][:-1], overlap_runs([sets[0][-1], sets[-1][-1]])[-1]]]
 
 
-@rule("X501", "strict", "rules: Benchmark Results", breaks=borrow_trace)
+@rule("X501", "strict", RUN_SETS, breaks=borrow_trace)
 def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
     """No run stands in two sets: equal losses and accuracies, with another seed or at the same time."""
     numbers = {id(log): number for number, run_set in enumerate(sets) for log in run_set.readable}

@@ -1,15 +1,20 @@
-"""T: order and time of the records."""
+"""T: order and time of the records, the pace of a run, and who shared its machine."""
 
 import statistics
 from collections.abc import Iterator, Sequence
 
+from common.evidence.disturbance import disturbed_blocks
 from common.evidence.log import Log
 from common.evidence.records import YEAR_2000_MS, YEAR_2100_MS, Event, finite, printable
 from common.evidence.rules.rule import (
     Found,
+    Lines,
+    add,
+    chain,
     delay_run,
     edit,
     move,
+    record_of,
     replace_record,
     rewrite,
     rule,
@@ -17,10 +22,17 @@ from common.evidence.rules.rule import (
     shift_record,
 )
 
+RUN_RESULTS = "rules: Run Results"
+OWN_MACHINE = "house: a machine of its own"
 INIT_LIMIT_MS = {"open": 240 * 60000, "closed": 30 * 60000}
 ON_DATA = ("dataset_fingerprint", "block_start", "block_stop", "epoch_start", "epoch_stop", "eval_start")
 MAX_GAP_MS = 10 * 60000  # between init_stop and run_start; published logs: up to 57 s
 UNEVEN = 3.0  # times the median pace; published runs that change the image size stay below 2
+STEADY = 2.0  # times the slowest block; committed sets without the methods below stay at 1.24
+CHANGED = 4.5  # where a method changes the work: from half the width on, images have four times the pixels
+CHANGE_THE_WORK = (
+    "layer_freezing", "progressive_crops", "progressive_resizing", "selective_backprop", "seq_length_warmup",
+)  # fmt: skip
 
 
 @rule("T201", "error", "logging: order", breaks=move("run_start", before="init_stop"))
@@ -62,13 +74,13 @@ def events_of_run(log: Log) -> tuple[list[Event], list[Event]]:
     return events, [e for e in events if not low <= e.time_ms <= ends.get(e.key, e.time_ms)]
 
 
-@rule("T202", "error", "rules: Run Results", breaks=shift_record("dataset_fingerprint", -2000))
+@rule("T202", "error", RUN_RESULTS, breaks=shift_record("dataset_fingerprint", -2000))
 def the_run_is_timed(log: Log) -> Iterator[Found]:
     """Nothing in the run is stamped before run_start, and no accuracy after run_stop."""
     return (Found(event.line, event.key) for event in events_of_run(log)[1])
 
 
-@rule("T213", "strict", "rules: Run Results", breaks=shift_record("block_stop", -2000))
+@rule("T213", "strict", RUN_RESULTS, breaks=shift_record("block_stop", -2000))
 def time_advances(log: Log) -> Iterator[Found]:
     """Time never goes back between run_start and run_stop."""
     events, outside = events_of_run(log)
@@ -82,7 +94,7 @@ def time_is_ours(log: Log) -> Iterator[Found]:
     return (Found(event.line, f"{event.key} at {event.time_ms}") for event in events)
 
 
-@rule("T203", "warning", "rules: Run Results", breaks=shift_record("seed", -2000))
+@rule("T203", "warning", RUN_RESULTS, breaks=shift_record("seed", -2000))
 def time_advances_outside(log: Log) -> Iterator[Found]:
     """Time never goes back outside the run."""
     start, stop = span(log)
@@ -90,7 +102,7 @@ def time_advances_outside(log: Log) -> Iterator[Found]:
     yield from find_steps_back([event for event in log.records if event.line > stop])
 
 
-@rule("T204", "error", "rules: Run Results", breaks=shift_from("init_stop", 0, 5 * 3600_000))
+@rule("T204", "error", RUN_RESULTS, breaks=shift_from("init_stop", 0, 5 * 3600_000))
 def init_is_short(log: Log) -> Iterator[Found]:
     """Initialization takes at most 240 minutes (open) or 30 (closed)."""
     start, stop = log.first("init_start"), log.last("init_stop")
@@ -99,7 +111,7 @@ def init_is_short(log: Log) -> Iterator[Found]:
         yield Found(stop.line, f"{(stop.time_ms - start.time_ms) / 60000:.1f} min")
 
 
-@rule("T205", "strict", "rules: Run Results", breaks=shift_record("init_stop", -2000))
+@rule("T205", "strict", RUN_RESULTS, breaks=shift_record("init_stop", -2000))
 def run_follows_init(log: Log) -> Iterator[Found]:
     """run_start follows init_stop within a second; the time between them belongs to neither."""
     stop, start = log.first("init_stop"), log.first("run_start")
@@ -107,7 +119,7 @@ def run_follows_init(log: Log) -> Iterator[Found]:
         yield Found(start.line, f"{(start.time_ms - stop.time_ms) / 1000:.1f} s")
 
 
-@rule("T217", "error", "rules: Run Results", breaks=shift_from("run_start", 0, MAX_GAP_MS + 1000))
+@rule("T217", "error", RUN_RESULTS, breaks=shift_from("run_start", 0, MAX_GAP_MS + 1000))
 def the_run_follows_init_soon(log: Log) -> Iterator[Found]:
     """run_start follows init_stop within ten minutes."""
     stop, start = log.first("init_stop"), log.first("run_start")
@@ -115,19 +127,14 @@ def the_run_follows_init_soon(log: Log) -> Iterator[Found]:
         yield Found(start.line, f"{(start.time_ms - stop.time_ms) / 60000:.0f} minutes")
 
 
-@rule("T206", "error", "rules: Run Results", breaks=move("eval_accuracy", before="run_start"))
+@rule("T206", "error", RUN_RESULTS, breaks=move("eval_accuracy", before="run_start"))
 def evaluation_is_timed(log: Log) -> Iterator[Found]:
     """No eval_accuracy stands outside the run."""
     start, stop = span(log)
     return (Found(e.line, "") for e in log.events("eval_accuracy") if not start < e.line < stop)
 
 
-@rule(
-    "T207",
-    "strict",
-    "rules: Run Results",
-    breaks=replace_record("run_stop", lambda s: [s, rewrite(s, key="a")]),
-)
+@rule("T207", "strict", RUN_RESULTS, breaks=add("run_stop", key="a"))
 def run_stop_is_last(log: Log) -> Iterator[Found]:
     """run_stop is the last record."""
     stop = log.last("run_stop")
@@ -144,14 +151,14 @@ def clocks_agree(log: Log) -> Iterator[Found]:
         yield Found(stop.line, f"{log.minutes * 60:.1f} s and {duration / 1000:.1f} s")
 
 
-@rule("T209", "error", "rules: Run Results", breaks=move("dataset_fingerprint", before="run_start"))
+@rule("T209", "error", RUN_RESULTS, breaks=move("dataset_fingerprint", before="run_start"))
 def data_is_touched_in_the_run(log: Log) -> Iterator[Found]:
     """The data set is touched only between run_start and run_stop."""
     start, stop = span(log)
     return (Found(e.line, e.key) for e in log.records if e.key in ON_DATA and not start < e.line < stop)
 
 
-@rule("T210", "strict", "rules: Run Results", breaks=delay_run("run_stop", 0, 2000))
+@rule("T210", "strict", RUN_RESULTS, breaks=delay_run("run_stop", 0, 2000))
 def the_run_stops_at_the_target(log: Log) -> Iterator[Found]:
     """A successful run stops within a second of its last accuracy."""
     stop, last = log.last("run_stop"), log.last("eval_accuracy")
@@ -176,7 +183,7 @@ def the_pace_is_even(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{pace / usual:.1f} times the usual time")
 
 
-@rule("T212", "warning", "rules: Run Results", breaks=shift_from("init_stop", 0, -19_500))
+@rule("T212", "warning", RUN_RESULTS, breaks=shift_from("init_stop", 0, -19_500))
 def the_model_is_built_in_init(log: Log) -> Iterator[Found]:
     """Initialization of a full run takes a second: the model is built between init_start and init_stop."""
     start, stop = log.first("init_start"), log.last("init_stop")
@@ -184,25 +191,71 @@ def the_model_is_built_in_init(log: Log) -> Iterator[Found]:
         yield Found(stop.line, f"{stop.time_ms - start.time_ms} ms")
 
 
-@rule(
-    "T215",
-    "strict",
-    "rules: Run Results",
-    breaks=replace_record("epoch_stop", lambda s: [rewrite(s, key="resumed", value=7), s], at=2),
-)
+@rule("T215", "strict", RUN_RESULTS, breaks=add("epoch_stop", at=2, key="resumed", value=7))
 def the_run_is_one_piece(log: Log) -> Iterator[Found]:
     """A run is one piece; one that was resumed from a checkpoint counts for no score."""
     return (Found(e.line, f"before step {printable(e.value, 40)}") for e in log.events("resumed"))
 
 
-@rule(
-    "T216",
-    "strict",
-    "rules: Run Results",
-    breaks=replace_record("quality_target", lambda s: [s, rewrite(s, key="stop_at_target", value=False)]),
-)
+@rule("T216", "strict", RUN_RESULTS, breaks=add("quality_target", key="stop_at_target", value=False))
 def the_run_is_to_stop_at_the_target(log: Log) -> Iterator[Found]:
     """A run stops at its target; one that trains on lies in the folder of a study and counts for no score."""
     setting = log.first("stop_at_target")
     if setting and log.is_study and not log.lies_in_study:
         yield Found(setting.line, "stop_at_target is false")
+
+
+# The pace of a run, and who shared its machine.
+
+
+def slow_down(line: str) -> Lines:
+    """Let a block take 90 seconds in place of 40."""
+    return [rewrite(line, value=record_of(line)["value"] * 40 / 90)]
+
+
+@rule(
+    "T231",
+    "warning",
+    OWN_MACHINE,
+    breaks=chain(delay_run("epoch_stop", 1, 50_000), replace_record("throughput", slow_down, at=1)),
+)
+def the_pace_stays(log: Log) -> Iterator[Found]:
+    """No block trains twice as fast as another; 4.5 times where a method changes the work of a step."""
+    rates = [(event, finite(event.value)) for event in log.events("throughput")]
+    known = [(rate, event) for event, rate in rates if rate is not None and rate > 0]
+    if not known:
+        return
+    methods = {event.value for event in log.events("method") if isinstance(event.value, str)}
+    limit = STEADY if methods.isdisjoint(CHANGE_THE_WORK) else CHANGED
+    (slow, event), (fast, other) = (choose(known, key=lambda pair: pair[0]) for choose in (min, max))
+    if fast > limit * slow:
+        text = f"{slow:.4g} samples/s here, {fast:.4g} in line {other.line}: {fast / slow:.1f} times as fast"
+        yield Found(event.line, text)
+
+
+@rule(
+    "T232",
+    "warning",
+    OWN_MACHINE,
+    breaks=add("train_loss", at=1, key="machine_load", value=1.0, cores=2, steal=0, threads=2),
+)
+def the_machine_is_ours(log: Log) -> Iterator[Found]:
+    """Nobody else computes on the processors and GPUs of a run, and nothing slows them down."""
+    return (Found(event.line, text) for event, text in disturbed_blocks(log))
+
+
+@rule(
+    "T233",
+    "warning",
+    OWN_MACHINE,
+    breaks=add("train_loss", at=1, key="threads_lowered", value=1, before=2),
+)
+def the_number_of_threads_stays(log: Log) -> Iterator[Found]:
+    """A run keeps the threads that its head states; one that gave way to other programs is no measure."""
+    first, stated = log.first("num_threads"), log.header("threads")
+    number = finite(first.value) if first else None
+    asked = int(stated) if stated.isdecimal() and log.value("num_accelerators") == 0 else 0
+    if first and number is not None and number < asked:
+        yield Found(first.line, f"{number:g}, of {asked} that the head of the log states")
+    for event in log.events("threads_lowered"):
+        yield Found(event.line, f"{printable(event.value, 40)} from here on")
