@@ -298,7 +298,7 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
 
 
 def split_lines(data: bytes) -> list[str]:
-    """Return the lines of UTF-8 text. Raises ValueError for anything else, and for too much."""
+    """Split UTF-8 text into lines. Raises ValueError for anything else, and for too much."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
     if data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") > MAX_LINES:

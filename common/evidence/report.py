@@ -92,7 +92,9 @@ def render(
         reported=[
             row | {"source": s.source} for s in theirs for row in [score_cells(s, faster.get(s.source))]
         ],
-        compared=[found for entry, ours in checked if (found := _compare(entry.run_set, ours, published))],
+        compared=[
+            comparison for entry, ours in checked if (comparison := _compare(entry.run_set, ours, published))
+        ],
         claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
         explorer=str(explorers[0]) if explorers else "",
@@ -113,7 +115,7 @@ def lines(text: str) -> Markup:
 
 
 def describe_system(run_set: RunSet) -> dict[str, str]:
-    """Return the fields of its system description as text; none where it has no description."""
+    """Describe its system by fields as text; none where it has no description."""
     system = describe_set(run_set)
     fields = fields_of(system) if system else {}
     return {printable(name, 64): printable(value) for name, value in fields.items()}
@@ -160,7 +162,7 @@ def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> st
 
 
 def _section(checked: Sequence[tuple[RunSet, Score]], faster: dict[str, Speedup]) -> dict[str, Any]:
-    """Return the page's part on one benchmark and hardware; the first set is that of the baseline."""
+    """Make the part on one benchmark and hardware; the first set is that of the baseline."""
     checked = sorted(checked, key=lambda c: (c[1].configuration != BASELINE, c[1].configuration))
     run_sets, scores = zip(*checked, strict=True)
     first, diffs = scores[0], []
