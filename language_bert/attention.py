@@ -29,13 +29,12 @@ Kernel = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Sequences of similar length, `members` (num_sequences,), padded to the longest of them.
+    """Sequences of similar length, padded to the longest of them.
 
     `tokens` and `queries` (num_sequences, longest) are the rows of keys and queries at each place, row 0 at
     padding; `bias` (num_sequences, longest) is 0 for a key and -inf for padding.
     """
 
-    members: Tensor
     queries: Tensor
     tokens: Tensor
     bias: Tensor
@@ -47,15 +46,14 @@ class Sequences:
 
     `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries. No sequence
     has more than `max_length` keys or more than `max_queries` queries: a GPU's kernel leaves the rows of
-    further ones unwritten. Compiled code holds both numbers as constants. `groups`, at most `num_groups`, are
-    in order of length; `places` (num_queries,) are the indices of the queries in the concatenated groups.
+    further ones unwritten. Compiled code holds both numbers as constants. `groups` are in order of length;
+    `places` (num_queries,) are the indices of the queries in the concatenated groups.
     """
 
     cu_seqlens: Tensor
     cu_queries: Tensor
     max_length: int
     max_queries: int
-    num_groups: int
     groups: tuple[Group, ...] = ()
     places: Tensor | None = None
     keys: list[Any] = field(default_factory=list)  # layout of the keys, shared with selections of this plan
@@ -82,7 +80,7 @@ class Sequences:
             offsets = self.cu_seqlens.long()
             lengths = offsets.diff()
             order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
-            members = order.tensor_split(min(self.num_groups, len(order)))
+            members = order.tensor_split(min(NUM_GROUPS, len(order)))
             self.keys.extend([members, *lay_out(offsets, members)])
         members, keys, places = self.keys
         queries = keys
@@ -90,26 +88,19 @@ class Sequences:
             queries, places = lay_out(self.cu_queries.long(), members)
         groups = tuple(
             Group(
-                members=group,
                 queries=rows,
                 tokens=tokens,
                 bias=torch.zeros(is_token.shape).masked_fill(~is_token, float("-inf")),
             )
-            for group, (tokens, is_token), (rows, _) in zip(members, keys, queries, strict=True)
+            for (tokens, is_token), (rows, _) in zip(keys, queries, strict=True)
         )
         return replace(self, groups=groups, places=places)
 
 
-def plan_attention(lengths: Tensor, max_length: int, *, num_groups: int = NUM_GROUPS) -> Sequences:
+def plan_attention(lengths: Tensor, max_length: int) -> Sequences:
     """Plan the attention of a batch from its lengths (num_sequences,) int64; some may be 0."""
     offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
-    return Sequences(
-        cu_seqlens=offsets,
-        cu_queries=offsets,
-        max_length=max_length,
-        max_queries=max_length,
-        num_groups=num_groups,
-    )
+    return Sequences(cu_seqlens=offsets, cu_queries=offsets, max_length=max_length, max_queries=max_length)
 
 
 def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
@@ -165,17 +156,10 @@ def varlen_attention(
         return grouped_attention(query, key, value, sequences.grouped(), slopes)
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
+    offsets = (sequences.cu_queries, sequences.cu_seqlens)
+    longest = (sequences.max_queries, sequences.max_length)
     biased = {} if slopes is None else {"alibi_slopes": slopes.float()}  # an argument of flash-attn alone
-    return gpu_kernel()(
-        query,
-        key,
-        value,
-        sequences.cu_queries,
-        sequences.cu_seqlens,
-        sequences.max_queries,
-        sequences.max_length,
-        **biased,
-    )
+    return gpu_kernel()(query, key, value, *offsets, *longest, **biased)
 
 
 def grouped_attention(

@@ -18,19 +18,23 @@ from common.errors import UserError
 from common.methods.compile import MAX_SHAPES
 from common.training import benchmark
 from common.training.benchmark import Backend, Names
-from common.training.method import Batch
+from common.training.method import Batch, Method
 from common.training.registry import build_methods
 from language_bert.attention import kernel_backend
 from language_bert.data.batches import IGNORED, padded_batch, random_batch, shift_lengths, typical_lengths
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
-from language_bert.methods.unpad import Unpad
 from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
 MOST_DEVIATIONS = 4.5  # standard deviations that 7 of a million micro-batches exceed
-EVALUATED = (WIKIPEDIA, 512, 0.15, 10_000)  # corpus, longest, share of masked tokens, samples
+EVALUATED = {
+    "corpus": WIKIPEDIA,
+    "max_seq_length": 512,
+    "evaluation_masked_fraction": 0.15,
+    "num_evaluation_samples": 10_000,
+}
 STARTING_ACCURACY = 0.34085  # of the published weights; source: README.md of the MLPerf reference
 STARTING_TOLERANCE = 0.001  # room for products in 16 bits: 428 of the 428,235 masked tokens
 
@@ -55,10 +59,8 @@ class ModelConfig(Strict):
     def check_heads(self) -> "ModelConfig":
         """Refuse heads of unequal size."""
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of "
-                f"num_attention_heads {self.num_attention_heads}"
-            )
+            heads = f"num_attention_heads {self.num_attention_heads}"
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {heads}")
         return self
 
 
@@ -80,8 +82,7 @@ class Config(RunConfig):
 
     def prepared_with(self) -> dict[str, Any]:
         """Add lengths, masking and the size of the vocabulary."""
-        masked = ("masked_fraction", "evaluation_masked_fraction")
-        names = ("corpus", "max_seq_length", "num_duplicates", *masked)
+        names = [name for name in TextDataConfig.model_fields if name not in DataConfig.model_fields]
         settings = {f"data.{name}": getattr(self.data, name) for name in names}
         return super().prepared_with() | settings | {"model.vocab_size": self.model.vocab_size}
 
@@ -159,14 +160,13 @@ class Benchmark(benchmark.Benchmark):
             if self.balances_parts:
                 deviation /= num_parts**0.5  # the parts share the deviation of the whole batch
             most, least = (int(lengths.sum() + sign * MOST_DEVIATIONS * deviation) for sign in (1, -1))
-            if self.device.type != "cuda":
-                yield lengths, self.num_masked(lengths)
-            elif not self.compiles_layers:
-                for num_tokens in (most, lengths.sum(), least):
-                    moved = shift_lengths(lengths, num_tokens, longest)
-                    yield moved, self.num_masked(moved)
-            else:
+            on_gpu = self.device.type == "cuda"
+            if on_gpu and self.compiles_layers:
                 yield from self.counts_of_forms(lengths, most, least)
+                continue
+            for num_tokens in (most, lengths.sum(), least) if on_gpu else (lengths.sum(),):
+                moved = shift_lengths(lengths, num_tokens, longest)
+                yield moved, self.num_masked(moved)
 
     def counts_of_forms(
         self, lengths: np.ndarray, most: int, least: int
@@ -191,16 +191,23 @@ class Benchmark(benchmark.Benchmark):
                 yield upper, shift_lengths(masked, num_masked, longest, shortest=1)
 
     @cached_property
-    def compiles_layers(self) -> bool:
-        is_compiled = any(method.compiles for method in build_methods(self.config))
-        return is_compiled and "unpad" in self.config.methods
+    def methods(self) -> dict[str, Method]:
+        return {method.name: method for method in build_methods(self.config)}
 
-    @cached_property
-    def rounding(self) -> tuple[int, int]:
+    @property
+    def compiles_layers(self) -> bool:
+        return "unpad" in self.methods and any(method.compiles for method in self.methods.values())
+
+    @property
+    def rounding(self) -> list[int]:
         """The multiples to which the tokens and the masked tokens of a micro-batch are rounded up."""
-        settings = {method.name: method.settings for method in build_methods(self.config)}
-        tokens, masked = (getattr(settings.get(name), "round_to", 1) for name in ("unpad", "sparse_head"))
-        return tokens, masked
+        names = ("unpad", "sparse_head")
+        return [self.methods[name].settings.round_to if name in self.methods else 1 for name in names]
+
+    @property
+    def balances_parts(self) -> bool:
+        """True if a batch is partitioned by length: with `unpad`, unless its setting says otherwise."""
+        return "unpad" in self.methods and bool(self.methods["unpad"].settings.balance_ranks)
 
     def num_masked(self, lengths: np.ndarray) -> np.ndarray:
         """Return the masked tokens of sequences of these lengths in training, see instances.py."""
@@ -210,11 +217,8 @@ class Benchmark(benchmark.Benchmark):
 
     def noise(self, lengths: np.ndarray, num_masked: np.ndarray) -> Batch:
         """Return a batch of random tokens; lengths and masked tokens are (num_samples,)."""
-        sizes = {
-            "vocab_size": self.config.model.vocab_size,
-            "max_seq_length": self.config.data.max_seq_length,
-        }
-        return random_batch(np.random.default_rng(0), lengths, num_masked, **sizes)
+        vocab_size, longest = self.config.model.vocab_size, self.config.data.max_seq_length
+        return random_batch(np.random.default_rng(0), lengths, num_masked, vocab_size, longest)
 
     def backends(self) -> dict[str, Backend]:
         return {"attention": kernel_backend(self.device)} if "unpad" in self.config.methods else {}
@@ -239,12 +243,6 @@ class Benchmark(benchmark.Benchmark):
             return sampler.rank_part(indices, self.rank_info)
         members = sampler.balanced_part(np.arange(len(indices)), lengths, self.rank_info)
         return indices[members[np.concatenate(sampler.partition_by_load(lengths[members], num_parts))]]
-
-    @cached_property
-    def balances_parts(self) -> bool:
-        """True if a batch is partitioned by length: with `unpad`, unless its setting says otherwise."""
-        settings = self.config.methods.get("unpad")
-        return settings is not None and Unpad.Config(**settings).balance_ranks
 
     def evaluation_batches(self) -> Iterator[Batch]:
         shards = self.shards("evaluation", self.config.data.num_evaluation_samples)
@@ -281,13 +279,8 @@ class Benchmark(benchmark.Benchmark):
     def check_initial_quality(self, quality: float) -> str:
         """Doubt published weights that miss STARTING_ACCURACY on the published evaluation set."""
         model, data = self.config.model, self.config.data
-        evaluated = (
-            data.corpus,
-            data.max_seq_length,
-            data.evaluation_masked_fraction,
-            data.num_evaluation_samples,
-        )
-        is_published = evaluated == EVALUATED and model.start == "checkpoint"
+        is_evaluated = all(getattr(data, name) == value for name, value in EVALUATED.items())
+        is_published = is_evaluated and model.start == "checkpoint"
         is_changed = model.activation != "gelu_pytorch_tanh" or "position_rows" in self.config.methods
         if not is_published or is_changed or abs(quality - STARTING_ACCURACY) <= STARTING_TOLERANCE:
             return ""

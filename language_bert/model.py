@@ -13,7 +13,7 @@ D hidden size, N heads, H head size, V vocabulary.
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,6 @@ from torch import Tensor, nn
 from common.errors import UserError
 from language_bert.attention import Sequences, varlen_attention
 from language_bert.data.batches import IGNORED
-
-if TYPE_CHECKING:
-    from transformers import BertConfig, BertForMaskedLM, BertForPreTraining
-
-    BertModule = BertForMaskedLM | BertForPreTraining
 
 LONGEST_PERIOD = 100.0  # in radians per position; 1000 learned more slowly at 128 positions
 
@@ -57,7 +52,8 @@ def masked_lm_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
     return loss if len(outputs) < 2 or outputs[1] is None else loss + next_sentence_loss(outputs, targets)
 
 
-def bert_config(config: Any) -> "BertConfig":
+def bert_config(config: Any) -> Any:
+    """Return Hugging Face's configuration of the model."""
     from transformers import BertConfig  # slow to import
 
     settings = config.model
@@ -77,7 +73,7 @@ def bert_config(config: Any) -> "BertConfig":
     )
 
 
-def build_bert(config: "BertConfig", *, next_sentence: bool) -> "BertModule":
+def build_bert(config: Any, *, next_sentence: bool) -> Any:
     """Return the unmodified Hugging Face model, with the next-sentence head or without it."""
     from transformers import BertForMaskedLM, BertForPreTraining  # slow to import
 
@@ -85,7 +81,7 @@ def build_bert(config: "BertConfig", *, next_sentence: bool) -> "BertModule":
 
 
 @torch.no_grad()
-def spread_positions(model: "BertModule", scale: float) -> None:
+def spread_positions(model: Any, scale: float) -> None:
     """Initialize position embeddings (S, D) as sines times `scale`, and keys equal to queries.
 
     A small model trained from scratch (size mini) then attends to near and to equal tokens from the first
@@ -108,7 +104,7 @@ class PackedBert(nn.Module):
     Raises UserError for a model with dropout: packing would change which random numbers meet which token.
     """
 
-    def __init__(self, model: "BertModule") -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         config = model.config
         if config.hidden_dropout_prob or config.attention_probs_dropout_prob:

@@ -106,8 +106,7 @@ def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
     )
     model, longest = build_bert(config, next_sentence=False).to(DEVICE), 512 if on_gpu else 64
     rng, lengths = np.random.default_rng(0), typical_lengths(8, longest)
-    sizes = {"vocab_size": config.vocab_size, "max_seq_length": longest}
-    batch = random_batch(rng, lengths, np.maximum(1, lengths // 5), **sizes)
+    batch = random_batch(rng, lengths, np.maximum(1, lengths // 5), config.vocab_size, longest)
 
     def gradients(model, batch, dtype):
         model.zero_grad()

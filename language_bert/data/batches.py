@@ -44,7 +44,6 @@ def random_batch(
     rng: np.random.Generator,
     lengths: Sequence[int] | np.ndarray,
     num_masked: Sequence[int] | np.ndarray,
-    *,
     vocab_size: int,
     max_seq_length: int,
 ) -> Batch:

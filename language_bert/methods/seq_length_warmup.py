@@ -20,7 +20,7 @@ algorithms/seq_length_warmup.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -54,34 +54,24 @@ def sequence_length(
 
 
 def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> Mapping[str, Tensor]:
-    """Return the batch cut by `truncate` or `segment`.
+    """Return the batch with `length` places in its tensors (batch, seq).
 
-    The same object is returned for a batch that is short enough, and for one that would lose all `labels`,
-    over which the loss is a mean.
+    `truncate` keeps the first places, and tensors (batch,). `segment` makes rows of all places but a
+    remainder shorter than `length`; it drops rows of padding alone, by `attention_mask`, and tensors
+    (batch,), which describe whole sequences. The same object is returned for a batch that is short enough,
+    and for one that would lose all `labels`, over which the loss is a mean.
     """
     if length >= batch["input_ids"].shape[1]:
         return batch
-    short = {"truncate": truncate, "segment": segment}[how](batch, length)
+    rows = {name: x for name, x in batch.items() if x.ndim > 1}
+    if how == "truncate":
+        short = {**batch, **{name: x[:, :length].contiguous() for name, x in rows.items()}}
+    else:
+        num_whole = batch["input_ids"].shape[1] // length * length
+        short = {name: x[:, :num_whole].reshape(-1, length) for name, x in rows.items()}
+        is_used = short["attention_mask"].any(dim=1)
+        short = {name: x[is_used] for name, x in short.items()}
     return short if (short["labels"] != IGNORED).any() else batch
-
-
-def truncate(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
-    """Return the first `length` places of each tensor (batch, seq); tensors (batch,) stay."""
-    return {name: x[:, :length].contiguous() if x.ndim > 1 else x for name, x in tensors.items()}
-
-
-def segment(tensors: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
-    """Cut tensors (batch, seq) into rows (num_rows, length); a remainder shorter than `length` is dropped.
-
-    Rows of padding alone, by `attention_mask`, are dropped, and so are tensors (batch,), which describe whole
-    sequences.
-    """
-
-    def cut(x: Tensor) -> Tensor:
-        return x[:, : x.shape[1] // length * length].reshape(-1, length)
-
-    is_used = cut(tensors["attention_mask"]).any(dim=1)
-    return {name: cut(x)[is_used] for name, x in tensors.items() if x.ndim > 1}
 
 
 class SeqLengthWarmup(Method):
@@ -119,10 +109,9 @@ class SeqLengthWarmup(Method):
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
         if progress is None:
             return batch
-        settings: dict[str, Any] = self.settings.model_dump()
-        how, whole = settings.pop("how"), batch.inputs | batch.targets
-        length = sequence_length(progress.step, progress.num_steps, whole["input_ids"].shape[1], **settings)
-        short = shorten(whole, length, how)
+        whole, growth = batch.inputs | batch.targets, self.settings.model_dump(exclude={"how"})
+        length = sequence_length(progress.step, progress.num_steps, whole["input_ids"].shape[1], **growth)
+        short = shorten(whole, length, self.settings.how)
         if short is whole:
             return batch
         inputs = {name: short[name] for name in batch.inputs}

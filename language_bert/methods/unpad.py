@@ -12,7 +12,7 @@ Source. https://arxiv.org/abs/2208.08124 (ByteTransformer); MLPerf Training v2.1
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,6 @@ from common.training.step import to_device
 from language_bert.attention import plan_attention
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss
-
-if TYPE_CHECKING:
-    from language_bert.model import BertModule
 
 
 def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -48,14 +45,12 @@ def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
     num_rows = -(-(round_to - 1) // max_length)
     ends = torch.arange(1, num_rows + 1, device=lengths.device) * max_length
     padding = (num_padding - (ends - max_length)).clamp(0, max_length)
-    position_ids = place % max_length
-    masked_tokens = (labels != IGNORED).nonzero()[:, 0]
+    of_tokens = {name: batch.inputs[name].flatten()[place] for name in ("input_ids", "token_type_ids")}
+    of_tokens["position_ids"] = place % max_length
     return Batch(
         inputs={
-            "input_ids": F.pad(batch.inputs["input_ids"].flatten()[place], (0, num_padding)),
-            "token_type_ids": F.pad(batch.inputs["token_type_ids"].flatten()[place], (0, num_padding)),
-            "position_ids": F.pad(position_ids, (0, num_padding)),
-            "masked_tokens": masked_tokens,
+            **{name: F.pad(values, (0, num_padding)) for name, values in of_tokens.items()},
+            "masked_tokens": (labels != IGNORED).nonzero()[:, 0],
             "first_tokens": first_tokens,
             "sequences": plan_attention(torch.cat([lengths, padding]), max_length),
         },
@@ -99,12 +94,10 @@ class UnpaddedBert(PackedBert):
         device = self.cls.predictions.decoder.weight.device
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types}
-        targets = {"labels": labels}
-        if next_sentence_label is not None:
-            targets["next_sentence_label"] = next_sentence_label
+        targets = {"labels": labels, "next_sentence_label": next_sentence_label}
         batch = Batch(
             inputs={name: value.cpu() for name, value in inputs.items()},
-            targets={name: value.cpu() for name, value in targets.items()},
+            targets={name: value.cpu() for name, value in targets.items() if value is not None},
             num_samples=len(input_ids),
         )
         batch = reduce(lambda packed, pack: pack(packed), self.packing, batch)
@@ -119,7 +112,7 @@ class UnpaddedBert(PackedBert):
         return Unpadded(loss, outputs[0], batch.targets["labels"])
 
 
-def unpad(model: "BertModule", round_to: int = 1) -> UnpaddedBert:
+def unpad(model: Any, round_to: int = 1) -> UnpaddedBert:
     """Return a model with the same parameters and inputs that computes real tokens only."""
     return UnpaddedBert(model, round_to)
 

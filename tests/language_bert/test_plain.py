@@ -12,14 +12,15 @@ from language_bert.methods.fused_qkv import fuse_qkv
 from language_bert.methods.last_layer_subset import compute_needed_tokens
 from language_bert.methods.sparse_head import read_masked_tokens
 from language_bert.methods.unpad import unpad
-from tests.language_bert.test_parity import EXACT, gradients, make_batch, make_model
+from tests.language_bert.test_parity import (
+    EXACT,
+    WITH_AND_WITHOUT_PAIRS,
+    gradients,
+    make_batch,
+    make_model,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
-
-
-def tensors(lengths=(37, 4, 5, 12, 23)):
-    batch = make_batch(lengths)
-    return batch.inputs | batch.targets
 
 
 def compiled(model):
@@ -28,56 +29,55 @@ def compiled(model):
 
 
 STEPS = [fuse_qkv, read_masked_tokens, compute_needed_tokens, chunk_head, compiled]
+AFTER_ANY_NUMBER_OF_STEPS = pytest.mark.parametrize("num_steps", range(len(STEPS) + 1))
 
 
-@pytest.mark.parametrize("next_sentence", [False, True], ids=["mlm", "mlm+nsp"])
-@pytest.mark.parametrize("num_steps", range(len(STEPS) + 1))
-def test_the_model_is_called_as_before_and_returns_the_same_loss_and_gradients(num_steps, next_sentence):
-    batch = tensors()
-    if not next_sentence:
-        del batch["next_sentence_label"]
-    plain, model = make_model(next_sentence), unpad(make_model(next_sentence))
-    for step in STEPS[:num_steps]:
+def tensors(next_sentence, lengths=(37, 4, 5, 12, 23)):
+    batch = make_batch(lengths)
+    values = batch.inputs | batch.targets
+    return {name: value for name, value in values.items() if next_sentence or name != "next_sentence_label"}
+
+
+def packed(next_sentence, steps):
+    model = unpad(make_model(next_sentence))
+    for step in steps:
         step(model)
-    expected = plain(**batch).loss
-    found = model(**batch)
-    torch.testing.assert_close(found.loss, expected, **EXACT)
-    assert len(found.logits) == len(found.labels)
-    expected.backward()
-    found.loss.backward()
-    expected_gradients, found_gradients = gradients(plain), gradients(model)
-    assert found_gradients.keys() == expected_gradients.keys()
-    for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(found_gradients[name], gradient, **EXACT)
+    return model
+
+
+@WITH_AND_WITHOUT_PAIRS
+@AFTER_ANY_NUMBER_OF_STEPS
+def test_the_model_is_called_as_before_and_returns_the_same_loss_and_gradients(num_steps, next_sentence):
+    plain, model = make_model(next_sentence), packed(next_sentence, STEPS[:num_steps])
+    expected, outputs = (called(**tensors(next_sentence)) for called in (plain, model))
+    assert len(outputs.logits) == len(outputs.labels)
+    torch.testing.assert_close(outputs.loss, expected.loss, **EXACT)
+    expected.loss.backward()
+    outputs.loss.backward()
+    torch.testing.assert_close(gradients(model), gradients(plain), **EXACT)
 
 
 def test_a_copy_is_evaluated_with_its_own_weights_and_has_logits_again():
-    model = unpad(make_model(False))
-    for step in STEPS[1:4]:
-        step(model)
+    model, batch = packed(False, STEPS[1:4]), tensors(False)
     average = copy.deepcopy(model).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    batch = tensors()
-    del batch["next_sentence_label"]
-    found, expected = average(**batch), make_model(False).eval()(**batch)
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-10, atol=1e-10)
+    outputs, expected = average(**batch), make_model(False).eval()(**batch)
+    torch.testing.assert_close(outputs.loss, expected.loss, rtol=1e-10, atol=1e-10)
     is_masked = batch["labels"] != -100
-    torch.testing.assert_close(found.logits, expected.logits[is_masked], rtol=1e-9, atol=1e-10)
-    assert torch.equal(found.labels, batch["labels"][is_masked])
+    torch.testing.assert_close(outputs.logits, expected.logits[is_masked], rtol=1e-9, atol=1e-10)
+    assert torch.equal(outputs.labels, batch["labels"][is_masked])
 
 
-@pytest.mark.parametrize("num_steps", range(len(STEPS) + 1))
+@AFTER_ANY_NUMBER_OF_STEPS
 @pytest.mark.parametrize("is_padding", [False, True], ids=["none masked", "only padding masked"])
 def test_a_batch_without_masked_tokens_is_refused(num_steps, is_padding):
-    model, batch = unpad(make_model(False)), tensors((12, 5))
-    for step in STEPS[:num_steps]:
-        step(model)
+    batch = tensors(False, (12, 5))
     batch["labels"].fill_(-100)
     batch["labels"][0, 20:] = 3 if is_padding else -100
-    with pytest.raises(UserError, match="labels: no token of the batch is masked; leave such batches out"):
-        model(batch["input_ids"], batch["attention_mask"], batch["labels"])
+    with pytest.raises(UserError, match="labels: no token of the batch is masked"):
+        packed(False, STEPS[:num_steps])(**batch)
 
 
 def test_dropout_is_refused():

@@ -19,6 +19,7 @@ from common.repository import ROOT
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
 from common.training.load import load_config
+from language_bert import benchmark
 from language_bert.benchmark import Benchmark
 from language_bert.data import sources, wikipedia
 from language_bert.data.corpus import documents
@@ -125,20 +126,20 @@ def test_every_part_gives_the_first_instances_and_the_evaluation_set_equally_spa
 
 @pytest.mark.parametrize("next_sentence", ["false", "true"])
 def test_a_run_starts_from_the_checkpoints_weights(full, next_sentence):
-    benchmark = Benchmark(config_of(full, **{"model.next_sentence": next_sentence}), seed=1)
+    run = Benchmark(config_of(full, **{"model.next_sentence": next_sentence}), seed=1)
     torch.manual_seed(3)
     original = Benchmark(config_of(full, **WITH_PAIRS), seed=1).build_model().eval()
     torch.manual_seed(4)
-    model = benchmark.build_model(from_scratch=False).eval()
-    batch = next(benchmark.train_batches())
+    model = run.build_model(from_scratch=False).eval()
+    batch = next(run.train_batches())
     with torch.no_grad():
         assert torch.equal(model(**batch.inputs)[0], original(**batch.inputs)[0])
 
 
 def test_a_starting_accuracy_that_is_not_the_published_one_is_told(full, tmp_path, monkeypatch, capsys):
     config = config_of(full, **OFFICIAL)  # as if it were that
-    evaluated = (sources.WIKIPEDIA, LENGTH, config.data.evaluation_masked_fraction, NUM_EVALUATION)
-    monkeypatch.setattr("language_bert.benchmark.EVALUATED", evaluated)
+    evaluated = {"max_seq_length": LENGTH, "num_evaluation_samples": NUM_EVALUATION}
+    monkeypatch.setattr(benchmark, "EVALUATED", benchmark.EVALUATED | evaluated)
 
     def first_evaluation():
         log = RunLog(tmp_path / "result_0.txt", state="run")
@@ -153,7 +154,7 @@ def test_a_starting_accuracy_that_is_not_the_published_one_is_told(full, tmp_pat
     doubt = f"have {quality:.5f} before the first step, expected 0.34085"
     assert quality < 0.3 and doubt in log and doubt in " ".join(screen.split())
     assert f"masked-LM accuracy {quality:.5f} (target 0.72)" in screen
-    monkeypatch.setattr("language_bert.benchmark.STARTING_ACCURACY", quality)
+    monkeypatch.setattr(benchmark, "STARTING_ACCURACY", quality)
     _, log, screen = first_evaluation()
     assert log.count("starting_doubt") == 1 and "before the first step" not in screen  # the one of above
 

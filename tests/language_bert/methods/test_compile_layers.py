@@ -34,7 +34,7 @@ def test_layers_share_a_form_for_each_number_of_tokens_and_the_last_has_one_for_
     rng, shapes = np.random.default_rng(0), set()
     for _ in range(12):
         lengths = rng.integers(4, MAX_LENGTH + 1, 8)
-        batch = random_batch(rng, lengths, lengths // 4, vocab_size=VOCAB_SIZE, max_seq_length=MAX_LENGTH)
+        batch = random_batch(rng, lengths, lengths // 4, VOCAB_SIZE, MAX_LENGTH)
         batch = keep_masked(unpad_batch(batch, round_to=64), round_to=16)
         shapes.add((len(batch.inputs["input_ids"]), len(batch.targets["labels"])))
         model(**keep_needed(batch, next_sentence=False).inputs)
