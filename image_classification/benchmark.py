@@ -1,78 +1,35 @@
 """ResNet on image classification, as the training loop sees it."""
 
+import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from common.config.schema import DataConfig, Fraction, RunConfig, Strict
 from common.data import sampler
+from common.errors import UserError
 from common.training import benchmark
 from common.training.benchmark import Backend, Names
 from common.training.method import Batch
+from common.training.step import DTYPES
 from image_classification.augmentation import build_transform
-from image_classification.data.decoders import Name, uses_dali
+from image_classification.config import Config as Config
+from image_classification.data.dali import dali_batches, import_dali
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import (
-    MEAN,
-    STD,
-    Meter,
+    PixelBatch,
     TrainSettings,
     evaluation_batches,
     normalize,
+    worker_batches,
 )
-from image_classification.data.loaders import check_loader, keep_evaluation, loaded_dtype, open_loader
-from image_classification.data.resident import EvaluationCache
+from image_classification.data.resident import EvaluationCache, ResidentLoader, check_budget, uses_dali
 from image_classification.kernels.crop_resize import crop_resize, uses_triton
 from image_classification.model import build_resnet
 
-
-class ModelConfig(Strict):
-    """A torchvision ResNet by name."""
-
-    name: Literal["resnet18", "resnet50", "resnet101"]
-    num_classes: int = Field(gt=1)
-
-
-class ImageDataConfig(DataConfig):
-    """Sizes in pixels; `min_crop_area` is the smallest part of an image that a training crop shows."""
-
-    train_crop_px: int = Field(ge=32)
-    crop_px_by_epoch: list[Annotated[int, Field(ge=32)]]  # empty: train_crop_px in every epoch
-    evaluation_resize_px: int = Field(ge=32)  # the shorter side
-    evaluation_crop_px: int = Field(ge=32)
-    min_crop_area: float = Field(gt=0, le=1)
-    flip_probability: Fraction
-    alternates_flips: bool = False  # set by alternating_flip: each image is mirrored in every other epoch
-    loader: Literal["workers", "dali", "resident"]
-    num_workers: int = Field(ge=1)  # decoding processes or threads
-    stored_px: int = Field(ge=32)  # loader resident: images are held squashed to this size ...
-    stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
-    decoder: Name = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
-
-    @model_validator(mode="after")
-    def check_flip_probability(self) -> Self:
-        if self.alternates_flips and self.flip_probability != 0.5:
-            raise ValueError("alternates_flips needs a flip_probability of 0.5")
-        return self
-
-    def crop_px(self, epoch: int) -> int:
-        """Return the size of the training crops of an epoch, from 0."""
-        if not self.crop_px_by_epoch:
-            return self.train_crop_px
-        return self.crop_px_by_epoch[min(epoch, len(self.crop_px_by_epoch) - 1)]
-
-
-class Config(RunConfig):
-    """The keys of this benchmark."""
-
-    model: ModelConfig
-    data: ImageDataConfig
+MAX_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")  # a socket's path has 107 characters at most
 
 
 class Benchmark(benchmark.Benchmark):
@@ -90,18 +47,22 @@ class Benchmark(benchmark.Benchmark):
     def prepare_loader(self) -> None:
         """Crop resident pixels to each size, which compiles the kernel on a GPU.
 
-        Raises UserError when decoded images would not fit into memory, or DALI is missing.
+        Raises UserError where decoded images would not fit into memory, DALI is missing, or the path of the
+        temporary folder is too long for the sockets of worker processes.
         """
         data = self.config.data
-        check_loader(data, self.num_rank_images, self.micro_batch_sizes[0], self.device)
-        if data.loader != "resident":
-            return
-        pixels = torch.zeros(1, data.stored_px, data.stored_px, 3, dtype=torch.uint8, device=self.device)
-        box = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=self.device)
-        row, flip = (torch.zeros(1, dtype=dtype, device=self.device) for dtype in (torch.int64, torch.bool))
-        dtype = loaded_dtype(data, self.config.precision)
-        for size_px in set(data.crop_px_by_epoch or [data.train_crop_px]):
-            crop_resize(pixels, row, box, flip, size_px=size_px, mean=MEAN, std=STD, dtype=dtype)
+        if data.loader == "workers" and len(folder := tempfile.gettempdir()) > MAX_FOLDER:
+            what = f"longer than {MAX_FOLDER} characters: no room for the sockets of worker processes"
+            raise UserError(what, where=folder, hint="set TMPDIR to a shorter folder")
+        if "dali" in (data.loader, data.loader == "resident" and data.decoder):
+            import_dali()
+        if data.loader == "resident":
+            check_budget(self.num_rank_images, data, self.device, batch_size=self.micro_batch_sizes[0])
+            pixels = torch.zeros(1, data.stored_px, data.stored_px, 3, dtype=torch.uint8, device=self.device)
+            box = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=self.device)
+            row, flip = (torch.zeros(1, dtype=kind, device=self.device) for kind in (torch.int64, torch.bool))
+            for size_px in data.crop_sizes_px:
+                crop_resize(pixels, row, box, flip, size_px=size_px, dtype=self.image_dtype)
 
     def build_model(self, *, from_scratch: bool = True) -> nn.Module:
         """Return torchvision's ResNet with the published initial weights."""
@@ -113,9 +74,8 @@ class Benchmark(benchmark.Benchmark):
 
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield noise in each size of the loader's batches; methods that resize batches resize this too."""
-        data = self.config.data
         for num_samples in self.micro_batch_sizes:
-            for size_px in dict.fromkeys(data.crop_px_by_epoch or [data.train_crop_px]):
+            for size_px in self.config.data.crop_sizes_px:
                 yield self.noise(num_samples, size_px)
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
@@ -127,11 +87,10 @@ class Benchmark(benchmark.Benchmark):
 
     def noise(self, num_samples: int, size_px: int) -> Batch:
         """Return a batch of noise in the layout and type of the loader: what is compiled here is used."""
-        dtype = loaded_dtype(self.config.data, self.config.precision)
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(num_samples, 3, size_px, size_px, generator=generator)
         labels = torch.randint(self.config.model.num_classes, (num_samples,), generator=generator)
-        images = images.to(dtype, memory_format=torch.channels_last)
+        images = images.to(self.image_dtype, memory_format=torch.channels_last)
         return Batch(inputs={"x": images}, targets={"labels": labels}, num_samples=num_samples)
 
     def backends(self) -> dict[str, Backend]:
@@ -146,6 +105,12 @@ class Benchmark(benchmark.Benchmark):
         }
 
     @property
+    def image_dtype(self) -> torch.dtype:
+        """The type of the training images that reach the model."""
+        is_resident = self.config.data.loader == "resident"
+        return DTYPES[self.config.precision] if is_resident else torch.float32
+
+    @property
     def num_rank_images(self) -> int:
         """The training images that are this rank's, where a loader keeps them."""
         config = self.config
@@ -154,58 +119,49 @@ class Benchmark(benchmark.Benchmark):
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
         data, plan = self.config.data, self.config.plan()
-        images, meter = self.images("train", data.num_train_samples), Meter()
+        images = self.images("train", data.num_train_samples)
         settings = TrainSettings(
+            data=data,
             batch_size=self.config.global_batch_size,
             seed=self.seed,
             crop_px=lambda step: data.crop_px(plan.epoch(step)),
-            min_area=data.min_crop_area,
-            flip_probability=data.flip_probability,
-            alternates_flips=data.alternates_flips,
             rank_info=self.rank_info,
             transform=build_transform(self.config),
         )
         loader = open_loader(
             images,
             settings,
-            data,
-            self.device,
-            self.config.precision,
+            device=self.device,
+            dtype=self.image_dtype,
             micro_batch_size=self.micro_batch_sizes[0],
             start_step=start_step,
-            meter=meter,
         )
-        for samples, pixels in loader:
-            loading_s, meter.seconds = meter.seconds, 0.0
-            yield replace(self.batch(images, samples, pixels), loading_s=loading_s or None)
+        for batch in loader:
+            yield self.batch(images, batch)
 
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield one centre crop of every image of this rank's, in the order of the listing."""
         data = self.config.data
         images = self.images("validation", data.num_evaluation_samples)
-        drawn = evaluation_batches(
-            images,
-            self.rank_evaluation_batch_size,
-            samples=self.rank_evaluation_samples,
-            resize_px=data.evaluation_resize_px,
-            crop_px=data.evaluation_crop_px,
-            num_workers=data.num_workers if data.loader == "workers" else 0,
-            num_threads=data.num_workers,
-        )
+        size, samples = self.rank_evaluation_batch_size, self.rank_evaluation_samples
+        batches = evaluation_batches(images, data, size, samples)
         if data.loader == "resident":
-            self.evaluated = self.evaluated or keep_evaluation(data, self.micro_batch_sizes[0], self.device)
-            drawn = self.evaluated.batches(drawn)
-        for samples, pixels in drawn:
-            yield self.batch(images, samples, pixels)
+            self.evaluated = self.evaluated or EvaluationCache(
+                self.device, data.stored_on, batch_size=self.micro_batch_sizes[0]
+            )
+            batches = self.evaluated.batches(batches)
+        for batch in batches:
+            yield self.batch(images, batch)
 
-    def batch(self, images: Images, samples: np.ndarray, pixels: np.ndarray | Tensor) -> Batch:
-        """Return a loader's pixels, (batch, size, size, 3) uint8 or normalised already, with labels."""
-        on_device = torch.as_tensor(pixels).to(self.device, non_blocking=True)
+    def batch(self, images: Images, loaded: PixelBatch) -> Batch:
+        """Return a loader's batch on the device, normalised, with labels."""
+        pixels = torch.as_tensor(loaded.pixels).to(self.device, non_blocking=True)
         return Batch(
-            inputs={"x": normalize(on_device) if on_device.dtype == torch.uint8 else on_device},
-            targets={"labels": torch.from_numpy(images.labels[samples])},
-            num_samples=len(samples),
+            inputs={"x": normalize(pixels) if pixels.dtype == torch.uint8 else pixels},
+            targets={"labels": torch.from_numpy(images.labels[loaded.samples])},
+            num_samples=len(loaded.samples),
             num_global_targets=self.config.global_batch_size,
+            loading_s=loaded.loading_s,
         )
 
     def images(self, part: str, num_samples: int) -> Images:
@@ -223,3 +179,32 @@ class Benchmark(benchmark.Benchmark):
         labels = targets["labels"]
         num_labels = torch.full((), labels.numel(), device=labels.device)
         return (outputs.argmax(dim=-1) == labels).sum(), num_labels
+
+
+def open_loader(
+    images: Images,
+    settings: TrainSettings,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    micro_batch_size: int | None = None,
+    start_step: int = 0,
+) -> Iterator[PixelBatch]:
+    """Open the training loader of the settings; `dtype` and `micro_batch_size` count where it is resident.
+
+    All show the same crops: see loader.py, dali.py and resident.py.
+    """
+    if settings.data.loader == "workers":
+        return worker_batches(images, settings, start_step=start_step)
+    if settings.data.loader == "dali":
+        return dali_batches(images, settings, device=device, start_step=start_step)
+    return iter(
+        ResidentLoader(
+            images,
+            settings,
+            device=device,
+            dtype=dtype,
+            micro_batch_size=micro_batch_size,
+            start_step=start_step,
+        )
+    )

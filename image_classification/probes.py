@@ -4,31 +4,30 @@ import io
 import itertools
 import math
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from common.config.duration import evaluation_seconds
-from common.config.schema import DataConfig
 from common.training import probes
 from common.training.method import Batch
 from common.training.probes import KernelPair, Part, Projection, Work
 from common.training.registry import build_methods
 from image_classification.augmentation import augmentations
-from image_classification.benchmark import Benchmark
+from image_classification.benchmark import Benchmark, open_loader
+from image_classification.config import ImageDataConfig
 from image_classification.data.dali import has_dali
-from image_classification.data.decoders import Name, open_decoder
 from image_classification.data.images import Images
-from image_classification.data.loader import MEAN, STD, TrainSettings
-from image_classification.data.loaders import open_loader
-from image_classification.data.resident import stored_bytes
+from image_classification.data.loader import TrainSettings
+from image_classification.data.resident import open_decoder, stored_bytes
 from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
 from image_classification.methods.blurpool import Blur
 from image_classification.methods.progressive_resizing import ProgressiveResizing
@@ -39,6 +38,7 @@ DECODED_ONCE = ["data.loader=resident"]
 HEIGHT, WIDTH, QUALITY = 375, 500, 90  # a usual image of ImageNet
 NUM_IMAGES = 64
 CROP_PX = 176
+CROPS = {"min_crop_area": 0.08, "flip_probability": 0.5, "alternates_flips": False}  # of the timed loaders
 LOADER_BATCH = 32
 SHORTCUT = (256, 56, 512)  # channels, size and outputs of the first strided shortcut of ResNet-50 at 224 px
 PAIR_IMAGES, STORED_PX, SIZE_PX = 8, 96, 56
@@ -54,25 +54,21 @@ class Probes(probes.Probes):
 
     @property
     def resident_bytes(self) -> int:
-        """The decoded images of the loader that keeps those of this rank."""
-        data = self.config.data
-        num_images = self.benchmark.num_rank_images
-        return stored_bytes(num_images, data.stored_px) if data.loader == "resident" else 0
+        num_images, stored_px = self.benchmark.num_rank_images, self.config.data.stored_px
+        return stored_bytes(num_images, stored_px) if self.loads_once else 0
 
     @property
     def loads_once(self) -> bool:
-        """True if decoded images stay in memory."""
         return self.config.data.loader == "resident"
 
     @property
     def num_readers(self) -> int:
-        """The threads or processes that decode."""
         return self.config.data.num_workers
 
     @property
     def num_batches_ahead(self) -> int:
         """Each worker prepares two."""
-        return 2 * self.config.data.num_workers if self.config.data.loader == "workers" else 1
+        return 2 * self.num_readers if self.config.data.loader == "workers" else 1
 
     def equal_settings(self) -> list[list[str]]:
         """Return numbers of workers with a processor each."""
@@ -99,24 +95,24 @@ class Probes(probes.Probes):
         return loaders
 
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
-        """Return noise in the sizes of the optimized schedules and of the baseline."""
-
-        def on_device(batch: Batch) -> Batch:  # as `batch` does
-            return replace(batch, inputs={"x": batch.inputs["x"].to(self.benchmark.device)})
-
-        sizes_px = BENCH_SIZES_PX[self.config.size]
-        return {
-            f"{size_px} px": on_device(self.benchmark.noise(num_samples, size_px)) for size_px in sizes_px
-        }
+        """Return noise in the sizes of the optimized schedules and of the baseline, images on the device."""
+        batches = {}
+        for size_px in BENCH_SIZES_PX[self.config.size]:
+            batch = self.benchmark.noise(num_samples, size_px)
+            images = batch.inputs["x"].to(self.benchmark.device)
+            batches[f"{size_px} px"] = replace(batch, inputs={"x": images})
+        return batches
 
     def bench_parts(self) -> Iterator[Part]:
         """Yield the loaders and decoders of this machine, the crop, and two ways to blur a shortcut."""
-        data, device = self.config.data, self.benchmark.device
-        images, num_workers = SyntheticImages(), min(data.num_workers, os.cpu_count() or 1)
-        yield from loader_parts(images, data.model_copy(update={"num_workers": num_workers}), device)
-        yield from decoder_parts(images, data.stored_px, num_workers, device)
-        yield crop_part(data.stored_px, self.config.global_batch_size, device)
-        yield from blur_parts(min(self.config.global_batch_size, 256), device)
+        device, batch_size = self.benchmark.device, self.config.global_batch_size
+        num_workers = min(self.num_readers, os.cpu_count() or 1)
+        data = self.config.data.model_copy(update=CROPS | {"num_workers": num_workers})
+        images = SyntheticImages()
+        yield from loader_parts(images, data, device)
+        yield from decoder_parts(images, data, device)
+        yield crop_part(data.stored_px, batch_size, device)
+        yield from blur_parts(min(batch_size, 256), device)
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
         """Yield the blur, and the crop on a GPU: a CPU computes its reference anyway."""
@@ -126,13 +122,11 @@ class Probes(probes.Probes):
             yield crop_pair(device)
 
     def work(self, shape: str) -> Work:
-        """Return the work of an image of such a size when batch norm, addition and ReLU are fused."""
         with torch.device("meta"):
             model = self.benchmark.build_model()
-        return training_work(model, int(shape.split()[0]))
+        return training_work(model, pixels_of(shape))
 
     def shape_shares(self) -> dict[str, float]:
-        """Count the epochs of each size."""
         sizes = self.epoch_sizes_px()
         return {f"{size_px} px": sizes.count(size_px) / len(sizes) for size_px in sizes}
 
@@ -155,27 +149,32 @@ class Probes(probes.Probes):
         evaluations = [step for step in self.config.plan().evaluation_steps if step <= last]
         return project(
             sizes[:num_epochs],
-            {int(shape.split()[0]): rate for shape, rate in samples_per_s.items()},
+            {pixels_of(shape): rate for shape, rate in samples_per_s.items()},
             self.config.data,
             num_evaluations=len(evaluations),
             num_devices=num_devices,
         )
 
     def epoch_sizes_px(self) -> list[int]:
-        num_epochs, methods = self.config.num_epochs, build_methods(self.config)
+        num_epochs = self.config.num_epochs
         sizes = [self.config.data.crop_px(epoch) for epoch in range(num_epochs)]
-        for method in methods:
+        for method in build_methods(self.config):
             if isinstance(method, ProgressiveResizing):
                 sizes = [method.size_px(epoch, num_epochs, full) for epoch, full in enumerate(sizes)]
         return sizes
 
 
+def pixels_of(shape: str) -> int:
+    return int(shape.split()[0])
+
+
 class SyntheticImages:
     """Smooth noise as JPEG files in memory, as `images.Images`."""
 
+    labels = np.zeros(NUM_IMAGES, np.int64)
+
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
-        self.labels = np.zeros(NUM_IMAGES, np.int64)
         self.files = []
         for _ in range(NUM_IMAGES):
             noise = Image.fromarray(rng.integers(0, 256, (HEIGHT // 8, WIDTH // 8, 3), dtype=np.uint8))
@@ -184,7 +183,7 @@ class SyntheticImages:
             self.files.append(file.getvalue())
 
     def __len__(self) -> int:
-        return len(self.files)
+        return NUM_IMAGES
 
     def where(self, sample: int) -> str:
         return f"synthetic image {sample}"
@@ -196,34 +195,33 @@ class SyntheticImages:
         return HEIGHT, WIDTH
 
 
-def loader_parts(images: Images, data: Any, device: torch.device) -> Iterator[Part]:
+def loader_parts(images: Images, data: ImageDataConfig, device: torch.device) -> Iterator[Part]:
     """Yield the loaders that decode in every epoch."""
-    settings = TrainSettings(
-        batch_size=LOADER_BATCH, seed=0, crop_px=lambda step: CROP_PX, min_area=0.08, flip_probability=0.5
-    )
     for loader in ("workers", *["dali"] * has_dali()):
-        chosen = data.model_copy(update={"loader": loader})
-        batches: Any = open_loader(images, settings, chosen, device, "fp32")
+        settings = TrainSettings(
+            data=data.model_copy(update={"loader": loader}),
+            batch_size=LOADER_BATCH,
+            seed=0,
+            crop_px=lambda step: CROP_PX,
+        )
+        batches: Any = open_loader(images, settings, device=device)
         name = f"loader {loader} ({data.num_workers}), {WIDTH} x {HEIGHT} JPEG to {CROP_PX} px"
-        yield Part(name=name, call=lambda batches=batches: next(batches), num_samples=LOADER_BATCH)
+        yield Part(name=name, call=partial(next, batches), num_samples=LOADER_BATCH)
         batches.close()
 
 
-def decoder_parts(images: Images, stored_px: int, num_threads: int, device: torch.device) -> Iterator[Part]:
+def decoder_parts(images: Images, data: ImageDataConfig, device: torch.device) -> Iterator[Part]:
     """Yield what decodes resident images, in the first epoch of a run."""
-    samples = np.arange(LOADER_BATCH)
-    for name in get_args(Name)[1:]:
-        if name == "dali" and not has_dali():
-            continue
-        decoder = open_decoder(
+    samples, stored_px, num_threads = np.arange(LOADER_BATCH), data.stored_px, data.num_workers
+    for name in ("threads", *["dali"] * has_dali()):
+        with open_decoder(
             name, images, stored_px, device=device, num_threads=num_threads, most=LOADER_BATCH
-        )
-        yield Part(
-            name=f"decoder {name} ({num_threads}), {WIDTH} x {HEIGHT} JPEG to {stored_px} px",
-            call=lambda decoder=decoder: decoder.request(samples)(),
-            num_samples=LOADER_BATCH,
-        )
-        decoder.close()
+        ) as request:
+            yield Part(
+                name=f"decoder {name} ({num_threads}), {WIDTH} x {HEIGHT} JPEG to {stored_px} px",
+                call=lambda request=request: request(samples)(),
+                num_samples=LOADER_BATCH,
+            )
 
 
 def crop_inputs(num_images: int, stored_px: int, least: float, device: torch.device) -> list[Tensor]:
@@ -239,11 +237,11 @@ def crop_inputs(num_images: int, stored_px: int, least: float, device: torch.dev
 
 def crop_part(stored_px: int, batch_size: int, device: torch.device) -> Part:
     inputs = crop_inputs(batch_size, stored_px, 0.3, device)
-
-    def call() -> object:
-        return crop_resize(*inputs, size_px=CROP_PX, mean=MEAN, std=STD, dtype=torch.bfloat16)
-
-    return Part(name=f"crop and resize, {stored_px} to {CROP_PX} px", call=call, num_samples=batch_size)
+    return Part(
+        name=f"crop and resize, {stored_px} to {CROP_PX} px",
+        call=partial(crop_resize, *inputs, size_px=CROP_PX, dtype=torch.bfloat16),
+        num_samples=batch_size,
+    )
 
 
 def blur_parts(batch_size: int, device: torch.device) -> Iterator[Part]:
@@ -287,58 +285,46 @@ def blur_pair(device: torch.device) -> KernelPair:
 
 def crop_pair(device: torch.device) -> KernelPair:
     inputs = crop_inputs(PAIR_IMAGES, STORED_PX, 0.2, device)
-    settings = {"size_px": SIZE_PX, "mean": MEAN, "std": STD, "dtype": torch.float32}
     return KernelPair(
         name="crop and resize",
-        kernel=lambda: [crop_resize(*inputs, **settings)],
-        plain=lambda: [crop_resize_reference(*inputs, **settings)],
+        kernel=lambda: [crop_resize(*inputs, size_px=SIZE_PX, dtype=torch.float32)],
+        plain=lambda: [crop_resize_reference(*inputs, size_px=SIZE_PX, dtype=torch.float32)],
         tolerance=1e-3,  # where TF32 is allowed; the tests ask for 2e-4 in a value
     )
-
-
-def count_work(model: nn.Module, size_px: int) -> Counter[str]:
-    """Count the operations of a forward pass on one image, and the elements of its layers by their kind."""
-    counts: Counter[str] = Counter()
-
-    def count(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        num_in, num_out = inputs[0].numel(), output.numel()
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            flops = 2 * num_out * module.weight[0].numel()
-            is_stem = num_in == inputs[0].shape[-1] ** 2 * 3
-            counts.update({"flops": flops, "stem flops": flops * is_stem, "convolution": num_in + num_out})
-        elif isinstance(module, nn.BatchNorm2d):
-            counts["norm"] += num_out
-        elif isinstance(module, nn.MaxPool2d):
-            counts["pooling"] += num_in + num_out
-        elif hasattr(module, "downsample"):  # a residual block ends with an addition
-            counts["addition"] += num_out
-
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    with torch.no_grad():
-        model.eval()(torch.empty(1, 3, size_px, size_px, device="meta"))
-    for hook in hooks:
-        hook.remove()
-    return counts
 
 
 def training_work(model: nn.Module, size_px: int) -> Work:
     """Return the work of one image (3, size_px, size_px), forward and backward, in 16 bits.
 
-    `model` lies on the meta device. Each convolution takes as many operations for the gradient of its input
-    and of its weight as forward; the stem needs no gradient of its input. Elements read or written: by a
-    convolution 3 times its input and output; by a batch norm 3 forward and 5 backward, by an addition 1 and
-    3, by a pooling 2 and 2: addition and ReLU are fused with the batch norm. Weights are left out: a batch
-    shares them.
+    `model` lies on the meta device. Elements read or written: by a convolution 3 times its input and output;
+    by a batch norm 3 forward and 5 backward, by an addition 1 and 3, by a pooling 2 and 2: addition and ReLU
+    are fused with the batch norm. Weights are left out: a batch shares them.
     """
-    counts = count_work(model, size_px)
-    elements = 3 * counts["convolution"] + 8 * counts["norm"] + 4 * counts["addition"] + 2 * counts["pooling"]
-    return Work(flops=3 * counts["flops"] - counts["stem flops"], num_bytes=HALF_BYTES * elements)
+    elements = []
+
+    def count(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        num_in, num_out = inputs[0].numel(), output.numel()
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            elements.append(3 * (num_in + num_out))
+        elif isinstance(module, nn.BatchNorm2d):
+            elements.append(8 * num_out)
+        elif isinstance(module, nn.MaxPool2d):
+            elements.append(2 * (num_in + num_out))
+        elif hasattr(module, "downsample"):  # a residual block ends with an addition
+            elements.append(4 * num_out)
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    with FlopCounterMode(display=False) as counter:
+        model.eval()(torch.empty(1, 3, size_px, size_px, device="meta")).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return Work(flops=counter.get_total_flops(), num_bytes=HALF_BYTES * sum(elements))
 
 
 def project(
     sizes_px: list[int],
     images_per_s: dict[int, float],
-    data: DataConfig,
+    data: ImageDataConfig,
     *,
     num_evaluations: int,
     num_devices: int,

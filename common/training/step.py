@@ -18,6 +18,7 @@ from common.training.method import Batch, Loss, Method, Progress
 from common.training.optim import build_optimizer, build_schedule, unscale
 from common.training.registry import build_methods
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by precision
 WARM_UP_CALLS = 3  # of each shape: compile, record and replay a captured graph
 
 

@@ -5,7 +5,7 @@ order of the work nor on who does it. Source: Salmon et al. 2011, https://doi.or
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,16 +18,11 @@ KEY_INCREMENTS = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
 NUM_ROUNDS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crops:
-    """The boxes and flips of a training batch.
+class Crops(NamedTuple):
+    """The crops of a batch: top, left, height and width in pixels of the image, and which are mirrored."""
 
-    `boxes` (num_samples, 4) int64 are top, left, height and width in pixels of the image; `flips`
-    (num_samples,) bool say which crops are mirrored.
-    """
-
-    boxes: np.ndarray
-    flips: np.ndarray
+    boxes: np.ndarray  # (batch, 4) int64
+    flips: np.ndarray  # (batch,) bool
 
 
 def draw_crops(
@@ -40,35 +35,30 @@ def draw_crops(
     flip_probability: float,
     alternates_flips: bool = False,
 ) -> Crops:
-    """Draw the crops of `samples` (num_samples,) int64 with sizes (num_samples, 2): height, width.
+    """Draw the crops of `samples` (num_samples,) int64 with sizes (num_samples, 2) int64: height, width.
 
     The area of a crop is uniform in [min_area, 1] of the image, the logarithm of its aspect ratio uniform
     between those of 3/4 and 4/3; after ten crops that do not fit, the largest centre crop within these
     ratios. Flips are drawn with `flip_probability`, or, where they alternate, as in `alternating_flips`.
     Source: torchvision.transforms.RandomResizedCrop, whose distribution this is.
     """
-    numbers = np.arange(NUM_TRIES + 1)  # the last decides the flip
-    uniform = draws(samples, numbers, seed=seed, epoch=epoch) / 2.0**32
-    tries, (heights, widths) = (
-        uniform[:, :NUM_TRIES],
-        (sizes[:, axis, None].astype(np.int64) for axis in (0, 1)),
-    )
+    uniform = draws(samples, np.arange(NUM_TRIES + 1), seed=seed, epoch=epoch) / 2.0**32
+    areas, ratios, vertical, horizontal = np.moveaxis(uniform[:, :NUM_TRIES], -1, 0)
+    heights, widths = sizes.T[..., None]
     low, high = (math.log(ratio) for ratio in ASPECT_RATIOS)
-    areas = heights * widths * (min_area + (1 - min_area) * tries[..., 0])
-    ratios = np.exp(low + (high - low) * tries[..., 1])
+    areas = heights * widths * (min_area + (1 - min_area) * areas)
+    ratios = np.exp(low + (high - low) * ratios)
     crop_widths = np.rint(np.sqrt(areas * ratios)).astype(np.int64)
     crop_heights = np.rint(np.sqrt(areas / ratios)).astype(np.int64)
     fits = (crop_widths > 0) & (crop_widths <= widths) & (crop_heights > 0) & (crop_heights <= heights)
-    tops = (tries[..., 2] * (heights - crop_heights + 1)).astype(np.int64)
-    lefts = (tries[..., 3] * (widths - crop_widths + 1)).astype(np.int64)
+    tops = (vertical * (heights - crop_heights + 1)).astype(np.int64)
+    lefts = (horizontal * (widths - crop_widths + 1)).astype(np.int64)
     drawn = np.stack([tops, lefts, crop_heights, crop_widths], axis=-1)
-    boxes = np.where(
-        fits.any(axis=1)[:, None], drawn[np.arange(len(samples)), fits.argmax(axis=1)], centre_crops(sizes)
-    )
-    flips = uniform[:, NUM_TRIES, 0] < flip_probability
+    first_fitting = drawn[np.arange(len(samples)), fits.argmax(axis=1)]
+    boxes = np.where(fits.any(axis=1, keepdims=True), first_fitting, centre_crops(sizes))
     if alternates_flips:
-        flips = alternating_flips(samples, seed=seed, epoch=epoch)
-    return Crops(boxes=boxes, flips=flips)
+        return Crops(boxes, alternating_flips(samples, seed=seed, epoch=epoch))
+    return Crops(boxes, uniform[:, NUM_TRIES, 0] < flip_probability)
 
 
 def alternating_flips(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
@@ -87,7 +77,7 @@ def draws(samples: np.ndarray, numbers: np.ndarray, *, seed: int, epoch: int) ->
 
 
 def centre_crops(sizes: np.ndarray) -> np.ndarray:
-    heights, widths = sizes.astype(np.int64).T
+    heights, widths = sizes.T
     low, high = ASPECT_RATIOS
     crop_heights = np.minimum(heights, np.rint(widths / low).astype(np.int64))
     crop_widths = np.minimum(widths, np.rint(heights * high).astype(np.int64))
@@ -100,11 +90,7 @@ def philox(counters: np.ndarray, key: np.ndarray) -> np.ndarray:
     a, b, c, d = np.moveaxis(counters, -1, 0)
     for _ in range(NUM_ROUNDS):
         first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
-        a, b, c, d = (
-            (second >> HALF) ^ b ^ key[0],
-            second & MASK,
-            (first >> HALF) ^ d ^ key[1],
-            first & MASK,
-        )
+        a, b = (second >> HALF) ^ b ^ key[0], second & MASK
+        c, d = (first >> HALF) ^ d ^ key[1], first & MASK
         key = (key + KEY_INCREMENTS) & MASK
     return np.stack([a, b, c, d], axis=-1)

@@ -1,10 +1,12 @@
-"""Training batches from NVIDIA DALI, which decodes and resizes in its own threads or on a GPU.
+"""NVIDIA DALI, which decodes and resizes in its own threads or on a GPU: a loader, and a resident decoder.
 
 DALI gets the crops of loader.py instead of drawing its own, so that every loader shows the same.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -14,118 +16,137 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from image_classification.data.ahead import prefetch
 from image_classification.data.images import Images, decode
-from image_classification.data.loader import TrainSettings, TrainStep, prefetch, train_steps
+from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
 
 
 def dali_batches(
-    images: Images,
-    settings: TrainSettings,
-    *,
-    num_threads: int,
-    device_id: int | None = None,
-    start_step: int = 0,
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Yield the batches of `loader.worker_batches`; pixels are tensors on the GPU `device_id`, None: a CPU.
+    images: Images, settings: TrainSettings, *, device: torch.device, start_step: int = 0
+) -> Iterator[PixelBatch]:
+    """Yield the batches of `loader.worker_batches`; pixels are tensors on the device.
 
-    One Python thread reads files ahead, `num_threads` of DALI work on their content. Raises UserError without
+    One Python thread reads files ahead, `num_workers` of DALI work on their content. Raises UserError without
     DALI and for a file that cannot be decoded.
     """
     dali = import_dali()
     waiting: deque[np.ndarray] = deque()  # the samples of the batches inside the pipeline
 
     def read(step: TrainStep) -> tuple[np.ndarray, tuple[Any, ...]]:
-        crops = step.crops(images.size)
-        content = [np.frombuffer(images.jpeg(int(sample)), np.uint8) for sample in step.samples]
+        boxes, flips = step.crops(images.size)
+        content = read_files(images, step.samples)
         sizes = np.full(len(content), step.crop_px, np.float32)
-        return step.samples, (content, crops.boxes.astype(np.int32), sizes, crops.flips.astype(np.int32))
+        return step.samples, (content, boxes.astype(np.int32), sizes, flips.astype(np.int32))
 
     def source() -> Iterator[tuple[Any, ...]]:
         for samples, inputs in prefetch(read, train_steps(len(images), settings, start_step=start_step)):
             waiting.append(samples)
             yield inputs
 
-    pipeline = build_pipeline(dali, source(), settings.num_rank_samples, num_threads, device_id)
-    try:
+    def cut_and_resize(decoding: dict[str, Any], resizing: dict[str, Any]) -> Any:
+        fn = dali.fn
+        content, boxes, size, flips = fn.external_source(source=source(), num_outputs=4)
+        cut = fn.decoders.image_slice(content, start=boxes[:2], shape=boxes[2:], axis_names="HW", **decoding)
+        return fn.flip(fn.resize(cut, resize_x=size, resize_y=size, **resizing), horizontal=flips)
+
+    num_samples, num_threads = settings.num_rank_samples, settings.data.num_workers
+    with open_pipeline(dali, cut_and_resize, num_samples, num_threads, device) as pipeline:
         while True:
-            (pixels,) = pipeline.run()
-            yield waiting.popleft(), torch.from_dlpack(pixels.as_tensor())
-    except RuntimeError:
-        raise_damaged(images, waiting)
-        raise
+            pixels = run_pipeline(pipeline, images, waiting)
+            yield PixelBatch(waiting.popleft(), pixels)
+
+
+@contextmanager
+def dali_decoder(
+    images: Images, stored_px: int, *, device: torch.device, num_threads: int, most: int
+) -> Iterator[Callable[[np.ndarray], Callable[[], tuple[Tensor, np.ndarray]]]]:
+    """Open a decoder as `resident.open_decoder` does; pixels are on the device, a GPU decodes by nvJPEG.
+
+    One thread of Python reads files, another runs the pipeline on what was read.
+    """
+    dali = import_dali()
+
+    def squash(decoding: dict[str, Any], resizing: dict[str, Any]) -> Any:
+        image = dali.fn.decoders.image(dali.fn.external_source(name="content"), **decoding)
+        return dali.fn.resize(image, resize_x=stored_px, resize_y=stored_px, **resizing)
+
+    def decode_files(samples: np.ndarray, content: Future[list[np.ndarray]]) -> tuple[Tensor, np.ndarray]:
+        pixels = run_pipeline(pipeline, images, [samples], content=content.result())
+        return pixels, np.array([images.size(int(sample)) for sample in samples], np.int64)
+
+    def request(samples: np.ndarray) -> Callable[[], tuple[Tensor, np.ndarray]]:
+        content = reading.submit(read_files, images, samples)
+        return running.submit(decode_files, samples, content).result
+
+    # what is fed comes out of the same run
+    with open_pipeline(dali, squash, most, num_threads, device, prefetch_queue_depth=1) as pipeline:
+        reading, running = (ThreadPoolExecutor(1, thread_name_prefix="decoding") for _ in range(2))
+        try:
+            yield request
+        finally:
+            running.shutdown(cancel_futures=True)
+            reading.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def open_pipeline(
+    dali: ModuleType,
+    operate: Callable[[dict[str, Any], dict[str, Any]], Any],
+    batch_size: int,
+    num_threads: int,
+    device: torch.device,
+    **options: Any,
+) -> Iterator[Any]:
+    """Build a pipeline that gives what `operate` returns, (n, size, size, 3) uint8 with n up to `batch_size`.
+
+    `operate` takes arguments of the decoder and of `resize` with which both agree with PIL: colours are
+    upsampled smoothly, the EXIF orientation is ignored, and `resize` is linear with antialiasing. On a GPU
+    the decoder is nvJPEG.
+    """
+    on_gpu = device.type == "cuda"
+    decoding = {
+        "device": "mixed" if on_gpu else "cpu",
+        "output_type": dali.types.RGB,
+        "jpeg_fancy_upsampling": True,
+        "adjust_orientation": False,
+    }
+    pipeline = dali.Pipeline(
+        batch_size=batch_size,
+        num_threads=num_threads,
+        device_id=(device.index or 0) if on_gpu else None,
+        exec_dynamic=True,  # a batch owns its memory; else the pipeline would write into it again
+        **options,
+    )
+    try:
+        with pipeline:
+            pipeline.set_outputs(
+                operate(decoding, {"interp_type": dali.types.INTERP_LINEAR, "antialias": True})
+            )
+        pipeline.build()
+        yield pipeline
     finally:
         # Now, whatever an exception keeps alive: a worker process that is forked later would inherit the
         # pipeline without its threads, and hang or crash when its garbage collector comes to it.
         pipeline.__del__()
 
 
-def build_pipeline(
-    dali: ModuleType, source: Iterator[Any], batch_size: int, num_threads: int, device_id: int | None
-) -> Any:
-    """Return a built pipeline that gives (batch, size, size, 3) uint8 for what `source` gives."""
-    fn, decoding, resizing = dali.fn, *pil_options(dali, device_id)
-    pipeline = dali.Pipeline(
-        batch_size=batch_size,
-        num_threads=num_threads,
-        device_id=device_id,
-        exec_dynamic=True,  # a batch owns its memory; else the pipeline would write into it again
-    )
-    with pipeline:
-        content, boxes, size, flips = fn.external_source(source=source, num_outputs=4)
-        cut = fn.decoders.image_slice(content, start=boxes[:2], shape=boxes[2:], axis_names="HW", **decoding)
-        resized = fn.resize(cut, resize_x=size, resize_y=size, **resizing)
-        pipeline.set_outputs(fn.flip(resized, horizontal=flips))
-    pipeline.build()
-    return pipeline
+def run_pipeline(pipeline: Any, images: Images, waiting: Iterable[np.ndarray], **inputs: Any) -> Tensor:
+    """Return the next output of a pipeline.
 
-
-def build_squashing(
-    dali: ModuleType, size_px: int, batch_size: int, num_threads: int, device_id: int | None
-) -> Any:
-    """Return a built pipeline whose `run(content=files)` gives whole images (n, size, size, 3) uint8.
-
-    n may be up to `batch_size`.
+    Raises UserError for the first of the `waiting` samples that cannot be decoded; DALI does not say which.
     """
-    fn, decoding, resizing = dali.fn, *pil_options(dali, device_id)
-    pipeline = dali.Pipeline(
-        batch_size=batch_size,
-        num_threads=num_threads,
-        device_id=device_id,
-        exec_dynamic=True,
-        prefetch_queue_depth=1,  # what is fed comes out of the same run
-    )
-    with pipeline:
-        image = fn.decoders.image(fn.external_source(name="content"), **decoding)
-        pipeline.set_outputs(fn.resize(image, resize_x=size_px, resize_y=size_px, **resizing))
-    pipeline.build()
-    return pipeline
+    try:
+        (pixels,) = pipeline.run(**inputs)
+    except RuntimeError:
+        for samples in waiting:
+            for sample in samples:
+                decode(images, int(sample))
+        raise
+    return torch.from_dlpack(pixels.as_tensor())
 
 
-def pil_options(dali: ModuleType, device_id: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return arguments of the decoder and of `resize` with which both agree with PIL.
-
-    Colours are upsampled smoothly, the EXIF orientation is ignored, and `resize` is linear with antialiasing.
-    On a GPU the decoder is nvJPEG.
-    """
-    decoding = {
-        "device": "cpu" if device_id is None else "mixed",
-        "output_type": dali.types.RGB,
-        "jpeg_fancy_upsampling": True,
-        "adjust_orientation": False,
-    }
-    return decoding, {"interp_type": dali.types.INTERP_LINEAR, "antialias": True}
-
-
-def raise_damaged(images: Images, waiting: Iterable[np.ndarray]) -> None:
-    """Raise UserError for the first of these samples that cannot be decoded; DALI does not say which."""
-    for samples in waiting:
-        for sample in samples:
-            decode(images, int(sample))
-
-
-def gpu_id(device: torch.device) -> int | None:
-    """Return DALI's number of a device, None for the CPU."""
-    return (device.index or 0) if device.type == "cuda" else None
+def read_files(images: Images, samples: np.ndarray) -> list[np.ndarray]:
+    return [np.frombuffer(images.jpeg(int(sample)), np.uint8) for sample in samples]
 
 
 def has_dali() -> bool:

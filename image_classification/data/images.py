@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -34,41 +33,30 @@ class Images(Protocol):
         """Return height and width in pixels, without decoding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFolder:
-    """One folder per class; a class's number is its place among the sorted names.
+    """One folder per class, in the order of their names.
 
-    With `digests`, the SHA-256 of each file, one that has changed is refused.
+    Where the data set has a manifest, with the SHA-256 of each file, a file that has changed is refused.
     """
 
-    paths: list[Path]
-    labels: np.ndarray
-    digests: list[str] = field(default_factory=list)
-
-    @classmethod
-    def open(cls, directory: Path, *, hint: str) -> "ImageFolder":
-        """List `directory`, a part of a data set whose manifest, where there is one, knows the digests."""
+    def __init__(self, directory: Path, *, hint: str) -> None:
         if not directory.is_dir():
             raise UserError("no such folder", where=str(directory), hint=hint)
         classes = sorted(path for path in directory.iterdir() if path.is_dir())
-        files = [sorted(path.iterdir()) for path in classes]
-        counts = np.array([len(inner) for inner in files], dtype=np.int64)
-        labels = np.repeat(np.arange(len(classes)), counts)
-        paths = [path for inner in files for path in inner]
+        files = [(path, label) for label, folder in enumerate(classes) for path in sorted(folder.iterdir())]
+        self.paths = [path for path, _ in files]
+        self.labels = np.array([label for _, label in files], dtype=np.int64)
+        self.digests: list[str] = []
         root = directory.parent
-        if not (root / manifest.MANIFEST).is_file():
-            return cls(paths=paths, labels=labels)
-        known = manifest.read_manifest(root, hint=hint)["files"]
-        names = [path.relative_to(root).as_posix() for path in paths]
-        return cls(
-            paths=paths, labels=labels, digests=[known.get(name, {}).get("sha256", "") for name in names]
-        )
+        if (root / manifest.MANIFEST).is_file():
+            known = manifest.read_manifest(root, hint=hint)["files"]
+            names = [path.relative_to(root).as_posix() for path in self.paths]
+            self.digests = [known.get(name, {}).get("sha256", "") for name in names]
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def where(self, sample: int) -> str:
-        """Return the path of the file."""
         return str(self.paths[sample])
 
     def jpeg(self, sample: int) -> bytes:
@@ -82,7 +70,6 @@ class ImageFolder:
         return content
 
     def size(self, sample: int) -> tuple[int, int]:
-        """Return what the file's header says."""
         try:
             with Image.open(self.paths[sample]) as image:
                 return image.height, image.width
@@ -97,15 +84,13 @@ def open_images(directory: Path, part: str, *, num_samples: int, num_classes: in
     """
     has_shards = index_path(directory, part).is_file()
     images: Images = (
-        Shards(directory, part, hint=hint) if has_shards else ImageFolder.open(directory / part, hint=hint)
+        Shards(directory, part, hint=hint) if has_shards else ImageFolder(directory / part, hint=hint)
     )
-    num_found = len(np.unique(images.labels))
-    if num_found != num_classes:
-        where = str(directory / part)
-        raise UserError(f"{num_found} classes, expected {num_classes}", where=where, hint=hint)
-    if len(images) != num_samples:
-        where = str(directory / part)
-        raise UserError(f"{len(images)} images, expected {num_samples}", where=where, hint=hint)
+    counted = {"classes": len(np.unique(images.labels)), "images": len(images)}
+    for name, expected in (("classes", num_classes), ("images", num_samples)):
+        if counted[name] != expected:
+            what = f"{counted[name]} {name}, expected {expected}"
+            raise UserError(what, where=str(directory / part), hint=hint)
     return images
 
 

@@ -11,11 +11,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,16 +29,11 @@ from common.data import sampler
 from common.errors import UserError
 from common.training.ranks import SINGLE_RANK, RankInfo
 from image_classification.augmentation import Transform, augment
+from image_classification.config import ImageDataConfig
+from image_classification.data.ahead import prefetch
 from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
-from image_classification.kernels.crop_resize import scale_and_shift
-
-MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1]
-STD = (0.229, 0.224, 0.225)
-
-PixelBatch = tuple[np.ndarray, np.ndarray]  # samples (batch,) int64, pixels (batch, size, size, 3) uint8
-Item = TypeVar("Item")
-Built = TypeVar("Built")
+from image_classification.kernels.crop_resize import SCALE, SHIFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +41,14 @@ class TrainSettings:
     """The settings that determine the training batches.
 
     `batch_size` is that of all ranks together, of which this rank takes its part; `crop_px` gives the size in
-    pixels of a step, from 0; `min_area` is the smallest part of an image that a crop shows.
+    pixels of a step, from 0.
     """
 
+    data: ImageDataConfig
     batch_size: int
     seed: int
     crop_px: Callable[[int], int]
-    min_area: float
-    flip_probability: float
-    alternates_flips: bool = False
     rank_info: RankInfo = SINGLE_RANK
-    rank_samples: np.ndarray | None = None  # of the whole run; None: a part of each batch
     transform: Transform | None = None  # of each crop, in worker processes
 
     @property
@@ -65,11 +57,15 @@ class TrainSettings:
         return len(self.rank_info.part(self.batch_size))
 
 
-@dataclass(slots=True)
-class Meter:
-    """The seconds in which a loader worked on batches, divided by its number of workers."""
+class PixelBatch(NamedTuple):
+    """A batch of a loader: uint8 (batch, size, size, 3), or normalised (batch, 3, size, size) as resident.
 
-    seconds: float = 0.0
+    `loading_s` are the seconds in which worker processes built it, divided by their number.
+    """
+
+    samples: np.ndarray  # (batch,) int64
+    pixels: np.ndarray | Tensor
+    loading_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,98 +79,79 @@ class TrainStep:
 
     def crops(self, size: Callable[[int], tuple[int, int]]) -> Crops:
         """Return the crops of the samples; `size` gives height and width of an image."""
-        return self.draw(self.samples, np.array([size(int(sample)) for sample in self.samples]))
+        return self.draw(self.samples, np.array([size(sample) for sample in self.samples.tolist()]))
 
 
-def train_steps(num_samples: int, settings: TrainSettings, *, start_step: int) -> Iterator[TrainStep]:
-    """Yield the steps from `start_step` on, without end."""
-    steps_per_epoch = num_samples // settings.batch_size
-    drawn = {"seed": settings.seed, "start_step": start_step}
-    if settings.rank_samples is not None:
-        rank_info = settings.rank_info
-        order = sampler.shard_batches(
-            settings.rank_samples, num_samples, settings.batch_size, rank_info=rank_info, **drawn
-        )
+def train_steps(
+    num_samples: int, settings: TrainSettings, *, start_step: int, rank_samples: np.ndarray | None = None
+) -> Iterator[TrainStep]:
+    """Yield the steps from `start_step` on, without end.
+
+    A rank takes a part of each batch, or draws from the `rank_samples` that it keeps for the whole run.
+    """
+    data, batch_size, seed, rank_info = settings.data, settings.batch_size, settings.seed, settings.rank_info
+    drawn = {"seed": seed, "start_step": start_step}
+    if rank_samples is not None:
+        order = sampler.shard_batches(rank_samples, num_samples, batch_size, rank_info=rank_info, **drawn)
     else:
-        whole = sampler.batches(num_samples, settings.batch_size, **drawn)
-        order = (sampler.rank_part(samples, settings.rank_info) for samples in whole)
+        whole = sampler.batches(num_samples, batch_size, **drawn)
+        order = (sampler.rank_part(samples, rank_info) for samples in whole)
     for step, samples in enumerate(order, start_step):
-        epoch = step // steps_per_epoch
+        epoch = step // (num_samples // batch_size)
         draw = partial(
             draw_crops,
-            seed=settings.seed,
+            seed=seed,
             epoch=epoch,
-            min_area=settings.min_area,
-            flip_probability=settings.flip_probability,
-            alternates_flips=settings.alternates_flips,
+            min_area=data.min_crop_area,
+            flip_probability=data.flip_probability,
+            alternates_flips=data.alternates_flips,
         )
-        transform = None
-        if settings.transform is not None:
-            transform = partial(augment, settings.transform, seed=settings.seed, epoch=epoch)
+        transform = settings.transform and partial(augment, settings.transform, seed=seed, epoch=epoch)
         yield TrainStep(samples=samples, crop_px=settings.crop_px(step), draw=draw, augment=transform)
 
 
-def worker_batches(
-    images: Images,
-    settings: TrainSettings,
-    *,
-    num_workers: int,
-    start_step: int = 0,
-    meter: Meter | None = None,
-) -> Iterator[PixelBatch]:
-    """Yield batches without end: samples (batch,) int64, pixels (batch, size, size, 3) uint8.
+def worker_batches(images: Images, settings: TrainSettings, *, start_step: int = 0) -> Iterator[PixelBatch]:
+    """Yield batches without end.
 
-    Worker processes decode and resize with torchvision; each of the `num_workers` prepares two whole batches
-    ahead. `images` must be picklable. Raises UserError for a file that cannot be decoded.
+    Worker processes decode and resize with torchvision; each of them prepares two whole batches ahead.
+    `images` must be picklable. Raises UserError for a file that cannot be decoded.
     """
     build = partial(build_train_batch, images)
     steps = train_steps(len(images), settings, start_step=start_step)
-    return map_in_workers(build, steps, num_workers=num_workers, meter=meter)
+    return map_in_workers(build, steps, num_workers=settings.data.num_workers)
 
 
 def evaluation_batches(
-    images: Images,
-    batch_size: int,
-    *,
-    samples: range | None = None,
-    resize_px: int,
-    crop_px: int,
-    num_workers: int = 0,
-    num_threads: int = 1,
+    images: Images, data: ImageDataConfig, batch_size: int, samples: range
 ) -> Iterator[PixelBatch]:
-    """Yield every sample, or those of `samples`, once and in order; the last batch may be smaller.
+    """Yield the centre of each of `samples` once and in order; the last batch may be smaller.
 
-    The shorter side is resized to `resize_px` with PIL, then the centre of `crop_px` cut out, in
-    `num_workers` processes or, without any, in `num_threads` threads; the pixels are the same. Raises
-    UserError for a file that cannot be decoded.
+    PIL resizes the shorter side, in processes where the training loader has them, else in threads; the pixels
+    are the same. Raises UserError for a file that cannot be decoded.
     """
-    crop = partial(centre_crop, images, resize_px, crop_px)
-    order = np.arange(len(images))[slice(samples.start, samples.stop) if samples is not None else slice(None)]
-    items = (order[first : first + batch_size] for first in range(0, len(order), batch_size))
-    if num_workers:
-        yield from map_in_workers(partial(build_evaluation_batch, crop), items, num_workers=num_workers)
+    crop = partial(centre_crop, images, data.evaluation_resize_px, data.evaluation_crop_px)
+    parts = (samples[first : first + batch_size] for first in range(0, len(samples), batch_size))
+    items = (np.array(part) for part in parts)
+    if data.loader == "workers":
+        yield from map_in_workers(partial(build_evaluation_batch, crop), items, num_workers=data.num_workers)
         return
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="evaluation") as pool:
+    with ThreadPoolExecutor(data.num_workers, thread_name_prefix="evaluation") as pool:
         yield from prefetch(partial(build_evaluation_batch, crop, apply=pool.map), items)
 
 
 def build_train_batch(images: Images, step: TrainStep) -> PixelBatch:
-    crops = step.crops(images.size)
-    pixels = (
-        random_crop(images, int(sample), box, step.crop_px)
-        for sample, box in zip(step.samples, crops.boxes, strict=True)
-    )
-    mirrored = [image[:, ::-1] if flip else image for image, flip in zip(pixels, crops.flips, strict=True)]
-    if step.augment is not None:
-        samples = step.samples.tolist()
-        mirrored = [step.augment(image, sample=n) for image, n in zip(mirrored, samples, strict=True)]
-    return step.samples, np.stack(mirrored)
+    shown = []
+    for sample, box, is_mirrored in zip(step.samples.tolist(), *step.crops(images.size), strict=True):
+        pixels = random_crop(images, sample, box, step.crop_px)
+        pixels = pixels[:, ::-1] if is_mirrored else pixels
+        shown.append(step.augment(pixels, sample=sample) if step.augment else pixels)
+    return PixelBatch(step.samples, np.stack(shown))
 
 
 def build_evaluation_batch(
     crop: Callable[[int], np.ndarray], samples: np.ndarray, apply: Callable[..., Iterable[np.ndarray]] = map
 ) -> PixelBatch:
-    return samples, np.stack(list(apply(crop, samples.tolist())))
+    return PixelBatch(samples, np.stack(list(apply(crop, samples.tolist()))))
 
 
 def random_crop(images: Images, sample: int, box: np.ndarray, size_px: int) -> np.ndarray:
@@ -195,39 +172,22 @@ def centre_crop(images: Images, resize_px: int, crop_px: int, sample: int) -> np
     return np.asarray(resized.crop((left, top, left + crop_px, top + crop_px)))
 
 
-def prefetch(build: Callable[[Item], Built], items: Iterable[Item]) -> Iterator[Built]:
-    """Yield `build(item)` of every item while a second thread works on the next; its errors rise here.
-
-    Decoding and resizing in PIL release the interpreter lock and use one core. No torch operation belongs in
-    `build`: it would start a second set of compute threads, and the training thread would wait for them.
-    """
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="images") as pool:
-        pending: Future[Built] | None = None
-        for item in items:
-            started = pool.submit(build, item)
-            if pending is not None:
-                yield pending.result()
-            pending = started
-        if pending is not None:
-            yield pending.result()
-
-
 class LazyDataset(Dataset[Any]):
     """A data set whose indices are the arguments of `build`. It returns an error of the data as a value."""
 
     def __init__(self, build: Callable[[Any], PixelBatch]) -> None:
         self.build = build
 
-    def __getitem__(self, item: Any) -> tuple[PixelBatch, float] | UserError:
+    def __getitem__(self, item: Any) -> PixelBatch | UserError:
         before = time.perf_counter()
         try:
-            return self.build(item), time.perf_counter() - before
+            return self.build(item)._replace(loading_s=time.perf_counter() - before)
         except UserError as error:  # a DataLoader would raise it again with a traceback as its text
             return error
 
 
 def map_in_workers(
-    build: Callable[[Any], PixelBatch], items: Iterable[Any], *, num_workers: int, meter: Meter | None = None
+    build: Callable[[Any], PixelBatch], items: Iterable[Any], *, num_workers: int
 ) -> Iterator[PixelBatch]:
     """Yield `build(item)` of every item in order, computed by worker processes that live until the end.
 
@@ -242,13 +202,11 @@ def map_in_workers(
         worker_init_fn=set_up_worker,
         generator=torch.Generator(),  # the global one would be drawn from
     )
-    meter = meter or Meter()
     for item in loader:
         if isinstance(item, UserError):
             raise item
-        (samples, pixels), seconds = item
-        meter.seconds += seconds / num_workers
-        yield samples.numpy(), pixels.numpy()
+        samples, pixels, seconds = item
+        yield PixelBatch(samples.numpy(), pixels.numpy(), seconds / num_workers)
 
 
 def set_up_worker(worker: int) -> None:
@@ -266,8 +224,7 @@ def end_worker(number: int, frame: FrameType | None) -> None:
 @cache
 def normalization(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return what each channel is multiplied with, and what is added; kept: a copy makes a GPU wait."""
-    scale, shift = scale_and_shift(MEAN, STD)
-    return torch.tensor(scale, device=device), torch.tensor(shift, device=device)
+    return torch.tensor(SCALE, device=device), torch.tensor(SHIFT, device=device)
 
 
 def normalize(pixels: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ whose name holds a digest of the images they describe, so a source that has chan
 
 import os
 import shutil
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from common.data import manifest, preparation, shards
 from common.errors import UserError
+from image_classification.data.ahead import begin_ahead
 from image_classification.data.images import PARTS
 from image_classification.data.shards import EncodedImage, split_by_bytes, write_shard
 from image_classification.data.sources import Record, check_md5, list_source, read_image
@@ -46,7 +46,7 @@ def prepare(
 
 
 def prepare_digits(directory: Path, work: Path, config: Any) -> str:
-    """Write the embedded data set; returns its fingerprint."""
+    """Write the embedded data set in the wanted folder; returns its fingerprint."""
     from image_classification.data.digits import write_digits  # scikit-learn takes a second to import
 
     shutil.rmtree(work, ignore_errors=True)
@@ -87,14 +87,12 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
         "validation": config.data.num_evaluation_samples,
     }
     print(f"listing {source}", flush=True)
-    listed = list_source(source, expected=expected, num_classes=config.model.num_classes)
-    labels = {synset: number for number, synset in enumerate(listed.classes)}
+    classes, parts = list_source(source, expected=expected, num_classes=config.model.num_classes)
+    labels = {synset: number for number, synset in enumerate(classes)}
     planned = [
         PlannedShard(work=work, part=part, number=number, records=records[members], labels=labels)
-        for part, records in listed.parts.items()
-        for number, members in enumerate(
-            split_by_bytes([record.num_bytes for record in records], shard_bytes)
-        )
+        for part, records in parts.items()
+        for number, members in enumerate(split_by_bytes([one.num_bytes for one in records], shard_bytes))
     ]
     missing = shards.clear_unfinished(work, planned)
     preparation.check_free_space(work, sum(shard.num_bytes for shard in missing))
@@ -104,9 +102,7 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     print(f"writing the index and the manifest of {len(planned)} shards", flush=True)
     for part in PARTS:
         shards.write_index(work, planned, part)
-    return preparation.finish(
-        directory, work, {"settings": config.prepared_with(), "classes": listed.classes}
-    )
+    return preparation.finish(directory, work, {"settings": config.prepared_with(), "classes": classes})
 
 
 def write_missing(missing: list[PlannedShard], source: Path) -> None:
@@ -140,24 +136,13 @@ def encoded_images(
     shard: PlannedShard, pool: ThreadPoolExecutor, faults: list[str], progress: preparation.Progress
 ) -> Iterator[EncodedImage]:
     """Yield the images of a shard in order; those that cannot be decoded are added to `faults` instead."""
-    for record, pending in zip(shard.records, read_ahead(pool, shard.records), strict=True):
+    begun = (pool.submit(read_image, record) for record in shard.records)
+    pending = begin_ahead(begun, 4 * (os.cpu_count() or 1))
+    for record, reading in zip(shard.records, pending, strict=True):
         try:
-            content, height, width = pending.result()
+            content, height, width = reading.result()
         except UserError as error:
             faults.append(str(error))
         else:
-            label = shard.labels[record.synset]
-            yield EncodedImage(content=content, label=label, height=height, width=width)
+            yield EncodedImage(content, shard.labels[record.synset], height, width)
         progress.add(1, record.num_bytes)
-
-
-def read_ahead(
-    pool: ThreadPoolExecutor, records: Iterable[Record]
-) -> Iterator[Future[tuple[bytes, int, int]]]:
-    """Yield `read_image` of every record in order, while a bounded number of the next are at work."""
-    pending: deque[Future[tuple[bytes, int, int]]] = deque()
-    for record in records:
-        pending.append(pool.submit(read_image, record))
-        if len(pending) > 4 * (os.cpu_count() or 1):
-            yield pending.popleft()
-    yield from pending

@@ -10,21 +10,24 @@ are filtered twice and slightly softer. The effect on accuracy was not measured.
 
 import math
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, NamedTuple
 
 import numpy as np
 import psutil
 import torch
+from PIL import Image
 from torch import Tensor
 
 from common.data import sampler
 from common.errors import UserError
-from image_classification.data.decoders import Decoded, Name, open_decoder
-from image_classification.data.images import Images
-from image_classification.data.loader import MEAN, STD, PixelBatch, TrainSettings, TrainStep, train_steps
+from image_classification.config import Decoder, ImageDataConfig
+from image_classification.data.ahead import begin_ahead
+from image_classification.data.dali import dali_decoder, has_dali
+from image_classification.data.images import Images, decode
+from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
 from image_classification.kernels.crop_resize import crop_resize
 
 GIB = 2**30
@@ -32,12 +35,66 @@ RESERVE_BYTES = 4 * GIB  # of a GPU, for weights, optimizer and libraries
 RESERVE_BYTES_PER_IMAGE = 42 * 2**20  # of a batch: ResNet-50 at 224 px (calculated)
 LEAST_PX, ROUND_TO = 96, 16  # of a size that is proposed
 NUM_STEPS_AHEAD = 3  # being decoded while the training works on another
+EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of the evaluation
 
 Where = Literal["device", "host"]
+Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2) int64 height, width before
+Request = Callable[[np.ndarray], Callable[[], Decoded]]  # begins to decode samples (n,); the result waits
+
+
+def uses_dali(name: Decoder, device: torch.device) -> bool:
+    """Return whether DALI decodes: where it is asked for, else on a GPU where it is installed."""
+    if name != "auto" or device.type != "cuda":
+        return name == "dali"
+    return has_dali()
+
+
+def open_decoder(
+    name: Decoder, images: Images, stored_px: int, *, device: torch.device, num_threads: int, most: int
+) -> AbstractContextManager[Request]:
+    """Open the decoder of this name, for `most` images at once: it squashes them in the background.
+
+    Waiting for images raises UserError for one that cannot be decoded. Raises UserError without DALI.
+    """
+    if uses_dali(name, device):
+        return dali_decoder(images, stored_px, device=device, num_threads=num_threads, most=most)
+    return thread_decoder(images, stored_px, device=device, num_threads=num_threads)
+
+
+@contextmanager
+def thread_decoder(
+    images: Images, stored_px: int, *, device: torch.device, num_threads: int
+) -> Iterator[Request]:
+    """Open PIL in threads of the CPU; the pixels are on the host, pinned for a GPU."""
+
+    def decode_into(sample: int, target: np.ndarray, size: np.ndarray) -> None:  # no torch: see `prefetch`
+        image = decode(images, sample)
+        size[:] = image.height, image.width
+        target[...] = np.asarray(image.resize(target.shape[:2], Image.Resampling.BILINEAR))
+
+    def request(samples: np.ndarray) -> Callable[[], Decoded]:
+        shape = (len(samples), stored_px, stored_px, 3)
+        pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        sizes = np.zeros((len(samples), 2), np.int64)
+        rows = zip(samples.tolist(), pixels.numpy(), sizes, strict=True)
+        decoding = [pool.submit(decode_into, *row) for row in rows]
+
+        def wait() -> Decoded:
+            for image in decoding:
+                image.result()
+            return pixels, sizes
+
+        return wait
+
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="decoding")
+    try:
+        yield request
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> int:
-    """Return the memory left for pixels: that of the GPU beside a training, or this rank's of the host."""
+    """Measure the memory left for pixels: that of the GPU beside a training, or this rank's of the host."""
     if where == "device" and device.type == "cuda":
         reserve = RESERVE_BYTES + batch_size * RESERVE_BYTES_PER_IMAGE
         still_needed = max(0, reserve - torch.cuda.memory_reserved(device))
@@ -50,13 +107,12 @@ def stored_bytes(num_samples: int, stored_px: int) -> int:
     return num_samples * stored_px**2 * 3
 
 
-def check_budget(
-    num_samples: int, stored_px: int, *, device: torch.device, where: Where, batch_size: int
-) -> None:
+def check_budget(num_samples: int, data: ImageDataConfig, device: torch.device, *, batch_size: int) -> None:
     """Raise UserError unless so many stored images fit where they are to stay, beside the training."""
-    needed, free = stored_bytes(num_samples, stored_px), available_bytes(device, where, batch_size=batch_size)
+    needed = stored_bytes(num_samples, data.stored_px)
+    free = available_bytes(device, data.stored_on, batch_size=batch_size)
     if needed > free:
-        place = "on the GPU" if where == "device" and device.type == "cuda" else "in memory"
+        place = "on the GPU" if data.stored_on == "device" and device.type == "cuda" else "in memory"
         fitting = math.isqrt(free // (3 * num_samples)) // ROUND_TO * ROUND_TO
         smaller = f"data.stored_px={fitting} or " if fitting >= LEAST_PX else ""
         raise UserError(
@@ -82,8 +138,7 @@ def to_device(values: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class Pending(NamedTuple):
     """A step whose new images are being decoded."""
 
     step: TrainStep
@@ -97,10 +152,10 @@ class ResidentLoader:
     Yields samples (batch,) int64 and their crops (batch, 3, size, size) on `device` in `dtype`, normalised,
     channels last. The order is that of `sampler.shard_batches`, alone that of every loader, and crops are
     those of `loader.worker_batches`, also from a later `start_step`. A step decodes only what is not stored
-    yet, with the `decoder` of that name, whose `num_threads` threads end with the iterator. The pixels lie on
-    the device, beside a training on `micro_batch_size` images at once, or in memory of the host, from which
-    each batch is copied. Raises UserError at once if they would not fit, and when its turn comes for an image
-    that cannot be decoded.
+    yet, with the decoder and the number of threads of the settings, which end with the iterator. The pixels
+    lie on the device, beside a training on `micro_batch_size` images at once, or in memory of the host, from
+    which each batch is copied. Raises UserError at once if they would not fit, and when its turn comes for an
+    image that cannot be decoded.
     """
 
     def __init__(
@@ -108,52 +163,48 @@ class ResidentLoader:
         images: Images,
         settings: TrainSettings,
         *,
-        stored_px: int = 256,
         device: torch.device,
-        where: Where,
         dtype: torch.dtype,
-        num_threads: int,
-        decoder: Name = "auto",
         micro_batch_size: int | None = None,
         start_step: int = 0,
     ) -> None:
-        seed, rank_info = settings.seed, settings.rank_info
-        self.rank_samples = sampler.shard(len(images), settings.batch_size, seed=seed, rank_info=rank_info)
-        self.settings = replace(settings, rank_samples=self.rank_samples)
-        self.images, self.start_step = images, start_step
-        computed = micro_batch_size or settings.num_rank_samples
-        check_budget(len(self.rank_samples), stored_px, device=device, where=where, batch_size=computed)
-        self.device, self.where, self.dtype = device, where, dtype
-        self.decoder, self.num_threads = decoder, num_threads
-        shape = (len(self.rank_samples), stored_px, stored_px, 3)
-        self.pixels = allocate(shape, device=device, where=where)  # a row for each image of this rank
-        self.sizes = np.zeros((len(self.rank_samples), 2), np.int64)  # height, width of the originals
-        self.is_stored = np.zeros(len(self.rank_samples), bool)
-
-    def __iter__(self) -> Iterator[tuple[np.ndarray, Tensor]]:
-        is_requested = self.is_stored.copy()
-        waiting: deque[Pending] = deque()
-        decoder = open_decoder(
-            self.decoder,
-            self.images,
-            self.pixels.shape[1],
-            device=self.device,
-            num_threads=self.num_threads,
-            most=self.settings.num_rank_samples,
+        self.images, self.settings, self.start_step = images, settings, start_step
+        self.device, self.dtype = device, dtype
+        self.rank_samples = sampler.shard(
+            len(images), settings.batch_size, seed=settings.seed, rank_info=settings.rank_info
         )
-        try:
-            for step in train_steps(len(self.images), self.settings, start_step=self.start_step):
-                rows = self.rows(step.samples)
-                missing = rows[~is_requested[rows]]
-                is_requested[missing] = True
-                decoded = decoder.request(self.rank_samples[missing]) if len(missing) else None
-                waiting.append(Pending(step=step, missing=missing, decoded=decoded))
-                if len(waiting) > NUM_STEPS_AHEAD:
-                    pending = waiting.popleft()
-                    self.store(pending)
-                    yield pending.step.samples, self.crops(pending.step)
-        finally:
-            decoder.close()
+        num_images, data = len(self.rank_samples), settings.data
+        check_budget(num_images, data, device, batch_size=micro_batch_size or settings.num_rank_samples)
+        shape = (num_images, data.stored_px, data.stored_px, 3)
+        self.pixels = allocate(shape, device=device, where=data.stored_on)  # a row for each of its images
+        self.sizes = np.zeros((num_images, 2), np.int64)  # height, width of the originals
+        self.is_stored = np.zeros(num_images, bool)
+
+    def __iter__(self) -> Iterator[PixelBatch]:
+        data = self.settings.data
+        with open_decoder(
+            data.decoder,
+            self.images,
+            data.stored_px,
+            device=self.device,
+            num_threads=data.num_workers,
+            most=self.settings.num_rank_samples,
+        ) as request:
+            for pending in begin_ahead(self.steps(request), NUM_STEPS_AHEAD):
+                self.store(pending)
+                yield PixelBatch(pending.step.samples, self.crops(pending.step))
+
+    def steps(self, request: Request) -> Iterator[Pending]:
+        """Yield the steps, the decoding of their new images begun."""
+        is_requested = self.is_stored.copy()
+        order = train_steps(
+            len(self.images), self.settings, start_step=self.start_step, rank_samples=self.rank_samples
+        )
+        for step in order:
+            rows = self.rows(step.samples)
+            missing = rows[~is_requested[rows]]
+            is_requested[missing] = True
+            yield Pending(step, missing, request(self.rank_samples[missing]) if len(missing) else None)
 
     def rows(self, samples: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.rank_samples, samples)
@@ -173,21 +224,13 @@ class ResidentLoader:
         """Return the crops of a step whose images are all stored."""
         rows = self.rows(step.samples)
         sizes = self.sizes[rows]
-        crops = step.draw(step.samples, sizes)
-        boxes = (crops.boxes / np.tile(sizes, 2)).astype(np.float32)
+        boxes, flips = step.draw(step.samples, sizes)
+        fractions = (boxes / np.tile(sizes, 2)).astype(np.float32)
         pixels = self.pixels
-        if self.where == "host":
+        if self.settings.data.stored_on == "host":
             pixels, rows = self.copy_rows(rows), np.arange(len(rows))
-        return crop_resize(
-            pixels,
-            to_device(rows, self.device),
-            to_device(boxes, self.device),
-            to_device(crops.flips, self.device),
-            size_px=step.crop_px,
-            mean=MEAN,
-            std=STD,
-            dtype=self.dtype,
-        )
+        rows, fractions, flips = (to_device(values, self.device) for values in (rows, fractions, flips))
+        return crop_resize(pixels, rows, fractions, flips, size_px=step.crop_px, dtype=self.dtype)
 
     def copy_rows(self, rows: np.ndarray) -> Tensor:
         """Copy rows from the host to the device, image by image: (batch, stored_px, stored_px, 3)."""
@@ -200,34 +243,35 @@ class ResidentLoader:
 class EvaluationCache:
     """Keeps the pixels of an evaluation, so that the next one neither reads nor decodes.
 
-    They are kept if all of them fit into `available_bytes`, on `device` or on the host; `is_complete` says
-    whether they are.
+    They are kept if all of them fit into a share of the memory that is left beside a training on `batch_size`
+    images at once, on `device` or on the host; `is_complete` says whether they are.
     """
 
-    def __init__(self, *, device: torch.device, where: Where, available_bytes: int) -> None:
-        self.device, self.where, self.available_bytes = device, where, available_bytes
-        self.kept: list[tuple[np.ndarray, Tensor]] = []
+    def __init__(self, device: torch.device, where: Where, *, batch_size: int) -> None:
+        self.device, self.where = device, where
+        self.most_bytes = int(available_bytes(device, where, batch_size=batch_size) * EVALUATION_SHARE)
+        self.kept: list[PixelBatch] = []
         self.is_complete = False
 
-    def batches(self, source: Iterable[PixelBatch]) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Yield samples (batch,) and pixels (batch, size, size, 3) uint8 on the device.
+    def batches(self, source: Iterable[PixelBatch]) -> Iterator[PixelBatch]:
+        """Yield batches of uint8 pixels on the device.
 
         They come from `source` until it was read to its end once, and then are the same without touching it.
         """
-        for samples, stored in self.kept if self.is_complete else self.read(source):
-            yield samples, stored.to(self.device, non_blocking=True)
+        for samples, stored, _ in self.kept if self.is_complete else self.read(source):
+            yield PixelBatch(samples, stored.to(self.device, non_blocking=True))
 
-    def read(self, source: Iterable[PixelBatch]) -> Iterator[tuple[np.ndarray, Tensor]]:
+    def read(self, source: Iterable[PixelBatch]) -> Iterator[PixelBatch]:
         """Yield the batches of `source` and keep them as long as they fit."""
         self.kept, num_bytes = [], 0
-        for samples, pixels in source:
+        for samples, pixels, _ in source:
             stored = torch.from_numpy(pixels.copy())  # a worker's memory is not for keeping
             if self.device.type == "cuda":
                 stored = stored.to(self.device) if self.where == "device" else stored.pin_memory()
             num_bytes += pixels.nbytes
-            if num_bytes <= self.available_bytes:
-                self.kept.append((samples, stored))
-            yield samples, stored
-        self.is_complete = num_bytes <= self.available_bytes
+            if num_bytes <= self.most_bytes:
+                self.kept.append(PixelBatch(samples, stored))
+            yield PixelBatch(samples, stored)
+        self.is_complete = num_bytes <= self.most_bytes
         if not self.is_complete:
             self.kept.clear()

@@ -8,9 +8,9 @@ import os
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,7 @@ INDEX = np.dtype(  # 32 bytes a sample
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedImage:
+class EncodedImage(NamedTuple):
     """The bytes of an image file, its class, and its size in pixels."""
 
     content: bytes
@@ -59,7 +58,7 @@ def write_shard(path: Path, number: int, images: Iterable[EncodedImage]) -> np.n
         for image in images:
             crc = zlib.crc32(image.content)
             length = file.write(image.content)
-            rows.append((number, length, offset, crc, image.label, image.height, image.width))
+            rows.append((number, length, offset, crc, *image[1:]))
             offset += length
         file.flush()
         os.fsync(file.fileno())

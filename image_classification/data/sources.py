@@ -9,7 +9,6 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -47,32 +46,26 @@ class Record(NamedTuple):
         return f"{self.path} {self.synset}/{self.name}" if self.offset else self.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The sorted synsets, and the records of each part in the order in which they are stored."""
+def list_source(
+    directory: Path, *, expected: dict[str, int], num_classes: int
+) -> tuple[list[str], dict[str, list[Record]]]:
+    """List what `directory` holds, tars before folders: the sorted synsets and the records of each part.
 
-    classes: list[str]
-    parts: dict[str, list[Record]]
-
-
-def list_source(directory: Path, *, expected: dict[str, int], num_classes: int) -> Source:
-    """List what `directory` holds, tars before folders.
-
-    Raises UserError unless it has `num_classes` classes and the expected number of images of each part.
+    Records come in the order in which they are stored. Raises UserError unless there are `num_classes`
+    classes and the expected number of images of each part.
     """
     parts = {part: list_part(directory, part) for part in PARTS}
     synsets = {part: {record.synset for record in records} for part, records in parts.items()}
     for part in PARTS:
-        where = f"{directory}: {part}"
-        if len(synsets[part]) != num_classes:
-            raise UserError(f"{len(synsets[part])} classes, expected {num_classes}", where=where)
-        if len(parts[part]) != expected[part]:
-            raise UserError(f"{len(parts[part])} images, expected {expected[part]}", where=where)
+        counts = (len(synsets[part]), num_classes, "classes"), (len(parts[part]), expected[part], "images")
+        for number, right, name in counts:
+            if number != right:
+                raise UserError(f"{number} {name}, expected {right}", where=f"{directory}: {part}")
     if alien := sorted(synsets["validation"] - synsets["train"]):
         raise UserError(f"class {alien[0]} is not in the training set", where=f"{directory}: validation")
     parts["train"].sort(key=lambda record: (name_hash(record), record.synset, record.name))
     parts["validation"].sort(key=lambda record: (record.name, record.synset))
-    return Source(classes=sorted(synsets["train"]), parts=parts)
+    return sorted(synsets["train"]), parts
 
 
 def name_hash(record: Record) -> bytes:
@@ -80,16 +73,16 @@ def name_hash(record: Record) -> bytes:
 
 
 def list_part(directory: Path, part: str) -> list[Record]:
-    """Return the records of `train` or `validation`, unsorted, from its tar or else its folder."""
+    """List `train` or `validation`, unsorted, from its tar or else its folder."""
     tar = directory / TARS[part]
     if tar.is_file():
         try:
-            return list(train_tar(tar) if part == "train" else validation_tar(tar))
+            return list((train_tar if part == "train" else validation_tar)(tar))
         except tarfile.TarError as error:
             raise UserError(f"not a whole tar ({error})", where=str(tar)) from error
     for name in FOLDERS[part]:
         if (directory / name).is_dir():
-            return list(folder(directory / name))
+            return list(class_folders(directory / name))
     raise UserError(
         f"holds neither {TARS[part]} nor {' nor '.join(f'{name}/' for name in FOLDERS[part])}",
         where=str(directory),
@@ -97,7 +90,7 @@ def list_part(directory: Path, part: str) -> list[Record]:
     )
 
 
-def folder(directory: Path) -> Iterator[Record]:
+def class_folders(directory: Path) -> Iterator[Record]:
     """Yield every file of every class."""
     for synset in (path for path in directory.iterdir() if path.is_dir()):
         for path in synset.iterdir():
@@ -152,9 +145,8 @@ def check_md5(directory: Path, expected: dict[str, int]) -> None:
     """
     for part, num_expected in expected.items():
         path, (num_images, md5) = directory / TARS[part], OFFICIAL[part]
-        if num_expected != num_images or not path.is_file():
-            continue
-        preparation.check_md5(path, md5, hint="download it again")
+        if num_expected == num_images and path.is_file():
+            preparation.check_md5(path, md5, hint="download it again")
 
 
 def read_image(record: Record) -> tuple[bytes, int, int]:

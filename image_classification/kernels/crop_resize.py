@@ -12,19 +12,16 @@ import os
 import torch
 from torch import Tensor
 
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet, in [0, 1]
+STD = (0.229, 0.224, 0.225)
+SCALE = [1 / (255 * deviation) for deviation in STD]  # a level of 0 to 255 becomes level * SCALE + SHIFT
+SHIFT = [-centre / deviation for centre, deviation in zip(MEAN, STD, strict=True)]
+
 
 def crop_resize(
-    pixels: Tensor,
-    samples: Tensor,
-    boxes: Tensor,
-    flips: Tensor,
-    *,
-    size_px: int,
-    mean: tuple[float, float, float],
-    std: tuple[float, float, float],
-    dtype: torch.dtype,
+    pixels: Tensor, samples: Tensor, boxes: Tensor, flips: Tensor, *, size_px: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return crops (batch, 3, size_px, size_px) in `dtype`, channels last: (value / 255 - mean) / std.
+    """Return crops (batch, 3, size_px, size_px) in `dtype`, channels last: (value / 255 - MEAN) / STD.
 
     `pixels` (num_stored, stored_px, stored_px, 3) uint8, contiguous, are images squashed to squares;
     `samples` (batch,) int64 are rows of it. `boxes` (batch, 4) float32 are top, left, height and width as
@@ -33,14 +30,11 @@ def crop_resize(
     elsewhere it is the reference.
     """
     if not uses_triton(pixels.is_cuda):
-        return crop_resize_reference(
-            pixels, samples, boxes, flips, size_px=size_px, mean=mean, std=std, dtype=dtype
-        )
+        return crop_resize_reference(pixels, samples, boxes, flips, size_px=size_px, dtype=dtype)
     from image_classification.kernels.crop_resize_triton import crop_resize_triton
 
-    scale, shift = scale_and_shift(mean, std)
     return crop_resize_triton(
-        pixels, samples, boxes, flips, size_px=size_px, scale=scale, shift=shift, dtype=dtype
+        pixels, samples, boxes, flips, size_px=size_px, scale=SCALE, shift=SHIFT, dtype=dtype
     )
 
 
@@ -50,15 +44,7 @@ def uses_triton(on_gpu: bool) -> bool:
 
 
 def crop_resize_reference(
-    pixels: Tensor,
-    samples: Tensor,
-    boxes: Tensor,
-    flips: Tensor,
-    *,
-    size_px: int,
-    mean: tuple[float, float, float],
-    std: tuple[float, float, float],
-    dtype: torch.dtype,
+    pixels: Tensor, samples: Tensor, boxes: Tensor, flips: Tensor, *, size_px: int, dtype: torch.dtype
 ) -> Tensor:
     """Return what `crop_resize` does, as two matrix products in float32, on any device."""
     stored_px = pixels.shape[1]
@@ -67,7 +53,7 @@ def crop_resize_reference(
     columns = axis_weights(lefts, widths, stored_px, size_px)
     columns = torch.where(flips[:, None, None], columns.flip(1), columns)
     values = torch.einsum("byr,brsc,bxs->byxc", rows, pixels[samples].float(), columns)
-    scale, shift = (torch.tensor(three, device=pixels.device) for three in scale_and_shift(mean, std))
+    scale, shift = (torch.tensor(three, device=pixels.device) for three in (SCALE, SHIFT))
     return (values * scale + shift).permute(0, 3, 1, 2).to(dtype, memory_format=torch.channels_last)
 
 
@@ -85,11 +71,3 @@ def axis_weights(starts: Tensor, lengths: Tensor, stored_px: int, size_px: int) 
     part_inside = (torch.minimum(stored + 1, high) - torch.maximum(stored, low)).clamp(min=0)
     weights = triangle * part_inside
     return weights / weights.sum(dim=-1, keepdim=True)
-
-
-def scale_and_shift(
-    mean: tuple[float, float, float], std: tuple[float, float, float]
-) -> tuple[list[float], list[float]]:
-    """Return, for each channel, what a value in [0, 255] is multiplied with and what is then added."""
-    scale = [1 / (255 * deviation) for deviation in std]
-    return scale, [-centre / deviation for centre, deviation in zip(mean, std, strict=True)]

@@ -10,96 +10,80 @@ import torch
 from PIL import Image
 
 from common.repository import ROOT
-from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
+from image_classification.kernels.crop_resize import MEAN, STD, crop_resize, crop_resize_reference
 
 STORED_PX = 40
-LEVELS = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}  # leave values in [0, 255]
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 MAX_ERROR = 1.01  # levels: PIL rounds after each of its two passes, and its weights to 22 bits
 
 
-def random_pixels(rng: np.random.Generator, num_images: int) -> np.ndarray:
-    return rng.integers(0, 256, (num_images, STORED_PX, STORED_PX, 3), dtype=np.uint8)
-
-
-def random_boxes(rng: np.random.Generator, number: int) -> np.ndarray:
-    """Return boxes (number, 4) in stored pixels with sides of at least 6 pixels."""
-    lengths = rng.uniform(6, STORED_PX, (number, 2))
-    return np.concatenate([rng.uniform(0, STORED_PX - lengths), lengths], axis=1)
-
-
-def cropped(pixels: np.ndarray, boxes: np.ndarray, flips: np.ndarray, size_px: int) -> np.ndarray:
-    """Return one crop of each image, (batch, size_px, size_px, 3) in levels."""
-    samples = torch.arange(len(pixels))
-    fractions = torch.from_numpy(boxes / STORED_PX).float()
-    crops = crop_resize(
-        torch.from_numpy(pixels),
-        samples,
-        fractions,
-        torch.from_numpy(flips),
-        size_px=size_px,
-        dtype=torch.float32,
-        **LEVELS,
+def drawn(seed):
+    """Return 30 images, a box in each (stored pixels, sides of at least 6), and which are mirrored."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (30, STORED_PX, STORED_PX, 3), dtype=np.uint8)
+    lengths = rng.uniform(6, STORED_PX, (30, 2))
+    return (
+        pixels,
+        np.concatenate([rng.uniform(0, STORED_PX - lengths), lengths], axis=1),
+        rng.random(30) < 0.5,
     )
-    return crops.permute(0, 2, 3, 1).numpy()
+
+
+def cropped(pixels, boxes, flips, size_px):
+    """Return one crop of each image, (batch, size_px, size_px, 3) in levels of 255."""
+    fractions, samples = torch.from_numpy(boxes / pixels.shape[1]).float(), torch.arange(len(pixels))
+    flips, pixels = torch.from_numpy(np.asarray(flips)), torch.from_numpy(pixels)
+    crops = crop_resize(pixels, samples, fractions, flips, size_px=size_px, dtype=torch.float32)
+    return (crops.permute(0, 2, 3, 1).double().numpy() * STD + MEAN) * 255
 
 
 @pytest.mark.parametrize("size_px", [7, 16, 40, 61])
 def test_crops_of_whole_pixels_are_pils(size_px):
-    rng = np.random.default_rng(0)
-    pixels, boxes, flips = random_pixels(rng, 30), random_boxes(rng, 30).astype(int), rng.random(30) < 0.5
-    for image, box, flip, found in zip(
+    pixels, boxes, flips = drawn(0)
+    boxes = boxes.astype(int)
+    for image, box, flip, crop in zip(
         pixels, boxes.tolist(), flips, cropped(pixels, boxes, flips, size_px), strict=True
     ):
         top, left, height, width = box
-        crop = Image.fromarray(image).crop((left, top, left + width, top + height))
-        expected = np.asarray(crop.resize((size_px, size_px), Image.Resampling.BILINEAR), np.float32)
-        assert abs(found - (expected[:, ::-1] if flip else expected)).max() <= MAX_ERROR
+        cut = Image.fromarray(image).crop((left, top, left + width, top + height))
+        expected = np.asarray(cut.resize((size_px, size_px), Image.Resampling.BILINEAR), np.float64)
+        assert abs(crop - (expected[:, ::-1] if flip else expected)).max() <= MAX_ERROR
 
 
 @pytest.mark.parametrize("size_px", [7, 16, 40, 61])
 def test_inside_of_fractional_crops_is_pils(size_px):
     """PIL's `box` lets the filter see beyond the crop, so that its outermost pixels differ."""
-    rng = np.random.default_rng(1)
-    pixels, boxes, flips = random_pixels(rng, 30), random_boxes(rng, 30), np.zeros(30, bool)
+    pixels, boxes, _ = drawn(1)
     num_compared = 0
-    for image, box, found in zip(pixels, boxes, cropped(pixels, boxes, flips, size_px), strict=True):
+    for image, box, crop in zip(
+        pixels, boxes, cropped(pixels, boxes, np.zeros(30, bool), size_px), strict=True
+    ):
         corners = (box[1], box[0], box[1] + box[3], box[0] + box[2])
         resized = Image.fromarray(image).resize((size_px, size_px), Image.Resampling.BILINEAR, box=corners)
-        inner = [
-            sees_only_the_crop(start, length, size_px) for start, length in zip(box, box[2:], strict=False)
-        ]
-        differences = abs(found - np.asarray(resized, np.float32))[np.ix_(*inner)]
+        inner = []  # whose triangle meets no pixel that lies beyond the crop or is cut by it
+        for low, length in zip(box, box[2:], strict=False):
+            scale = length / size_px
+            centres, reach = low + (np.arange(size_px) + 0.5) * scale, max(scale, 1) + 0.5
+            inner.append((centres - reach >= low) & (centres + reach <= low + length))
+        differences = abs(crop - np.asarray(resized, np.float64))[np.ix_(*inner)]
         assert differences.max(initial=0) <= MAX_ERROR
         num_compared += differences.size
     assert num_compared > 30 * size_px * size_px
 
 
-def sees_only_the_crop(low: float, length: float, size_px: int) -> np.ndarray:
-    """Return which positions have no pixel below their triangle that lies beyond the crop or is cut by it."""
-    scale = length / size_px
-    centres, reach = low + (np.arange(size_px) + 0.5) * scale, max(scale, 1) + 0.5
-    return (centres - reach >= low) & (centres + reach <= low + length)
-
-
 def test_a_cut_pixel_counts_by_its_part_inside():
-    row = torch.tensor([10, 100, 250, 40], dtype=torch.uint8)
-    pixels = row[None, None, :, None].expand(1, 4, 4, 3).contiguous()
-    box = torch.tensor([[0, 1 / 8, 1, 1 / 2]])  # columns 0.5 to 2.5, seen from their middle
-    value = crop_resize(
-        pixels, torch.tensor([0]), box, torch.tensor([False]), size_px=1, dtype=torch.float32, **LEVELS
-    )
+    pixels = np.broadcast_to(np.array([10, 100, 250, 40], np.uint8)[None, None, :, None], (1, 4, 4, 3)).copy()
+    box = np.array([[0, 1 / 2, 4, 2]])  # columns 0.5 to 2.5, seen from their middle
     expected = (10 * 0.25 + 100 * 1 + 250 * 0.25) / 1.5
-    assert value.flatten().tolist() == pytest.approx([expected] * 3, rel=1e-6)
+    assert cropped(pixels, box, [False], 1).flatten().tolist() == pytest.approx([expected] * 3, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_whole_image_at_its_size_is_the_image_normalised(dtype):
-    pixels = torch.from_numpy(random_pixels(np.random.default_rng(2), 5))
+    pixels = torch.from_numpy(drawn(2)[0])
     samples, boxes = torch.tensor([4, 0, 4]), torch.tensor([[0.0, 0.0, 1.0, 1.0]] * 3)
     flips = torch.tensor([False, False, True])
-    crops = crop_resize(pixels, samples, boxes, flips, size_px=STORED_PX, dtype=dtype, **IMAGENET)
-    mean, std = (torch.tensor(IMAGENET[name], dtype=torch.float64) for name in ("mean", "std"))
+    crops = crop_resize(pixels, samples, boxes, flips, size_px=STORED_PX, dtype=dtype)
+    mean, std = torch.tensor([MEAN, STD], dtype=torch.float64)
     expected = ((pixels[samples].double() / 255 - mean) / std).permute(0, 3, 1, 2)
     expected[2] = expected[2].flip(-1)
     assert crops.dtype == dtype and crops.is_contiguous(memory_format=torch.channels_last)
@@ -117,10 +101,9 @@ pixels = torch.randint(0, 256, (5, 24, 24, 3), dtype=torch.uint8)
 samples, flips = torch.tensor([3, 0, 3]), torch.tensor([True, False, True])
 lengths = torch.tensor([[1.0, 1.0], [0.9, 0.4], [0.2, 0.7]])
 boxes = torch.cat([torch.rand(3, 2) * (1 - lengths), lengths], dim=1)
-mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 for size_px in (8, 11, 24):  # the last: two programs along each axis
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 2**-9), (torch.bfloat16, 2**-6)):
-        given = dict(size_px=size_px, mean=mean, std=std, dtype=dtype)
+        given = dict(size_px=size_px, dtype=dtype)
         found = crop_resize(pixels, samples, boxes, flips, **given)
         expected = crop_resize_reference(pixels, samples, boxes, flips, **given)
         assert found.dtype == dtype and found.is_contiguous(memory_format=torch.channels_last)
@@ -131,15 +114,10 @@ assert "image_classification.kernels.crop_resize_triton" in sys.modules
 
 def test_the_kernel_computes_what_the_reference_does():
     pytest.importorskip("triton")
-    found = subprocess.run(
-        [sys.executable, "-c", KERNEL_AGAINST_REFERENCE],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", KERNEL_AGAINST_REFERENCE]
+    done = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_kernel_compiles_for_a_gpu():
@@ -172,7 +150,7 @@ def test_the_kernel_on_a_gpu_beyond_32_bits_and_in_a_graph(dtype):
     lengths = torch.rand(batch_size, 2, device="cuda") * 0.8 + 0.2
     boxes = torch.cat([torch.rand(batch_size, 2, device="cuda") * (1 - lengths), lengths], dim=1)
     flips = torch.rand(batch_size, device="cuda") < 0.5
-    given = {"size_px": 176, "dtype": dtype, **IMAGENET}
+    given = {"size_px": 176, "dtype": dtype}
     found = crop_resize(pixels, samples, boxes, flips, **given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

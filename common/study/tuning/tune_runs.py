@@ -30,10 +30,9 @@ from common.training.method import Batch, Method
 from common.training.probes import probes_of
 from common.training.ranks import RankInfo
 from common.training.registry import kind_of
-from common.training.step import Training
+from common.training.step import DTYPES, Training
 
 State = tuple[str, ...]  # settings, as after --set, in the order in which they were kept
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NUM_POINTS = 4  # of a training, evenly spread, at which a turn takes a step
 NUM_TRACED = 3  # steps of a comparison, at the peak of the learning rate
 NUM_SHOWN = 10  # steps from the start whose losses are shown side by side
@@ -112,7 +111,7 @@ def trace_steps(training: Training, config: RunConfig, dtype: torch.dtype | None
     def step(number: int) -> float:
         return float(training.train_step(batches[number], peak + number))
 
-    return take_trace(training.model, step, NUM_TRACED, dtype or PRECISIONS[config.precision])
+    return take_trace(training.model, step, NUM_TRACED, dtype or DTYPES[config.precision])
 
 
 def cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -295,6 +294,6 @@ def compare_losses(unchanged: list[float], tuned: list[float], precision: str) -
         for step, (a, b) in enumerate(zip(unchanged, tuned, strict=True))
     ]
     largest = max(abs(a - b) / abs(a) for a, b in zip(unchanged, tuned, strict=True))
-    rounding = torch.finfo(PRECISIONS[precision]).eps
+    rounding = torch.finfo(DTYPES[precision]).eps
     summary = f"{largest:.1e} of the loss; one rounding in {precision} is {rounding:.1e}"
     return "\n".join([*lines, "  largest difference: " + (summary if largest else "none, the same bits")])

@@ -1,4 +1,4 @@
-"""The loaders: same crops, pixels within a stated tolerance, order, resuming, damaged files, clean ends."""
+"""The training loaders and evaluation: same crops, stated tolerances, order, resuming, damage, clean ends."""
 
 import multiprocessing
 import os
@@ -7,100 +7,58 @@ import signal
 import subprocess
 import sys
 import tempfile
-from functools import partial
+import threading
 from itertools import count, islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from common.data import sampler
 from common.errors import UserError
 from common.repository import ROOT
+from common.training.load import load_config
+from image_classification.benchmark import Benchmark
 from image_classification.data import loader
+from image_classification.data.ahead import prefetch
 from image_classification.data.crops import draw_crops
-from image_classification.data.dali import dali_batches
-from image_classification.data.images import ImageFolder, decode
-from image_classification.data.loader import (
-    Meter,
-    TrainSettings,
-    evaluation_batches,
-    normalize,
-    prefetch,
-    train_steps,
-    worker_batches,
+from image_classification.data.images import decode
+from image_classification.data.loader import evaluation_batches, normalize, train_steps
+from image_classification.kernels.crop_resize import MEAN, STD
+from tests.image_classification.loading import (
+    BATCH_SIZE,
+    CROPS,
+    LOADERS,
+    NUM_IMAGES,
+    SIZES_PX,
+    STEPS_PER_EPOCH,
+    CountedImages,
+    load,
+    natural,
+    settings_of,
+    smooth,
+    write_images,
 )
-from image_classification.data.loaders import check_loader
 
-NUM_IMAGES = 22
-SIZES_PX = (48, 64, 96)  # of the epochs
-STEPS_PER_EPOCH = NUM_IMAGES // 4
-SETTINGS = TrainSettings(
-    batch_size=4,
-    seed=3,
-    crop_px=lambda step: SIZES_PX[step // STEPS_PER_EPOCH % 3],
-    min_area=0.08,
-    flip_probability=0.5,
-)
-LOADERS = {
-    "workers": partial(worker_batches, num_workers=2),
-    "dali": partial(dali_batches, num_threads=2),
-}
-# In levels of 255. DALI repeats the last pixel of a crop where the filter looks beyond it; torchvision leaves
-# that part out.
-OUTERMOST_TOLERANCES = {"workers": 1.01, "dali": 20}
-
-
-def natural(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Return (height, width, 3) uint8 whose amplitudes fall as 1/frequency, mostly without colour."""
-    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)) + 1 / max(height, width)
-    noise = np.fft.rfft2(rng.standard_normal((4, height, width))) / frequency
-    grey, *colours = np.fft.irfft2(noise, s=(height, width))
-    image = grey[..., None] + 0.3 * np.stack(colours, axis=-1)
-    return (118 + 60 * image / image.std()).clip(0, 255).astype(np.uint8)
+# In levels of 255: inside, on average, at the edge. DALI repeats the last pixel of a crop where the filter
+# looks beyond it; torchvision leaves that part out. Exact rounding would be 0.5 and 0.25.
+TOLERANCES = {"workers": (1.01, 0.35, 1.01), "dali": (1.01, 0.35, 20)}
+RESIDENT = (20, 0.6, 20)  # of smooth images, cut from squares of 200 pixels
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs of two classes: colour, one grey, one CMYK; and a PNG that is named JPEG, as in ImageNet."""
-    directory, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
-    for number in range(NUM_IMAGES):
-        image = Image.fromarray(natural(rng, *rng.integers(120, 200, 2)))
-        path = directory / str(number % 2) / f"{number:02}.JPEG"
-        path.parent.mkdir(exist_ok=True)
-        image = image.convert({4: "L", 5: "CMYK"}.get(number, "RGB"))
-        image.save(path, format="PNG" if number == 6 else "JPEG", quality=90)
-    return directory
+def directory(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture
-def images(directory: Path) -> ImageFolder:
-    return ImageFolder.open(directory, hint="")
+def images(directory):
+    return CountedImages(directory)
 
 
-@pytest.fixture(params=LOADERS)
-def name(request: pytest.FixtureRequest) -> str:
-    """Return the name of each training loader that is installed."""
-    if request.param == "dali":
-        pytest.importorskip("nvidia.dali")
-    return request.param
-
-
-def take(batches, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    return [(samples, np.asarray(pixels)) for samples, pixels in islice(batches, number)]
-
-
-def assert_equal(found, expected) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert np.array_equal(one[0], other[0]) and np.array_equal(one[1], other[1])
-
-
-def triangle_weights(length: int, size_px: int) -> np.ndarray:
+def triangle_weights(length, size_px):
     """Return (size_px, length): bilinear weights, widened by the scale where it shrinks."""
     scale = length / size_px
     centres = (np.arange(size_px)[:, None] + 0.5) * scale
@@ -109,14 +67,13 @@ def triangle_weights(length: int, size_px: int) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def plain_batch(images: ImageFolder, step: int) -> tuple[np.ndarray, np.ndarray]:
+def plain_batch(images, step):
     """Return the samples of a step and what they show, in float64: decode, cut, filter, mirror."""
-    samples = next(sampler.batches(NUM_IMAGES, SETTINGS.batch_size, seed=SETTINGS.seed, start_step=step))
+    samples = next(sampler.batches(NUM_IMAGES, BATCH_SIZE, seed=CROPS["seed"], start_step=step))
     epoch, shown = step // STEPS_PER_EPOCH, []
     for sample in samples:
         image = np.asarray(decode(images, int(sample)), np.float64)
-        size = np.array([image.shape[:2]])
-        crops = draw_crops(np.array([sample]), size, seed=3, epoch=epoch, min_area=0.08, flip_probability=0.5)
+        crops = draw_crops(np.array([sample]), np.array([image.shape[:2]]), epoch=epoch, **CROPS)
         top, left, height, width = crops.boxes[0]
         cut = image[top : top + height, left : left + width]
         rows, columns = (triangle_weights(length, SIZES_PX[epoch % 3]) for length in (height, width))
@@ -125,102 +82,111 @@ def plain_batch(images: ImageFolder, step: int) -> tuple[np.ndarray, np.ndarray]
     return samples, np.stack(shown)
 
 
-def test_pixels_are_those_of_the_plain_crop(images, name):
-    steps = 2 * STEPS_PER_EPOCH + 1
-    found = take(LOADERS[name](images, SETTINGS), steps)
-    for step, (samples, pixels) in enumerate(found):
+def levels(pixels):
+    """Return (batch, size, size, 3) in levels of 255, of normalised images, too."""
+    if isinstance(pixels, torch.Tensor) and pixels.dtype != torch.uint8:
+        assert pixels.dtype == torch.float32 and pixels.is_contiguous(memory_format=torch.channels_last)
+        return 255 * (pixels.permute(0, 2, 3, 1).double().numpy() * STD + MEAN)
+    return np.asarray(pixels)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_pixels_are_those_of_the_plain_crop(name, tmp_path):
+    images = CountedImages(write_images(tmp_path, smooth if "resident" in name else natural))
+    inside, on_average, at_the_edge = TOLERANCES.get(name, RESIDENT)
+    batches = load(images, name)
+    for step in range(2 * STEPS_PER_EPOCH + 1):
+        samples, pixels, _ = next(batches)
         expected_samples, expected = plain_batch(images, step)
         assert samples.tolist() == expected_samples.tolist()
-        assert pixels.dtype == np.uint8 and pixels.shape == expected.shape
-        errors = abs(pixels - expected)
-        inside = errors[:, 1:-1, 1:-1]
-        assert inside.max() < 1.01 and inside.mean() < 0.35  # exact rounding: 0.5 and 0.25
-        assert errors.max() < OUTERMOST_TOLERANCES[name]
-    assert [pixels.shape[1] for _, pixels in found] == [48] * STEPS_PER_EPOCH + [64] * STEPS_PER_EPOCH + [96]
+        shown = levels(pixels)
+        assert shown.shape == expected.shape == (4, *2 * [SIZES_PX[step // STEPS_PER_EPOCH]], 3)
+        errors = abs(shown - expected)
+        inner = errors[:, 1:-1, 1:-1]
+        assert inner.max() < inside and inner.mean() < on_average and errors.max() < at_the_edge
 
 
+@pytest.mark.parametrize("name", LOADERS)
 def test_a_later_start_gives_the_same_batches(images, name):
-    whole = take(LOADERS[name](images, SETTINGS), STEPS_PER_EPOCH + 3)
-    for start in (2, STEPS_PER_EPOCH + 1):
-        resumed = take(LOADERS[name](images, SETTINGS, start_step=start), len(whole) - start)
-        assert_equal(resumed, whole[start:])
+    whole = list(islice(load(images, name), STEPS_PER_EPOCH + 3))
+    for start in (2, STEPS_PER_EPOCH, STEPS_PER_EPOCH + 1):
+        resumed = load(images, name, start_step=start)
+        for batch, other in zip(whole[start:], resumed, strict=False):
+            assert np.array_equal(batch.samples, other.samples)
+            assert np.array_equal(batch.pixels, other.pixels)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loader_ends_with_its_iterator_and_leaves_the_global_generator_alone(images, name):
+    before = torch.get_rng_state()
+    batches = load(images, name)
+    next(batches)
+    num_threads = sum(thread.name.startswith("decoding") for thread in threading.enumerate())
+    assert len(multiprocessing.active_children()) == (2 if name == "workers" else 0)
+    assert num_threads == (2 if "resident" in name else 0)
+    batches.close()
+    assert multiprocessing.active_children() == []
+    assert not any(thread.name.startswith("decoding") for thread in threading.enumerate())
+    assert torch.get_rng_state().equal(before)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 20, 400, 3000])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_damaged_file_is_named(images, name, tmp_path, kept_bytes):
+    second = next(train_steps(NUM_IMAGES, settings_of(), start_step=0)).samples[1]
+    damaged = tmp_path / "broken.JPEG"
+    damaged.write_bytes(images.jpeg(0)[:kept_bytes])
+    images.paths[second] = damaged
+    with pytest.raises(UserError) as caught:
+        next(load(images, name))
+    assert str(caught.value).startswith(f"{damaged}: ") and "\n" not in str(caught.value)
+    assert multiprocessing.active_children() == []
+    assert not any(thread.name.startswith("decoding") for thread in threading.enumerate())
+    with pytest.raises(UserError, match=r"broken\.JPEG: "):
+        list(evaluation_batches(images, settings_of(name).data, 5, range(NUM_IMAGES)))
+
+
+def evaluated(images, samples=range(NUM_IMAGES), *, name="workers", **changes):
+    data = settings_of(name, **{"evaluation_resize_px": 80, "evaluation_crop_px": 64} | changes).data
+    return list(evaluation_batches(images, data, 5, samples))
 
 
 def test_batches_do_not_depend_on_the_number_of_workers(images):
-    one, two = (take(worker_batches(images, SETTINGS, num_workers=number), 7) for number in (1, 2))
-    assert_equal(one, two)
-    sizes = {"resize_px": 80, "crop_px": 64}
-    none, *others = (take(evaluation_batches(images, 5, **sizes, num_workers=n), 9) for n in (0, 1, 2))
-    others.append(take(evaluation_batches(images, 5, **sizes, num_threads=3), 9))
+    trained = [next(load(images, "workers", num_workers=number)).pixels for number in (1, 2)]
+    assert np.array_equal(*trained)
+    first, *others = (
+        evaluated(images, name=name, num_workers=number)
+        for name, number in (("workers", 1), ("workers", 2), ("resident", 1), ("resident", 3))
+    )
     for other in others:
-        assert_equal(other, none)
+        assert all(np.array_equal(a.pixels, b.pixels) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(("resize_px", "crop_px"), [(80, 64), (81, 62)])
 def test_evaluation_sees_every_image_once_in_order(images, resize_px, crop_px):
-    found = list(evaluation_batches(images, 5, resize_px=resize_px, crop_px=crop_px))
-    assert [len(samples) for samples, _ in found] == [5, 5, 5, 5, 2]
-    assert np.concatenate([samples for samples, _ in found]).tolist() == list(range(NUM_IMAGES))
-    for samples, pixels in found:
+    sizes = {"evaluation_resize_px": resize_px, "evaluation_crop_px": crop_px}
+    batches = evaluated(images, range(1, NUM_IMAGES), name="resident", **sizes)
+    assert [len(batch.samples) for batch in batches] == [5, 5, 5, 5, 1]
+    assert np.concatenate([batch.samples for batch in batches]).tolist() == list(range(1, NUM_IMAGES))
+    for samples, pixels, _ in batches:
         for sample, shown in zip(samples, pixels, strict=True):
             resized = functional.resize(decode(images, int(sample)), [resize_px], antialias=True)
             assert np.array_equal(shown, np.asarray(functional.center_crop(resized, [crop_px, crop_px])))
 
 
 def test_a_step_travels_to_another_process(images):
-    step = next(train_steps(NUM_IMAGES, SETTINGS, start_step=STEPS_PER_EPOCH))
+    step = next(train_steps(NUM_IMAGES, settings_of(), start_step=STEPS_PER_EPOCH))
     copy = pickle.loads(pickle.dumps(step))
     assert copy.crops(images.size).boxes.tolist() == step.crops(images.size).boxes.tolist()
     assert (copy.samples.tolist(), copy.crop_px) == (step.samples.tolist(), 64)
 
 
-def test_workers_leave_the_global_generator_alone(images):
-    before = torch.get_rng_state()
-    take(worker_batches(images, SETTINGS, num_workers=1), 1)
-    assert torch.get_rng_state().equal(before)
-
-
-def broken(images: ImageFolder, tmp_path: Path, content: bytes) -> ImageFolder:
-    """Return the images with other content in the file of the first training step's second sample."""
-    sample = next(train_steps(NUM_IMAGES, SETTINGS, start_step=0)).samples[1]
-    path = tmp_path / "broken.JPEG"
-    path.write_bytes(content)
-    return ImageFolder(
-        paths=[path if i == sample else other for i, other in enumerate(images.paths)], labels=images.labels
-    )
-
-
-@pytest.mark.parametrize("kept_bytes", [0, 20, 400, 3000])
-def test_a_damaged_file_is_named(images, name, tmp_path, kept_bytes):
-    damaged = broken(images, tmp_path, images.paths[0].read_bytes()[:kept_bytes])
-    with pytest.raises(UserError) as caught:
-        take(LOADERS[name](damaged, SETTINGS), 1)
-    assert str(caught.value).startswith(f"{tmp_path}/broken.JPEG: ") and "\n" not in str(caught.value)
-    assert multiprocessing.active_children() == []
-
-
-def test_a_damaged_file_is_named_in_evaluation_with_workers(images, tmp_path):
-    damaged = broken(images, tmp_path, b"not a JPEG")
-    with pytest.raises(UserError, match=r"broken\.JPEG: cannot be decoded"):
-        list(evaluation_batches(damaged, 5, resize_px=80, crop_px=64, num_workers=2))
-
-
-def test_workers_end_with_the_iterator(images):
-    batches = worker_batches(images, SETTINGS, num_workers=2)
-    next(batches)
-    assert len(multiprocessing.active_children()) == 2
-    batches.close()
-    assert multiprocessing.active_children() == []
-
-
 def test_one_ctrl_c_ends_everything(directory):
     code = f"""
 from pathlib import Path
-from image_classification.data.images import ImageFolder
-from image_classification.data.loader import TrainSettings, worker_batches
-settings = TrainSettings(batch_size=4, seed=0, crop_px=lambda step: 64, min_area=0.08, flip_probability=0)
+from tests.image_classification.loading import CountedImages, load
 try:
-    for _ in worker_batches(ImageFolder.open(Path({str(directory)!r}), hint=""), settings, num_workers=2):
+    for _ in load(CountedImages(Path({str(directory)!r})), "workers"):
         print("batch", flush=True)
         input()
 except KeyboardInterrupt:
@@ -236,33 +202,36 @@ except KeyboardInterrupt:
         os.killpg(process.pid, 0)
 
 
-def test_without_dali_the_package_is_named(images, monkeypatch):
+@pytest.mark.parametrize("name", ["dali", "resident, by dali"])
+def test_without_dali_the_package_is_named(images, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    settings = [f"data.{key}={value}" for key, value in LOADERS[name].items()]
+    config = load_config("image_classification", "baseline", size="mini", settings=settings).config
     with pytest.raises(UserError, match="pip install nvidia-dali-cuda130"):
-        next(dali_batches(images, SETTINGS, num_threads=1))
+        Benchmark(config, seed=0).prepare_loader()
 
 
-def test_a_temporary_folder_without_room_for_sockets_is_named(tmp_path, monkeypatch):
-    data = SimpleNamespace(loader="workers")
+def test_a_temporary_folder_without_room_for_sockets_is_named(monkeypatch):
+    config = load_config("image_classification", "baseline", size="mini", settings=[]).config
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 70 * "x")
-    check_loader(data, 4, 4, torch.device("cpu"))
+    Benchmark(config, seed=0).prepare_loader()
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 71 * "x")
     with pytest.raises(UserError, match="no room for the sockets of worker processes"):
-        check_loader(data, 4, 4, torch.device("cpu"))
+        Benchmark(config, seed=0).prepare_loader()
 
 
 def test_normalisation_is_imagenets():
     pixels = torch.tensor([0, 255], dtype=torch.uint8)[:, None, None, None].expand(2, 4, 5, 3)
-    found = normalize(pixels)
-    assert found.shape == (2, 3, 4, 5) and found.dtype == torch.float32
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    normalised = normalize(pixels)
+    assert normalised.shape == (2, 3, 4, 5) and normalised.dtype == torch.float32
+    assert normalised.is_contiguous(memory_format=torch.channels_last)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    torch.testing.assert_close(found[0, :, 0, 0], -mean / std)
-    torch.testing.assert_close(found[1, :, 3, 4], (1 - mean) / std)
+    torch.testing.assert_close(normalised[0, :, 0, 0], -mean / std)
+    torch.testing.assert_close(normalised[1, :, 3, 4], (1 - mean) / std)
 
 
 def test_an_error_in_the_second_thread_is_raised_here():
-    def build(item: int) -> int:
+    def build(item):
         if item == 2:
             raise UserError("broken")
         return item
@@ -274,9 +243,8 @@ def test_an_error_in_the_second_thread_is_raised_here():
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_loader_counts_the_seconds_of_its_work(directory: Path, monkeypatch, num_workers: int) -> None:
+def test_a_loader_counts_the_seconds_of_its_work(images, monkeypatch, num_workers):
     """By a clock that says a second more each time: a batch takes one; workers side by side count once."""
     monkeypatch.setattr(loader, "time", SimpleNamespace(perf_counter=count(0.0).__next__))
-    images, meter = ImageFolder.open(directory, hint=""), Meter()
-    take(worker_batches(images, SETTINGS, num_workers=num_workers, meter=meter), 6)
-    assert meter.seconds == 6 / num_workers
+    batches = islice(load(images, "workers", num_workers=num_workers), 6)
+    assert [batch.loading_s for batch in batches] == 6 * [1 / num_workers]

@@ -1,0 +1,57 @@
+"""The keys of a configuration of this benchmark."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.config.schema import DataConfig, Fraction, RunConfig, Strict
+
+Decoder = Literal["auto", "threads", "dali"]
+SizePx = Annotated[int, Field(ge=32)]
+
+
+class ModelConfig(Strict):
+    """A torchvision ResNet by name."""
+
+    name: Literal["resnet18", "resnet50", "resnet101"]
+    num_classes: int = Field(gt=1)
+
+
+class ImageDataConfig(DataConfig):
+    """Sizes in pixels; `min_crop_area` is the smallest part of an image that a training crop shows."""
+
+    train_crop_px: SizePx
+    crop_px_by_epoch: list[SizePx]  # empty: train_crop_px in every epoch
+    evaluation_resize_px: SizePx  # the shorter side
+    evaluation_crop_px: SizePx
+    min_crop_area: float = Field(gt=0, le=1)
+    flip_probability: Fraction
+    alternates_flips: bool = False  # set by alternating_flip: each image is mirrored in every other epoch
+    loader: Literal["workers", "dali", "resident"]
+    num_workers: int = Field(ge=1)  # decoding processes or threads
+    stored_px: SizePx  # loader resident: images are held squashed to this size ...
+    stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
+    decoder: Decoder = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
+
+    @model_validator(mode="after")
+    def check_flip_probability(self) -> Self:
+        if self.alternates_flips and self.flip_probability != 0.5:
+            raise ValueError("alternates_flips needs a flip_probability of 0.5")
+        return self
+
+    @property
+    def crop_sizes_px(self) -> list[int]:
+        """The sizes of training crops, each once, in the order of the epochs."""
+        return list(dict.fromkeys(self.crop_px_by_epoch)) or [self.train_crop_px]
+
+    def crop_px(self, epoch: int) -> int:
+        """Return the size of the training crops of an epoch, from 0; the last size stays."""
+        sizes = self.crop_px_by_epoch or [self.train_crop_px]
+        return sizes[min(epoch, len(sizes) - 1)]
+
+
+class Config(RunConfig):
+    """The keys of this benchmark."""
+
+    model: ModelConfig
+    data: ImageDataConfig
