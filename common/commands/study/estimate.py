@@ -28,14 +28,12 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import add_benchmark, add_results, list_benchmarks
-from common.config.schema import RunConfig
+from common.arguments import add_benchmark, add_results, list_benchmarks, whole_number
 from common.errors import EXIT_OK, UserError
 from common.measure import figures
 from common.measure.scaling import FORMULA
 from common.repository import ROOT, SIZES
-from common.study.predict import devices, published, records, sources
-from common.study.predict.minutes import Rates
+from common.study.predict import devices, published, records
 from common.study.prices import PRICES, choose_prices, load_prices
 from common.training.load import load_config
 
@@ -52,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", metavar="SAMPLES_PER_S@BATCH", help="the rate of one device", **many)
     parser.add_argument("--measure", action="store_true", help="profile now, whatever there is")
     samples = "to the target; default: measured, or published"
-    parser.add_argument("--samples", type=int, metavar="N", help=samples)
+    parser.add_argument("--samples", type=whole_number(1, 10**12), metavar="N", help=samples)
     devices.add_options(parser)
     parser.add_argument("--prices", type=Path, default=PRICES, metavar="FILE", help="dated prices")
     price = "a row of them, own=DOLLARS for an hour of your own machine, or DOLLARS for an hour of a device"
@@ -83,15 +81,14 @@ def main(args: argparse.Namespace) -> int:
         hint = f"ttt estimate BENCHMARK CONFIGURATION, of {list_benchmarks()}"
         raise UserError("no benchmark and configuration were given", hint=hint)
     elif args.scaling:
-        predictions, assumptions = devices.predict_scaling(args, prices[0] if args.price else None)
+        rows, assumptions = devices.predict_scaling(args, prices[0] if args.price else None)
         if args.json:
-            rows = [prediction.row() for prediction in predictions]
             print(json.dumps({"rows": rows, "formula": FORMULA, "assumptions": assumptions}))
         else:
-            print(*devices.describe(predictions, assumptions), sep="\n")
+            print(*devices.describe(rows, assumptions), sep="\n")
     else:
         config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
-        record = records.make_record(args, config, measure)
+        record = records.make_record(args, config)
         folder = args.results / records.ESTIMATES / record["system"]
         path = figures.keep(record, folder, args.benchmark)
         console = Console(stderr=args.json, highlight=False, soft_wrap=True)
@@ -100,17 +97,3 @@ def main(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(record))
     return EXIT_OK
-
-
-def measure(args: argparse.Namespace, config: RunConfig) -> Rates:
-    """Profile the configuration on one device of this machine; the figures are kept as `ttt profile` does."""
-    from common.commands.measure import profile
-
-    parser = argparse.ArgumentParser()
-    profile.add_arguments(parser)
-    settings = [option for setting in args.set for option in ("--set", setting)]
-    arguments = [args.benchmark, args.configuration, "--size", args.size, *settings, *["--json"] * args.json]
-    measured = profile.measure(parser.parse_args([*arguments, "--results", str(args.results)]))
-    rates = sources.rates_of_profile(measured, json.loads(config.model_dump_json()), "measured now")
-    assert rates is not None, "a profile of this configuration is one of it"
-    return rates

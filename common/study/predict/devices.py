@@ -3,34 +3,29 @@
 import argparse
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from common.arguments import whole_number
 from common.config.duration import FORWARD, evaluation_seconds
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.measure import scaling
 from common.measure.device_run import NUM_DEVICES
-from common.measure.scaling import FORMULA, Links, Step, Work
+from common.measure.scaling import FORMULA, Links, Work
 from common.repository import build_probes
+from common.study.predict import sources
 from common.study.predict.minutes import STARTUP_S
-from common.study.predict.sources import (
-    max_samples,
-    parse_measured,
-    published_samples,
-    rates_of_bench,
-    read_bench,
-)
 from common.study.prices import Price
 from common.training.load import load_config
 
 MAX_DEVICES = 1024
 PER_MACHINE = 8
+Row = dict[str, Any]  # a whole run on so many devices, as JSON has it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The samples that a run trains on. `batch` is that of all devices; None: `share` for each device."""
 
@@ -40,21 +35,6 @@ class Recipe:
     evaluation_samples: int
     num_evaluations: int
     startup_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A whole run on so many devices; `efficiency` is relative to as many times one device alone."""
-
-    step: Step
-    efficiency: float
-    minutes: float
-    cost: float | None
-
-    def row(self) -> dict[str, Any]:
-        """Return all figures for JSON."""
-        rest = {"efficiency": self.efficiency, "minutes": self.minutes, "cost": self.cost}
-        return dataclasses.asdict(self.step) | {"samples_per_s": self.step.samples_per_s} | rest
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--batch-per-device": "with --scaling; default: the recipe's global batch",
     }
     for name, help in numbers.items():
-        parser.add_argument(name, type=int, metavar="N", help=help)
+        most = 10**9 if name == "--batch-per-device" else MAX_DEVICES
+        parser.add_argument(name, type=whole_number(1, most), metavar="N", help=help)
     parser.add_argument("--inside", default="nvlink4", help=f"GB/s, or: {inside}")
     parser.add_argument("--network", default="8xndr", help=f"GB/s of a machine, or links: 8x{network}")
     parser.add_argument("--latency-us", type=float, default=scaling.LATENCY_US, help="of a message")
@@ -78,26 +59,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def choose_machines(args: argparse.Namespace) -> tuple[int, int]:
     """Return machines and devices of a machine. Raises UserError for numbers that no prediction can have."""
-    machines = 1 if args.nodes is None else args.nodes
-    per_machine = args.gpus
-    if per_machine is None:
-        per_machine = min(args.devices or PER_MACHINE, PER_MACHINE) if args.devices or args.scaling else 1
-    if args.devices is not None and per_machine > 0:
+    default = min(args.devices or PER_MACHINE, PER_MACHINE) if args.devices or args.scaling else 1
+    machines, per_machine = args.nodes or 1, args.gpus or default
+    if args.devices is not None:
         machines, rest = divmod(args.devices, per_machine)
         if rest or args.nodes is not None:
             raise UserError(f"--devices {args.devices}: expected whole machines of {per_machine}, no --nodes")
-    if machines < 1 or per_machine < 1 or machines * per_machine > MAX_DEVICES:
+    if machines * per_machine > MAX_DEVICES:
         raise UserError(f"--nodes {machines} --gpus {per_machine}: expected 1 to {MAX_DEVICES} devices")
-    if not (0 < args.link_share <= 1 and 0 <= args.overlap <= 1):
-        raise UserError("--link-share and --overlap are fractions")
-    positive = [value for value in (args.batch_per_device, args.samples) if value is not None]
-    if min(positive, default=1) <= 0 or min(args.latency_us, args.startup_s or 0.0) < 0:
-        raise UserError("--samples, --batch-per-device, --latency-us and --startup-s must be positive")
     return machines, per_machine
 
 
 def choose_links(args: argparse.Namespace) -> Links:
-    """Return the links that the options say."""
+    """Return the links that the options say. Raises UserError for impossible ones."""
+    if not (0 < args.link_share <= 1 and 0 <= args.overlap <= 1):
+        raise UserError("--link-share and --overlap are fractions")
+    if min(args.latency_us, args.startup_s or 0.0) < 0:
+        raise UserError("--latency-us and --startup-s must be positive")
     return Links(
         inside=scaling.choose_inside(args.inside),
         network=scaling.choose_network(args.network),
@@ -109,34 +87,37 @@ def choose_links(args: argparse.Namespace) -> Links:
 
 def predict(
     work: Work, links: Links, recipe: Recipe, *, machines: int, per_machine: int, price: Price | None
-) -> list[Prediction]:
-    """Return a prediction for each number of devices: 1, 2, 4 ... of one machine, then 2, 4 ... machines."""
+) -> list[Row]:
+    """Predict each number of devices: 1, 2, 4 ... of one machine, then 2, 4 ... machines.
+
+    `efficiency` is relative to as many times one device alone.
+    """
     counts = [(1, devices) for devices in doublings(per_machine)]
     counts += [(number, per_machine) for number in doublings(machines)[1:]]
-    predictions: list[Prediction] = []
+    rows: list[Row] = []
     for number, devices_of_one in counts:
         devices = number * devices_of_one
         batch = recipe.batch or devices * recipe.share
         check_divisible(batch, devices)
         step = scaling.step(work, links, machines=number, per_machine=devices_of_one, batch=batch)
-        alone = predictions[0].step if predictions else step
-        num_steps = math.ceil(recipe.samples_to_target / batch)
-        per_s = devices / work.sample_s
-        evaluation_s = evaluation_seconds(recipe.num_evaluations, recipe.evaluation_samples, per_s)
-        minutes = (num_steps * step.seconds + evaluation_s + recipe.startup_s) / 60
-        predictions.append(
-            Prediction(
-                step=step,
-                efficiency=step.samples_per_s / devices / alone.samples_per_s,
-                minutes=minutes,
-                cost=None if price is None else price.cost(minutes, devices, num_machines=number),
-            )
+        alone_per_s = rows[0]["samples_per_s"] if rows else step.samples_per_s
+        evaluation_s = evaluation_seconds(
+            recipe.num_evaluations, recipe.evaluation_samples, devices / work.sample_s
         )
-    return predictions
+        training_s = math.ceil(recipe.samples_to_target / batch) * step.seconds
+        minutes = (training_s + evaluation_s + recipe.startup_s) / 60
+        figures = {
+            "samples_per_s": step.samples_per_s,
+            "efficiency": step.samples_per_s / devices / alone_per_s,
+            "minutes": minutes,
+            "cost": None if price is None else price.cost(minutes, devices, num_machines=number),
+        }
+        rows.append(dataclasses.asdict(step) | figures)
+    return rows
 
 
 def doublings(most: int) -> list[int]:
-    return sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
+    return sorted({1 << power for power in range(most.bit_length())} | {most})
 
 
 def check_divisible(batch: int, devices: int) -> None:
@@ -164,21 +145,16 @@ def compare_with_one(
 
 
 def measured_points(
-    measured: Sequence[str], benches: Sequence[Path], config: RunConfig
+    args: argparse.Namespace, config: RunConfig
 ) -> tuple[list[tuple[int, float]], float | None]:
-    """Return (batch, seconds of a step) of one device, and its memory's bytes/s where a bench says them."""
+    """List (batch, seconds of a step) of one device, and its memory's bytes/s where a bench says them."""
     shares = build_probes(config).shape_shares()
-    points = [(batch, batch / per_s) for batch, per_s in map(parse_measured, measured)]
+    points = [(batch, batch / per_s) for batch, per_s in map(sources.parse_measured, args.measured)]
     bytes_per_s = []
-    for path in benches:
-        figures = read_bench(path, config)
+    for path in args.bench:
+        figures, rates = sources.read_bench(path, config, config.configuration, shares)
         bytes_per_s.append(figures["peaks"]["bytes_per_s"])
-        rates = rates_of_bench(figures, config.configuration, set(shares), path.name)
-        if rates is None:
-            what = f"no rate of {config.configuration} at {', '.join(sorted(shares))}"
-            raise UserError(what, where=str(path))
-        sample_s = sum(share / rates.per_s[shape] for shape, share in shares.items())
-        points.append((figures["batch_size"], figures["batch_size"] * sample_s))
+        points.append((figures["batch_size"], figures["batch_size"] * rates.sample_s(shares)))
     return points, max(bytes_per_s, default=None)
 
 
@@ -216,55 +192,49 @@ def build_work(
     ]
 
 
-def choose_recipe(
-    config: RunConfig, *, samples: int | None, share: int | None, startup_s: float
-) -> tuple[Recipe, list[str]]:
+def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[Recipe, list[str]]:
     """Return the training, and what is assumed of its samples to the target.
 
-    These are `samples`, else the median of the published runs, else all that the recipe allows.
+    These are `--samples`, else the median of the published runs, else all that the recipe allows.
     """
-    plan, batch, source = config.plan(), config.global_batch_size, "as given"
-    if samples is None and (published := published_samples(config)):
-        samples, source = math.ceil(published.median), f"median of {published.source}"
+    batch, share, samples, source = config.global_batch_size, args.batch_per_device, args.samples, "as given"
+    if samples is None and (published := sources.published_samples(config)):
+        samples, source = math.ceil(statistics.median(published.values)), f"median of {published.source}"
     elif samples is None:
-        samples, source = max_samples(config), "all that the recipe allows"
-    num_evaluations = sum(1 for step in plan.evaluation_steps if step * batch <= samples)
-    num_evaluated: int = config.data.num_evaluation_samples  # type: ignore[attr-defined]
+        samples, source = sources.max_samples(config), "all that the recipe allows"
+    recipe = Recipe(
+        batch=None if share else batch,
+        share=share or 0,
+        samples_to_target=samples,
+        evaluation_samples=config.data.num_evaluation_samples,  # type: ignore[attr-defined]
+        num_evaluations=sum(1 for step in config.plan().evaluation_steps if step * batch <= samples),
+        startup_s=STARTUP_S if args.startup_s is None else args.startup_s,
+    )
     assumptions = [
-        f"samples to the target: {samples:,} ({source}); start-up {startup_s:g} s; {num_evaluations} "
-        f"evaluations of {num_evaluated:,} samples, each {FORWARD:.2f} of a trained one"
+        f"samples to the target: {samples:,} ({source}); start-up {recipe.startup_s:g} s; "
+        f"{recipe.num_evaluations} evaluations of {recipe.evaluation_samples:,} samples, "
+        f"each {FORWARD:.2f} of a trained one"
     ]
     if share is not None:
         assumptions.append(
             "unverified recipe: the batch grows with the devices, but takes as many samples to the target as "
             f"the recipe's {batch:,}; larger ones take more (--samples), and another rate"
         )
-    recipe = Recipe(
-        batch=None if share else batch,
-        share=share or 0,
-        samples_to_target=samples,
-        evaluation_samples=num_evaluated,
-        num_evaluations=num_evaluations,
-        startup_s=startup_s,
-    )
     return recipe, assumptions
 
 
-def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list[Prediction], list[str]]:
+def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list[Row], list[str]]:
     """Return the predictions that the options ask for, and what they assume."""
     machines, per_machine = choose_machines(args)
+    links = choose_links(args)
     if not args.bench and not args.measured:
         hint = f"--bench FILE of `ttt bench {args.benchmark}`, or --measured"
         raise UserError("no throughput is given", hint=hint)
     config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
-    work, assumptions = build_work(config, *measured_points(args.measured, args.bench, config))
-    startup_s = STARTUP_S if args.startup_s is None else args.startup_s
-    recipe, more = choose_recipe(
-        config, samples=args.samples, share=args.batch_per_device, startup_s=startup_s
-    )
-    links = choose_links(args)
-    predictions = predict(work, links, recipe, machines=machines, per_machine=per_machine, price=price)
-    return predictions, [
+    work, assumptions = build_work(config, *measured_points(args, config))
+    recipe, more = choose_recipe(args, config)
+    rows = predict(work, links, recipe, machines=machines, per_machine=per_machine, price=price)
+    return rows, [
         *assumptions,
         *more,
         f"links: {links.inside:g} GB/s inside a machine, {links.network:g} GB/s between machines, of which "
@@ -273,18 +243,18 @@ def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list
     ]
 
 
-def describe(predictions: Sequence[Prediction], assumptions: Sequence[str]) -> Iterator[str]:
+def describe(rows: Sequence[Row], assumptions: Sequence[str]) -> Iterator[str]:
     """Yield a table, the formula and the assumptions as lines."""
-    has_cost = predictions[0].cost is not None
+    has_cost = rows[0]["cost"] is not None
     heads = "machines devices  batch/device   step ms  exchange   exposed    samples/s  efficiency    minutes"
     yield heads + "      cost" * has_cost
-    for prediction in predictions:
-        step = prediction.step
+    for row in rows:
+        step_ms, exchange_ms = (row["compute_s"] + row["exposed_s"]) * 1e3, row["exchange_s"] * 1e3
         yield (
-            f"{step.machines:8} {step.devices:7} {math.ceil(step.batch / step.devices):13,}"
-            f" {step.seconds * 1e3:9.1f} {step.exchange_s * 1e3:9.1f} {step.exposed_s * 1e3:9.1f}"
-            f" {step.samples_per_s:12,.1f} {prediction.efficiency:11.0%} {prediction.minutes:10.2f}"
-            + (f"{prediction.cost:10,.2f}" if has_cost else "")
+            f"{row['machines']:8} {row['devices']:7} {math.ceil(row['batch'] / row['devices']):13,}"
+            f" {step_ms:9.1f} {exchange_ms:9.1f} {row['exposed_s'] * 1e3:9.1f} {row['samples_per_s']:12,.1f}"
+            f" {row['efficiency']:11.0%} {row['minutes']:10.2f}"
+            + (f"{row['cost']:10,.2f}" if has_cost else "")
         )
     for title, lines in (("formula", FORMULA), ("assumptions", assumptions)):
         yield f"{title}:"

@@ -10,7 +10,7 @@ root of the sum of their squares. Where nothing says how seeds spread, it is an 
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.config.duration import evaluation_seconds
@@ -41,6 +41,10 @@ class Rates:
         """On logarithms, of one further run, by Student's t; the normal distribution's for unknown turns."""
         return prediction_half_width(self.noise, self.num_turns or math.inf)
 
+    def sample_s(self, shares: Mapping[str, float]) -> float:
+        """Return the seconds of a mean sample, where each shape has its share of the samples."""
+        return sum(share / self.per_s[shape] for shape, share in shares.items())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
@@ -57,31 +61,11 @@ class Samples:
         return statistics.geometric_mean(self.values)
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    @property
     def half_width(self) -> float | None:
         """On logarithms, of one further run, by Student's t; None for a single run."""
         if len(self.values) < 2:
             return None
         return prediction_half_width(statistics.stdev(map(math.log, self.values)), len(self.values))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Minutes of one run to its target, and the parts of them.
-
-    `low` and `high` hold 95 % of runs where the spread over seeds is known.
-    """
-
-    minutes: float
-    low: float
-    high: float
-    training_s: float
-    evaluation_s: float
-    startup_s: float
-    num_evaluations: int
 
 
 def training_seconds(phases: Sequence[tuple[str, range]], batch: int, samples: float, rates: Rates) -> float:
@@ -104,9 +88,10 @@ def estimate(
     samples: Samples,
     slower: float = 1.0,
     devices: int = 1,
-) -> Estimate:
-    """Return the estimate of a run of `batch` samples a step, evaluated after the steps `evaluated_at`.
+) -> dict[str, float]:
+    """Return the minutes of a run of `batch` samples a step, evaluated after the steps `evaluated_at`.
 
+    `low` and `high` hold 95 % of runs where the spread over seeds is known; the other entries are parts.
     `slower` is the time of a step on all devices relative to that of the measured one, which the evaluation
     is divided among too.
     """
@@ -119,12 +104,12 @@ def estimate(
     evaluation_s /= devices
     run_s = training_s + evaluation_s
     half = math.hypot(samples.half_width or 0.0, rates.half_width)
-    return Estimate(
-        minutes=(run_s + samples.startup_s) / 60,
-        low=(run_s * math.exp(-half) + samples.startup_s) / 60,
-        high=(run_s * math.exp(half) + samples.startup_s) / 60,
-        training_s=training_s,
-        evaluation_s=evaluation_s,
-        startup_s=samples.startup_s,
-        num_evaluations=count,
-    )
+    return {
+        "minutes": (run_s + samples.startup_s) / 60,
+        "low": (run_s * math.exp(-half) + samples.startup_s) / 60,
+        "high": (run_s * math.exp(half) + samples.startup_s) / 60,
+        "training_s": training_s,
+        "evaluation_s": evaluation_s,
+        "startup_s": samples.startup_s,
+        "num_evaluations": count,
+    }

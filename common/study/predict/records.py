@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from common.evidence.paths import STUDY, find_logs
 from common.machine import system
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
-from common.study.predict.minutes import Rates, estimate, training_seconds
+from common.study.predict.minutes import estimate, training_seconds
 from common.study.predict.sources import FREE, agree, picked, read_json, stated_config
 from common.study.prices import Price
 
@@ -26,26 +26,23 @@ ESTIMATES = "estimates"
 Record = dict[str, Any]
 
 
-def make_record(
-    args: argparse.Namespace,
-    config: RunConfig,
-    measure: Callable[[argparse.Namespace, RunConfig], Rates],
-) -> Record:
-    """Return an estimate with everything that it rests on; `measure` is called where nothing states rates."""
-    machines, per_machine = devices.choose_machines(args)
+def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
+    """Return an estimate with everything that it rests on; where nothing states rates, they are measured."""
+    (machines, per_machine), links = devices.choose_machines(args), devices.choose_links(args)
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")
-    phases = build_probes(config).phases()
+    phases, batch = build_probes(config).phases(), config.global_batch_size
     samples = sources.choose_samples(config, args.results, args.samples)  # before anything is measured
     if args.startup_s is not None:
         samples = dataclasses.replace(samples, startup_s=args.startup_s)
-    rates = sources.choose_rates(args, config, [shape for shape, _ in phases]) or measure(args, config)
-    per_s = samples.typical / training_seconds(phases, config.global_batch_size, samples.typical, rates)
-    links, counts = devices.choose_links(args), {"machines": machines, "per_machine": per_machine}
-    slower, scaling = devices.compare_with_one(config, per_s, links, **counts)
+    rates = sources.choose_rates(args, config, [shape for shape, _ in phases])
+    per_s = samples.typical / training_seconds(phases, batch, samples.typical, rates)
+    slower, scaling = devices.compare_with_one(
+        config, per_s, links, machines=machines, per_machine=per_machine
+    )
     estimated = estimate(
         phases,
-        batch=config.global_batch_size,
+        batch=batch,
         evaluated_at=config.plan().evaluation_steps,
         num_evaluated=config.data.num_evaluation_samples,  # type: ignore[attr-defined]
         rates=rates,
@@ -57,7 +54,7 @@ def make_record(
     if args.hardware or args.measured:
         hardware = args.hardware or "elsewhere"
         name = f"{hardware}{'-mini' if args.size == 'mini' else ''}-{args.configuration}"
-    return dataclasses.asdict(estimated) | {
+    return estimated | {
         "title": f"{config.benchmark} {config.configuration} {config.size}",
         "system": name,
         "hardware": hardware,

@@ -6,9 +6,12 @@ Two configurations count as one where the older one lacks keys of the newer one:
 import argparse
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from common import yaml_file
 from common.config.schema import RunConfig
@@ -18,9 +21,12 @@ from common.evidence.log import Log, read_log
 from common.evidence.paths import find_logs
 from common.evidence.recipes import flat
 from common.machine import system
+from common.measure.device_run import load_for_ranks
+from common.measure.figures import keep
 from common.measure.scaling import positive_number
 from common.repository import benchmark_module
 from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Samples
+from common.training.ranks import SINGLE_RANK
 
 RECIPE = (
     *("target", "max_duration", "budget", "evaluate_every", "evaluate_from", "global_batch_size"),
@@ -28,6 +34,7 @@ RECIPE = (
 )
 # of `data`, what leaves the samples of each batch as they are
 OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}
+NUM_TURNS = 4  # of a profile that an estimate measures
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
 
 
@@ -49,8 +56,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return figures
 
 
-def read_bench(path: Path, config: RunConfig) -> dict[str, Any]:
-    """Read a file of `ttt bench`. Raises UserError unless it is one, of this benchmark and size."""
+def read_bench(
+    path: Path, config: RunConfig, name: str, shapes: Collection[str]
+) -> tuple[dict[str, Any], Rates]:
+    """Read a file of `ttt bench`, and the rates in it of a configuration's full name.
+
+    Raises UserError unless it is one, of this benchmark and size, with a rate of each shape.
+    """
     try:
         figures = read_json(path)
         of = figures["benchmark"], figures["size"]
@@ -60,7 +72,10 @@ def read_bench(path: Path, config: RunConfig) -> dict[str, Any]:
     if of != (config.benchmark, config.size):
         wanted = f"{config.benchmark} {config.size}"
         raise UserError(f"figures of {' '.join(of)}, not of {wanted}", where=str(path))
-    return figures
+    rates = rates_of_bench(figures, name, shapes, path.name)
+    if rates is None:
+        raise UserError(f"no rate of {name} at {', '.join(sorted(shapes))}", where=str(path))
+    return figures, rates
 
 
 def parse_measured(text: str) -> tuple[int, float]:
@@ -70,14 +85,6 @@ def parse_measured(text: str) -> tuple[int, float]:
     if per_s is None or not batch.isdecimal() or int(batch) == 0:
         raise UserError(f"--measured {text}: expected SAMPLES_PER_S@BATCH, such as 70@56")
     return int(batch), per_s
-
-
-def rates_as_given(text: str, shapes: Iterable[str]) -> Rates:
-    _, per_s = parse_measured(text)
-    source = f"{text}, as given"
-    return Rates(
-        source=source, per_s=dict.fromkeys(shapes, per_s), noise=ASSUMED_NOISE, noise_source="assumed"
-    )
 
 
 def rates_of_profile(figures: dict[str, Any], values: dict[str, Any], name: str) -> Rates | None:
@@ -105,14 +112,14 @@ def rates_of_profile(figures: dict[str, Any], values: dict[str, Any], name: str)
     )
 
 
-def rates_of_bench(figures: dict[str, Any], name: str, shapes: set[str], source: str) -> Rates | None:
+def rates_of_bench(figures: dict[str, Any], name: str, shapes: Collection[str], source: str) -> Rates | None:
     """Return the rates of steps without a loader; None where a shape of this configuration is missing."""
     rates = {
         rate["shape"]: rate
         for rate in figures.get("rates", [])
         if rate["configuration"] == name and rate["shape"] in shapes
     }
-    if rates.keys() != shapes:
+    if rates.keys() != set(shapes):
         return None
     stated = [(rate["deviation"], rate.get("num_turns")) for rate in rates.values() if "deviation" in rate]
     noise, num_turns = max(stated, key=lambda pair: pair[0], default=(ASSUMED_NOISE, None))
@@ -125,24 +132,23 @@ def rates_of_bench(figures: dict[str, Any], name: str, shapes: set[str], source:
     )
 
 
-def find_rates(
-    results: Path, hardware: str, values: dict[str, Any], name: str, shapes: set[str]
+def newest_profile(results: Path, hardware: str, values: dict[str, Any]) -> Rates | None:
+    """Take the rates of the newest profile of a configuration on a hardware; None without one."""
+    paths = find_newest(results / "profile" / hardware, values["benchmark"])
+    every = (rates_of_profile(read_json(path), values, path.name) for path in paths)
+    return next(filter(None, every), None)
+
+
+def newest_bench(
+    results: Path, hardware: str, config: RunConfig, name: str, shapes: Collection[str]
 ) -> Rates | None:
-    """Return the rates of the newest profile of a configuration on a hardware, else of its newest bench."""
-    for path in find_newest(results / "profile" / hardware, values["benchmark"]):
-        if rates := rates_of_profile(read_json(path), values, path.name):
-            return rates
-    for path in find_newest(results / "throughput" / hardware, values["benchmark"]):
+    """Take the rates of a configuration's full name in the newest bench on a hardware; None without one."""
+    for path in find_newest(results / "throughput" / hardware, config.benchmark):
         figures = read_json(path)
-        is_of_size = figures.get("size") == values["size"]
-        if is_of_size and (rates := rates_of_bench(figures, name, set(shapes), path.name)):
+        rates = rates_of_bench(figures, name, shapes, path.name)
+        if rates and figures.get("size") == config.size:
             return rates
     return None
-
-
-def configuration_name(configuration: str, settings: Iterable[str]) -> str:
-    """Return the name of a changed configuration in the figures of `ttt bench`."""
-    return "+".join([configuration, *(text for text in settings if not text.startswith("submission."))])
 
 
 def max_samples(config: RunConfig) -> int:
@@ -190,7 +196,7 @@ def measured_samples(logs: Sequence[Log], config: dict[str, Any]) -> Samples | N
     starts = [
         min(event.time_ms for event in blocks) - log.events("run_start")[0].time_ms
         for log in runs
-        if (blocks := list(log.events("block_start")))
+        if (blocks := log.events("block_start"))
     ]
     return Samples(
         source=f"{len(reached)} measured runs",
@@ -202,8 +208,7 @@ def measured_samples(logs: Sequence[Log], config: dict[str, Any]) -> Samples | N
 
 def published_samples(config: RunConfig) -> Samples | None:
     """Return the samples to target of the published runs of a configuration; None where there are none."""
-    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
-    published = load_reported()[name].of_configuration(config.configuration)
+    published = load_reported()[mlperf_name(config)].of_configuration(config.configuration)
     if published is None or config.size != "full":
         return None
     runs = published.score.runs
@@ -216,13 +221,16 @@ def published_samples(config: RunConfig) -> Samples | None:
     )
 
 
+def mlperf_name(config: RunConfig) -> str:
+    return str(benchmark_module(config.benchmark).Benchmark.names.mlperf)
+
+
 def choose_samples(config: RunConfig, results: Path, samples: int | None) -> Samples:
     """Return the samples to the target: as given, measured, or published. Raises UserError without any."""
     if samples is not None:
         return Samples(source="as given", values=(float(samples),))
-    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     paths = find_logs(results) if results.is_dir() else []
-    logs = [read_log(path) for path in paths if path.parent.name == name]
+    logs = [read_log(path) for path in paths if path.parent.name == mlperf_name(config)]
     chosen = measured_samples(logs, json.loads(config.model_dump_json())) or published_samples(config)
     if chosen is None:
         run = f"ttt run {config.benchmark} {config.configuration} --size {config.size}"
@@ -231,22 +239,52 @@ def choose_samples(config: RunConfig, results: Path, samples: int | None) -> Sam
     return chosen
 
 
-def choose_rates(args: argparse.Namespace, config: RunConfig, shapes: Sequence[str]) -> Rates | None:
-    """Return the rates of one device: as given, or of figures; None where they are to be measured."""
-    name, values = configuration_name(config.configuration, args.set), json.loads(config.model_dump_json())
+def choose_rates(args: argparse.Namespace, config: RunConfig, shapes: Collection[str]) -> Rates:
+    """Return the rates of one device: as given, of figures, or measured now.
+
+    Raises UserError where a hardware is named that has no figures.
+    """
+    changes = [setting for setting in args.set if not setting.startswith("submission.")]
+    name = "+".join([config.configuration, *changes])
     if args.measured:
-        return rates_as_given(args.measured[-1], shapes)
+        _, per_s = parse_measured(args.measured[-1])
+        return Rates(
+            source=f"{args.measured[-1]}, as given",
+            per_s=dict.fromkeys(shapes, per_s),
+            noise=ASSUMED_NOISE,
+            noise_source="assumed",
+        )
     if args.bench:
-        path = args.bench[-1]
-        rates = rates_of_bench(read_bench(path, config), name, set(shapes), path.name)
-        if rates is None:
-            raise UserError(f"no rate of {name} at {', '.join(sorted(shapes))}", where=str(path))
-        return rates
-    rates = None
+        return read_bench(args.bench[-1], config, name, shapes)[1]
     if not args.measure:
-        rates = find_rates(args.results, args.hardware or system.hardware_name(), values, name, set(shapes))
-    if rates is None and args.hardware:
+        hardware, values = args.hardware or system.hardware_name(), json.loads(config.model_dump_json())
+        rates = newest_profile(args.results, hardware, values)
+        if rates := rates or newest_bench(args.results, hardware, config, name, shapes):
+            return rates
+    if args.hardware:
         hint = "run `ttt profile` or `ttt bench` there, or --bench FILE, or --measured"
         where = f"{args.results}/*/{args.hardware}"
         raise UserError(f"no figures of {name} {config.size}", where=where, hint=hint)
+    return measure_rates(args, config)
+
+
+def measure_rates(args: argparse.Namespace, config: RunConfig) -> Rates:
+    """Profile the configuration on one device of this machine; the figures are kept as `ttt profile` does."""
+    from common.measure.profiling.profile import profile
+
+    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    load = partial(
+        load_for_ranks,
+        args.benchmark,
+        args.configuration,
+        size=args.size,
+        settings=args.set,
+        batch_size=None,
+        num_ranks=1,
+    )
+    measured = profile(load, SINGLE_RANK, num_turns=NUM_TURNS, delay_ms=0.0, trace=None, console=console)
+    path = keep(measured, args.results / "profile" / system.hardware_name(), args.benchmark)
+    console.print(f"-> {path}")
+    rates = rates_of_profile(measured, json.loads(config.model_dump_json()), "measured now")
+    assert rates is not None, "a profile of this configuration is one of it"
     return rates

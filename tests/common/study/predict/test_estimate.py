@@ -6,20 +6,22 @@ import math
 import shutil
 
 import pytest
+from pytest import approx
 
-from common.commands.measure import profile
-from common.errors import UserError
 from common.evidence.log import read_log
 from common.machine import system
+from common.measure.profiling import profile
 from common.study.predict import minutes, records, sources
 from common.study.predict.minutes import Rates, Samples
-from tests.command import ttt_here
+from tests.command import one_line, ttt_here
 from tests.committed import committed_results
 
 SYSTEM = "reference-2cpu-mini-optimized"
 LOGS = sorted((committed_results() / SYSTEM / "bert").glob("result_*.txt"))
 PHASES = [("56 px", range(10)), ("84 px", range(10, 30))]
 RATES = Rates(source="", per_s={"56 px": 100.0, "84 px": 50.0}, noise=0.02, noise_source="")
+MINI = ("language_bert", "optimized", "--size", "mini")
+SCALING = ("--scaling", "language_bert", "baseline", "--measured", "70@56")
 
 
 def samples(*values, startup_s=0.0):
@@ -32,71 +34,62 @@ def bert():
 
 
 def test_each_phase_takes_its_samples_at_its_own_rate():
-    assert minutes.training_seconds(PHASES, 8, 80, RATES) == pytest.approx(0.8)
-    assert minutes.training_seconds(PHASES, 8, 180, RATES) == pytest.approx(0.8 + 100 / 50)
-    assert minutes.training_seconds(PHASES, 8, 400, RATES) == pytest.approx(0.8 + 320 / 50)  # beyond its end
+    for num_samples, seconds in ((80, 0.8), (180, 0.8 + 100 / 50), (400, 0.8 + 320 / 50)):  # beyond its end
+        assert minutes.training_seconds(PHASES, 8, num_samples, RATES) == approx(seconds)
 
 
 def test_an_estimate_is_training_evaluation_and_start_up():
-    timed = Rates(
-        source="", per_s=RATES.per_s, noise=0.02, noise_source="", evaluation_s=(3.0, 1.0), first_pass_s=2.0
-    )
-    known = {
-        "batch": 8,
-        "evaluated_at": (10, 20, 30),
-        "num_evaluated": 30,
-        "samples": samples(180, startup_s=5.0),
-    }
-    found = minutes.estimate(PHASES, rates=timed, **known)
-    assert (found.training_s, found.evaluation_s, found.num_evaluations) == (pytest.approx(4.8), 4.0, 2)
-    assert found.minutes == pytest.approx((4.8 + 4.0 + 5.0) / 60)
-    assert found.high == pytest.approx((8.8 * math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
-    assert found.low == pytest.approx((8.8 / math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
-    plain = minutes.estimate(PHASES, rates=RATES, **known)
-    assert plain.evaluation_s == pytest.approx(
-        2 * 30 / 3 / 50
+    timed = dataclasses.replace(RATES, evaluation_s=(3.0, 1.0), first_pass_s=2.0)
+    known = {"batch": 8, "evaluated_at": (10, 20, 30), "num_evaluated": 30}
+    known |= {"samples": samples(180, startup_s=5.0)}
+    estimate = minutes.estimate(PHASES, rates=timed, **known)
+    assert estimate["training_s"] == approx(4.8)
+    assert (estimate["evaluation_s"], estimate["num_evaluations"]) == (4.0, 2)
+    assert estimate["minutes"] == approx((4.8 + 4.0 + 5.0) / 60)
+    assert estimate["high"] == approx((8.8 * math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
+    assert estimate["low"] == approx((8.8 / math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
+    calculated = minutes.estimate(
+        PHASES, rates=RATES, **known
     )  # a third of a trained sample, at the last rate
+    assert calculated["evaluation_s"] == approx(2 * 30 / 3 / 50)
     four = minutes.estimate(PHASES, rates=RATES, slower=0.3, devices=4, **known)
-    assert four.training_s == pytest.approx(0.3 * 2.8) and four.evaluation_s == pytest.approx(0.1)
+    assert (four["training_s"], four["evaluation_s"]) == approx((0.3 * 2.8, 0.1))
 
 
 def test_seeds_and_noise_combine_as_the_root_of_the_sum_of_squares():
     assert samples(100.0).half_width is None
     two = samples(100.0 * math.exp(-0.1), 100.0 * math.exp(0.1))
     expected = 12.706 * (0.1 * math.sqrt(2)) * math.sqrt(1.5)  # t, deviation, one further run
-    assert two.typical == pytest.approx(100) and two.half_width == pytest.approx(expected, rel=1e-3)
+    assert two.typical == approx(100) and two.half_width == approx(expected, rel=1e-3)
     four = dataclasses.replace(RATES, num_turns=4)
-    assert RATES.half_width == pytest.approx(1.959964 * 0.02)  # turns of which nothing is known
-    assert four.half_width == pytest.approx(3.182446 * 0.02 * math.sqrt(1.25))
-    known = {"batch": 8, "evaluated_at": (), "num_evaluated": 30, "rates": four, "samples": two}
-    found = minutes.estimate(PHASES, **known)
-    assert math.log(found.high / found.minutes) == pytest.approx(
-        math.hypot(expected, four.half_width), rel=1e-3
-    )
+    assert RATES.half_width == approx(1.959964 * 0.02)  # turns of which nothing is known
+    assert four.half_width == approx(3.182446 * 0.02 * math.sqrt(1.25))
+    estimate = minutes.estimate(PHASES, batch=8, evaluated_at=(), num_evaluated=30, rates=four, samples=two)
+    half = math.log(estimate["high"] / estimate["minutes"])
+    assert half == approx(math.hypot(expected, four.half_width), rel=1e-3)
 
 
 def test_the_last_evaluation_is_not_lost_to_rounding():
     known = {"evaluated_at": (5, 10, 15), "num_evaluated": 30, "rates": RATES}
     for values in ([180.0], [180.0] * 3, [180.0] * 7, [17600.0] * 5):
-        found = minutes.estimate(PHASES, samples=samples(*values), batch=values[0] / 10, **known)
-        assert found.num_evaluations == 2
+        estimate = minutes.estimate(PHASES, samples=samples(*values), batch=values[0] / 10, **known)
+        assert estimate["num_evaluations"] == 2
 
 
 def test_samples_come_from_the_runs_of_the_same_recipe():
-    logs = [read_log(path) for path in LOGS]
-    found = sources.measured_samples(logs, bert())
-    assert found is not None and len(found.values) == len(LOGS)
-    assert found.values == tuple(log.reached.samples for log in logs)
-    assert sources.measured_samples(logs, bert() | {"target": 0.3}) is None
-    other = bert()
-    other["methods"] = {name: each for name, each in other["methods"].items() if name != "unpad"}
-    assert sources.measured_samples(logs, other) is None
-    assert sources.measured_samples(logs, bert() | {"budget": 0.5}) is None
-    assert sources.measured_samples(logs, bert() | {"data": bert()["data"] | {"max_seq_length": 8}}) is None
-    elsewhere = bert() | {"data": bert()["data"] | {"directory": "there"}}
-    assert sources.measured_samples(logs, elsewhere) is not None
-    older = bert() | {"model": bert()["model"] | {"a_newer_key": False}}
-    assert sources.measured_samples(logs, older) is not None  # the logs do not know it
+    logs, config = [read_log(path) for path in LOGS], bert()
+    measured = sources.measured_samples(logs, config)
+    assert measured is not None and measured.values == tuple(log.reached.samples for log in logs)
+    fewer = {name: settings for name, settings in config["methods"].items() if name != "unpad"}
+    for changes, is_same in (
+        ({"target": 0.3}, False),
+        ({"methods": fewer}, False),
+        ({"budget": 0.5}, False),
+        ({"data": config["data"] | {"max_seq_length": 8}}, False),
+        ({"data": config["data"] | {"directory": "there"}}, True),
+        ({"model": config["model"] | {"a_newer_key": False}}, True),  # the logs do not know it
+    ):
+        assert (sources.measured_samples(logs, config | changes) is not None) == is_same, changes
 
 
 def test_a_run_is_compared_with_the_estimates_before_it():
@@ -104,22 +97,28 @@ def test_a_run_is_compared_with_the_estimates_before_it():
     first = logs[0].minutes
     record = {"system": SYSTEM, "config": bert(), "time_ms": 0, "minutes": first * 2}
     record |= {"low": first * 0.999, "high": first * 1.001}
-    found = records.later_runs(record, logs)
-    assert len(found) == len(LOGS) and found[0].ratio == pytest.approx(0.5) and found[0].is_inside
-    assert [run.is_inside for run in found].count(True) < len(LOGS)
+    runs = records.later_runs(record, logs)
+    assert len(runs) == len(LOGS) and runs[0].ratio == approx(0.5) and runs[0].is_inside
+    assert [run.is_inside for run in runs].count(True) < len(LOGS)
     started = sorted(log.first("run_start").time_ms for log in logs)
     assert len(records.later_runs(record | {"time_ms": started[-2]}, logs)) == 1
-    assert records.later_runs(record | {"system": "another"}, logs) == []
-    assert records.later_runs(record | {"devices": 8}, logs) == []
-    assert records.later_runs(record | {"config": bert() | {"precision": "fp32"}}, logs) == []
+    for changes in ({"system": "another"}, {"devices": 8}, {"config": bert() | {"precision": "fp32"}}):
+        assert records.later_runs(record | changes, logs) == []
 
 
 def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     results = ("--results", tmp_path)
-    made = ttt_here(
-        *("estimate", "language_bert", "optimized", "--size", "mini", "--hardware", "reference-2cpu"),
-        *("--measured", "1300@16", "--samples", 18000, "--price", "own=0.6", *results),
+    where = (
+        "--hardware",
+        "reference-2cpu",
+        "--measured",
+        "1300@16",
+        "--samples",
+        18000,
+        "--price",
+        "own=0.6",
     )
+    made = ttt_here("estimate", *MINI, *where, *results)
     assert made.returncode == 0, made.stderr
     seconds = (
         18000 / 1300 + 3 * 384 / 3 / 1300 + 3
@@ -132,10 +131,9 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     assert f"own machine, $6 an hour: ${6 * seconds / 3600:.4g}" in again.stdout
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"time_ms": 0, "config": bert()}))  # as if made before these runs
-    folder = tmp_path / SYSTEM / "bert"
-    shutil.copytree(LOGS[0].parent, folder)
+    shutil.copytree(LOGS[0].parent, tmp_path / SYSTEM / "bert")
     scored = json.loads(ttt_here("estimate", "--score", "--json", *results).stdout)
-    assert scored["runs"] == len(LOGS) and len(scored["estimates"][0]["runs"]) == len(LOGS)
+    assert scored["runs"] == len(LOGS) == len(scored["estimates"][0]["runs"])
     text = ttt_here("estimate", "--score", *results).stdout
     assert text.count("measured ") == len(LOGS) and f"of {len(LOGS)} runs lie inside the interval" in text
     path.write_text(json.dumps(record | {"time_ms": 0, "devices": 2}))  # no run had two
@@ -148,22 +146,30 @@ def test_published_rates_and_samples_come_to_the_published_minutes_and_cost(tmp_
         *("--gpus", 8, "--inside", "nvlink3", "--price", "published-8xA100", "--json", "--results", tmp_path),
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["minutes"] == pytest.approx(23.79, rel=0.02)  # the published score
+    assert json.loads(done.stdout)["minutes"] == approx(23.79, rel=0.02)  # the published score
     assert "$13.0" in done.stderr  # of 32.77 an hour
 
 
-def test_figures_of_another_machine_of_this_model_are_not_taken(monkeypatch, tmp_path):
-    """This one is measured, though a committed profile may be of the same processor."""
+def test_this_machine_is_measured_where_only_another_of_its_model_was(monkeypatch, tmp_path):
+    """The profile that is then made is kept, and taken by the next estimate."""
+    committed = committed_results() / "profile" / "2cpu-EPYC" / "language_bert_1.json"
+    figures = json.loads(committed.read_text())
+    made = []
 
-    def measure(_):
-        raise UserError("this machine is measured now")
+    def measure(load, *_, **options):
+        made.append(load().config)
+        return figures | {"config": json.loads(made[0].model_dump_json())}
 
-    monkeypatch.setattr(profile, "measure", measure)
-    monkeypatch.setattr(system, "LOCAL", tmp_path)
-    shipped = ("--results", committed_results())
-    done = ttt_here("estimate", "language_bert", "optimized", "--size", "mini", *shipped)
-    assert done.returncode == 2 and "measured now" in done.stderr
+    monkeypatch.setattr(profile, "profile", measure)
+    monkeypatch.setattr(system, "LOCAL", tmp_path / "machine")
+    shutil.copytree(committed_results(), tmp_path / "results")
+    for _ in range(2):
+        done = ttt_here("estimate", *MINI, "--results", tmp_path / "results", "--json")
+        assert done.returncode == 0, done.stderr
+        rates = json.loads(done.stdout)["rates"]
+        (phase,) = figures["phases"]
+        assert rates["per_s"] == {phase["shape"]: approx(phase["batch"] / phase["step_ms"] * 1e3)}
+    assert len(made) == 1 and "profile language_bert_0.json" in rates["source"]
 
 
 @pytest.mark.parametrize(
@@ -171,14 +177,25 @@ def test_figures_of_another_machine_of_this_model_are_not_taken(monkeypatch, tmp
     [
         ([], "no benchmark"),
         (["--score"], "no estimates here"),
-        (["language_bert", "optimized", "--size", "mini", "--samples", "0"], "--samples"),
-        (["language_bert", "optimized", "--size", "mini"], "how many samples"),
+        ([*MINI, "--samples", "0"], "--samples"),
+        ([*MINI], "how many samples"),
         (["language_bert", "optimized", "--samples", "9", "--hardware", "1xNone"], "no figures of optimized"),
         (["language_bert", "optimized", "--price", "nothing"], "no price is called"),
         (["language_bert", "optimized", "--measured", "fast"], "SAMPLES_PER_S@BATCH"),
+        (["--scaling"], "no benchmark"),
+        (SCALING[:3], "no throughput"),
+        ([*SCALING[:4], "70"], "SAMPLES_PER_S@BATCH"),
+        ([*SCALING, "--nodes", "500"], "1 to 1024"),
+        ([*SCALING, "--devices", "0"], "--devices"),
+        ([*SCALING, "--devices", "12"], "whole machines of 8"),
+        ([*SCALING, "--nodes", "128"], "--batch-per-device"),
+        ([*SCALING, "--overlap", "1.5"], "--overlap"),
+        ([*SCALING, "--inside", "nvlnk4"], "did you mean nvlink4"),
+        ([*SCALING, "--network", "8xhdd"], "hdr, ndr"),
+        ([*SCALING[:3], "--bench", "pyproject.toml"], "no figures of `ttt bench`"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_estimated_is_one_line_and_leaves_nothing(tmp_path, arguments, says):
-    done = ttt_here("estimate", *arguments, "--results", tmp_path)
-    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+    assert says in one_line(ttt_here("estimate", *arguments, "--results", tmp_path))
     assert not list(tmp_path.iterdir())
