@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,11 +49,19 @@ for name, most in limits.items():
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 """
-MODULE = "sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+MODULE = "runpy.run_module('mlperf_logging.{}', run_name='__main__', alter_sys=True)"
 SEEDS = (
     "from mlperf_logging.package_checker.seed_checker import SeedChecker as S; "
     "print('PASSED' if S(sys.argv[1]).check_seeds(sys.argv[2:]) else 'FAILED', file=sys.stderr)"
 )
+CHECKERS = {  # name -> code that runs it, and words of its last line where it passes or refuses
+    "compliance": (MODULE.format("compliance_checker"), "SUCCESS", "FAILED"),
+    "system description": (MODULE.format("system_desc_checker"), "checker passed", "checker failed"),
+    "package": (MODULE.format("package_checker"), "FOUND NO ERRORS", "FOUND ERRORS"),
+    "repository": (MODULE.format("repo_checker"), "ALL CHECKS PASSED", "CHECKS FAILED"),
+    "seeds": (SEEDS, "PASSED", "FAILED"),
+}
+LOG = ("--log_output", "log")  # in the empty folder in which a checker runs
 SEEDS_ASKED = "4.1.0"  # the round from which the rules, and not the checker alone, ask for seeds
 STATUS_LISTED = "4.0.0"  # the ruleset from which the checker knows a list of words for `status`
 
@@ -119,17 +127,15 @@ def later_rulesets(run_sets: Sequence[RunSet], chosen: str | None = None) -> lis
 def judge_seeds(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
     """Return the seed checker's verdict on a run set; the rules ask for it in the closed division only."""
     files = [str(log.file) for log in run_set.readable if log.file]
-    is_closed = any(log.value("submission_division") == "closed" for log in run_set.logs)
-    answers = []
-    for ruleset in rulesets(run_set, chosen)[-1:] if files else ():
-        command = [ruleset, *files]
-        verdict = _ask(command, "seeds", run_set.folder, ruleset, "PASSED", "FAILED", code=SEEDS)
-        if not is_closed:
-            verdict = replace(verdict, is_applied=False)
-        elif verdict.refuses and lacks_seeds(run_set, ruleset):
-            verdict = verdict.excused(f"the rules ask for seeds from {SEEDS_ASKED} on")
-        answers.append(verdict)
-    return answers
+    known = rulesets(run_set, chosen)
+    if not files or not known:
+        return []
+    verdict = _ask("seeds", run_set.folder, known[-1], known[-1], *files)
+    if not any(log.value("submission_division") == "closed" for log in run_set.logs):
+        verdict = replace(verdict, is_applied=False)
+    elif verdict.refuses and lacks_seeds(run_set, known[-1]):
+        verdict = verdict.excused(f"the rules ask for seeds from {SEEDS_ASKED} on")
+    return [verdict]
 
 
 def lacks_seeds(run_set: RunSet, ruleset: str) -> bool:
@@ -152,15 +158,16 @@ def judge_package(run_sets: Sequence[RunSet], chosen: str | None = None) -> list
 
 def judge_description(file: Path, ruleset: str) -> Verdict:
     """Return the verdict on one systems/<system>.json; the checker crashes on what `system.read` refuses."""
-    module = "mlperf_logging.system_desc_checker"
-    say = partial(_ask, checker="system description", path=label(file), ruleset=ruleset)
-    ask = partial(say, passed="checker passed", failed="checker failed")
-    rest = ["training", ruleset, "--log_output", "log"]
-    verdict = ask([module, str(file.absolute()), *rest])
+
+    def ask(asked: Path) -> Verdict:
+        arguments = (str(asked.absolute()), "training", ruleset, *LOG)
+        return _ask("system description", label(file), ruleset, *arguments)
+
+    verdict = ask(file)
     if verdict.refuses and ruleset >= STATUS_LISTED and (word := other_status(file)):
         with tempfile.TemporaryDirectory() as name:
             copy_description(file, Path(name, file.name), mends_status=True)
-            if ask([module, str(Path(name, file.name)), *rest]).verdict == "SUCCESS":
+            if ask(Path(name, file.name)).verdict == "SUCCESS":
                 return verdict.excused(f"MLCommons accepts the status '{word}', and all else is right")
     return verdict
 
@@ -198,23 +205,19 @@ def judge_tree(folder: Path, benchmarks: Sequence[str]) -> list[Verdict]:
                 shutil.copytree(results, copy / results.relative_to(folder))
             verdicts.append(_submission(copy, f"{folder.name} ({benchmark})", RULESETS[benchmark][0]))
     latest = RULESETS["bert"][-1]  # named in the command, and of no effect
-    command = ["mlperf_logging.repo_checker", str(folder), "training", latest, "--log_output", "log"]
-    passed, failed = "ALL CHECKS PASSED", "CHECKS FAILED"
-    return [*verdicts, _ask(command, "repository", folder.name, latest, passed, failed)]
+    return [*verdicts, _ask("repository", folder.name, latest, str(folder), "training", latest, *LOG)]
 
 
 def _compliance(log: Log, ruleset: str) -> Verdict:
+    leave_out = partial(Verdict, path=log.path, ruleset=ruleset, verdict="not run")
     if log.is_study:
-        detail = "a study trains to the end of its budget"
-        return Verdict(path=log.path, ruleset=ruleset, verdict="not run", detail=detail, is_applied=False)
+        return leave_out(detail="a study trains to the end of its budget", is_applied=False)
     if not log.file or not log.is_readable:
-        detail = "refused before: no text with records"
-        return Verdict(path=log.path, ruleset=ruleset, verdict="not run", detail=detail, is_applied=False)
+        return leave_out(detail="refused before: no text with records", is_applied=False)
     if not _has_known_names(log):
-        return Verdict(path=log.path, ruleset=ruleset, verdict="not run", detail=UNKNOWN)
-    command = ["mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset]
-    command += ["--log_output", "log", str(log.file)]
-    verdict = _ask(command, "compliance", log.path, ruleset, "SUCCESS", "FAILED")
+        return leave_out(detail=UNKNOWN)
+    arguments = ("--usage", "training", "--ruleset", ruleset, *LOG, str(log.file))
+    verdict = _ask("compliance", log.path, ruleset, *arguments)
     if verdict.refuses and log.is_honest_miss:  # rule S408 counts them
         return verdict.excused("the run missed its target and says so; a set may have one")
     return verdict
@@ -235,16 +238,15 @@ def _package(folder: Path, run_sets: Sequence[RunSet], chosen: str | None) -> It
         return
     for file in _descriptions(folder, run_sets):
         yield judge_description(file, max(groups))
-    shown = label(folder.parent)
+    leave_out = partial(Verdict, path=label(folder.parent), checker="package", verdict="not run")
     if any(run_set.is_proxy for run_set in run_sets):
-        say = partial(Verdict, path=shown, ruleset=max(groups), checker="package", verdict="not run")
-        yield say(detail="size mini is no submission", is_applied=False)
+        yield leave_out(ruleset=max(groups), detail="size mini is no submission", is_applied=False)
         return
     for ruleset, group in sorted(groups.items()):
-        if not all(_has_known_names(log) for run_set in group for log in run_set.logs):
-            yield Verdict(path=shown, ruleset=ruleset, checker="package", verdict="not run", detail=UNKNOWN)
-            continue
-        yield _judge_group(folder, group, ruleset, chosen)
+        if all(_has_known_names(log) for run_set in group for log in run_set.logs):
+            yield _judge_group(folder, group, ruleset, chosen)
+        else:
+            yield leave_out(ruleset=ruleset, detail=UNKNOWN)
 
 
 def _descriptions(folder: Path, run_sets: Sequence[RunSet]) -> list[Path]:
@@ -259,27 +261,22 @@ def _judge_group(folder: Path, run_sets: Sequence[RunSet], ruleset: str, chosen:
         verdict = _submission(copy, shown, ruleset)
     if verdict.verdict != "FAILED" or any(run_set.lead.is_ours for run_set in run_sets):
         return verdict
-    has_seeds = not any(lacks_seeds(run_set, ruleset) for run_set in run_sets)
+    seedless = ["--seed-checker-bypass"] * any(lacks_seeds(run_set, ruleset) for run_set in run_sets)
+    has_other_words = any(map(other_status, files))
     with _copy(run_sets, files, mends_status=True) as copy:
-        options = [] if has_seeds else ["--seed-checker-bypass"]
-        has_other_words = any(map(other_status, files))
-        differs_here = bool(options) or (has_other_words and ruleset >= STATUS_LISTED)
-        for other in ([ruleset] * differs_here) + later_rulesets(run_sets, chosen):
-            if _submission(copy, shown, other, options).verdict == "SUCCESS":
-                differs = ["without the check of seeds"] * (not has_seeds)
-                differs += ["with another word for the status"] * (has_other_words and other >= STATUS_LISTED)
-                differs += [f"by ruleset {other}"] * (other != ruleset)
+        for other in (ruleset, *later_rulesets(run_sets, chosen)):
+            differs = ["without the check of seeds"] * len(seedless)
+            differs += ["with another word for the status"] * (has_other_words and other >= STATUS_LISTED)
+            differs += [f"by ruleset {other}"] * (other != ruleset)
+            if differs and _submission(copy, shown, other, *seedless).verdict == "SUCCESS":
                 return verdict.excused(f"accepted {', '.join(differs)}")
     return verdict
 
 
-def _submission(copy: Path, shown: str, ruleset: str, options: Sequence[str] = ()) -> Verdict:
-    command = ["mlperf_logging.package_checker", str(copy), "training", ruleset, "--log_output", "log"]
+def _submission(copy: Path, shown: str, ruleset: str, *options: str) -> Verdict:
     num_logs = sum(1 for _ in copy.glob("results/*/*/result_*.txt"))
-    return _ask(
-        *([*command, *options], "package", shown, ruleset, "FOUND NO ERRORS", "FOUND ERRORS"),
-        timeout_s=TIMEOUT_S + num_logs,
-    )
+    arguments = (str(copy), "training", ruleset, *LOG, *options)
+    return _ask("package", shown, ruleset, *arguments, timeout_s=TIMEOUT_S + num_logs)
 
 
 @contextmanager
@@ -301,30 +298,20 @@ def _copy(
         yield root
 
 
-def _ask(
-    arguments: Sequence[str],
-    checker: str,
-    path: str,
-    ruleset: str,
-    passed: str,
-    failed: str,
-    timeout_s: float = TIMEOUT_S,
-    code: str = MODULE,
-) -> Verdict:
-    """Run a checker in an empty folder; its verdict is the last line that has one of the two texts."""
-    say: Callable[..., Verdict] = partial(Verdict, path=path, ruleset=ruleset, checker=checker)
+def _ask(checker: str, path: str, ruleset: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Verdict:
+    """Run a checker in an empty folder; its verdict is the last line that has one of its two texts."""
+    code, passed, failed = CHECKERS[checker]
+    say = partial(Verdict, path=path, ruleset=ruleset, checker=checker)
     limits = LIMITS.format(memory=MAX_MEMORY, written=MAX_WRITTEN, cpu=round(timeout_s))
-    command = [sys.executable, "-c", limits + code, *arguments]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}  # each thread takes addresses
     with (
         tempfile.TemporaryDirectory() as folder,
         Path(folder, "stderr").open("w+", errors="replace") as output,
     ):
         try:
             done = subprocess.run(
-                command,
+                [sys.executable, "-c", limits + code, *arguments],
                 cwd=folder,
-                env=environment,
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # each thread takes addresses
                 stdout=subprocess.DEVNULL,
                 stderr=output,
                 timeout=10 * timeout_s,  # a busy machine gives it less
