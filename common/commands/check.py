@@ -51,9 +51,9 @@ def main(args: argparse.Namespace) -> int:
         paths, refused = [], []
         for path in args.paths:
             if is_archive(path):
-                folder, problems = stack.enter_context(unpacked(path))
+                folder, reasons = stack.enter_context(unpacked(path))
                 stack.enter_context(shown_as(folder, path))
-                refused += [archive_finding(path, problem.text) for problem in problems]
+                refused += [archive_finding(path, reason) for reason in reasons]
                 path = folder
             paths.append(path)
         try:

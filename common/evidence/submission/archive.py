@@ -1,4 +1,4 @@
-"""Unpack an untrusted .tar.gz: regular files only, below one folder, within limits; the rest is a Problem.
+"""Unpack an untrusted .tar.gz: regular files only, below one folder, within limits; the rest is refused.
 
 Limits hold before anything is read: a header says how long a name or a file is.
 """
@@ -8,14 +8,14 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from common.errors import UserError
 from common.evidence.log import MAX_BYTES, MAX_PROBLEMS
-from common.evidence.records import Problem, printable
+from common.evidence.records import printable
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar")
 MAX_MEMBERS = 100_000
@@ -40,7 +40,7 @@ class Member(tarfile.TarInfo):
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[tuple[Path, list[Problem]]]:
+def unpacked(path: Path) -> Iterator[tuple[Path, list[str]]]:
     """Give a folder, for the time being, with the logs and descriptions of an archive, and what was refused.
 
     Raises: UserError for a file that is no archive, or a damaged one.
@@ -48,12 +48,14 @@ def unpacked(path: Path) -> Iterator[tuple[Path, list[Problem]]]:
     with tempfile.TemporaryDirectory() as name:
         try:
             with _opened(path) as stream:
-                problems = _shortened(_unpack(stream, Path(name)))
+                refused = _unpack(stream, Path(name))
         except RecursionError:
             raise UserError("not a readable archive: headers without end", where=str(path)) from None
         except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
             raise UserError(f"not a readable archive: {printable(str(error))}", where=str(path)) from error
-        yield Path(name), problems
+        if (num_more := len(refused) - MAX_PROBLEMS) > 0:
+            refused[MAX_PROBLEMS:] = [f"{num_more} more members are refused"]
+        yield Path(name), refused
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -63,8 +65,9 @@ def _opened(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path)) if is_packed else path.open("rb")
 
 
-def _unpack(stream: IO[bytes], folder: Path) -> list[Problem]:
-    problems: list[Problem] = []
+def _unpack(stream: IO[bytes], folder: Path) -> list[str]:
+    """Write the wanted members; return a line for each that is refused, and for the end of the reading."""
+    refused: list[str] = []
     seen: set[PurePosixPath] = set()
     num_members = 0
     with tarfile.open(fileobj=stream, mode="r:", tarinfo=Member) as archive:
@@ -72,52 +75,42 @@ def _unpack(stream: IO[bytes], folder: Path) -> list[Problem]:
             archive.members = []  # type: ignore[attr-defined]  # it would hold every header
             num_members += 1
             if num_members > MAX_MEMBERS:
-                return [*problems, _problem(f"more than {MAX_MEMBERS} members")]
+                return [*refused, f"more than {MAX_MEMBERS} members"]
             if member.offset_data + member.size > MAX_TOTAL_BYTES:
-                return [*problems, _problem(f"more than {MAX_TOTAL_BYTES // 2**30} GiB")]
-            why, name = _refusal(member), PurePosixPath(member.name)
-            if not why and member.isfile() and name in seen:
-                why = "stands twice"
+                return [*refused, f"more than {MAX_TOTAL_BYTES // 2**30} GiB"]
+            name = PurePosixPath(member.name)
+            why = _refusal(member, name, seen)
             seen.add(name)
             if not why and member.isfile() and name.suffix in WANTED:
                 why = _write(archive, member, folder / name)
             if why:
-                problems.append(_problem(f"{printable(member.name, 100)} {why}"))
+                refused.append(f"{printable(member.name, 100)} {why}")
     if len(stream.read(MAX_END_BYTES + 1)) > MAX_END_BYTES:  # to the end, where gzip has its checksum
         raise ValueError("bytes follow the last member")
-    return problems
+    return refused
 
 
-def _shortened(problems: list[Problem]) -> list[Problem]:
-    if (num_more := len(problems) - MAX_PROBLEMS) <= 0:
-        return problems
-    return [*problems[:MAX_PROBLEMS], _problem(f"{num_more} more members are refused")]
+def _refusal(member: tarfile.TarInfo, name: PurePosixPath, seen: Container[PurePosixPath]) -> str:
+    """Return why a member is not unpacked, or ''.
 
-
-def _refusal(member: tarfile.TarInfo) -> str:
-    name = PurePosixPath(member.name)
+    This refuses more than tarfile's filter `data`, which keeps links inside the folder and members that stand
+    twice, and strips the first slash of an absolute name.
+    """
     if not member.isfile() and not member.isdir():
         return "is a link or a device"
     if name.is_absolute() or ".." in name.parts or "\0" in member.name:
         return "lies outside the archive"
     if member.isfile() and name.suffix in WANTED and member.size > MAX_BYTES:
         return f"is larger than {MAX_BYTES // 2**20} MiB"
-    return ""
+    return "stands twice" if member.isfile() and name in seen else ""
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
     """Write a member's bytes, and nothing else of it; return why not."""
-    source = archive.extractfile(member)
-    if source is None:
-        return "has no content"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with source, path.open("xb") as target:
+        with cast(IO[bytes], archive.extractfile(member)) as source, path.open("xb") as target:
             shutil.copyfileobj(source, target)
     except OSError as error:
         return f"cannot be written ({error.strerror})"
     return ""
-
-
-def _problem(text: str) -> Problem:
-    return Problem("archive", 0, text)
