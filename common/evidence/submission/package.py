@@ -10,8 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import stat
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -39,6 +37,7 @@ MAX_BYTES = 50 * 2**20  # of a file; the official repository checker refuses mor
 TAR_ENDINGS = (".tar.gz", ".tgz")
 OTHER_ARCHIVES = (".tar", ".zip", ".gz", ".xz", ".bz2", ".zst")
 REHEARSAL = "rehearsal: made to try the packaging; not a submission"
+MARKS = {".md": "> **{}**\n\n", ".html": "<!-- {} -->\n"}  # of a rehearsal; others have a comment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,12 +261,9 @@ def mark(item: Item) -> Item:
         notes = "" if (old := values.get("hw_notes", "none")) == "none" else f"; {old}"
         values |= {"hw_notes": REHEARSAL + notes} if "hw_notes" in values else {"rehearsal": REHEARSAL}
         return replace(item, content=(json.dumps(values, indent=4) + "\n").encode())
-    if item.path.endswith(".md"):
-        return replace(item, content=f"> **{REHEARSAL}**\n\n{text}".encode())
-    if item.path.endswith(".html"):
-        return replace(item, content=f"<!-- {REHEARSAL} -->\n{text}".encode())
-    first, rest = text.split("\n", 1) if text.startswith("#!") else ("", text)
-    return replace(item, content=f"{first}{chr(10) if first else ''}# {REHEARSAL}\n{rest}".encode())
+    mark = MARKS.get(Path(item.path).suffix, "# {}\n").format(REHEARSAL)
+    at = text.index("\n") + 1 if text.startswith("#!") else 0
+    return replace(item, content=f"{text[:at]}{mark}{text[at:]}".encode())
 
 
 def judge(package: Package, benchmarks: Sequence[str]) -> None:
@@ -298,23 +294,21 @@ def write(package: Package, out: Path) -> None:
     files = {f"{package.folder}/{path}": item for path, item in package.items.items()}
     manifest = f"{package.folder}.sha256"  # beside the submitter's folder: `sha256sum -c` from there
     files[manifest] = Item(path=manifest, content=lines.encode())
-    staged: Path | None = None
     try:
-        staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-        if out.name.endswith(TAR_ENDINGS):
-            with (staged / "archive").open("xb") as stream:
-                write_tar(files, stream)
-            put_in_place(staged / "archive", out)
-        else:
-            write_tree(files, staged / "tree")
-            put_in_place(staged / "tree", out)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True
+        ) as folder:
+            finished = Path(folder, "package")
+            if out.name.endswith(TAR_ENDINGS):
+                with finished.open("xb") as stream:
+                    write_tar(files, stream)
+            else:
+                write_tree(files, finished)
+            put_in_place(finished, out)
     except FileExistsError:
         raise UserError("exists; a package never overwrites anything", where=str(out)) from None
     except OSError as error:
         raise UserError(f"cannot write here ({error.strerror})", where=str(out)) from error
-    finally:
-        if staged is not None:
-            shutil.rmtree(staged, ignore_errors=True)
 
 
 def put_in_place(finished: Path, out: Path) -> None:
@@ -338,7 +332,7 @@ def write_tree(items: Mapping[str, Item], folder: Path) -> None:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(item.content)
-        target.chmod(mode(item))
+        target.chmod(item.mode)
 
 
 def write_tar(items: Mapping[str, Item], stream: IO[bytes]) -> None:
@@ -349,12 +343,5 @@ def write_tar(items: Mapping[str, Item], stream: IO[bytes]) -> None:
     ):
         for path, item in sorted(items.items()):
             member = tarfile.TarInfo(path)
-            member.size, member.mode = len(item.content), mode(item)
+            member.size, member.mode = len(item.content), item.mode
             archive.addfile(member, BytesIO(item.content))
-
-
-def mode(item: Item) -> int:
-    """Return the permissions of a file, independent of the umask."""
-    everyone_reads = stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH
-    runs = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
-    return everyone_reads | runs if item.is_executable else everyone_reads

@@ -13,7 +13,7 @@ from common.evidence.log import Log
 from common.evidence.records import printable
 
 ALWAYS = ("common/", "LICENSE", "pyproject.toml", "run_all.sh", ".ci/constraints.txt", ".ci/setup.sh")
-HIDDEN = (".ci/", "ci/")  # the official repository checker fails on names that begin with a dot
+HIDDEN = (r"^\.ci/", "ci/")  # the official repository checker fails on names that begin with a dot
 COMMIT = re.compile(r"([0-9a-f]{7,64}) \((clean|modified)\)")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/~^-]{0,99}")
 
@@ -27,6 +27,11 @@ class Item:
     source: str = ""
     is_executable: bool = False
     is_log: bool = False  # written by a run or about a machine, not code
+
+    @property
+    def mode(self) -> int:
+        """The permissions of the file, independent of the umask."""
+        return 0o755 if self.is_executable else 0o644
 
 
 def logged_commit(logs: Iterable[Log]) -> tuple[str, str]:
@@ -87,11 +92,9 @@ def code(
         if not isinstance(content, bytes):
             findings.append(f"{printable(path)}: not a regular file; links are not published")
             continue
-        target = path.replace(*HIDDEN, 1) if path.startswith(HIDDEN[0]) else path
+        target = re.sub(*HIDDEN, path)
         if path.endswith(".sh"):
             content = re.sub(rb"(?<![\w/])\.ci/", b"ci/", content)
-        is_executable = content.startswith(b"#!")
-        items.append(
-            Item(path=f"{prefix}/{target}", content=content, source=path, is_executable=is_executable)
-        )
+        is_script = content.startswith(b"#!")
+        items.append(Item(path=f"{prefix}/{target}", content=content, source=path, is_executable=is_script))
     return items, findings
