@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.common.evidence.submission.packages import (
+    DESCRIPTION,
     RESNET,
     accuracy_as_text,
     mistaken,
@@ -15,78 +16,58 @@ from tests.common.evidence.submission.packages import (
     refused,
 )
 
-HOME = "/".join(("", "home", "jane", "run"))  # the rules of the house want no such path in a file
+
+def last(folder):
+    """Return the place of the last result, which is removed."""
+    path = folder / "result_4.txt"
+    path.unlink()
+    return path
 
 
-def four(folder):
-    (folder / "result_4.txt").unlink()
+def link_folder(folder):
+    elsewhere = folder.parents[2] / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
 
 
-def six(folder):
-    (folder / "result_5.txt").write_text((folder / "result_4.txt").read_text().replace("1004", "1005"))
+def add_run(folder):
+    text = (folder / "result_4.txt").read_text()
+    (folder / "result_5.txt").write_text(text.replace("1004", "1005"))
 
 
-def link(folder):
-    four(folder)
-    (folder / "result_4.txt").symlink_to("/etc/hostname")
+def replace(old, new, *numbers):
+    """Return a function that replaces text in some results of a folder."""
 
+    def change(folder):
+        for path in (folder / f"result_{number}.txt" for number in numbers):
+            path.write_text(path.read_text().replace(old, new))
 
-def linked_folder(folder):
-    moved = folder.parent.parent.parent / "elsewhere"
-    folder.rename(moved)
-    folder.symlink_to(moved)
-
-
-def directory(folder):
-    four(folder)
-    (folder / "result_4.txt").mkdir()
-
-
-def pipe(folder):
-    four(folder)
-    os.mkfifo(folder / "result_4.txt")
-
-
-def scaling(folder):
-    (folder / "scaling.json").write_text('{"scaling_factor": 0.5}')
-
-
-def odd_name(folder):
-    (folder / "result_4.txt").rename(folder / "result_ 4\n.txt")
-
-
-def binary(folder):
-    (folder / "result_3.txt").write_bytes(b"\0\xff" * 100)
-
-
-def two_missed(folder):
-    for index in (0, 1):
-        path = folder / f"result_{index}.txt"
-        path.write_text(path.read_text().replace('"status": "success"', '"status": "aborted"'))
-
-
-def another_org(folder):
-    for path in folder.iterdir():
-        path.write_text(path.read_text().replace('"value": "Example"', '"value": "Other"'))
+    return change
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (four, "resnet: 4 runs, and resnet has exactly 5"),
-        (six, "resnet: 6 runs, and resnet has exactly 5"),
-        (link, "resnet/result_4.txt: is not one of the results"),
-        (linked_folder, "is reached through a link"),
-        (directory, "resnet/result_4.txt: is not one of the results"),
-        (pipe, "resnet/result_4.txt: is not one of the results"),
-        (scaling, "resnet/scaling.json: is not one of the results"),
-        (odd_name, "result_ 4?.txt: is not one of the results"),
+        (last, "resnet: 4 runs, and resnet has exactly 5"),
+        (add_run, "resnet: 6 runs, and resnet has exactly 5"),
+        (lambda folder: last(folder).symlink_to("/etc/hostname"), "result_4.txt: is not one of the results"),
+        (lambda folder: last(folder).mkdir(), "result_4.txt: is not one of the results"),
+        (lambda folder: os.mkfifo(last(folder)), "result_4.txt: is not one of the results"),
+        (link_folder, "is reached through a link"),
+        (lambda folder: (folder / "scaling.json").touch(), "resnet/scaling.json: is not one of the results"),
+        (
+            lambda folder: (folder / "result_4.txt").rename(folder / "result_ 4\n.txt"),
+            "result_ 4?.txt: is not one of the results",
+        ),
         (accuracy_as_text, "result_2.txt"),
-        (binary, "result_3.txt: P0"),
-        (two_missed, "resnet: 2 runs missed the target"),
-        (another_org, "name the submitter 'Other', not 'Example'"),
+        (lambda folder: (folder / "result_3.txt").write_bytes(b"\0\xff" * 100), "result_3.txt: P0"),
+        (replace('"success"', '"aborted"', 0, 1), "resnet: 2 runs missed the target"),
+        (
+            replace('"value": "Example"', '"value": "Other"', *range(5)),
+            "the submitter 'Other', not 'Example'",
+        ),
     ],
-    ids=lambda value: value.__name__ if callable(value) else "",
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_run_set_that_cannot_be_published_is_refused(work, change, message):
     change(work / RESNET)
@@ -94,74 +75,39 @@ def test_a_run_set_that_cannot_be_published_is_refused(work, change, message):
     assert not (work / "package").exists()
 
 
-def secret(*parts):
-    """Join at run time, so that no scanner takes this file for a leak."""
-    return "".join(parts)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (secret("-----BEGIN RSA ", "PRIVATE KEY-----"), "private key"),
-        (secret("AKIA", "ABCDEFGHIJKLMNOP"), "AWS access key"),
-        (secret("aws_secret_access_key", " = ", "a1B2" * 10), "AWS secret key"),
-        (secret("AIza", "x" * 35), "Google API key"),
-        (secret("DefaultEndpointsProtocol;AccountKey", "=", "Ab1/" * 20), "Azure storage key"),
-        (secret("hf", "_", "aB3" * 12), "Hugging Face token"),
-        (secret("WANDB_API_KEY", "=", "0123456789" * 4), "Weights & Biases key"),
-        (secret("gh", "p_", "aB3" * 12), "GitHub token"),
-        (secret("github", "_pat_", "aB3" * 12), "GitHub token"),
-        ("https://jane:hunter22@registry.example/simple", "URL with a login"),
-        ("https://token123@github.com/x/y", "URL with a login"),
-        ("/nfs/jane.doe@example.com/x", "e-mail address"),
-        ("saved to " + HOME, "home folder"),
-        ("C:\\Users\\jane", "home folder"),
-        ("saved to /scratch/run", "absolute path"),
-        ("rank 3 at 10.12.0.7", "IP address"),
-        ("rank 3 at gpu-17.cluster", "host name"),
-        ('{"hostname": "gpu17"}', "host name"),
-        ("USER=jane", "user name"),
-        ("SUBMISSION_PLATFORM_" + "PLACEHOLDER", "placeholder"),
-        ("x" * 30_000, "line too long"),
-    ],
-    ids=lambda value: "",
-)
-def test_a_secret_in_a_log_is_named_by_line_and_kind_and_never_shown(work, text, kind):
+def test_a_secret_in_a_log_is_named_by_line_and_kind_and_never_shown(work):
     path = work / RESNET / "result_2.txt"
     before = path.read_text()
-    path.write_text(before + f"note {text} end\n")
+    path.write_text(before + "note https://jane:hunter22@registry.example/simple end\n")
     done = package(RESNET, "--out", "package")
-    refused(done, f"{RESNET}/result_2.txt:{before.count(chr(10)) + 1}: {kind}")
-    assert text not in done.stdout and not (work / "package").exists()
-
-
-def test_secrets_in_a_description_and_in_the_configuration_are_found(work):
-    path = work / "systems/8xA100-optimized.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"sw_notes": HOME}, indent=1))
-    refused(package(RESNET, "--list"), "systems/8xA100-optimized.json:34: home folder")
+    refused(done, f"{RESNET}/result_2.txt:{before.count(chr(10)) + 1}: URL with a login")
+    assert "hunter22" not in done.stdout and not (work / "package").exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"framework": ["PyTorch"]}, "framework: must be text, found list"),
-        ({"host_networking": ""}, "host_networking: empty"),
+        (
+            {"sw_notes": "/".join(("", "home", "jane", "run"))},
+            "systems/8xA100-optimized.json:34: home folder",
+        ),
+        ({"framework": ["PyTorch"]}, "framework: must be text"),
         ({"cooling": "TBD"}, "cooling: holds a placeholder"),
         ({"division": "closed"}, "division is closed"),
         ({"status": "Preview"}, "status is Preview"),
         ({"submitter": "Other"}, "submitter is Other"),
         ({"system_name": "other"}, "other for 8xA100-optimized"),
+        (None, "`ttt system --out 8xA100-optimized.json` makes one"),
     ],
+    ids=str,
 )
-def test_a_description_that_disagrees_is_refused(work, changes, message):
-    path = work / "systems/8xA100-optimized.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+def test_a_description_that_is_missing_or_disagrees_is_refused(work, changes, message):
+    path = work / DESCRIPTION
+    if changes is None:
+        path.unlink()
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes, indent=1))
     refused(package(RESNET, "--list"), message)
-
-
-def test_a_missing_description_names_the_command_that_makes_one(work):
-    (work / "systems/8xA100-optimized.json").unlink()
-    refused(package(RESNET, "--list"), "`ttt system --out 8xA100-optimized.json` makes one")
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "dangling"])
