@@ -58,28 +58,16 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("PyTorch is not installed", hint="pip install -e .[train]")
     benchmark_module(args.benchmark)  # answers an unknown name
     from common.measure.without_gpu import report
-    from common.measure.without_gpu.compile_for import (
-        build_training,
-        compile_evaluation,
-        compile_training,
-        open_compiler,
-    )
     from common.measure.without_gpu.pretend import find_gpu
 
-    gpu = find_gpu(args.architecture)
+    find_gpu(args.architecture)  # an unknown one is refused before anything is loaded
     names = args.configurations or configurations(args.benchmark)
-    full_names = ["+".join([name, *args.set]) for name in names]
     sizes = {"size": args.size, "batch_size": args.batch_size}
+    full_names = ["+".join([name, *args.set]) for name in names]
     loaded = [(name, load(args.benchmark, name, **sizes)) for name in full_names]
     results = []
     for name, config in loaded:
-        with open_compiler(gpu) as compiler:
-            benchmark = benchmark_module(args.benchmark).Benchmark(config, seed=0)
-            run = build_training(benchmark)
-            training = list(compile_training(compiler, run, args.shape))
-            evaluation = compile_evaluation(compiler, run)
-            compiler.add_own_kernels(benchmark)
-            figures = report.describe(name, config, args.architecture, compiler, training, evaluation)
+        figures = report.compile_configuration(name, config, args.architecture, args.shape)
         path = report.keep(figures, args.results)
         results.append(figures)
         if not args.json:
@@ -94,11 +82,5 @@ def check_published(as_json: bool) -> None:
     """Print predicted against published throughput."""
     from common.measure.without_gpu import gpu_model
 
-    checks = gpu_model.check_published()
-    if as_json:
-        rows = [
-            {**check.row, "predicted_per_s": check.predicted_per_s, "ratio": check.ratio} for check in checks
-        ]
-        print(json.dumps(rows))
-    else:
-        print(*gpu_model.format_checks(checks), sep="\n")
+    rows = gpu_model.check_published()
+    print(json.dumps(rows) if as_json else "\n".join(gpu_model.format_checks(rows)))

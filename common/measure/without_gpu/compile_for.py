@@ -15,9 +15,11 @@ import io
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -34,6 +36,7 @@ from common.measure.without_gpu.kernels import (
     OWN,
     Code,
     Kernel,
+    Launch,
     Tally,
     classify,
     classify_library,
@@ -47,17 +50,9 @@ from common.training.probes import probes_of
 from common.training.step import Training
 
 BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
-NOT_COUNTED = {
-    "_unsafe_view",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "alias",
-    "lift_fresh",
-}
+NOT_COUNTED = (
+    "_unsafe_view empty empty_like empty_strided new_empty new_empty_strided detach alias lift_fresh"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +69,20 @@ class Compiled:
     num_graphs: int
 
 
-class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what operators on the pretended GPU launch; inside of compiled code, its library calls only."""
+class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Compiles what runs for one GPU, and counts its launches; `open_compiler` makes one.
 
-    def __init__(self, fake_mode: FakeTensorMode) -> None:
+    As a dispatch mode it sees each operator on the pretended GPU. Inside of compiled code it counts library
+    calls only: the kernels are known from the code.
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode, cubins: Mapping[str, list[bytes]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.fake_mode, self.tally = fake_mode, Tally()
+        self.fake_mode, self.cubins = fake_mode, cubins  # of every kernel, by its name
+        self.kernels: list[Kernel] = []
+        self.num_graphs = self.num_recompiles = 0
+        self.tally: Tally | None = None  # None: nothing is counted now
         self.code: Code | None = None  # of the compiled graph that runs
-        self.counts = False
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -92,21 +93,17 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator and count it."""
         kwargs = kwargs or {}
         if func.overloadpacket.__name__.startswith("_fused_"):  # optimizers: no form without values
-            if self.counts:
-                self.count(func, args, kwargs, None)
+            self.count(func, args, kwargs, None)
             return None
-        if (
-            func is torch.ops.aten._to_copy.default
-            and kwargs.get("device") == DEVICE
-            and not isinstance(args[0], FakeTensor)
-        ):
+        is_copy = func is torch.ops.aten._to_copy.default and kwargs.get("device") == DEVICE
+        if is_copy and not isinstance(args[0], FakeTensor):
             copied: Any = self.fake_mode.from_tensor(args[0])  # a batch arrives from the host
             if args[0].dtype == torch.int32 and args[0].ndim == 1:  # offsets of packed sequences
                 with unset_fake_temporarily():
                     copied.lengths = args[0].diff().tolist()
             return copied
         result = func(*args, **kwargs)
-        if self.counts and list_fakes((args, kwargs)):
+        if list_fakes((args, kwargs)):
             self.count(func, args, kwargs, result)
         return result
 
@@ -114,9 +111,9 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Add one operator to the tally."""
         name = func.overloadpacket.__name__
         kind = classify_library(name)
-        if self.code is not None and not (kind or name in self.code.library):
+        if self.tally is None or (self.code is not None and not (kind or name in self.code.library)):
             return
-        if func.is_view or func.namespace == "prim" or name in NOT_COUNTED:
+        if func.is_view or func.namespace == "prim" or name in NOT_COUNTED.split():
             return
         num_bytes = count_moved_bytes(func, args, kwargs, result)
         flops = count_attention_flops(name, args) if kind == ATTENTION else 0.0
@@ -125,12 +122,65 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count = 1
         if name == "convolution_backward":  # the gradients of image and weight each read that of the result
             count, num_bytes, flops = 2, (num_bytes + count_bytes(args[0])) / 2, flops / 2
-        self.tally.add(name, kind or classify([name]), num_bytes=num_bytes, flops=flops, count=count)
+        self.tally[Launch(name, kind or classify([name]), num_bytes, flops)] += count
 
-    def add_code(self, code: Code) -> None:
-        """Add the kernels of a compiled graph that is about to run."""
-        for name, (kind, num_bytes, count) in code.kernels.items() if self.counts else ():
-            self.tally.add(name, kind, num_bytes=num_bytes, count=count)
+    def compile_inner(self, graph: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
+        """Stand in for Inductor's `compile_fx_inner`; a call of what it returns counts, computes nothing."""
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        def on_device(value: Any) -> Any:
+            return DEVICE if value == HOST else value
+
+        for node in graph.graph.nodes:  # autograd's C++ saw the host
+            node.args, node.kwargs = tree_map(on_device, (node.args, node.kwargs))
+        graph.recompile()
+        plain = copy.deepcopy(graph)
+        with redirect_stderr(io.StringIO()):  # it prints a path
+            lowered: Any = compile_fx_inner(graph, inputs, **settings)
+        code = read_code(lowered.source_code)
+        self.num_graphs += 1
+        self.kernels += [measure_kernel(one.name, one.kind, self.cubins[one.name]) for one in code.kernels]
+
+        def run(values: list[Any]) -> Any:
+            if self.tally is not None:
+                self.tally.update(code.kernels)
+            self.code = code
+            try:
+                return plain(*values)
+            finally:
+                self.code = None
+                values.clear()
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def compile(self, shape: str, batch: Batch, call: Callable[[], object]) -> Compiled:
+        """Return what a call launches. A first call compiles; that the second does not is checked."""
+        num_graphs, num_kernels = self.num_graphs, len(self.kernels)
+        call()
+        num_compiled, tally = self.num_graphs, Counter[Launch]()
+        self.tally = tally
+        try:
+            call()
+        finally:
+            self.tally = None
+        if self.num_graphs != num_compiled:
+            raise RuntimeError("the second call of a step compiled again")
+        return Compiled(
+            shape=shape,
+            num_samples=batch.num_samples,
+            kernels=tuple(self.kernels[num_kernels:]),
+            num_graphs=num_compiled - num_graphs,
+            tally=tally,
+        )
+
+    def add_own_kernels(self, benchmark: Benchmark) -> None:
+        """Compile the Triton kernels that the benchmark has written itself."""
+        before = set(self.cubins)
+        for pair in probes_of(benchmark).kernel_pairs():
+            pair.kernel()
+        names = self.cubins.keys() - before
+        self.kernels += [measure_kernel(name, OWN, self.cubins[name]) for name in names]
 
 
 def list_fakes(values: Any) -> list[Any]:
@@ -166,7 +216,6 @@ def count_attention_flops(name: str, args: Sequence[Any]) -> float:
     """
     is_backward = "backward" in name
     query, key, *_ = args[1:] if is_backward else args
-    flops: float
     if query.ndim == 4:
         flops = 4.0 * query.numel() * key.shape[-2]
     else:
@@ -175,78 +224,7 @@ def count_attention_flops(name: str, args: Sequence[Any]) -> float:
             raise ValueError("attention over sequences of unknown length")
         pairs = sum(queries * keys for queries, keys in zip(lengths[0], lengths[-1], strict=True))
         flops = 4.0 * pairs * query.shape[1] * query.shape[2]
-    return BACKWARD_ATTENTION * flops if is_backward else flops
-
-
-class Compiler:
-    """Compiles and counts steps for one GPU; `open_compiler` makes one."""
-
-    def __init__(self, counter: Counter, cubins: Mapping[str, list[bytes]]) -> None:
-        self.counter, self.cubins = counter, cubins  # of every kernel, by its name
-        self.kernels: list[Kernel] = []
-        self.num_graphs = self.num_recompiles = 0
-
-    def compile_inner(self, graph: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
-        """Stand in for Inductor's `compile_fx_inner`; a call of what it returns counts, computes nothing."""
-        from torch._inductor.compile_fx import compile_fx_inner
-
-        def on_device(value: Any) -> Any:
-            return DEVICE if value == HOST else value
-
-        for node in graph.graph.nodes:  # autograd's C++ saw the host
-            node.args, node.kwargs = tree_map(on_device, (node.args, node.kwargs))
-        graph.recompile()
-        plain = copy.deepcopy(graph)
-        with redirect_stderr(io.StringIO()):  # it prints a path
-            lowered: Any = compile_fx_inner(graph, inputs, **settings)
-        code = read_code(lowered.source_code)
-        self.num_graphs += 1
-        for name, (kind, num_bytes, _) in code.kernels.items():
-            self.kernels.append(measure_kernel(name, kind, num_bytes, self.cubins[name]))
-
-        def run(values: list[Any]) -> Any:
-            self.counter.add_code(code)
-            self.counter.code = code
-            try:
-                return plain(*values)
-            finally:
-                self.counter.code = None
-                values.clear()
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
-
-    def compile(self, shape: str, batch: Batch, call: Callable[[], object]) -> Compiled:
-        """Return what a call launches. A first call compiles; that the second does not is checked."""
-        num_graphs, num_kernels = self.num_graphs, len(self.kernels)
-        call()
-        return Compiled(
-            shape=shape,
-            num_samples=batch.num_samples,
-            kernels=tuple(self.kernels[num_kernels:]),
-            num_graphs=self.num_graphs - num_graphs,
-            tally=self.count(call),
-        )
-
-    def count(self, call: Callable[[], object]) -> Tally:
-        """Return what a call launches that has been compiled."""
-        num_graphs = self.num_graphs
-        self.counter.tally, self.counter.counts = Tally(), True
-        try:
-            call()
-        finally:
-            self.counter.counts = False
-        if self.num_graphs != num_graphs:
-            raise RuntimeError("the second call of a step compiled again")
-        return self.counter.tally
-
-    def add_own_kernels(self, benchmark: Benchmark) -> None:
-        """Compile the Triton kernels that the benchmark has written itself."""
-        before = set(self.cubins)
-        for pair in probes_of(benchmark).kernel_pairs():
-            pair.kernel()
-        for name in self.cubins.keys() - before:
-            self.kernels.append(measure_kernel(name, OWN, 0.0, self.cubins[name]))
+    return float(BACKWARD_ATTENTION * flops if is_backward else flops)
 
 
 @contextmanager
@@ -254,40 +232,35 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
     """Pretend a GPU inside the block; what the suite computes there is compiled for it and counted."""
     from torch._inductor import compile_fx
 
-    original = compile_fx.compile_fx
     torch._dynamo.utils.counters.clear()
     cubins: dict[str, list[bytes]] = {}
     with pretend(gpu, cubins.__setitem__) as fake_mode:
-        compiler = Compiler(Counter(fake_mode), cubins)
+        compiler = Compiler(fake_mode, cubins)
 
-        def compile_graph(
-            model: Any, inputs: Any, inner_compile: Any = compiler.compile_inner, **named: Any
-        ) -> Any:
-            return original(model, inputs, inner_compile=inner_compile, **named)
-
-        to_device, prepared = step.to_device, Training.prepare_batch
+        compile_graph = partial(compile_fx.compile_fx, inner_compile=compiler.compile_inner)  # type: ignore[arg-type]
+        to_device, prepare_batch = step.to_device, Training.prepare_batch
 
         def make_fake(batch: Batch, device: torch.device) -> Batch:
-            with fake_mode, compiler.counter:
+            with fake_mode, compiler:
                 return to_device(batch, device)
 
         def prepare_on_host(run: Training, *args: Any) -> Batch:
             with unset_fake_temporarily():
-                return prepared(run, *args)
+                return prepare_batch(run, *args)
 
         with (
             mock.patch.object(compile_fx, "compile_fx", compile_graph),
             mock.patch.object(step, "to_device", make_fake),
             mock.patch.object(Training, "prepare_batch", prepare_on_host),
             fake_mode,
-            compiler.counter,
+            compiler,
         ):
             yield compiler
 
 
-def measure_kernel(name: str, kind: str, num_bytes: float, cubins: Sequence[bytes]) -> Kernel:
+def measure_kernel(name: str, kind: str, cubins: Sequence[bytes]) -> Kernel:
     spilled, registers = min(read_resources(cubin)[::-1] for cubin in cubins)
-    return Kernel(name=name, kind=kind, num_bytes=num_bytes, registers=registers, spilled_bytes=spilled)
+    return Kernel(name=name, kind=kind, registers=registers, spilled_bytes=spilled)
 
 
 def read_resources(cubin: bytes) -> tuple[int, int]:
@@ -329,7 +302,13 @@ def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = (
 def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
     """Return what evaluating as many samples as a step has launches, in the largest shape."""
     shape, batch = list(make_host_batches(run.benchmark).items())[-1]
-    return compiler.compile(shape, batch, lambda: evaluate(run, batch))
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        run.count_correct(run.evaluation_model(), batch)
+        run.model.train()
+
+    return compiler.compile(shape, batch, evaluate)
 
 
 def build_training(benchmark: Benchmark) -> Training:
@@ -343,9 +322,3 @@ def build_training(benchmark: Benchmark) -> Training:
 def count_graph_breaks() -> dict[str, int]:
     """Return the number of graph breaks, by their reason."""
     return dict(torch._dynamo.utils.counters["graph_break"])
-
-
-def evaluate(run: Training, batch: Batch) -> None:
-    with torch.no_grad():
-        run.count_correct(run.evaluation_model(), batch)
-    run.model.train()

@@ -5,14 +5,15 @@ throughput (published_rates.yaml, `use: fit`), and checked with other published 
 not measurements, and are labelled so wherever they are shown.
 """
 
-import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import yaml
 from scipy.optimize import least_squares
@@ -28,13 +29,11 @@ FORMULA = (
     "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as published",
 )
 RATES = Path(__file__).with_name("published_rates.yaml")
-BANDWIDTH = "bandwidth"
-FITTED = (BANDWIDTH, CONVOLUTION, MATRIX)
+NUM_FITTED = 3  # shares of an architecture: of bandwidth, convolutions, matrix products
 START, PRIOR_WEIGHT = 0.6, 0.15  # a share that rows do not tell stays near the start: one row of 15 % error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class Shares(NamedTuple):
     """Shares of the data sheet that an architecture reaches: `matrix` in 16 bits, `fp8` in 8."""
 
     bandwidth: float
@@ -61,18 +60,6 @@ class Prediction:
         return max((name for name in self.ms if name not in LIBRARY), key=lambda name: self.ms[name])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A published rate and its prediction; `ratio` is predicted over published."""
-
-    row: Mapping[str, Any]
-    predicted_per_s: float
-
-    @property
-    def ratio(self) -> float:
-        return float(self.predicted_per_s / self.row["samples_per_s"])
-
-
 @cache
 def load_rates() -> Mapping[str, Any]:
     published: Mapping[str, Any] = yaml.safe_load(RATES.read_text(encoding="utf-8"))
@@ -94,18 +81,21 @@ def load_counts(name: str) -> Mapping[str, Any]:
 
 
 def predict(
-    counts: Mapping[str, Any],
-    num_samples: int,
+    figures: Mapping[str, Any],
+    shape: str,
     device: str,
-    shares: Shares,
-    row: Mapping[str, Any] | None = None,
+    shares: Shares | None = None,
+    row: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prediction:
-    """Return the prediction for a step of `counts`, the training side of one shape, on a device.
+    """Return the prediction for a training step of one shape, of figures of `ttt compile`, on a device.
 
-    `row` is that of a published rate: its devices, batch, and what it does otherwise. Samples differ from
-    those of the counts in number only: what the optimizer does is the same for any number.
+    `shares` default to those fitted. `row` is that of a published rate: its devices, batch, and what it
+    does otherwise. Samples differ from those of the figures in number only: what the optimizer does is the
+    same for any number.
     """
-    row, sheet, assumed = row or {}, load_rates()["devices"][device], load_rates()["assumed"]
+    sheet, assumed = load_rates()["devices"][device], load_rates()["assumed"]
+    counts, num_samples = figures["training"][shape], figures["batch_size"]
+    shares = shares or fit_shares(sheet["architecture"])
     per_s = sheet["bandwidth"] * 1e9 * shares.bandwidth
     matrix = sheet["fp8"] * shares.fp8 if row.get("matrix") == "fp8" else sheet["bf16"] * shares.matrix
     flops_per_s = {
@@ -137,33 +127,21 @@ def predict_waiting(row: Mapping[str, Any], sheet: Mapping[str, Any], compute_ms
     exchange = scaling.exchange_s(2 * published["parameters"][name], links, 1, row["devices"])
     waited_ms = {"exchange": scaling.exposed_s(exchange, compute_ms / 1e3, links) * 1e3}
     if row.get("imbalance"):
-        work = scaling.Work(
-            gradient_bytes=0,
-            sample_s=0,
-            deviation=published["deviation"][name],
-            longest=published["longest"][name],
-        )
+        spread = {key: published[key][name] for key in ("deviation", "longest")}
+        work = scaling.Work(gradient_bytes=0, sample_s=0, **spread)
         waited_ms["imbalance"] = (scaling.imbalance(work, row["batch"], row["devices"]) - 1) * compute_ms
     return waited_ms
 
 
-def predict_row(row: Mapping[str, Any], shares: Shares) -> float:
-    figures = load_counts(row["counts"])
-    training = figures["training"][row["shape"]]
-    return predict(training, figures["batch_size"], row["device"], shares, row).samples_per_s
+def predict_row(row: Mapping[str, Any], shares: Shares | None = None) -> float:
+    return predict(load_counts(row["counts"]), row["shape"], row["device"], shares, row).samples_per_s
 
 
 @cache
 def fit_shares(architecture: str) -> Shares:
     """Fit the shares of an architecture to its published rows, least squares of the errors' logarithms."""
-    published = load_rates()
-    devices = published["devices"]
-    rows = [
-        row
-        for row in published["rates"]
-        if row["use"] == "fit" and devices[row["device"]]["architecture"] == architecture
-    ]
-    fixed = published["assumed"]["matrix"].get(architecture)
+    fixed, names = load_rates()["assumed"]["matrix"].get(architecture), list_devices(architecture)
+    rows = [row for row in load_rates()["rates"] if row["use"] == "fit" and row["device"] in names]
 
     def shares_of(logs: Sequence[float]) -> Shares:
         bandwidth, convolution, matrix = (math.exp(log) for log in logs)
@@ -173,27 +151,24 @@ def fit_shares(architecture: str) -> Shares:
         logs_of_ratios = [math.log(predict_row(row, shares_of(logs)) / row["samples_per_s"]) for row in rows]
         return logs_of_ratios + [PRIOR_WEIGHT * (log - math.log(START)) for log in logs]
 
-    fitted = least_squares(errors, [math.log(START)] * len(FITTED), bounds=(math.log(0.1), 0.0))
+    fitted = least_squares(errors, [math.log(START)] * NUM_FITTED, bounds=(math.log(0.1), 0.0))
     return shares_of(fitted.x)
 
 
-def check_published() -> list[Check]:
-    """Predict every published row."""
+def list_devices(architecture: str) -> list[str]:
     devices = load_rates()["devices"]
-    return [
-        Check(row=row, predicted_per_s=predict_row(row, fit_shares(devices[row["device"]]["architecture"])))
-        for row in load_rates()["rates"]
-    ]
+    return [name for name, sheet in devices.items() if sheet["architecture"] == architecture]
+
+
+def check_published() -> list[dict[str, Any]]:
+    """Return every published row with its prediction; `ratio` is predicted over published."""
+    rows = [row | {"predicted_per_s": predict_row(row)} for row in load_rates()["rates"]]
+    return [row | {"ratio": row["predicted_per_s"] / row["samples_per_s"]} for row in rows]
 
 
 def predict_devices(figures: Mapping[str, Any], shape: str) -> list[Prediction]:
     """Return the predictions for one device of each kind that has the architecture of the figures."""
-    counts = figures["training"][shape]
-    return [
-        predict(counts, figures["batch_size"], name, fit_shares(figures["architecture"]))
-        for name, sheet in load_rates()["devices"].items()
-        if sheet["architecture"] == figures["architecture"]
-    ]
+    return [predict(figures, shape, name) for name in list_devices(figures["architecture"])]
 
 
 def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, batch: int) -> float | None:
@@ -201,48 +176,43 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
 
     None where the hardware is of no known device, or `ttt compile` has kept no such configuration or shape.
     """
-    devices = load_rates()["devices"]
-    device = next((key for key in devices if devices[key]["name"] == hardware.partition("x")[2]), None)
-    if device is None:
-        return None
-    architecture = devices[device]["architecture"]
-    for path in sorted((ROOT / "results/compiled" / architecture).glob(f"{benchmark}-*.json")):
-        figures = load_counts(f"{architecture}/{path.name}")
-        is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
-        if is_asked and shape in figures["training"]:
-            counts, row = figures["training"][shape], {"batch": batch}
-            return predict(counts, figures["batch_size"], device, fit_shares(architecture), row).samples_per_s
+    for device, sheet in load_rates()["devices"].items():
+        if sheet["name"] != hardware.partition("x")[2]:
+            continue
+        folder = ROOT / "results/compiled" / sheet["architecture"]
+        for path in sorted(folder.glob(f"{benchmark}-*.json")):
+            figures = load_counts(f"{sheet['architecture']}/{path.name}")
+            is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
+            if is_asked and shape in figures["training"]:
+                return predict(figures, shape, device, row={"batch": batch}).samples_per_s
     return None
 
 
-def compute_typical_factor(checks: Iterable[Check]) -> float:
-    errors = [abs(math.log(check.ratio)) for check in checks]
-    return math.exp(sum(errors) / len(errors))
+def compute_typical_factor(rows: Iterable[Mapping[str, Any]]) -> float:
+    return math.exp(statistics.fmean(abs(math.log(row["ratio"])) for row in rows))
 
 
-def format_checks(checks: Sequence[Check]) -> Iterator[str]:
+def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield predicted against published throughput, the errors, and what the model is made of."""
     title = f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4}"
     yield f"{title} {'predicted':>10} {'published':>10}  ratio"
-    for check in checks:
-        row = check.row
+    for row in rows:
         device = f"{row['devices']}x{row['device']}"
         title = f"{row['use']:6} {row['benchmark']:7}{row['name']:40} {device:>8} {row['batch']:4}"
-        yield f"{title} {check.predicted_per_s:10,.0f} {row['samples_per_s']:10,.0f} {check.ratio:6.2f}"
+        yield f"{title} {row['predicted_per_s']:10,.0f} {row['samples_per_s']:10,.0f} {row['ratio']:6.2f}"
     for use, words in (("fit", "fitted"), ("check", "held out")):
-        chosen = [check for check in checks if check.row["use"] == use]
-        largest = max(chosen, key=lambda check: abs(math.log(check.ratio)))
-        factor = max(largest.ratio, 1 / largest.ratio)
-        mean = compute_typical_factor(chosen)
+        chosen = [row for row in rows if row["use"] == use]
+        largest = max(chosen, key=lambda row: abs(math.log(row["ratio"])))
+        factor = max(largest["ratio"], 1 / largest["ratio"])
         yield (
-            f"{words}: {len(chosen)} rates, wrong by a factor of {mean:.2f} on average, "
-            f"at most {factor:.2f} ({largest.row['name']})"
+            f"{words}: {len(chosen)} rates, wrong by a factor of {compute_typical_factor(chosen):.2f} on "
+            f"average, at most {factor:.2f} ({largest['name']})"
         )
     for architecture in sorted({sheet["architecture"] for sheet in load_rates()["devices"].values()}):
-        shares = dataclasses.asdict(fit_shares(architecture)).items()
+        shares = fit_shares(architecture)._asdict().items()
         yield f"{architecture}, shares of the data sheet: " + ", ".join(f"{k} {v:.2f}" for k, v in shares)
     yield f"  three shares are fitted; sm_90 has two rates: what they do not tell stays near {START}"
     yield from ("formula:", *(f"  {line}" for line in FORMULA), "assumed of others' code:")
-    for check in checks:
-        if "assumed" in check.row:
-            yield f"  {check.row['benchmark']}, {check.row['name']}: {check.row['assumed']}"
+    for row in rows:
+        if "assumed" in row:
+            yield f"  {row['benchmark']}, {row['name']}: {row['assumed']}"

@@ -16,9 +16,10 @@ All of it reaches into internals of torch and Triton, and compile_for.py into In
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -37,40 +38,12 @@ DEVICE = torch.device("cuda", 0)
 HOST, META = torch.device("cpu"), torch.device("meta")
 # Autocast's own lists, source: aten/src/ATen/autocast_mode.h; its kernels would ask C++ for the device.
 IN_16_BITS = (
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "convolution",
-    "linear",
-    "matmul",
-    "mm",
-    "mv",
-    "bmm",
-    "addmm",
-    "addbmm",
-    "baddbmm",
-    "einsum",
-    "prelu",
-    "scaled_dot_product_attention",
+    "conv1d conv2d conv3d convolution linear matmul mm mv bmm addmm addbmm baddbmm einsum prelu "
+    "scaled_dot_product_attention"
 )
 IN_FLOAT32 = (
-    "layer_norm",
-    "group_norm",
-    "softmax.int",
-    "log_softmax.int",
-    "nll_loss",
-    "nll_loss_nd",
-    "cross_entropy_loss",
-    "mse_loss",
-    "binary_cross_entropy_with_logits",
-    "norm.Scalar",
-    "exp",
-    "log",
-    "pow.Tensor_Scalar",
-    "cumsum",
-    "rsqrt",
-    "reciprocal",
-    "softplus",
+    "layer_norm group_norm softmax.int log_softmax.int nll_loss nll_loss_nd cross_entropy_loss mse_loss "
+    "binary_cross_entropy_with_logits norm.Scalar exp log pow.Tensor_Scalar cumsum rsqrt reciprocal softplus"
 )
 CUDNN_VERSION = 91900  # of the wheels of torch 2.15; torch asks for it to choose a kernel of attention
 
@@ -126,9 +99,8 @@ GPUS = {  # by the name of the architecture; source: CUDA C++ Programming Guide,
 def find_gpu(architecture: str) -> Gpu:
     """Return the GPU of an architecture. Raises UserError for one that is not listed, or without Triton."""
     if architecture not in GPUS:
-        raise UserError(
-            f"unknown architecture '{architecture}'", where="--for", hint=nearest(architecture, GPUS)
-        )
+        hint = nearest(architecture, GPUS)
+        raise UserError(f"unknown architecture '{architecture}'", where="--for", hint=hint)
     try:
         import triton  # noqa: F401
     except ImportError as error:
@@ -149,11 +121,8 @@ def pretend(gpu: Gpu, compiled: Compiled) -> Iterator[FakeTensorMode]:
     with ExitStack() as stack:
         for target, name, value in (*replace_driver(gpu), *replace_tensors()):
             stack.enter_context(mock.patch.object(target, name, value, create=True))
-        stack.enter_context(
-            mock.patch.dict(
-                fake_tensor._DISPATCH_META_HANDLERS, {torch.ops.prim.device.default: answer_device}
-            )
-        )
+        handlers = {torch.ops.prim.device.default: answer_device}
+        stack.enter_context(mock.patch.dict(fake_tensor._DISPATCH_META_HANDLERS, handlers))
         stack.enter_context(replace_autocast())
         stack.enter_context(replace_triton(gpu, compiled))
         yield mode
@@ -167,7 +136,6 @@ def answer_always(value: Any) -> Callable[..., Any]:
 def replace_driver(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
     """Yield the functions that ask a driver: their module, their name, and their replacement."""
     cuda = torch.cuda
-    capability = (gpu.major, gpu.minor)
     answers = {
         "is_available": True,
         "is_bf16_supported": True,
@@ -179,13 +147,13 @@ def replace_driver(gpu: Gpu) -> Iterator[tuple[Any, str, Any]]:
         "set_device": None,
         "synchronize": None,
         "empty_cache": None,
-        "get_device_capability": capability,
+        "get_device_capability": (gpu.major, gpu.minor),
         "get_device_properties": gpu,
         "_get_device_properties": gpu,
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "set_rng_state": None,
         "is_current_stream_capturing": False,
-        "current_stream": type("Stream", (), {"cuda_stream": 0})(),
+        "current_stream": SimpleNamespace(cuda_stream=0),
     }
     for name, value in answers.items():
         yield cuda, name, answer_always(value)
@@ -212,18 +180,18 @@ def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
     launch = JITFunction.run
     initialize = joint_graph.lazy_init  # of patterns, which asks for tensors with values
 
-    class Driver:
-        is_active = staticmethod(answer_always(True))
-        get_current_target = staticmethod(
-            answer_always(GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size))
-        )
-        get_current_device = staticmethod(answer_always(0))
-        set_current_device = staticmethod(answer_always(None))
-        get_current_stream = staticmethod(answer_always(0))
-        get_active_torch_device = staticmethod(answer_always(DEVICE))
-        get_device_interface = staticmethod(lambda: torch.cuda)
-        get_benchmarker = staticmethod(answer_always(None))
-        map_python_to_cpp_type = staticmethod(answer_always("int"))
+    answers = {
+        "is_active": True,
+        "get_current_target": GPUTarget("cuda", gpu.major * 10 + gpu.minor, gpu.warp_size),
+        "get_current_device": 0,
+        "set_current_device": None,
+        "get_current_stream": 0,
+        "get_active_torch_device": DEVICE,
+        "get_device_interface": torch.cuda,
+        "get_benchmarker": None,
+        "map_python_to_cpp_type": "int",
+    }
+    driver = SimpleNamespace(**{name: answer_always(answer) for name, answer in answers.items()})
 
     def keep(tuner: CachingAutotuner, *args: Any, **named: Any) -> None:
         tuner._precompile_worker()  # type: ignore[no-untyped-call]
@@ -241,7 +209,7 @@ def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
     launchers = ("use_static_cuda_launcher", "use_static_triton_launcher")  # of torch 2.11, of 2.15
     settings |= {name: False for name in launchers if hasattr(config, name)}
     before = active._active
-    active.set_active(Driver())
+    active.set_active(driver)
     get_gpu_type.cache_clear()
     try:
         with (
@@ -276,12 +244,10 @@ def replace_tensors() -> Iterator[tuple[Any, str, Any]]:
         rest_named = {name: value for name, value in named.items() if not name.endswith("device")}
         return new(cls, mode, elem, DEVICE, *rest, **rest_named)
 
-    def dispatch_to_host(
-        cls: Any, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] = {}
-    ) -> Any:  # noqa: B006
+    def dispatch_to_host(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
             return answer_device(args)
-        return dispatch(cls, func, types, args, kwargs)
+        return dispatch(cls, func, types, args, kwargs or {})
 
     keys = FunctionalTensor._extra_dispatch_keys.add(torch._C.DispatchKey.AutocastCUDA)
     yield FakeTensor, "__new__", staticmethod(on_device)
@@ -307,10 +273,8 @@ def replace_autocast() -> Iterator[None]:
             dtype = dtype_of()
 
             def cast(value: Any) -> Any:
-                is_cast = (
-                    isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
-                )
-                return value.to(dtype) if is_cast else value
+                is_number = isinstance(value, Tensor) and value.is_floating_point()
+                return value.to(dtype) if is_number and value.dtype != torch.float64 else value
 
             with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
                 return operator(*tree_map(cast, args), **tree_map(cast, named))
@@ -319,9 +283,9 @@ def replace_autocast() -> Iterator[None]:
             warnings.simplefilter("ignore")  # that it takes the place of another
             library.impl(name, kernel, key.name, allow_override=True)
 
-    for name in IN_16_BITS:
+    for name in IN_16_BITS.split():
         register(name, lambda: torch.get_autocast_dtype("cuda"))
-    for name in IN_FLOAT32:
+    for name in IN_FLOAT32.split():
         register(name, lambda: torch.float32)
     try:
         yield

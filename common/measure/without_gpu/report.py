@@ -11,9 +11,26 @@ from common.config.schema import RunConfig
 from common.machine import system
 from common.measure.figures import write
 from common.measure.without_gpu import gpu_model
-from common.measure.without_gpu.compile_for import Compiled, Compiler, count_graph_breaks
-from common.measure.without_gpu.kernels import GIGA, LIBRARY, NAMES, OWN, TERA, Kernel
-from common.repository import commit
+from common.measure.without_gpu.compile_for import (
+    Compiled,
+    build_training,
+    compile_evaluation,
+    compile_training,
+    count_graph_breaks,
+    open_compiler,
+)
+from common.measure.without_gpu.kernels import (
+    GIGA,
+    LIBRARY,
+    NAMES,
+    OWN,
+    TERA,
+    Kernel,
+    list_largest,
+    sum_classes,
+)
+from common.measure.without_gpu.pretend import find_gpu
+from common.repository import benchmark_module, commit
 
 COUNTED = (
     "operators of the traced step, each reading its inputs and writing its outputs once",
@@ -23,31 +40,32 @@ NUM_LARGEST = 12
 MAX_NAME = 150  # characters of a file's name
 
 
-def describe(
-    name: str,
-    config: RunConfig,
-    architecture: str,
-    compiler: Compiler,
-    training: Sequence[Compiled],
-    evaluation: Compiled,
+def compile_configuration(
+    name: str, config: RunConfig, architecture: str, shapes: Sequence[str]
 ) -> dict[str, Any]:
-    """Return all figures of a configuration, as they are kept."""
-    return {
-        "benchmark": config.benchmark,
-        "configuration": name,
-        "size": config.size,
-        "architecture": architecture,
-        "batch_size": training[0].num_samples,
-        "precision": config.precision,
-        "commit": commit(),
-        "versions": system.versions() | {"triton": metadata.version("triton")},
-        "counted": COUNTED[any(shape.kernels for shape in training)],
-        "graph_breaks": count_graph_breaks(),
-        "recompiles": compiler.num_recompiles,
-        "own_kernels": [describe_kernel(kernel) for kernel in compiler.kernels if kernel.kind == OWN],
-        "training": {shape.shape: describe_compiled(shape) for shape in training},
-        "evaluation": {evaluation.shape: describe_compiled(evaluation)},
-    }
+    """Compile a configuration, and return all figures as they are kept; `shapes` empty: all of training."""
+    with open_compiler(find_gpu(architecture)) as compiler:
+        benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
+        run = build_training(benchmark)
+        training = list(compile_training(compiler, run, shapes))
+        evaluation = compile_evaluation(compiler, run)
+        compiler.add_own_kernels(benchmark)
+        return {
+            "benchmark": config.benchmark,
+            "configuration": name,
+            "size": config.size,
+            "architecture": architecture,
+            "batch_size": training[0].num_samples,
+            "precision": config.precision,
+            "commit": commit(),
+            "versions": system.versions() | {"triton": metadata.version("triton")},
+            "counted": COUNTED[any(shape.kernels for shape in training)],
+            "graph_breaks": count_graph_breaks(),
+            "recompiles": compiler.num_recompiles,
+            "own_kernels": [describe_kernel(kernel) for kernel in compiler.kernels if kernel.kind == OWN],
+            "training": {shape.shape: describe_compiled(shape) for shape in training},
+            "evaluation": {evaluation.shape: describe_compiled(evaluation)},
+        }
 
 
 def describe_kernel(kernel: Kernel) -> dict[str, Any]:
@@ -56,8 +74,7 @@ def describe_kernel(kernel: Kernel) -> dict[str, Any]:
 
 def describe_compiled(compiled: Compiled) -> dict[str, Any]:
     """Return the sums of classes, the library's calls one by one, and the kernels that move most."""
-    tally, kernels = compiled.tally, compiled.kernels
-    classes = tally.by_class()
+    kernels, classes = compiled.kernels, sum_classes(compiled.tally)
     return {
         "launches": sum(row["launches"] for row in classes.values()),
         "gb": round(sum(row["gb"] for row in classes.values()), 3),
@@ -67,16 +84,11 @@ def describe_compiled(compiled: Compiled) -> dict[str, Any]:
         "most_registers": max((kernel.registers for kernel in kernels), default=0),
         "spilling": [describe_kernel(kernel) for kernel in kernels if kernel.spilled_bytes],
         "classes": classes,
-        "largest": tally.largest(NUM_LARGEST),
+        "largest": list_largest(compiled.tally, NUM_LARGEST),
         "library": [
-            [
-                entry.kind,
-                entry.name,
-                entry.count,
-                round(entry.num_bytes / GIGA, 5),
-                round(entry.flops / TERA, 6),
-            ]
-            for entry in tally.of(LIBRARY)
+            [call.kind, call.name, n, round(n * call.num_bytes / GIGA, 5), round(n * call.flops / TERA, 6)]
+            for call, n in compiled.tally.items()
+            if call.kind in LIBRARY
         ],
     }
 
@@ -87,16 +99,13 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
     Raises UserError where nothing can be written.
     """
     name = figures["configuration"] + ("-mini" if figures["size"] == "mini" else "")
-    path = name_result(directory, figures["architecture"], figures["benchmark"], name)
-    write(path, figures)
-    return path
-
-
-def name_result(directory: Path, architecture: str, benchmark: str, name: str) -> Path:
-    version = ".".join(metadata.version("torch").split(".")[:2])
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", name)
     safe = safe if len(safe) <= MAX_NAME else f"{safe[:MAX_NAME]}-{zlib.crc32(name.encode()):08x}"
-    return directory / "compiled" / architecture / f"{benchmark}-{safe}-torch{version}.json"
+    version = ".".join(metadata.version("torch").split(".")[:2])
+    file = f"{figures['benchmark']}-{safe}-torch{version}.json"
+    path = Path(directory, "compiled", figures["architecture"], file)
+    write(path, figures)
+    return path
 
 
 def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -111,10 +120,9 @@ def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
     for kernel in figures["own_kernels"]:
         uses = f"{kernel['registers']} registers, {kernel['spilled_bytes']} bytes spilled"
         yield f"  own kernel {kernel['name']}: {uses}"
-    for shape, counts in figures["training"].items():
-        yield from format_shape(f"training, {shape}", counts)
-    for shape, counts in figures["evaluation"].items():
-        yield from format_shape(f"evaluation, {shape}", counts)
+    for part in ("training", "evaluation"):
+        for shape, counts in figures[part].items():
+            yield from format_shape(f"{part}, {shape}", counts)
 
 
 def format_shape(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
@@ -138,14 +146,11 @@ def format_predictions(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the predicted time of each shape of training on each device of the architecture."""
     for shape in figures["training"]:
         for prediction in gpu_model.predict_devices(figures, shape):
+            step_ms = prediction.step_ms
             parts = sorted(prediction.ms.items(), key=lambda part: -part[1])
-            shares = [
-                f"{name} {ms / prediction.step_ms:.0%}"
-                for name, ms in parts
-                if ms >= 0.02 * prediction.step_ms
-            ]
+            shares = [f"{name} {ms / step_ms:.0%}" for name, ms in parts if ms >= 0.02 * step_ms]
             yield (
-                f"  predicted on one {prediction.device}, {shape}: {prediction.step_ms:.1f} ms a step, "
+                f"  predicted on one {prediction.device}, {shape}: {step_ms:.1f} ms a step, "
                 f"{prediction.samples_per_s:,.0f} samples/s ({', '.join(shares)}); "
                 f"attack next: {prediction.next_class}"
             )
