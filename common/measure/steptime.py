@@ -7,20 +7,21 @@ the training samples. All times are seconds.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import repeat
 
 import torch
 
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.measure.clock import interleave, synchronize, time_call
+from common.measure.clock import interleave, time_call, warm_up
 from common.measure.profiling.feed import Feed
-from common.measure.profiling.marks import Marks, mark_parts
-from common.measure.throughput import STEPS_PER_TURN, stepper, turn_length
+from common.measure.profiling.marks import time_parts
+from common.measure.throughput import STEPS_PER_TURN, last_steps, stepper, turn_length
 from common.run.loop import TrainingRun
 from common.training.benchmark import Benchmark
 from common.training.method import Batch, Method
 from common.training.probes import probes_of
-from common.training.step import WARM_UP_CALLS, Training
+from common.training.step import Training
 
 Steps = list[tuple[Callable[[], object], float]]  # of each shape, and the weight of its seconds
 LONG_STEP_S = 0.1  # one of these is a turn of its own, unless a method acts every few
@@ -58,8 +59,7 @@ def steppers(run: TrainingRun) -> Steps:
     steps: Steps = []
     for batch, share in shapes(run):
         once = stepper(run, batch, 1)
-        for _ in range(WARM_UP_CALLS):
-            once()
+        warm_up(once)
         num_steps = steps_of_turn(run.methods, time_call(once, run.device))
         turn = stepper(run, batch, num_steps)
         turn()  # the first actions of methods
@@ -84,20 +84,12 @@ def shapes(run: TrainingRun) -> Iterator[tuple[Batch, float]]:
 def measure_parts(run: TrainingRun) -> dict[str, float]:
     """Return the share of a step that each part takes on batches in memory; their sum is 1."""
     totals = dict.fromkeys(PART_OF.values(), 0.0)
-    marks = Marks(run.device)
-    for batch, share in shapes(run):
-        step = stepper(run, batch, 1)
-        with mark_parts(run, marks):
-            for number in range(1 + turn_length(run.methods, PART_STEPS)):
-                if number == 1:  # the first actions of methods do not count
-                    marks.steps = []
-                marks.start()
-                step()
-                marks.end("optimizer")
-            synchronize(run.device)
-        for part, seconds in marks.pop_seconds().items():
-            if part in PART_OF:
-                totals[PART_OF[part]] += seconds * share
+    num_steps = turn_length(run.methods, PART_STEPS)
+    for batch, share in shapes(run):  # the first actions of methods settle
+        next_batch = repeat(batch).__next__
+        _, parts = time_parts(run, next_batch, last_steps(run), settling=1, num_steps=num_steps)
+        for part, name in PART_OF.items():
+            totals[name] += parts[part] * share
     return {part: seconds / sum(totals.values()) for part, seconds in totals.items()}
 
 

@@ -11,7 +11,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from rich.console import Console
 
+from common.measure.clock import synchronize
+from common.run.loop import TrainingRun
+from common.training.method import Batch
 from common.training.step import Training
 
 PARTS = ("data wait", "batch methods", "host to device", "forward", "backward", "optimizer", "logging")
@@ -43,17 +47,13 @@ class Marks:
         event.record()
         return event
 
-    def seconds_between(self, before: Any, after: Any) -> float:
-        return float(before.elapsed_time(after)) / 1e3 if self.is_gpu else after - before
-
-    def pop_seconds(self) -> dict[str, float]:
-        """Return the seconds of each part, all steps together, and forget them; the device is idle."""
+    def mean_seconds(self) -> dict[str, float]:
+        """Return the seconds of each part of a step; the device is idle."""
         totals = dict.fromkeys(PARTS, 0.0)
         for moments in self.steps:
             for (_, before), (part, after) in itertools.pairwise(moments):
-                totals[part] += self.seconds_between(before, after)
-        self.steps = []
-        return totals
+                totals[part] += before.elapsed_time(after) / 1e3 if self.is_gpu else after - before
+        return {part: seconds / len(self.steps) for part, seconds in totals.items()}
 
 
 @contextmanager
@@ -62,32 +62,54 @@ def mark_parts(run: Training, marks: Marks) -> Iterator[None]:
 
     Clearing gradients and what methods do after a step (averages) count as optimizer.
     """
-
-    def prepare_batch(*arguments: Any) -> Any:
-        last_part = marks.steps[-1][-1][0]
-        marks.end("backward" if last_part == "forward" else "optimizer")  # of the micro-batch before
-        batch = run_prepare_batch(*arguments)
-        marks.end("host to device")
-        return batch
-
-    def end_after(function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            result = function(*arguments, **named)
-            marks.end(part)
-            return result
-
-        return call
-
-    def step_optimizer(*arguments: Any) -> Any:
-        marks.end("backward")
-        return run_optimizer(*arguments)
-
-    run_prepare_batch, run_optimizer = run.prepare_batch, run.scaler.step
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(run, "prepare_batch", prepare_batch))
-        stack.enter_context(mock.patch.object(run.scaler, "step", step_optimizer))
-        stack.enter_context(mock.patch.object(run, "loss", end_after(run.loss, "forward")))
+
+        def wrap(target: Any, name: str, *, follows_part: bool = False, part: str = "") -> None:
+            function = getattr(target, name)
+
+            def call(*arguments: Any, **named: Any) -> Any:
+                if follows_part:  # a backward pass, unless gradients are cleared for the first one
+                    last_part = marks.steps[-1][-1][0]
+                    marks.end("backward" if last_part == "forward" else "optimizer")
+                result = function(*arguments, **named)
+                if part:
+                    marks.end(part)
+                return result
+
+            stack.enter_context(mock.patch.object(target, name, call))
+
+        wrap(run, "prepare_batch", follows_part=True, part="host to device")
+        wrap(run.scaler, "step", follows_part=True)
+        wrap(run, "loss", part="forward")
         if run.methods:
-            last = run.methods[-1]
-            stack.enter_context(mock.patch.object(last, "batch", end_after(last.batch, "batch methods")))
+            wrap(run.methods[-1], "batch", part="batch methods")
         yield
+
+
+def time_parts(
+    run: TrainingRun,
+    next_batch: Callable[[], Batch],
+    steps: Iterator[int],
+    *,
+    settling: int,
+    num_steps: int,
+) -> tuple[float, dict[str, float]]:
+    """Return the seconds of a step, and of each of its parts; the first `settling` steps do not count."""
+    marks = Marks(run.device)
+    run.clock.console, run.clock.live = Console(quiet=True), None
+    with mark_parts(run, marks):
+        for number in range(settling + num_steps):
+            if number == settling:
+                synchronize(run.device)
+                marks.steps = []
+                before = time.perf_counter()
+            marks.start()
+            batch = next_batch()
+            marks.end("data wait")
+            loss = run.train_step(batch, next(steps))
+            marks.end("optimizer")
+            run.clock.step(loss)
+            marks.end("logging")
+        synchronize(run.device)
+        seconds = time.perf_counter() - before
+    return seconds / num_steps, marks.mean_seconds()

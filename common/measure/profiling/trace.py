@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity
 
 from common.config.schema import RunConfig
 from common.measure.clock import time_call, time_call_and_host, warm_up
@@ -28,14 +27,13 @@ CLASSES = {  # the first that a kernel's name matches, in lower case; names of C
     "element-wise": r"elementwise|vectorized|aten::",
 }
 TOP = 12  # kernels that are named one by one
+NUM_STEPS = 4  # of a trace
+
+Span = tuple[str, float, float]  # name, start and end in microseconds
 
 
 def summarize_trace(
-    config: RunConfig,
-    shapes: Sequence[str] = (),
-    *,
-    num_steps: int = 4,
-    file: Path | None = None,
+    config: RunConfig, shapes: Sequence[str] = (), *, file: Path | None = None
 ) -> dict[str, Any]:
     """Return by shape the milliseconds a step of each class of kernel, the idle share and the host's time.
 
@@ -43,24 +41,21 @@ def summarize_trace(
     """
     summaries = {}
     with open_run(config, warms_up=False) as run:
-        on_gpu = run.device.type == "cuda"
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        list_spans = list_kernels if run.device.type == "cuda" else list_operators
         for shape, batch in bench_batches(run, shapes).items():
-            step = stepper(run, batch, num_steps)
+            step = stepper(run, batch, NUM_STEPS)
             warm_up(step)
             step_s, host_s = time_call_and_host(step, run.device)  # a profiler slows the host down
-            with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+            with torch.profiler.profile(acc_events=True) as profiler:
                 time_call(step, run.device)
-            events = profiler.events()
-            spans = kernel_spans(events) if on_gpu else operator_spans(events)
-            summaries[shape] = summarize_spans(spans, num_steps, step_s)
-            summaries[shape]["host_ms"] = host_s / num_steps * 1e3
+            summaries[shape] = summarize_spans(list_spans(profiler.events()), step_s)
+            summaries[shape]["host_ms"] = host_s / NUM_STEPS * 1e3
             if file is not None:
                 profiler.export_chrome_trace(str(file))
     return summaries
 
 
-def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
+def list_kernels(events: Iterable[Any]) -> list[Span]:
     return [
         (event.name, event.time_range.start, event.time_range.end)
         for event in events
@@ -68,7 +63,7 @@ def kernel_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
     ]
 
 
-def operator_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
+def list_operators(events: Iterable[Any]) -> list[Span]:
     return [
         (event.name, event.time_range.start, event.time_range.start + event.self_cpu_time_total)
         for event in events
@@ -76,30 +71,21 @@ def operator_spans(events: Iterable[Any]) -> list[tuple[str, float, float]]:
     ]
 
 
-def summarize_spans(spans: list[tuple[str, float, float]], num_steps: int, wall_s: float) -> dict[str, Any]:
+def summarize_spans(spans: list[Span], wall_s: float) -> dict[str, Any]:
     """Return the milliseconds a step by class and by kernel, launches a step, and the share of idle time."""
     by_class: dict[str, float] = defaultdict(float)
     by_kernel: dict[str, float] = defaultdict(float)
-    for name, start, end in spans:
-        by_class[classify_kernel(name)] += (end - start) / 1e3 / num_steps
-        by_kernel[name[:120]] += (end - start) / 1e3 / num_steps
+    busy_us, until = 0.0, float("-inf")
+    for name, start, end in sorted(spans, key=lambda span: span[1]):
+        label = next((one for one, pattern in CLASSES.items() if re.search(pattern, name.lower())), "other")
+        by_class[label] += (end - start) / 1e3 / NUM_STEPS
+        by_kernel[name[:120]] += (end - start) / 1e3 / NUM_STEPS
+        busy_us += max(0.0, end - max(start, until))
+        until = max(until, end)
     return {
-        "step_ms": wall_s / num_steps * 1e3,
-        "launches": len(spans) / num_steps,
-        "idle_share": max(0.0, 1 - busy_us(spans) / (wall_s * 1e6)),
+        "step_ms": wall_s / NUM_STEPS * 1e3,
+        "launches": len(spans) / NUM_STEPS,
+        "idle_share": max(0.0, 1 - busy_us / (wall_s * 1e6)),
         "classes_ms": dict(sorted(by_class.items(), key=lambda item: -item[1])),
         "kernels_ms": dict(sorted(by_kernel.items(), key=lambda item: -item[1])[:TOP]),
     }
-
-
-def classify_kernel(name: str) -> str:
-    matching = (label for label, pattern in CLASSES.items() if re.search(pattern, name.lower()))
-    return next(matching, "other")
-
-
-def busy_us(spans: Iterable[tuple[str, float, float]]) -> float:
-    total, until = 0.0, float("-inf")
-    for _, start, end in sorted(spans, key=lambda span: span[1]):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
