@@ -57,12 +57,9 @@ def bench(
             console.print(format_rate(row, samples_name))
         files.write(path(), figures)
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    peaks = measure_peaks(device)  # while nothing else takes memory
+    peaks = measure_peaks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # all memory is free
     with ExitStack() as stack:
-        runs, memory, failures = open_runs(configs, shapes, stack)
-        for failure in failures:
-            report(failure)
+        runs, memory = open_runs(configs, shapes, stack, report)
         if not runs:
             return figures
         first = next(iter(runs.values()))
@@ -72,7 +69,8 @@ def bench(
             f"product, {peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; "
             f"{first.config.global_batch_size} samples a step"
         )
-        throughput.measure(runs, peaks, memory, seconds=seconds, shapes=shapes, report=report)
+        for row in throughput.measure(runs, peaks, memory, seconds=seconds, shapes=shapes):
+            report(row)
         if has_parts:
             figures["parts"] = measure_parts(first, seconds, console, report)
         for name, run in runs.items():
@@ -88,12 +86,14 @@ def bench(
 
 
 def open_runs(
-    configs: Sequence[tuple[str, RunConfig]], shapes: Sequence[str], stack: ExitStack
-) -> tuple[dict[str, TrainingRun], dict[str, dict[str, float]], list[Failure]]:
-    """Return the runs that fit into memory, the memory of their steps by shape, and those that do not fit."""
+    configs: Sequence[tuple[str, RunConfig]],
+    shapes: Sequence[str],
+    stack: ExitStack,
+    report: Callable[[Failure], None],
+) -> tuple[dict[str, TrainingRun], dict[str, dict[str, float]]]:
+    """Return the runs that fit into memory, and the memory of their steps by shape; report the others."""
     runs: dict[str, TrainingRun] = {}
     memory: dict[str, dict[str, float]] = {}
-    failures: list[Failure] = []
     for name, config in configs:
         others_bytes = reserved_bytes()
         is_known = not any(method.captures_graphs for run in runs.values() for method in run.methods)
@@ -102,10 +102,10 @@ def open_runs(
         except (UserError, RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failures.append(Failure(configuration=name, shape="", error="out of memory for its weights"))
+            report(Failure(configuration=name, shape="", error="out of memory for its weights"))
             continue
         memory[name] = step_memory(runs[name], others_bytes, shapes) if is_known else {}
-    return runs, memory, failures
+    return runs, memory
 
 
 def measure_parts(

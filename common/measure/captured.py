@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from common.config.schema import RunConfig
 from common.measure.clock import time_call_and_host
@@ -36,10 +37,8 @@ def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[st
 
     compiled_by = [name for name in ("compile", "compile_layers") if name in config.methods]
     eager_methods = {name: values for name, values in config.methods.items() if name not in compiled_by}
-    with (
-        open_run(config.model_copy(update={"methods": eager_methods}), warms_up=False) as eager,
-        open_run(config, warms_up=False) as compiled,
-    ):
+    eager_config = config.model_copy(update={"methods": eager_methods})
+    with open_run(eager_config, warms_up=False) as eager, open_run(config, warms_up=False) as compiled:
         batches = list(bench_batches(eager, shapes).values())
         warm_up(eager, batches)
         counters.clear()
@@ -90,11 +89,11 @@ def take_steps(
 
 def compare_gradients(eager: TrainingRun, compiled: TrainingRun) -> float:
     pairs = zip(eager.model.parameters(), compiled.model.parameters(), strict=True)
-    graded = [
+    gradients = [
         (one.grad, other.grad) for one, other in pairs if one.grad is not None and other.grad is not None
     ]
-    difference = torch.stack([(other - one).square().sum() for one, other in graded]).sum()
-    return float((difference / torch.stack([one.square().sum() for one, _ in graded]).sum()).sqrt())
+    difference = get_total_norm([other - one for one, other in gradients])
+    return float(difference / get_total_norm([one for one, _ in gradients]))
 
 
 @torch.no_grad()
@@ -105,15 +104,16 @@ def compare_evaluations(eager: TrainingRun, compiled: TrainingRun) -> float:
     """
     size = min(eager.benchmark.rank_evaluation_batch_size, len(eager.benchmark.rank_evaluation_samples))
     batch = eager.benchmark.synthetic_evaluation_batch(size)
-    outputs = []
-    for run in (eager, compiled):
-        model = run.evaluation_model()
-        prepared = run.prepare_batch(batch, None)
+
+    def evaluate(run: TrainingRun) -> Tensor:
+        model, prepared = run.evaluation_model(), run.prepare_batch(batch, None)
         with run.autocast(run.config.evaluation_precision):
             output = model(**prepared.inputs)
-        outputs.append((output if isinstance(output, Tensor) else output[0]).float())
         run.model.train()
-    return largest([float((outputs[1] - outputs[0]).norm() / outputs[0].norm())])
+        return output if isinstance(output, Tensor) else output[0]
+
+    expected = evaluate(eager).float()
+    return largest([float((evaluate(compiled).float() - expected).norm() / expected.norm())])
 
 
 def time_steps(run: TrainingRun, batches: list[Batch]) -> dict[str, float]:

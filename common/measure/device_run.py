@@ -49,10 +49,8 @@ def load_for_ranks(
 ) -> configs.Loaded:
     """Return a configuration with `more` settings and the batch of so many ranks, `batch_size` on each."""
     if batch_size is None:
-        whole = load_config(
-            benchmark, configuration, size=size, settings=[*settings]
-        ).config.global_batch_size
-        batch_size = max(1, whole // (NUM_DEVICES if size == "full" else num_ranks))
+        whole = load_config(benchmark, configuration, size=size, settings=[*settings]).config
+        batch_size = max(1, whole.global_batch_size // (NUM_DEVICES if size == "full" else num_ranks))
     if batch_size < 1:
         raise UserError("--batch-size must be positive")
     sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null"]

@@ -45,18 +45,16 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
 
 def list_origins(loaded: Loaded) -> list[tuple[str, str]]:
     """List each key with the place where it was written; a list is one value."""
-    origins = []
 
-    def collect(values: dict[str, Any], path: tuple[str, ...]) -> None:
+    def collect(values: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for name, value in values.items():
             key = (*path, name)
             if isinstance(value, dict) and value:
-                collect(value, key)
+                yield from collect(value, key)
             elif key in loaded.origins:
-                origins.append((".".join(key), loaded.origins[key]))
+                yield ".".join(key), loaded.origins[key]
 
-    collect(loaded.config.model_dump(), ())
-    return sorted(origins)
+    return sorted(collect(loaded.config.model_dump(), ()))
 
 
 def describe_plan(loaded: Loaded) -> list[str]:

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import files
 from common.errors import UserError
-from common.files import create_next
+from common.files import create_next, save_text
 
 
-def keep(figures: dict[str, Any], directory: Path, name: str) -> Path:
+def keep(figures: Mapping[str, Any], directory: Path, name: str) -> Path:
     """Write a new file NAME_N.json; an existing one is never overwritten."""
     path = new_file(directory, name)
     write(path, figures)
@@ -28,7 +27,4 @@ def new_file(directory: Path, name: str) -> Path:
 
 def write(path: Path, figures: Mapping[str, Any]) -> None:
     """Put the figures in the place of what the file held."""
-    try:
-        files.write_text(path, json.dumps(figures, indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot write figures here ({error.strerror})", where=str(path)) from error
+    save_text(path, json.dumps(figures, indent=1) + "\n")

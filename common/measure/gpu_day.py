@@ -1,7 +1,7 @@
 """The first hours on a GPU, stage by stage: each row a command in its own process and a JSON file of its own.
 
 Started by systems/gpu_day.sh. A row that fails, or does not end in its time, says so in its file; the others
-go on, and the exit code is 1.
+go on, and the exit code is 1. All rows in the folder become one HTML page.
 """
 
 import argparse
@@ -9,20 +9,24 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from common import files as atomic
 from common import repository, yaml_file
 from common.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UserError, nearest
+from common.evidence.page import fill_template
 from common.machine import system
+from common.measure.without_gpu import gpu_model
+from common.processes import Processes
 from common.repository import ROOT
 
 ROWS = ROOT / "systems" / "gpu_day.yaml"
@@ -51,8 +55,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder of the rows' JSON files")
     parser.add_argument("--page", type=Path, default=ROOT / "report" / "gpu_day.html")
     args = parser.parse_args()
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if num_gpus else 0.0
     try:
-        stages = read_stages(*count_gpus())
+        stages = read_stages(num_gpus, memory_gb)
         for stage in args.stages:
             if stage not in stages:
                 raise UserError(f"no stage '{stage}'", hint=nearest(stage, stages))
@@ -63,19 +69,8 @@ def main() -> int:
         return EXIT_USAGE
 
 
-def count_gpus() -> tuple[int, float]:
-    """Return the number of GPUs and the memory of the first in GB. Raises UserError without torch."""
-    try:
-        import torch
-    except ImportError as error:
-        raise UserError("torch is not installed", hint="PYTHON names the interpreter that has it") from error
-    if not torch.cuda.is_available():
-        return 0, 0.0
-    return torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory / 1e9
-
-
 def read_stages(num_gpus: int, memory_gb: float) -> dict[str, list[Row]]:
-    """Return the rows for a machine with such GPUs, by stage."""
+    """Return the rows for a machine with so many GPUs, the first of which has that memory, by stage."""
     document = yaml_file.parse(ROWS.read_text(), ROWS.name).values
     files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text())
     names = document["gpu" if num_gpus else "cpu"]
@@ -96,12 +91,9 @@ def read_stages(num_gpus: int, memory_gb: float) -> dict[str, list[Row]]:
 
 def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: list[str]) -> int:
     """Run rows, each printed as it ends; returns 1 where one of them was not ok."""
-    from common.measure.gpu_day_page import describe_row, write_page
-
-    output = output / system.hardware_name()
-    output.mkdir(parents=True, exist_ok=True)
     facts = {"hardware": system.hardware_name(), "versions": system.versions(), "commit": repository.commit()}
     print(f"{facts['hardware']}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}", flush=True)
+    output = output / system.hardware_name()
     is_ok = True
     for stage, rows in stages.items():
         ends = time.monotonic() + STAGE_S
@@ -142,28 +134,18 @@ def run_command(row: Row, scratch: Path, limit_s: float) -> tuple[str, str]:
         words += ["--results", str(scratch)] * (words[0] in ("bench", "run"))
         words += ["--systems", str(scratch / "systems")] * (words[0] == "run")
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    environment = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     if row.is_cold:
         caches = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
         environment |= {name: str(scratch / name) for name in caches}
     with (scratch / "output.txt").open("w+", errors="replace") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", program, *words],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            outcome = OUTCOMES.get(process.wait(timeout=limit_s), "failed")
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            outcome = f"out of time after {limit_s:.0f} s"
+        streams = {"stdin": subprocess.DEVNULL, "stdout": stream, "stderr": subprocess.STDOUT}
+        with Processes(["-m", program, *words], [environment], cwd=ROOT, **streams) as processes:
+            ended = processes.wait(limit_s)
         stream.seek(0)
-        return outcome, stream.read()
+        if ended is None:
+            return f"out of time after {limit_s:.0f} s", stream.read()
+        return OUTCOMES.get(ended.code, "failed"), stream.read()
 
 
 def parse_figures(lines: list[str]) -> dict[str, Any] | None:
@@ -186,6 +168,74 @@ def read_rows(output: Path, order: list[str]) -> list[dict[str, Any]]:
     rows = [json.loads(path.read_text()) for path in sorted(output.glob("*-[0-9][0-9].json"))]
     known = [record for record in rows if record["stage"] in order]
     return sorted(known, key=lambda record: order.index(record["stage"]))
+
+
+def describe_row(record: dict[str, Any]) -> str:
+    """Describe stage, row, outcome and the figures that matter, in one line or a few."""
+    head = f"{record['stage']:9} {record['outcome']:10} {record['seconds']:6.1f} s  {record['command']}"
+    figures = record.get("figures")
+    details = describe_figures(record, figures) if figures else []
+    if not figures or record["outcome"] != "ok":
+        details += record.get("output", [])[-3:]
+    return "\n".join([head, *(f"{'':29}{line}" for line in details)])
+
+
+def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[str]:
+    """Return lines with the figures of a row."""
+    if "rates" in figures:
+        lines = [describe_rate(record["hardware"], figures, rate) for rate in figures["rates"]]
+        return lines + [f"{failure['shape']}  {failure['error']}" for failure in figures["failed"]]
+    if "loss_difference" in figures:
+        compiled, eager = figures["compiled"], figures["eager"]
+        return [
+            f"{figures['num_steps']} steps: losses differ by {figures['loss_difference']:.2g} at most, "
+            f"gradients by {figures['gradient_difference']:.2g}, "
+            f"evaluations by {figures['evaluation_difference']:.2g}",
+            f"{figures['skipped_graphs']} graphs skipped, {figures['graph_breaks']} breaks, "
+            f"{figures['compiled_late']} of {figures['num_graphs']} compiled after the warm-up",
+            f"{eager['step_ms']:.2f} ms a step eagerly, {compiled['step_ms']:.2f} ms compiled; "
+            f"host {eager['host_us_per_step']:.0f} and {compiled['host_us_per_step']:.0f} us",
+        ]
+    if "initialization_s" in figures:
+        return [
+            f"{figures['initialization_s']:.1f} s to start with {figures['num_forms']} forms; "
+            f"{figures['num_evaluated']:,} samples evaluated in {figures['evaluation_s']:.1f} s"
+        ]
+    if record["stage"] == "trace":
+        return [describe_trace(shape, summary) for shape, summary in figures.items()]
+    if "faults" in figures:
+        return [f"{figures['faults']} faults, {figures['warnings']} warnings"]
+    return []
+
+
+def describe_rate(hardware: str, figures: dict[str, Any], rate: dict[str, Any]) -> str:
+    """Describe a rate of `ttt bench`, beside that which was predicted for this hardware."""
+    asked = hardware, figures["benchmark"], rate["configuration"], rate["shape"]
+    predicted_per_s = gpu_model.predict_rate(*asked, figures["batch_size"])
+    predicted = "" if predicted_per_s is None else f" (predicted: {predicted_per_s:.1f})"
+    memory = "" if rate["memory_gb"] is None else f", {rate['memory_gb']:.1f} GB"
+    traffic = "" if rate["bytes_share"] is None else f", {rate['bytes_share']:.0%} of the copy peak"
+    return (
+        f"{rate['shape']:>10}  {rate['samples_per_s']:9.1f} samples/s{predicted}, "
+        f"{rate['step_ms']:.2f} ms a step, "
+        f"{rate['flops_share']:.0%} of the matmul peak{traffic}{memory}"
+    )
+
+
+def describe_trace(shape: str, summary: dict[str, Any]) -> str:
+    classes = ", ".join(f"{name} {ms:.2f}" for name, ms in summary["classes_ms"].items())
+    return (
+        f"{shape:>10}  {summary['step_ms']:.2f} ms a step, {summary['idle_share']:.0%} idle, host "
+        f"{summary['host_ms']:.2f} ms, {summary['launches']:.0f} launches: {classes}"
+    )
+
+
+def write_page(rows: Sequence[dict[str, Any]], path: Path) -> str:
+    """Write the page; returns its path, relative to the repository where it lies inside."""
+    template = Path(__file__).parent / "templates" / "gpu_day.html"
+    described = [(row, describe_row(row).splitlines()[1:]) for row in rows]
+    atomic.write_text(path.resolve(), fill_template(template, rows=described))
+    return repository.relative_path(path)
 
 
 if __name__ == "__main__":

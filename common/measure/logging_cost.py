@@ -4,7 +4,7 @@ import statistics
 from functools import partial
 from itertools import cycle
 
-import torch
+from torch import Tensor
 
 from common.measure.clock import interleave, time_call
 from common.run.heartbeat import COMPUTING, LOADING
@@ -13,8 +13,7 @@ from common.run.loop import TrainingRun
 
 def measure_logging(run: TrainingRun) -> dict[str, float]:
     """Return the cost of logging in a step and in a block, and the share of a step that both take."""
-    step_s, layer_s = time_steps(run)
-    block_s = time_block(run)
+    (step_s, layer_s), block_s = time_steps(run), time_block(run)
     share = (layer_s + block_s / run.config.steps(run.config.evaluate_every)) / step_s
     return {"step_ms": step_s * 1e3, "layer_us": layer_s * 1e6, "block_us": block_s * 1e6, "share": share}
 
@@ -22,14 +21,14 @@ def measure_logging(run: TrainingRun) -> dict[str, float]:
 def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
     """Return the median seconds of a training step and the mean of the layer's calls around it."""
     batches, numbers = cycle(list(run.benchmark.synthetic_batches())), iter(range(num_steps))
-    step, loss = 0, torch.zeros(())
+    taken: list[tuple[int, Tensor]] = []
 
     def train() -> None:
-        nonlocal step, loss
         step = next(numbers)
-        loss = run.train_step(next(batches), step)
+        taken.append((step, run.train_step(next(batches), step)))
 
     def log_step() -> None:
+        step, loss = taken[-1]
         run.slot.enter(step, LOADING)
         run.slot.enter(step, COMPUTING)
         run.clock.step(loss)
@@ -38,13 +37,11 @@ def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
     run.log.start("block_start", first_epoch_num=1, epoch_count=1)
     run.clock.start()
     run.watch.start_block()
-    calls = {"step": train, "layer": log_step}
-    times = interleave(
-        {name: partial(time_call, call, run.device) for name, call in calls.items()}, rounds=num_steps
-    )
+    trials = {call: partial(time_call, call, run.device) for call in (train, log_step)}
+    times = interleave(trials, rounds=num_steps)
     run.clock.close()
     run.log.stop("block_stop", first_epoch_num=1)
-    return statistics.median(times["step"]), statistics.mean(times["layer"])
+    return statistics.median(times[train]), statistics.mean(times[log_step])
 
 
 def time_block(run: TrainingRun, repeats: int = 50) -> float:

@@ -5,6 +5,7 @@ the same number of steps: with another number of threads sums round differently,
 steps.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,46 +78,40 @@ def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: f
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder, "results")
-        arguments = [*command, "--results", str(results), "--systems", str(Path(folder, "systems"))]
-        with busy_process(moment, results):
+        results, errors = Path(folder, "results"), Path(folder, "errors.txt")
+        paths = ["--results", str(results), "--systems", str(Path(folder, "systems"))]
+        with busy_process(moment, results), errors.open("w") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", *arguments],
+                [sys.executable, "-m", "common.cli", *command, *paths],
                 cwd=ROOT,
                 env=inherited | policy,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+                stderr=stream,
             )
             try:
-                _, errors = process.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(limit_s)
+            finally:
+                is_late = process.poll() is None
                 process.terminate()  # closes the log
-                process.communicate()
-                minutes = [read_log(path).minutes for path in results.rglob("result_*.txt")]
-                return {"seconds": None, "more_than_s": 60 * (minutes[0] or 0.0) if minutes else 0.0}
-            except BaseException:
-                process.terminate()
                 process.wait()
-                raise
         logs = [read_log(path) for path in results.rglob("result_*.txt")]
+        if is_late:
+            return {"seconds": None, "more_than_s": 60 * (logs[0].minutes or 0.0) if logs else 0.0}
         stop = logs[0].last("run_stop") if logs else None
         if stop is None or "reason" in stop.metadata:
-            raise UserError(
-                "a run did not come to its end", where="neighbour", hint=(errors.strip() or "?")[-200:]
-            )
-        lowered = logs[0].last("threads_lowered")
+            hint = (errors.read_text().strip() or "?")[-200:]
+            raise UserError("a run did not come to its end", where="neighbour", hint=hint)
+        threads, lowered = logs[0].value("num_threads"), logs[0].last("threads_lowered")
         return {
             "seconds": float(str(stop.metadata["duration_ms"])) / 1e3,
-            "threads": logs[0].value("num_threads"),
-            "threads_at_the_end": lowered.value if lowered else logs[0].value("num_threads"),
+            "threads": threads,
+            "threads_at_the_end": lowered.value if lowered else threads,
             "others": [event.value for event in logs[0].events("machine_load")],
         }
 
 
-def measure_neighbour(
-    benchmark: str, name: str, *, size: str, num_steps: int, rounds: int, limit_s: float = LIMIT_S
-) -> dict[str, Any]:
+def measure_neighbour(benchmark: str, name: str, *, size: str, num_steps: int, rounds: int) -> dict[str, Any]:
     """Return the figures of every setting, alone and beside a busy process, each `rounds` times in turn."""
     configuration, *settings = name.split("+")
     last = f"{num_steps}ba"
@@ -125,6 +120,7 @@ def measure_neighbour(
     sets = [part for setting in settings for part in ("--set", setting)]
     command = ["run", benchmark, configuration, "--size", size, "--seed", "3", *sets]
     load = look()
+    policies = list_policies()
     figures: dict[str, Any] = {
         "benchmark": benchmark,
         "configuration": name,
@@ -132,14 +128,12 @@ def measure_neighbour(
         "steps": num_steps,
         "cores": len(affinity()),
         "others_at_the_start": load.taken if load else None,
-        "runs": {policy: {moment: [] for moment in MOMENTS} for policy in list_policies()},
+        "runs": {policy: {moment: [] for moment in MOMENTS} for policy in policies},
     }
-    for _ in range(rounds):
-        for moment in MOMENTS:
-            for policy, environment in list_policies().items():
-                run = time_run(command, environment, moment, limit_s)
-                figures["runs"][policy][moment].append(run)
-                print(f"{moment:6} {policy:32} {json.dumps(run)}", file=sys.stderr, flush=True)
+    for _, moment, policy in itertools.product(range(rounds), MOMENTS, policies):
+        run = time_run(command, policies[policy], moment, LIMIT_S)
+        figures["runs"][policy][moment].append(run)
+        print(f"{moment:6} {policy:32} {json.dumps(run)}", file=sys.stderr, flush=True)
     figures["table"] = write_table(figures)
     return figures
 
@@ -154,8 +148,8 @@ def write_table(figures: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for policy, moments in figures["runs"].items():
-        cells = [describe_times(moments[moment]) for moment in MOMENTS]
-        lines.append(f"| {policy} | {' | '.join(cells)} |")
+        cells = [policy, *(describe_times(moments[moment]) for moment in MOMENTS)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

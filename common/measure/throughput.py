@@ -56,35 +56,34 @@ def measure(
     *,
     seconds: float,
     shapes: Sequence[str] = (),
-    report: Callable[[Rate | Failure], None],
-) -> None:
-    """Report each configuration at each shape, timed for about `seconds`, a few steps of each in turn.
+) -> Iterator[Rate | Failure]:
+    """Yield each configuration at each shape, timed for about `seconds`, a few steps of each in turn.
 
     `runs` are initialized; the shapes are those of the benchmark, or the `shapes` named; `memory` is the
     `step_memory` of each. A configuration that is out of memory at a shape is a Failure there.
     """
     batches = {name: bench_batches(run, shapes) for name, run in runs.items()}
+    lengths = {name: turn_length(run.methods) for name, run in runs.items()}
     first, *others = batches
     for name in others:
         if batches[name].keys() != batches[first].keys():
             shapes_of = (f"{run} at {', '.join(batches[run])}" for run in (first, name))
             raise UserError(f"one bench has one set of shapes, found {' and '.join(shapes_of)}")
     for shape in batches[first]:
-        lengths = {name: turn_length(run.methods) for name, run in runs.items()}
-        steps = {name: stepper(run, batches[name][shape], lengths[name]) for name, run in runs.items()}
-        for name in list(steps):
+        trials = {}
+        for name, run in runs.items():
+            turn = stepper(run, batches[name][shape], lengths[name])
             try:
-                warm_up(steps[name])
+                warm_up(turn)
+                trials[name] = partial(time_call, turn, run.device)
             except OutOfMemory as error:
-                del steps[name]
-                free_memory(runs[name])
-                report(Failure(configuration=name, shape=shape, error=error.what))
-        trials = {name: partial(time_call, step, runs[name].device) for name, step in steps.items()}
-        for name, turns_s in interleave(trials, rounds=2, seconds=seconds * len(steps)).items():
+                free_memory(run)
+                yield Failure(configuration=name, shape=shape, error=error.what)
+        for name, turns_s in interleave(trials, rounds=2, seconds=seconds * len(trials)).items():
             times = [turn_s / lengths[name] for turn_s in turns_s]
             step_s, work = statistics.median(times), probes_of(runs[name].benchmark).work(shape)
             per_s = batches[name][shape].num_samples / step_s
-            rate = Rate(
+            yield Rate(
                 configuration=name,
                 shape=shape,
                 samples_per_s=per_s,
@@ -97,7 +96,6 @@ def measure(
                 bytes_share=per_s * work.num_bytes / peaks.bytes_per_s if work.num_bytes else None,
                 memory_gb=memory[name].get(shape),
             )
-            report(rate)
 
 
 def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Batch]:

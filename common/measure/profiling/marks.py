@@ -48,7 +48,7 @@ class Marks:
         return event
 
     def mean_seconds(self) -> dict[str, float]:
-        """Return the seconds of each part of a step; the device is idle."""
+        """Average the seconds of each part over the steps; the device is idle."""
         totals = dict.fromkeys(PARTS, 0.0)
         for moments in self.steps:
             for (_, before), (part, after) in itertools.pairwise(moments):

@@ -4,14 +4,15 @@ Plain numbers in, no torch. Times are milliseconds, rates samples/s, shares frac
 """
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from common.evidence import intervals
 
 WAITING = 0.1  # the share of a step from which what it waits for is its bottleneck
 COMPUTE = ("forward", "backward")
+PEAKS = {"flops_share": "the matrix product", "bytes_share": "the copy"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,23 +73,23 @@ class Profile:
 
     def shares(self) -> dict[str, float]:
         """Return the share of each part in the training time of a whole run."""
-        total = sum(phase.per_sample_ms for phase in self.phases)
+        weights = [phase.per_sample_ms for phase in self.phases]
         names = dict.fromkeys(name for phase in self.phases for name in phase.parts_ms)
         return {
-            name: sum(p.per_sample_ms * p.parts_ms.get(name, 0.0) / p.step_ms for p in self.phases) / total
+            name: fmean([p.parts_ms.get(name, 0.0) / p.step_ms for p in self.phases], weights)
             for name in names
         }
 
     def saving(self, name: str) -> Saving | None:
         """Return the saving of a variant over a whole run; None where no phase measured it."""
-        savings = [(p.per_sample_ms, p.savings[name]) for p in self.phases if name in p.savings]
-        if not savings:
+        phases = [phase for phase in self.phases if name in phase.savings]
+        if not phases:
             return None
-        total = sum(weight for weight, _ in savings)
-        mean = sum(weight * saved.share for weight, saved in savings) / total
-        half = (
-            math.sqrt(sum((weight * (saved.high - saved.low) / 2) ** 2 for weight, saved in savings)) / total
-        )
+        savings = [phase.savings[name] for phase in phases]
+        weights = [phase.per_sample_ms for phase in phases]
+        mean = fmean([saving.share for saving in savings], weights)
+        halves = [w * (saving.high - saving.low) / 2 for w, saving in zip(weights, savings, strict=True)]
+        half = math.hypot(*halves) / sum(weights)
         return Saving(share=mean, low=mean - half, high=mean + half)
 
     def training_s(self, num_samples: int) -> float:
@@ -99,8 +100,7 @@ class Profile:
 def compute_saving(whole: Sequence[float], without: Sequence[float]) -> Saving:
     """Return the share that is saved, from turns of the two side by side; at least two of each."""
     shares = [1 - less / more for more, less in zip(whole, without, strict=True)]
-    half = intervals.half_width(shares)
-    mean = statistics.fmean(shares)
+    mean, half = fmean(shares), intervals.half_width(shares)
     return Saving(share=mean, low=mean - half, high=mean + half)
 
 
@@ -120,17 +120,26 @@ def describe_bottleneck(profile: Profile) -> str:
             f"communication-bound: {exchanged:.0%} of the step exchanges gradients that the backward pass "
             f"does not hide; without, training is {max_speedup(exchanged):.2f} times as fast at most{advice}"
         )
-    computing = sum(shares[name] for name in COMPUTE)
-    rest = {name: share for name, share in shares.items() if name not in COMPUTE}
-    largest = max(rest, key=lambda name: rest[name])
-    if rest[largest] > computing:
-        return f"{largest}-bound: {rest[largest]:.0%} of the step; forward and backward take {computing:.0%}"
+    computing = sum(shares.pop(name) for name in COMPUTE)
+    largest = max(shares, key=lambda name: shares[name])
+    rest = shares[largest]
+    if rest > computing:
+        return f"{largest}-bound: {rest:.0%} of the step; forward and backward take {computing:.0%}"
     return (
         f"compute-bound: forward and backward take {computing:.0%} of the step{describe_peaks(profile)}; "
         f"{waiting:.0%} waits for data, and {describe_headroom(profile)}; "
-        f"next is {largest}, {rest[largest]:.0%}, "
-        f"at most {max_speedup(rest[largest]):.2f} times as fast without"
+        f"next is {largest}, {rest:.0%}, at most {max_speedup(rest):.2f} times as fast without"
     )
+
+
+def describe_peaks(profile: Profile) -> str:
+    shares = []
+    for name, peak in PEAKS.items():
+        known = [phase for phase in profile.phases if getattr(phase, name) is not None]
+        if known:
+            weights = [phase.per_sample_ms for phase in known]
+            shares.append(f"{fmean([getattr(phase, name) for phase in known], weights):.0%} of {peak}")
+    return f", at {' and '.join(shares)} that this device does at best" if shares else ""
 
 
 def describe_headroom(profile: Profile) -> str:
@@ -153,37 +162,25 @@ def describe_input_bound(profile: Profile, waiting: float) -> str:
         evidence, most = f"; replaying kept batches saves {saved.share:.0%}", max(waiting, saved.share)
     fast = {name: rate for name, rate in profile.cures.items() if rate >= worst.step_per_s}
     if worst.loader_per_s >= worst.step_per_s:
-        cure = "; alone it keeps up, but it shares the processor with the step"
+        cure = "alone it keeps up, but it shares the processor with the step"
     elif fast:
-        cure = "; fast enough alone: " + " or ".join(f"{name} ({rate:,.0f}/s)" for name, rate in fast.items())
+        cure = "fast enough alone: " + " or ".join(f"{name} ({rate:,.0f}/s)" for name, rate in fast.items())
     elif profile.cures:
         tried = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in profile.cures.items())
-        cure = f"; no loader setting that was tried is fast enough ({tried})"
+        cure = f"no loader setting that was tried is fast enough ({tried})"
     else:
-        cure = "; no setting of this loader makes it faster: the storage has to be"
+        cure = "no setting of this loader makes it faster: the storage has to be"
     causes = [
-        f"{name.removeprefix('no ')} {saving.share:.0%}"
-        for name in dict.fromkeys(name for phase in profile.phases for name in phase.savings)
-        if name in ("no decoding", "no augmentation")
-        and (saving := profile.saving(name)) is not None
-        and saving.low > 0
+        f"{name} {saving.share:.0%}"
+        for name in ("decoding", "augmentation")
+        if (saving := profile.saving(f"no {name}")) is not None and saving.low > 0
     ]
     of_it = f", of which leaving out removes: {', '.join(causes)}" if causes else ""
     return (
         f"input-bound: {waiting:.0%} of the step waits for {profile.samples_name}{of_it} (at {worst.shape} "
-        f"{describe_rates(worst)}{evidence}){cure}; "
+        f"{describe_rates(worst)}{evidence}); {cure}; "
         f"without waiting training is {max_speedup(most):.2f} times as fast at most"
     )
-
-
-def describe_peaks(profile: Profile) -> str:
-    shares = []
-    for name, what in (("flops_share", "the matrix product"), ("bytes_share", "the copy")):
-        known = [(p.per_sample_ms, share) for p in profile.phases if (share := getattr(p, name)) is not None]
-        if known:
-            mean = sum(weight * share for weight, share in known) / sum(weight for weight, _ in known)
-            shares.append(f"{mean:.0%} of {what}")
-    return f", at {' and '.join(shares)} that this device does at best" if shares else ""
 
 
 def format_phase(phase: Phase, samples_name: str) -> Iterator[str]:
@@ -207,6 +204,6 @@ def format_phase(phase: Phase, samples_name: str) -> Iterator[str]:
         for name, saving in phase.savings.items()
     )
     yield f"  saved by: {', '.join(savings)}"
-    shares = ((phase.flops_share, "the matrix product"), (phase.bytes_share, "the copy"))
+    shares = [(getattr(phase, name), peak) for name, peak in PEAKS.items()]
     if peaks := [f"{share:.0%} of {peak}" for share, peak in shares if share is not None]:
         yield f"  of what this device does at best: {', '.join(peaks)}"

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from common import cli
-from common.measure import captured, gpu_day, gpu_day_page
+from common.measure import captured, gpu_day
 from common.measure.captured import NUM_STEPS
 from common.repository import ROOT
 from common.training.step import Training
@@ -110,9 +110,9 @@ def test_a_measured_rate_stands_beside_the_predicted_one():
         "seconds": 9.0,
         "command": "ttt",
     }
-    line = gpu_day_page.describe_row(record | {"figures": figures})
+    line = gpu_day.describe_row(record | {"figures": figures})
     assert "600.0 samples/s (predicted: 6" in line and "21.5 GB" in line
-    other = gpu_day_page.describe_row(record | {"figures": figures, "hardware": "2cpu-EPYC"})
+    other = gpu_day.describe_row(record | {"figures": figures, "hardware": "2cpu-EPYC"})
     assert "predicted" not in other
 
 
