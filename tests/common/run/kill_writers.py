@@ -20,28 +20,21 @@ from common.training.checkpoint_header import Facts, read_facts
 
 NUM_TENSORS, NUM_VALUES = 8, 250_000  # 8 MB together
 LONGEST_S = 0.15
-FACTS = {
-    "seed": 1,
-    "world_size": 1,
-    "system": "test",
-    "dataset_fingerprint": "",
-    "config": {},
-    "modules": (),
-    "scaler": {},
-    "random": (),
-    "log": "",
-    "log_state": "block",
-    "epoch": None,
-    "quality": 0.0,
-    "started": 0.0,
-    "block_started": 0.0,
-    "saved": 0.0,
-}
+FACTS = Facts(
+    **dict.fromkeys(("seed", "step"), 1),
+    **dict.fromkeys(("system", "dataset_fingerprint", "log"), ""),
+    **dict.fromkeys(("started", "block_started", "saved", "quality"), 0.0),
+    **dict.fromkeys(("modules", "random"), ()),
+    **dict.fromkeys(("config", "scaler"), {}),
+    world_size=1,
+    log_state="block",
+    epoch=None,
+)
 
 
 def write(path, step):
     tensors = {str(number): torch.full((NUM_VALUES,), float(step)) for number in range(NUM_TENSORS)}
-    checkpoint.write(path, tensors, Facts(step=step, **FACTS))
+    checkpoint.write(path, tensors, FACTS.model_copy(update={"step": step}))
 
 
 def write_without_end(path, step, told):

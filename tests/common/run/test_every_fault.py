@@ -15,23 +15,15 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from common.commands.data import prepare
 from common.evidence.log import read_log
 from common.repository import ROOT
 from common.training.checkpoint_header import read_facts
-from common.training.load import load_config
 from tests.runs import HANG_S
 
 SOURCE = ROOT / "tests/common/run/faulty_system.c"
 SETTINGS = (
-    "target=0.001",
-    "max_duration=4ba",
-    "evaluate_every=2ba",
-    "evaluate_from=2ba",
-    "schedule.warmup=1ba",
-    "checkpoint_every=1ba",
-    "global_batch_size=4",
-    "evaluation_batch_size=96",
+    *("target=0.001", "max_duration=4ba", "evaluate_every=2ba", "evaluate_from=2ba", "schedule.warmup=1ba"),
+    *("checkpoint_every=1ba", "global_batch_size=4", "evaluation_batch_size=96"),
 )
 NUM_SAMPLED = 2  # of each kind
 FAULTS = {  # kind, in the order of faulty_system.c -> errors, and whether all later calls fail, too
@@ -57,7 +49,6 @@ class Machine:
     """A folder with an earlier result, in which runs meet a fault."""
 
     def __init__(self, folder, library):
-        prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
         self.folder, self.library, self.disk = folder, library, folder / "disk"
         (folder / "temporary").mkdir(parents=True)
         self.disk.mkdir()
@@ -85,23 +76,16 @@ class Machine:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
         }
-        settings = [part for each in SETTINGS for part in ("--set", each)]
         where = ["--results", self.disk / "results", "--systems", self.disk / "systems"]
-        command = ["run", "language_bert", "optimized", "--size", "mini", "--seed", "5", *where, *settings]
+        command = ["run", "language_bert", "optimized", "--size", "mini", "--seed", "5", *where]
         return subprocess.run(
-            [sys.executable, "-m", "common.cli", *map(str, command)],
+            [sys.executable, "-m", "common.cli", *map(str, command), "--set", *SETTINGS],
             env=environment,
             cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=HANG_S,
         )
-
-    def clear(self):
-        """Remove what is not of the earlier run."""
-        for path in sorted(self.disk.rglob("*"), reverse=True):
-            if path not in self.before and not path.is_dir():
-                path.unlink()
 
     def check(self, done, lasts=False):
         """Assert that a fault left one line and nothing torn, and that nothing earlier has changed.
@@ -133,11 +117,12 @@ class Machine:
                 with safe_open(path, framework="pt") as file:
                     assert all(file.get_tensor(name) is not None for name in file.keys())  # noqa: SIM118
         assert not list((self.folder / "temporary").glob("tmp*"))
-        self.clear()
+        for path in new:
+            path.unlink()
 
 
 @pytest.fixture(scope="module")
-def machine(library, tmp_path_factory):
+def machine(library, prepared_data, tmp_path_factory):
     return Machine(tmp_path_factory.mktemp("machine"), library)
 
 

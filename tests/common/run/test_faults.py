@@ -15,7 +15,7 @@ import pytest
 
 from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Heartbeat
 from common.run.supervision import Watchdog
-from tests.runs import BERT, END_S, HANG_S, RESNET, WHEN, failure_in, reason_of_abort, until
+from tests.runs import BERT, END_S, HANG_S, RESNET, WHEN, failure_in, reason_of_abort, records, until
 
 pytestmark = pytest.mark.usefixtures("prepared_data")
 KILLED = r"ended by SIGKILL \(kill -9, or out of memory\)"
@@ -39,10 +39,8 @@ def test_a_hung_rank_and_a_killed_one_end_their_runs_and_not_the_set(place, ttt)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     hung, killed = map(reason_of_abort, place.results())
     who = "rank 1 of 2, after step [0-9]+: "
-    assert re.fullmatch(who + HUNG, hung)
-    assert re.fullmatch(who + KILLED, killed)
-    assert f"aborted: {hung}; the log is kept" in done.stderr
-    assert f"aborted: {killed}; the log is kept" in done.stderr
+    assert re.fullmatch(who + HUNG, hung) and re.fullmatch(who + KILLED, killed)
+    assert all(f"aborted: {why}; the log is kept" in done.stderr for why in (hung, killed))
     stacks = done.stderr.split("--- stack of ")[1:]
     assert [stack[:6] for stack in stacks] == ["rank 0", "rank 1"]
     assert all("train_step" in stack or "train_block" in stack for stack in stacks)
@@ -72,16 +70,13 @@ def test_a_set_goes_on_after_a_fault_and_continues_after_ctrl_c(place, ttt):
     done = ttt([*command, "--continue"])
     out, errors = other.communicate(timeout=HANG_S)
     assert (done.returncode, other.returncode) == (0, 0), errors
-    assert sorted(text.count("1 of 3 runs are there, 2 more did not") for text in (out, done.stdout)) == [
-        0,
-        1,
-    ]
+    assert (out + done.stdout).count("1 of 3 runs are there, 2 more did not") == 1
     assert "of 3 runs 1 were there, 2 converged\n" in out + done.stdout
     assert "which makes the missing runs of this folder" in out + done.stdout
     assert [path.name for path in place.results()] == [f"result_{index}.txt" for index in range(5)]
     assert [path.read_bytes() for path in before] == kept
-    text = "".join(path.read_text() for path in place.results())
-    assert re.findall(r'"key": "seed", "value": (\d+)', text) == ["5", "6", "7", "8", "9"]
+    values = [record for path in place.results() for record in records(path) if record["key"] == "seed"]
+    assert [record["value"] for record in values] == [5, 6, 7, 8, 9]
 
     done = ttt([*command, "--continue"])
     assert done.returncode == 0 and "3 of 3 runs are there" in done.stdout
@@ -92,48 +87,35 @@ def test_a_set_goes_on_after_a_fault_and_continues_after_ctrl_c(place, ttt):
 def test_the_death_of_the_launcher_ends_its_ranks_which_close_the_log(place):
     launchers = [place.start(*place.arguments(BERT, "--nproc", num, "--index", num)) for num in (1, 2)]
     paths = [place.until_logged('"block_start"', index=num) for num in (1, 2)]
-    for each in launchers:
-        each.kill()
-    place.check_nothing_left()
-    for each in launchers:
-        each.communicate(timeout=END_S)
-    assert all(re.fullmatch(f"{WHEN}: interrupted", reason_of_abort(path)) for path in paths)
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_another_ends_after_its_launcher(place):
-    launcher = place.start(*place.arguments(BERT, "--nproc", 2))
-    path = place.until_logged('"block_start"')
     stopped = place.rank(1)
     stopped.suspend()
     time.sleep(1)  # rank 0 waits for it by now, outside of Python
-    launcher.kill()
-    until(lambda: [each.pid for each in place.processes("common.run.worker")] == [stopped.pid], END_S)
-    assert reason_of_abort(path).endswith("interrupted")
+    for launcher in launchers:
+        launcher.kill()
+    until(lambda: [rank.pid for rank in place.processes("common.run.worker")] == [stopped.pid], END_S)
+    assert all(re.fullmatch(f"{WHEN}: interrupted", reason_of_abort(path)) for path in paths)
     stopped.resume()
     place.check_nothing_left()
-    launcher.communicate(timeout=END_S)
+    for launcher in launchers:
+        launcher.communicate(timeout=END_S)
 
 
 @pytest.mark.slow
 def test_an_allocation_that_is_taken_away_ends_every_process_and_closes_the_log(place):
     launcher = place.start(*place.arguments(BERT, "--nproc", 2))
     path = place.until_logged('"block_start"')
-    for each in place.processes():  # as Slurm does
-        each.terminate()
-    until(lambda: told_again(place.processes("common.run.worker")), END_S)
+
+    def is_over():  # told again and again, as by Slurm and by the launcher
+        for process in place.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        return not place.processes("common.run.worker")
+
+    until(is_over, END_S)
     _, errors = launcher.communicate(timeout=END_S)
     assert launcher.returncode == 130 and "Traceback" not in errors
     assert reason_of_abort(path).endswith("interrupted") and f"aborted: {reason_of_abort(path)}" in errors
     place.check_nothing_left()
-
-
-def told_again(processes):
-    """Send SIGTERM once more, as the launcher does, and Slurm; returns whether nobody is left."""
-    for each in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.terminate()
-    return not processes
 
 
 @pytest.mark.slow
@@ -150,38 +132,30 @@ def test_two_launches_on_one_result_leave_one_run(place, ttt):
 
 @pytest.mark.slow
 def test_a_loaders_worker_that_is_killed_ends_the_run_and_a_stopped_one_does_not_outlive_it(place, ttt):
-    def faults():
-        place.until_logged('"block_start"', index=1)
+    def fault_of_worker(index, fault):
+        place.until_logged('"block_start"', index=index)
         rank = place.rank()
         (worker,) = until(rank.children)
-        worker.kill()
-        return time.monotonic()
+        fault(rank, worker)
 
-    def stop():
-        place.until_logged('"block_start"')
-        rank = place.rank()
-        (worker,) = until(rank.children)
+    def stop(rank, worker):
         worker.suspend()  # and would stay for ever
         rank.kill()
 
-    assert ttt(place.arguments(RESNET), stop).returncode == 1
-    done = ttt(place.arguments(RESNET, "--index", 1), faults)
+    done = ttt(place.arguments(RESNET), lambda: fault_of_worker(0, stop))
+    assert done.returncode == 1
+    done = ttt(place.arguments(RESNET), lambda: fault_of_worker(1, lambda rank, worker: worker.kill()))
     why = failure_in(done, place.results()[1])
     assert "Traceback" not in done.stderr
-    assert why.startswith("rank 0 of 1, ") and re.search(
-        r"RuntimeError: DataLoader worker .*(Killed|exited unexpectedly)", why
-    )
-
-
-def heeds(pid, number):
-    """Return whether a process has a handler of a signal."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search("SigCgt:\\s*([0-9a-f]+)", text)[1], 16) >> (number - 1) & 1
+    expected = "rank 0 of 1, .*RuntimeError: DataLoader worker .*(Killed|exited unexpectedly)"
+    assert re.match(expected, why)
 
 
 def test_sigterm_before_anything_has_started_is_told_in_one_line(place):
     launcher = place.start(*place.arguments(BERT))
-    until(lambda: heeds(launcher.pid, signal.SIGTERM))
+    status, mask = Path(f"/proc/{launcher.pid}/status"), 1 << signal.SIGTERM - 1
+    handled = re.compile("SigCgt:\\s*([0-9a-f]+)")
+    until(lambda: int(handled.search(status.read_text())[1], 16) & mask)
     launcher.terminate()
     _, errors = launcher.communicate(timeout=END_S)
     assert (launcher.returncode, errors) == (130, "error: interrupted\n")
@@ -193,11 +167,11 @@ def test_the_rank_that_the_others_wait_for_is_late():
     for slot, phase in zip(heartbeat.slots, (COMPUTING, LOADING, COMPUTING), strict=True):
         slot.enter(7, phase)
     watchdog = Watchdog(heartbeat, range(3), limit_s=1)
-    running, stopped = psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED
-    assert watchdog.late({0: running, 1: running, 2: running}) == [1]
+    waiting = dict.fromkeys(range(3), psutil.STATUS_SLEEPING)
+    assert watchdog.late(waiting) == [1]
     heartbeat.slots[1].enter(7, COMPUTING)
-    assert watchdog.late({0: running, 1: running, 2: stopped}) == [2]
-    assert watchdog.late({0: running, 1: running, 2: running}) == [0, 1, 2]
+    assert watchdog.late(waiting | {2: psutil.STATUS_STOPPED}) == [2]
+    assert watchdog.late(waiting) == [0, 1, 2]
     heartbeat.slots[0].enter(8, EVALUATING)
-    assert watchdog.late({0: running, 1: running, 2: running}) == [1, 2]
+    assert watchdog.late(waiting) == [1, 2]
     heartbeat.close()

@@ -1,18 +1,15 @@
 """A machine whose console, clock, port or GPU fails under a run, and a training that diverges."""
 
-import json
 import os
 import re
 import socket
-import subprocess
-import sys
 
 import psutil
 import pytest
 
 from common.machine import hardware
 from common.repository import ROOT
-from tests.runs import BERT, END_S, HANG_S, RESNET, failure_in
+from tests.runs import BERT, END_S, HANG_S, RESNET, failure_in, records
 
 pytestmark = pytest.mark.usefixtures("prepared_data")
 QUICK = (*BERT, "target=0.005", "evaluate_from=30ba")  # its first evaluation is its last
@@ -28,17 +25,10 @@ def test_a_console_that_goes_away_ends_no_run(place):
     launcher.stderr.close()
     assert [path.read_text().count('"success"') for path in place.results()] == [1, 1]
     for redirection, code in ((">/dev/full", 141), (">&-", 0), ("2>&-", 0)):
-        command = [sys.executable, "-m", "common.cli", *place.arguments(QUICK)]
-        done = subprocess.run(
-            ["sh", "-c", f'exec "$@" {redirection}', "sh", *command],
-            cwd=ROOT,
-            env=os.environ | place.environment,
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-        )
-        assert done.returncode == code and "Traceback" not in done.stderr
-        assert ("cannot be written (No space left on device)" in done.stderr) == (code == 141)
+        launcher = place.start(*place.arguments(QUICK), shell=f'exec "$@" {redirection}')
+        _, errors = launcher.communicate(timeout=HANG_S)
+        assert launcher.returncode == code and "Traceback" not in errors
+        assert ("cannot be written (No space left on device)" in errors) == (code == 141)
     assert [path.read_text().count('"success"') for path in place.results()] == [1] * 5
     place.check_nothing_left()
 
@@ -64,13 +54,11 @@ def test_a_clock_that_is_set_under_way_stands_in_the_log_and_in_the_audit(place,
     done = ttt(place.arguments((*BERT, "target=0.005", "evaluate_from=90ba")), faults)
     assert done.returncode == 0, done.stderr
     (path,) = place.results()
-    last = json.loads(path.read_text().splitlines()[-1].split(" ", 1)[1])
-    assert last["metadata"]["status"] == "success"
-    assert last["metadata"]["clock_drift_ms"] == pytest.approx(3600_000, abs=1000)
-    assert last["metadata"]["duration_ms"] < HANG_S * 1000
-    assert "the clock was set by 3600 s during this run" in done.stderr
-    checked = ttt(["check", str(place.results_folder)])
-    assert "T208" in checked.stdout
+    end = records(path)[-1]["metadata"]
+    assert end["status"] == "success" and end["duration_ms"] < HANG_S * 1000
+    assert end["clock_drift_ms"] == pytest.approx(3600_000, abs=1000)
+    assert "the clock was set by 3600 s" in done.stderr
+    assert "T208" in ttt(["check", str(place.results_folder)]).stdout
 
 
 @pytest.mark.slow
@@ -94,13 +82,13 @@ def test_ranks_of_one_machine_listen_on_its_loopback_only(place):
     launcher = place.start(*place.arguments(BERT, "--nproc", 2))
     place.until_logged('"block_start"')
     ranks = place.processes("common.run.worker")
-    listening = [
-        each.laddr
+    sockets = [
+        connection
         for process in [psutil.Process(launcher.pid), *ranks]
-        for each in process.net_connections("inet")
-        if each.status == psutil.CONN_LISTEN
+        for connection in process.net_connections("inet")
     ]
-    assert len(ranks) == 2 and {address.ip for address in listening} <= {"127.0.0.1"}
+    addresses = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
+    assert len(ranks) == 2 and addresses <= {"127.0.0.1"}
     launcher.terminate()
     launcher.communicate(timeout=END_S)
     place.check_nothing_left()

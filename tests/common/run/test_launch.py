@@ -11,6 +11,7 @@ import pytest
 from common.errors import EXIT_INTERRUPTED, UserError
 from common.repository import ROOT
 from common.run import launch, mllog
+from tests.runs import until
 
 CHILD = """
 import pathlib, signal, sys, time
@@ -40,10 +41,7 @@ def supervised(folder, *signals, closes_in_s):
     arguments = [sys.executable, "-c", PARENT, "-c", CHILD, str(folder), str(closes_in_s)]
     process = subprocess.Popen(arguments, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not (folder / "started").exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
+        until((folder / "started").exists)
         for number in signals:
             if number == signal.SIGTERM:
                 process.terminate()
@@ -56,20 +54,17 @@ def supervised(folder, *signals, closes_in_s):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_ended_run_gets_time_to_close_its_log(tmp_path, number):
-    assert supervised(tmp_path, number, closes_in_s=1) == EXIT_INTERRUPTED
-    assert (tmp_path / "closed").exists()
-
-
-def test_a_run_that_does_not_end_is_killed(tmp_path):
-    assert supervised(tmp_path, signal.SIGINT, closes_in_s=60) == EXIT_INTERRUPTED
-    assert not (tmp_path / "closed").exists()
-
-
-def test_an_impatient_second_ctrl_c_does_not_abandon_the_log(tmp_path):
-    assert supervised(tmp_path, signal.SIGINT, signal.SIGINT, closes_in_s=2) == EXIT_INTERRUPTED
-    assert (tmp_path / "closed").exists()
+@pytest.mark.parametrize(
+    ("signals", "closes_in_s", "is_closed"),
+    [
+        *(([number], 1, True) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
+        ([signal.SIGINT], 60, False),  # then it is killed
+        ([signal.SIGINT, signal.SIGINT], 2, True),  # a person is impatient
+    ],
+)
+def test_an_ended_run_gets_time_to_close_its_log(signals, closes_in_s, is_closed, tmp_path):
+    assert supervised(tmp_path, *signals, closes_in_s=closes_in_s) == EXIT_INTERRUPTED
+    assert (tmp_path / "closed").exists() == is_closed
 
 
 @pytest.mark.parametrize(("where", "code"), [("parent", EXIT_INTERRUPTED), ("child", 0)])
@@ -80,17 +75,16 @@ def test_ctrl_c_while_a_run_is_being_started_tears_nothing(where, code):
     assert (done.returncode, done.stderr) == (code, "")
 
 
-def test_a_result_is_reserved_with_the_number_asked_for_and_gaps_are_filled(tmp_path):
-    assert launch.reserve(tmp_path, 2).name == "result_2.txt"
-    names = [launch.reserve(tmp_path, None).name for _ in range(3)]
+def test_a_result_is_reserved_once_with_the_number_asked_for_and_gaps_are_filled(tmp_path):
+    folder = tmp_path / "bert"
+    assert launch.reserve(folder, 2).name == "result_2.txt"
+    names = [launch.reserve(folder, None).name for _ in range(3)]
     assert names == ["result_0.txt", "result_1.txt", "result_3.txt"]
-
-
-def test_a_file_in_the_place_of_the_folder_or_above_it_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "system" / "bert"):
-        with pytest.raises(UserError, match="file"):
-            launch.reserve(folder, None)
+    with pytest.raises(UserError, match="never overwritten"):
+        launch.reserve(folder, 1)
+    for path in (folder / "result_0.txt", folder / "result_0.txt" / "system" / "bert"):
+        with pytest.raises(UserError, match="result_0.txt"):
+            launch.reserve(path, None)
 
 
 def test_the_length_of_a_run_is_that_of_the_clock_which_nobody_sets(tmp_path, monkeypatch, capsys):

@@ -13,8 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from common.commands.data import prepare
-from common.repository import benchmark_module, benchmarks
+from common.repository import benchmark_module
 from common.training.load import load_config
 from tests.runs import BERT, RESNET
 
@@ -34,10 +33,7 @@ TINY = ("max_duration=3ba", "evaluate_every=3ba", "evaluate_from=3ba", "schedule
 TINY += ("stop_at_target=false",)  # three steps reach none
 
 
-@pytest.fixture(scope="module", autouse=True)
-def prepared():
-    for name in benchmarks():
-        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
+pytestmark = pytest.mark.usefixtures("prepared_data")
 
 
 def memory_of(pid):

@@ -1,6 +1,5 @@
 """Several machines rehearsed on one: torchrun agents, and the Slurm script with a small srun in its place."""
 
-import json
 import os
 import shutil
 import socket
@@ -10,17 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from common.commands.data import prepare
 from common.repository import ROOT, benchmarks
-from common.training.load import load_config
+from tests.runs import records
 
 PYTHON = [sys.executable, "-m"]
 TINY = {
     "language_bert": (
-        "max_duration=20ba",
-        "evaluate_every=10ba",
-        "evaluate_from=10ba",
-        "schedule.warmup=5ba",
+        *("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba"),
     ),
     "image_classification": (
         *("max_duration=8ba", "evaluate_every=4ba", "schedule.warmup=2ba", "global_batch_size=12"),
@@ -30,10 +25,7 @@ TINY = {
 WITHIN_S = 400  # a quiet machine takes 25: seven processes import torch
 
 
-@pytest.fixture(scope="module", autouse=True)
-def prepared():
-    for name in TINY:
-        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
+pytestmark = pytest.mark.usefixtures("prepared_data")
 
 
 @pytest.fixture
@@ -58,21 +50,15 @@ os.execv(sys.executable, [sys.executable, "-m", "common.cli", *sys.argv[1:]])
 
 def arguments(benchmark, folder):
     """Return the configuration and flags of a tiny run that reaches its target at its first evaluation."""
-    sets = [part for setting in (*TINY[benchmark], "target=0.001") for part in ("--set", setting)]
     folders = ["--results", str(folder / "results"), "--systems", str(folder / "systems")]
-    return ["optimized", "--size", "mini", "--seed", "5", *sets, *folders]
+    return ["optimized", "--size", "mini", *folders, "--set", "target=0.001", *TINY[benchmark]]
 
 
-def logs(folder):
-    return sorted((folder / "results").rglob("result_*.txt"))
-
-
-def values(path):
-    lines = [line[9:] for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
-    return {event["key"]: event["value"] for event in map(json.loads, lines)}
-
-
-def assert_passes_the_audit(folder, environment):
+def check_results(folder, environment, num_runs):
+    """Assert that so many runs on two ranks pass the audit; returns the first one's log."""
+    paths = sorted((folder / "results").rglob("result_*.txt"))
+    stated = [record["value"] for path in paths for record in records(path) if record["key"] == "num_ranks"]
+    assert stated == [2] * num_runs
     checked = subprocess.run(
         [*PYTHON, "common.cli", "check", folder / "results"],
         cwd=ROOT,
@@ -82,96 +68,60 @@ def assert_passes_the_audit(folder, environment):
         timeout=WITHIN_S,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    return paths[0]
 
 
-class Loopback:
-    """Two machines that share one address."""
-
-    addresses = ("127.0.0.1", "127.0.0.1")
-
-    def command(self, machine):
-        return []
-
-
-class Namespaces:
-    """Two machines with a network of their own: namespaces, joined by a pair of virtual cables."""
-
-    addresses = ("10.213.7.1", "10.213.7.2")
-
-    def __init__(self):
-        self.names = [f"ttt-{os.getpid()}-{machine}" for machine in range(2)]
-
-    def command(self, machine):
-        cable = f"GLOO_SOCKET_IFNAME=cable{machine}"
-        return ["ip", "netns", "exec", self.names[machine], "env", cable]
-
-    def start(self):
-        self.ip(
-            "link",
-            "add",
-            "cable0",
-            "netns",
-            self.names[0],
-            *("type", "veth", "peer"),
-            "cable1",
-            "netns",
-            self.names[1],
-        )
-        for machine, name in enumerate(self.names):
-            self.ip("-n", name, "address", "add", f"{self.addresses[machine]}/30", "dev", f"cable{machine}")
-            self.ip("-n", name, "link", "set", "lo", "up")
-            self.ip("-n", name, "link", "set", f"cable{machine}", "up")
-
-    def delete(self):
-        for name in self.names:
-            if Path("/var/run/netns", name).exists():
-                self.ip("netns", "delete", name)
-
-    @staticmethod
-    def ip(*words):
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+def ip(command):
+    """Run a command of `ip`; returns whether it could."""
+    return subprocess.run(["ip", *command.split()], capture_output=True, timeout=10).returncode == 0
 
 
 @pytest.fixture
 def machines():
-    """Two machines: namespaces where root, `ip` and the kernel allow them, else they share an address."""
-    pair = Namespaces()
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        yield Loopback()
-        return
-    try:
-        for name in pair.names:
-            pair.ip("netns", "add", name)
-            pair.ip("netns", "exec", name, "true")
-        pair.start()
-    except subprocess.CalledProcessError as error:
-        print(f"no network namespaces here: {error.stderr.decode().strip()}")
-        pair.delete()
-        yield Loopback()
-        return
-    yield pair
-    pair.delete()
+    """Two machines, as the address of each and the beginning of its commands.
+
+    They are network namespaces joined by a pair of virtual cables where root, `ip` and the kernel allow them;
+    else they share an address.
+    """
+    names = [f"ttt-{os.getpid()}-{machine}" for machine in range(2)]
+    addresses = ["10.213.7.1", "10.213.7.2"]
+    commands = [command for name in names for command in (f"netns add {name}", f"netns exec {name} true")]
+    commands += [f"link add cable0 netns {names[0]} type veth peer cable1 netns {names[1]}"]
+    for machine, name in enumerate(names):
+        commands += [
+            f"-n {name} address add {addresses[machine]}/30 dev cable{machine}",
+            f"-n {name} link set lo up",
+            f"-n {name} link set cable{machine} up",
+        ]
+    has_ip = os.geteuid() == 0 and shutil.which("ip") is not None
+    if has_ip and all(map(ip, commands)):
+        begin = "ip netns exec {} env GLOO_SOCKET_IFNAME=cable{}".format
+        yield [(addresses[machine], begin(names[machine], machine).split()) for machine in range(2)]
+    else:
+        print("no network namespaces here")
+        yield [("127.0.0.1", [])] * 2
+    for name in names * has_ip:
+        ip(f"netns delete {name}")
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", benchmarks())
 def test_two_torchrun_agents_make_one_log_that_passes_the_audit(machines, benchmark, tmp_path, environment):
-    port = free_port()
-    agents = []
-    for machine, address in enumerate(machines.addresses):
+    endpoint, agents = f"{machines[0][0]}:{free_port()}", []
+    for machine, (address, begin) in enumerate(machines):
         options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=rehearsal"]
-        options += [f"--rdzv-endpoint={machines.addresses[0]}:{port}", f"--local-addr={address}"]
+        options += [f"--rdzv-endpoint={endpoint}", f"--local-addr={address}"]
         options += [f"--rdzv-conf=is_host={'false' if machine else 'true'}", "--no-python"]
         script = [f"{benchmark}/run_and_time.sh", *arguments(benchmark, tmp_path)]
         agents.append(
             subprocess.Popen(
-                [*machines.command(machine), *PYTHON, "torch.distributed.run", *options, *script],
+                [*begin, *PYTHON, "torch.distributed.run", *options, *script],
                 cwd=ROOT,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -186,11 +136,9 @@ def test_two_torchrun_agents_make_one_log_that_passes_the_audit(machines, benchm
             agent.terminate()  # torchrun passes it on; nothing to end after a whole run
     assert [agent.returncode for agent in agents] == [0, 0], ended
     assert sum(out.count("success") for out, _ in ended) == 1
-    (path,) = logs(tmp_path)
-    assert values(path)["num_ranks"] == 2
-    unverified = "# changed by unverified recipe: global_batch_size: 32 -> 12" in path.read_text()
+    text = check_results(tmp_path, environment, 1).read_text()
+    unverified = "# changed by unverified recipe: global_batch_size: 32 -> 12" in text
     assert unverified == (benchmark == "image_classification")
-    assert_passes_the_audit(tmp_path, environment)
 
 
 SRUN = """#!/usr/bin/env python3
@@ -255,20 +203,20 @@ def sbatch(environment, *words):
 
 @pytest.mark.slow
 def test_one_allocation_checks_each_machine_and_then_makes_all_runs(tmp_path, allocation):
-    words = [word for word in arguments("language_bert", tmp_path) if word not in ("--seed", "5")]
+    words = arguments("language_bert", tmp_path)
     done, calls = sbatch(allocation | {"RUNS": "2", "SIZE": "mini"}, "language_bert", *words)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "doctor.txt").read_text() == 2 * (
         "['doctor', '--benchmarks', 'language_bert', '--size', 'mini'] False\n"
     )
     assert [call[0] for call in calls] == 3 * ["--kill-on-bad-exit=1"]
-    assert [values(path)["num_ranks"] for path in logs(tmp_path)] == [2, 2]
-    assert_passes_the_audit(tmp_path, allocation)
+    check_results(tmp_path, allocation, 2)
 
 
 def test_a_fault_of_a_machine_stops_before_anything_is_timed(tmp_path, allocation):
-    done, calls = sbatch(allocation | {"RUNS": "2", "FAULTS": "1"}, "language_bert")
-    assert done.returncode == 1 and len(calls) == 1 and logs(tmp_path) == []
+    words = arguments("language_bert", tmp_path)
+    done, calls = sbatch(allocation | {"RUNS": "2", "FAULTS": "1"}, "language_bert", *words)
+    assert done.returncode == 1 and len(calls) == 1 and not (tmp_path / "results").exists()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Tests of what a log says of the code that computed: optimizer, methods, kernels."""
 
 import hashlib
-import json
 from importlib import metadata
 
 import pytest
@@ -13,6 +12,7 @@ from common.run.mllog import RunLog
 from common.training import registry
 from common.training.load import load_config
 from common.training.optim import DecoupledSGD, optimizer_name
+from tests.runs import records
 
 LION = '''
 """Another optimizer."""
@@ -30,20 +30,17 @@ class Lion(Method):
 
 def head(folder, benchmark, *settings, **more):
     """Return the records of a run's head, by key."""
-    config = load_config(
-        benchmark, "optimized", size="mini", settings=["global_batch_size=4", *settings]
-    ).config
-    methods = {**config.methods, **more}
-    run = build(config.model_copy(update={"methods": methods}), folder, warms_up=False)
+    settings = ["global_batch_size=4", *settings]
+    config = load_config(benchmark, "optimized", size="mini", settings=settings).config
+    run = build(config.model_copy(update={"methods": config.methods | more}), folder, warms_up=False)
     run.log.close()
     log = RunLog(folder / "head.txt", state="init")
     log_head(log, run)
     log.close()
-    found = {}
-    for line in (folder / "head.txt").read_text().splitlines():
-        record = json.loads(line.removeprefix(":::MLLOG "))
-        found.setdefault(record["key"], []).append((record["value"], record["metadata"]))
-    return found
+    by_key = {}
+    for record in records(folder / "head.txt"):
+        by_key.setdefault(record["key"], []).append((record["value"], record["metadata"]))
+    return by_key
 
 
 @pytest.fixture
@@ -54,9 +51,7 @@ def lion(tmp_path, monkeypatch):
     path.write_text(LION)
     monkeypatch.syspath_prepend(path.parent)
     available = registry.available_methods
-    monkeypatch.setattr(
-        registry, "available_methods", lambda benchmark: {**available(benchmark), "lion": "lion"}
-    )
+    monkeypatch.setattr(registry, "available_methods", lambda name: available(name) | {"lion": "lion"})
     return path
 
 
@@ -83,15 +78,7 @@ def test_a_log_has_the_versions_of_what_computes(tmp_path):
     assert (name, where["module"]) == ("DecoupledSGD", "common.training.optim") and "version" not in where
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        (torch.optim.SGD, "sgd"),
-        (torch.optim.AdamW, "adamw"),
-        (DecoupledSGD, "decoupled_sgd"),
-        (torch.optim.SparseAdam, "sparse_adam"),
-        (torch.optim.NAdam, "nadam"),
-    ],
-)
-def test_known_optimizers_keep_their_names(kind, name):
-    assert optimizer_name(kind.__new__(kind)) == name
+def test_known_optimizers_keep_their_names():
+    kinds = torch.optim.SGD, torch.optim.AdamW, DecoupledSGD, torch.optim.SparseAdam, torch.optim.NAdam
+    names = [optimizer_name(kind.__new__(kind)) for kind in kinds]
+    assert names == ["sgd", "adamw", "decoupled_sgd", "sparse_adam", "nadam"]

@@ -1,4 +1,4 @@
-"""Order of samples, fingerprints of data, names and seeds of runs."""
+"""Order of samples, manifests of data, names and seeds of runs."""
 
 import itertools
 import re
@@ -7,12 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.data import manifest as fingerprint
-from common.data import sampler
+from common.data import manifest, sampler
 from common.errors import UserError
 from common.repository import ROOT
 from common.run import launch, run_sets
 from common.training.load import load_config
+
+HARDWARE = "submission.hardware=reference-2cpu"
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +22,17 @@ def usual_threads(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
+def planned(benchmark, results, *settings, runs="official", seed=None, cell=""):
+    loaded = load_config(benchmark, "baseline", size="mini", settings=[HARDWARE, *settings])
+    return launch.plan_run_set(loaded, results=results, runs=runs, seed=seed, cell=cell)
+
+
 def test_an_epoch_is_a_permutation_that_seed_and_epoch_decide():
     order = sampler.epoch_order(101, seed=4, epoch=2)
     assert sorted(order) == list(range(101))
-    assert np.array_equal(order, sampler.epoch_order(101, seed=4, epoch=2))
-    assert not np.array_equal(order, sampler.epoch_order(101, seed=5, epoch=2))
-    assert not np.array_equal(order, sampler.epoch_order(101, seed=4, epoch=3))
+    for seed, epoch in itertools.product((4, 5), (2, 3)):
+        other = sampler.epoch_order(101, seed=seed, epoch=epoch)
+        assert np.array_equal(order, other) == ((seed, epoch) == (4, 2))
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 5, 13])
@@ -37,62 +43,35 @@ def test_training_can_start_at_any_step_and_sees_the_same_batches(start):
     assert all(np.array_equal(one, other) for one, other in zip(whole[start:], resumed, strict=True))
 
 
-def make_data(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "a.bin").write_bytes(b"12345")
-    (tmp_path / "vocab.txt").write_text("x")
-    return fingerprint.write_manifest(tmp_path, {"num": 3})
-
-
-def test_verify_finds_a_changed_missing_or_extra_byte(tmp_path):
-    digest = make_data(tmp_path)
-    assert fingerprint.verify(tmp_path, {}, hint="") == []
-    assert fingerprint.read_manifest(tmp_path, hint="")["fingerprint"] == digest
+def test_verify_finds_what_was_changed_and_an_edited_manifest_is_refused(tmp_path):
     file = tmp_path / "train" / "a.bin"
+    file.parent.mkdir()
+    file.write_bytes(b"12345")
+    (tmp_path / "vocab.txt").write_text("x")
+    digest = manifest.write_manifest(tmp_path, {"settings": {"data.max_seq_length": 128}})
+    assert manifest.verify(tmp_path, {"data.max_seq_length": 128}, hint="") == []
+    assert manifest.read_manifest(tmp_path, hint="")["fingerprint"] == digest
+    (line,) = manifest.verify(tmp_path, {"data.max_seq_length": 160}, hint="")
+    assert "128, the configuration says 160" in line
     for content, expected in ((b"12346", "SHA-256"), (b"123456", "6 bytes, expected 5")):
         file.write_bytes(content)
-        assert expected in fingerprint.verify(tmp_path, {}, hint="")[0]
+        assert expected in manifest.verify(tmp_path, {}, hint="")[0]
     file.rename(tmp_path / "b.bin")
-    assert len(fingerprint.verify(tmp_path, {}, hint="")) == 2
-
-
-def test_data_made_with_other_settings_are_told(tmp_path):
-    make_data(tmp_path)
-    fingerprint.write_manifest(tmp_path, {"settings": {"data.max_seq_length": 128}})
-    assert fingerprint.verify(tmp_path, {"data.max_seq_length": 128}, hint="") == []
-    assert (
-        "128, the configuration says 160"
-        in fingerprint.verify(tmp_path, {"data.max_seq_length": 160}, hint="")[0]
-    )
-
-
-def test_a_manifest_that_was_edited_is_refused(tmp_path):
-    make_data(tmp_path)
-    manifest = tmp_path / fingerprint.MANIFEST
-    manifest.write_text(manifest.read_text().replace('"num": 3', '"num": 4'))
+    assert len(manifest.verify(tmp_path, {}, hint="")) == 2
+    path = tmp_path / manifest.MANIFEST
+    path.write_text(path.read_text().replace("128", "129"))
     with pytest.raises(UserError, match="does not belong"):
-        fingerprint.verify(tmp_path, {}, hint="")
+        manifest.verify(tmp_path, {}, hint="")
 
 
-def test_a_result_is_reserved_once_and_never_overwritten(tmp_path):
-    names = [launch.reserve(tmp_path / "bert", None).name for _ in range(3)]
-    assert names == ["result_0.txt", "result_1.txt", "result_2.txt"]
-    with pytest.raises(UserError, match="never overwritten"):
-        launch.reserve(tmp_path / "bert", 1)
-    (tmp_path / "bert" / "result_1.txt").unlink()
-    assert launch.reserve(tmp_path / "bert", None).name == "result_1.txt"
-
-
-def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(tmp_path):
-    for benchmark, expected in (("image_classification", 5), ("language_bert", 10)):
-        loaded = load_config(benchmark, "baseline", size="mini", settings=[])
-        drawn = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None)
-        assert len(set(drawn.seeds)) == drawn.num_runs == expected
-        counted = launch.plan_run_set(loaded, results=tmp_path, runs="3", seed=7)
-        assert counted.seeds == (7, 8, 9)
-        assert counted.system.endswith("-mini-baseline")
+@pytest.mark.parametrize(("benchmark", "num_runs"), [("image_classification", 5), ("language_bert", 10)])
+def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(benchmark, num_runs, tmp_path):
+    official = planned(benchmark, tmp_path)
+    assert len(set(official.seeds)) == official.num_runs == num_runs
+    counted = planned(benchmark, tmp_path, runs="3", seed=7)
+    assert counted.seeds == (7, 8, 9) and counted.system.endswith("-mini-baseline")
     with pytest.raises(UserError, match="--runs x"):
-        launch.plan_run_set(loaded, results=tmp_path, runs="x", seed=None)
+        planned(benchmark, tmp_path, runs="x")
 
 
 @pytest.mark.parametrize(
@@ -101,21 +80,16 @@ def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(tmp_path):
 )
 def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tmp_path):
     """The logs of the committed set, without one key of the configuration, as they were before that key."""
-    system = "reference-2cpu-mini-baseline"
-    for path in (ROOT / "results" / system / name).glob("result_*.txt"):
+    run_set = planned(benchmark, tmp_path, cell="baseline")
+    run_set.directory.mkdir(parents=True)
+    for path in (ROOT / "results" / run_set.system / name).glob("result_*.txt"):
         text = re.sub(rf"^# +{key}: .*\n", "", path.read_text(), flags=re.MULTILINE)
         assert text != path.read_text()
-        copy = tmp_path / system / name / path.name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(text)
-    loaded = load_config(benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu"])
-    planned = launch.plan_run_set(loaded, results=tmp_path, runs="official", seed=None, cell="baseline")
-    assert run_sets.find_missing_runs(planned).num_done == planned.num_runs
-    halved = load_config(
-        benchmark, "baseline", size="mini", settings=["submission.hardware=reference-2cpu", "budget=0.5"]
-    )
+        (run_set.directory / path.name).write_text(text)
+    assert run_sets.find_missing_runs(run_set).num_done == run_set.num_runs
+    halved = planned(benchmark, tmp_path, "budget=0.5", cell="baseline").loaded
     with pytest.raises(UserError, match=r"budget is 1.0 there, 0.5 now"):
-        run_sets.find_missing_runs(replace(planned, loaded=halved))
+        run_sets.find_missing_runs(replace(run_set, loaded=halved))
 
 
 @pytest.mark.parametrize(
@@ -130,14 +104,10 @@ def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tm
     ids=["aliases", "date", "brackets", "escape", "empty"],
 )
 def test_a_hostile_head_of_a_result_is_refused_in_one_line(lines, tmp_path):
-    loaded = load_config(
-        "language_bert", "baseline", size="mini", settings=["submission.hardware=reference-2cpu"]
-    )
-    planned = launch.plan_run_set(loaded, results=tmp_path, runs="2", seed=None)
-    source = ROOT / "results" / planned.system / "bert" / "result_0.txt"
+    run_set = planned("language_bert", tmp_path, runs="2")
+    source = ROOT / "results" / run_set.system / "bert" / "result_0.txt"
     records = "".join(line for line in source.read_text().splitlines(True) if not line.startswith("#"))
     head = "".join(f"#   {line}\n" for line in lines)
-    planned.directory.mkdir(parents=True)
-    (planned.directory / "result_0.txt").write_text(f"# --- configuration\n{head}{records}")
+    launch.reserve(run_set.directory, None, f"# --- configuration\n{head}{records}")
     with pytest.raises(UserError, match=r"result_0.txt: "):
-        run_sets.find_missing_runs(planned)
+        run_sets.find_missing_runs(run_set)

@@ -49,20 +49,19 @@ def leave_result(run_set, *changes):
 
 
 @pytest.mark.parametrize(
-    ("settings", "name"),
+    ("settings", "changes"),
     [
-        ([], PLAIN),
-        (["optimizer.learning_rate=0.002"], PLAIN),  # as it is
-        (["checkpoint_every=1ep", "data.directory=/elsewhere", "submission.org=me"], PLAIN),
-        (["optimizer.learning_rate=0.1"], f"{PLAIN}+optimizer.learning_rate=0.1"),
-        (["global_batch_size=8"], f"{PLAIN}+global_batch_size=8"),
-        (["methods.unpad=false"], f"{PLAIN}+methods.unpad=false"),
-        (["stop_at_target=false"], f"{PLAIN}+stop_at_target=false"),
-        (["micro_batch_size=1", "target=0.1"], f"{PLAIN}+target=0.1+micro_batch_size=1"),
+        ([], ""),
+        (["optimizer.learning_rate=0.002"], ""),  # as it is
+        (["checkpoint_every=1ep", "data.directory=/elsewhere", "submission.org=me"], ""),
+        (["optimizer.learning_rate=0.1"], "+optimizer.learning_rate=0.1"),
+        (["methods.unpad=false"], "+methods.unpad=false"),
+        (["stop_at_target=false"], "+stop_at_target=false"),
+        (["micro_batch_size=1", "target=0.1"], "+target=0.1+micro_batch_size=1"),
     ],
 )
-def test_the_name_of_a_folder_says_what_is_changed(settings, name, tmp_path):
-    assert planned(tmp_path, *settings).system == name
+def test_the_name_of_a_folder_says_what_is_changed(settings, changes, tmp_path):
+    assert planned(tmp_path, *settings).system == PLAIN + changes
 
 
 def test_ranks_and_threads_that_were_asked_for_are_in_the_name(tmp_path, monkeypatch):
@@ -81,11 +80,12 @@ def test_a_long_name_is_shortened_and_unique(tmp_path):
     assert all(re.fullmatch(r"here-mini-optimized\+[A-Za-z0-9._+=-]{1,44}", name) for name in names)
 
 
+OTHER_COMMIT = (r"(?m)^# commit: .*", "# commit: 0 (clean)")
+NO_CODE = (r"(?m)^# code: .*\n", "")  # as before logs stated it
+
+
 def test_runs_of_other_code_get_a_folder_that_is_found_again(tmp_path):
-    first = planned(tmp_path)
-    leave_result(
-        first, (r"(?m)^# code: .*", "# code: 0123456789ab"), (r"(?m)^# commit: .*", "# commit: 0 (clean)")
-    )
+    leave_result(planned(tmp_path), (r"(?m)^# code: .*", "# code: 0123456789ab"), OTHER_COMMIT)
     second = planned(tmp_path)
     assert re.fullmatch(rf"{PLAIN}\+(commit|code)=[0-9a-f]{{7,12}}", second.system)
     assert second.why_apart.startswith(f"{PLAIN} holds another recipe: code is 0123456789ab in result_0.txt")
@@ -95,127 +95,103 @@ def test_runs_of_other_code_get_a_folder_that_is_found_again(tmp_path):
     assert run_sets.find_missing_runs(again).num_done == 1
 
 
-def test_a_set_goes_on_after_a_commit_that_changes_no_code(tmp_path):
-    leave_result(planned(tmp_path), (r"(?m)^# commit: .*", "# commit: 0 (clean)"))
-    assert planned(tmp_path).system == PLAIN
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ([OTHER_COMMIT], ""),  # that changed no code
+        ([NO_CODE], ""),
+        ([NO_CODE, OTHER_COMMIT], r"\+(commit|code)=\w+"),
+        ([(r"torch [0-9.]+", "torch 1.0.0")], r"\+torch=.+"),
+        ([(r"(?m)^# threads: .*", "# threads: 96")], r"\+threads=\d+"),
+    ],
+)
+def test_a_set_goes_on_with_the_same_code_versions_and_threads_alone(changes, name, tmp_path):
+    leave_result(planned(tmp_path), *changes)
+    assert re.fullmatch(PLAIN + name, planned(tmp_path).system)
 
 
-def test_a_set_from_before_logs_stated_their_code_is_of_its_commit(tmp_path):
-    leave_result(planned(tmp_path), (r"(?m)^# code: .*\n", ""))
-    assert planned(tmp_path).system == PLAIN
-    leave_result(planned(tmp_path), (r"(?m)^# code: .*\n", ""), (r"(?m)^# commit: .*", "# commit: 0 (clean)"))
-    assert planned(tmp_path).system != PLAIN
-
-
-def test_another_torch_or_number_of_threads_never_joins(tmp_path, monkeypatch):
-    leave_result(planned(tmp_path), (r"torch [0-9.]+", "torch 1.0.0"))
-    assert "+torch=" in planned(tmp_path).system
-    other = tmp_path / "other"
-    leave_result(planned(other), (r"(?m)^# threads: .*", "# threads: 96"))
-    assert "+threads=" in planned(other).system
-
-
-def mixed_folder(results):
-    """Put a run with another learning rate, as earlier versions did, into a folder of two plain runs."""
-    plain = [leave_result(planned(results)) for _ in range(2)]
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder of two plain runs and one with another learning rate, as earlier versions mixed them."""
     rate = (r"learning_rate: 0\.002", "learning_rate: 0.1")
     event = (r'"opt_base_learning_rate", "value": 0\.002', '"opt_base_learning_rate", "value": 0.1')
-    return plain, leave_result(planned(results), rate, event)
+    for changes in ([], [], [rate, event]):
+        leave_result(planned(tmp_path), *changes)
+    return tmp_path
 
 
-def test_a_mixed_folder_has_no_score_and_names_the_key(tmp_path):
-    mixed_folder(tmp_path)
-    done = ttt("score", tmp_path, "--json")
-    (measured,) = [row for row in json.loads(done.stdout)["scores"] if row["hardware"] == "here-mini"]
-    assert done.returncode == 1 and measured["minutes"] is None
+def scores(folder):
+    done = ttt("score", folder, "--json")
+    rows = [row for row in json.loads(done.stdout)["scores"] if row["hardware"] == "here-mini"]
+    return done.returncode, {row["configuration"]: row for row in rows}
+
+
+def test_a_mixed_folder_has_no_score_one_finding_of_each_kind_and_two_cells_in_the_explorer(mixed):
+    code, rows = scores(mixed)
+    (measured,) = rows.values()
+    assert code == 1 and measured["minutes"] is None
     assert "optimizer.learning_rate is 0.002 in result_0.txt, 0.1 in result_2.txt" in measured["label"]
-
-
-def test_a_finding_about_a_set_names_only_what_differs(tmp_path):
-    mixed_folder(tmp_path)
-    done = ttt("check", tmp_path, "--no-official", "--all")
-    lines = [line for line in done.stdout.splitlines() if " S4" in line]
-    (recipe,) = [line for line in lines if " S414 error " in line]
-    assert "optimizer.learning_rate 0.1, not 0.002 as in " in recipe
-    (logged,) = [line for line in lines if " S411 error " in line]
-    assert "opt_base_learning_rate 0.1, not 0.002 as in " in logged and "warmup" not in logged
-    assert done.returncode == 1
-
-
-def test_the_explorer_shows_the_recipes_of_a_mixed_folder_apart(tmp_path):
-    mixed_folder(tmp_path)
-    data = page_data(audit_paths([tmp_path]), [], [], tmp_path)
+    done = ttt("check", mixed, "--no-official", "--all")
+    lines = [line for line in done.stdout.splitlines() if re.search(" S41[14] error ", line)]
+    findings = {line.split()[1]: line for line in lines}
+    assert done.returncode == 1 and len(lines) == len(findings) == 2
+    assert "optimizer.learning_rate 0.1, not 0.002 as in " in findings["S414"]
+    assert "opt_base_learning_rate 0.1, not 0.002 as in " in findings["S411"]
+    assert "warmup" not in findings["S411"]  # what does not differ
+    data = page_data(audit_paths([mixed]), [], [], mixed)
     assert data["runs"]["cell"] == [0, 0, 1]
     assert "optimizer.learning_rate 0.1" in data["cells"][1]["folder"]
 
 
 def test_a_changed_baseline_is_compared_with_the_plain_one(tmp_path):
+    is_baseline = ('"optimized"', '"baseline"'), ("mini-optimized", "mini-baseline")
     for settings in ([], ["optimizer.learning_rate=0.1"]):
-        leave_result(
-            planned(tmp_path, *settings), ('"optimized"', '"baseline"'), ("mini-optimized", "mini-baseline")
-        )
+        leave_result(planned(tmp_path, *settings), *is_baseline)
     for folder in list(tmp_path.iterdir()):
         folder.rename(folder.with_name(folder.name.replace("optimized", "baseline")))
-    done = ttt("score", tmp_path, "--json")
-    rows = {
-        row["configuration"]: row
-        for row in json.loads(done.stdout)["scores"]
-        if row["hardware"] == "here-mini"
-    }
-    assert set(rows) == {"baseline", "baseline+optimizer.learning_rate=0.1"}
-    assert rows["baseline"]["speedup"] is None
-    assert rows["baseline+optimizer.learning_rate=0.1"]["speedup"]["ratio"] == pytest.approx(1)
+    _, rows = scores(tmp_path)
+    assert sorted(rows) == ["baseline", "baseline+optimizer.learning_rate=0.1"]
+    plain, changed = (rows[name] for name in sorted(rows))
+    assert plain["speedup"] is None and changed["speedup"]["ratio"] == pytest.approx(1)
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory):
-    """Return a checkout of the code as it is here, all in one commit."""
-    folder = tmp_path_factory.mktemp("clone") / "suite"
-    folder.mkdir()
-    for name in ("common", "language_bert", "image_classification", "README.md"):
-        subprocess.run(["cp", "-r", ROOT / name, folder / name], check=True)
-    commit(folder, "init")
-    return folder
-
-
-def commit(folder, *first):
+def commit(folder):
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for arguments in ([*first] and ["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
-        if arguments:
-            subprocess.run(["git", "-C", folder, *arguments], check=True)
+    for arguments in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", "-C", folder, *arguments], check=True)
 
 
-def test_untracked_code_is_modified_and_named(clone):
-    before = repository.code_state(clone)
-    assert before.commit.endswith(" (clean)") and before.untracked == ()
-    for name in ("common/methods/lion.py", "language_bert/own.yaml"):
-        (clone / name).write_text("# new\n")
-    (clone / "notes.txt").write_text("no code")
-    state = repository.code_state(clone)
-    assert state.commit.endswith(" (modified)") and state.digest != before.digest
-    assert set(state.untracked) == {"common/methods/lion.py", "language_bert/own.yaml"}
-    for name in ("common/methods/lion.py", "language_bert/own.yaml"):
-        (clone / name).unlink()
-    assert repository.code_state(clone) == before
-
-
-def test_a_commit_to_a_page_or_a_report_is_no_other_code(clone):
-    before = repository.code_state(clone)
-    for name in ("README.md", "common/README.md", "common/commands/report.py"):
-        with (clone / name).open("a") as file:
+def change(folder, *names):
+    for name in names:
+        with (folder / name).open("a") as file:
             file.write("\n# more\n")
-    commit(clone)
-    after = repository.code_state(clone)
+
+
+def test_the_state_of_the_code_is_that_of_what_a_run_can_load(tmp_path):
+    for name in ("common", "language_bert", "image_classification", "README.md"):
+        subprocess.run(["cp", "-r", ROOT / name, tmp_path / name], check=True)
+    commit(tmp_path)
+    before = repository.code_state(tmp_path)
+    assert before.commit.endswith(" (clean)") and before.untracked == ()
+    new = "common/methods/lion.py", "language_bert/own.yaml"
+    change(tmp_path, *new, "notes.txt")
+    state = repository.code_state(tmp_path)
+    assert state.commit.endswith(" (modified)") and state.digest != before.digest
+    assert set(state.untracked) == set(new)
+    for name in new:
+        (tmp_path / name).unlink()
+    assert repository.code_state(tmp_path) == before
+    change(tmp_path, "README.md", "common/README.md", "common/commands/report.py")
+    commit(tmp_path)
+    after = repository.code_state(tmp_path)
     assert after.commit != before.commit and (after.digest, after.short) == (before.digest, before.short)
-    with (clone / "language_bert/baseline.yaml").open("a") as file:
-        file.write("\n# more\n")
-    commit(clone)
-    changed = repository.code_state(clone)
+    change(tmp_path, "language_bert/baseline.yaml")
+    commit(tmp_path)
+    changed = repository.code_state(tmp_path)
     assert changed.digest != before.digest and changed.short != before.short
     assert changed.short.removeprefix("commit=") == changed.commit[:7]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_run_loads_nothing_of_the_rooms_that_are_left_out():
     code = """
@@ -236,18 +212,9 @@ def test_the_tutorials_changed_run_leaves_the_plain_set_alone(tmp_path):
     settings = ("target: 0.01", "max_duration: 20ba", "evaluate_every: 20ba", "evaluate_from: 20ba")
     own = tmp_path / "tiny.yaml"
     own.write_text("\n".join(["extends: optimized", *settings, "schedule: {warmup: 5ba}"]))
-    where = [
-        "--results",
-        tmp_path / "results",
-        "--systems",
-        tmp_path / "systems",
-        "--size",
-        "mini",
-        "--set",
-        HERE,
-    ]
-    for changes in ([], ["--set", "optimizer.learning_rate=0.1"], []):
-        done = ttt("run", "language_bert", own, *where, *changes)
+    where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
+    for changes in ([], ["optimizer.learning_rate=0.1"], []):
+        done = ttt("run", "language_bert", own, *where, "--size", "mini", "--set", HERE, *changes)
         assert done.returncode == 0, done.stderr
     folders = {path.parent.parent.name for path in (tmp_path / "results").rglob("result_*.txt")}
     assert folders == {"here-mini-tiny", "here-mini-tiny+optimizer.learning_rate=0.1"}

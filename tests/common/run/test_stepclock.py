@@ -9,13 +9,8 @@ from common.measure.device_run import build
 from common.run.stepclock import bottleneck
 from common.training.load import load_config
 
-SMALL = [
-    "global_batch_size=8",
-    "schedule.warmup=5ba",
-    "max_duration=60ba",
-    "evaluate_every=60ba",
-    "evaluate_from=60ba",
-]
+SMALL = ["global_batch_size=8", "schedule.warmup=5ba", "max_duration=60ba"]
+SMALL += ["evaluate_every=60ba", "evaluate_from=60ba"]
 
 
 @pytest.mark.parametrize(
@@ -34,17 +29,14 @@ def test_rates_alone_and_together(waited_s, computed_s, loading_s, line):
     assert found == f"{line} is the bottleneck"
 
 
+RATES = "sequences/s: loader {}, step alone 160, together {} of the time waits: the {} is the bottleneck"
+
+
 @pytest.mark.parametrize(
     ("wait_s", "line"),
     [
-        (
-            0.0,
-            "sequences/s: loader 160 or more, step alone 160, together 160; 0% of the time waits: the step",
-        ),
-        (
-            0.15,
-            "sequences/s: loader alone 53, step alone 160, together 40; 75% of the time waits: the loader",
-        ),
+        (0.0, RATES.format("160 or more", "160; 0%", "step")),
+        (0.15, RATES.format("alone 53", "40; 75%", "loader")),
     ],
 )
 def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatch):
@@ -62,4 +54,4 @@ def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatc
     loaded = replace(batch, loading_s=wait_s)
     run.train_block((passes(wait_s, loaded) for _ in range(60)), 0, 60)
     run.log.close()
-    assert f"  {line} is the bottleneck\n" in capsys.readouterr().out
+    assert f"  {line}\n" in capsys.readouterr().out
