@@ -18,7 +18,7 @@ Transform = Callable[[Tensor], Tensor]  # of one image (3, height, width) uint8;
 class Augmentation(Method, ABC):
     """Transforms single images in worker processes, with random numbers that nothing else draws from.
 
-    The loaders that crop whole batches (resident, dali) have no single images.
+    Raises UserError for the loaders that crop whole batches (resident, dali) and have no single images.
     """
 
     @abstractmethod
@@ -26,7 +26,6 @@ class Augmentation(Method, ABC):
         """Return the transform of an image; it draws from torch's random numbers on the CPU."""
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Change nothing; raise UserError for a loader without worker processes."""
         loader = config.model_dump()["data"]["loader"]
         if loader != "workers":
             self.refuse(

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.config.schema import Strict
-from common.training.method import Batch, Method, Progress
+from common.training.method import Batch, Method, Progress, replace_layers
 
 TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
@@ -29,15 +29,10 @@ def apply_ghost_batch_norm(model: nn.Module, samples: int = 32) -> int:
     The tensors stay the same objects. A remainder is spread over the groups, which are then a little larger;
     a batch of fewer samples is one group.
     """
-    norms = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
-    ]
-    for parent, name, norm in norms:
-        setattr(parent, name, GhostNorm(norm, samples))
-    return len(norms)
+    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+    return replace_layers(
+        model, lambda layer: GhostNorm(layer, samples) if isinstance(layer, kinds) else None
+    )
 
 
 class GhostNorm(_BatchNorm):

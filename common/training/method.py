@@ -86,6 +86,17 @@ def seeded(*numbers: int) -> Iterator[None]:
         yield
 
 
+def replace_layers(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> int:
+    """Put what `replacement` returns for a layer in its place, unless it is None; returns how many change."""
+    num_replaced = 0
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if (other := replacement(layer)) is not None:
+                setattr(parent, name, other)
+                num_replaced += 1
+    return num_replaced
+
+
 class Method:
     """Every hook does nothing unless a method overrides it.
 

@@ -1,12 +1,12 @@
 """Alternating flip.
 
-What. Mirrors each image in every second epoch: a draw decides the first one only, where usually every epoch
-is drawn anew. Two epochs in a row then show both sides of every image.
-Effect on quality. Published: a gain on CIFAR-10 wherever mirroring helps; on ImageNet it depends on light
-crops (Jordan 2024). Not measured here: off by default.
+What. Mirrors each image in every second epoch. Usually each epoch draws anew; here only the first one draws,
+so that two epochs in a row show both sides of every image.
+Effect on quality. Published: a gain on CIFAR-10 wherever mirroring helps; on ImageNet only with light crops
+(Jordan 2024). Not measured here: off by default.
 Effect on time. None.
-Relieves. Nothing: accuracy that fewer epochs could spend.
-When not. Data with a left and a right, such as digits; as an anchor to the published runs.
+Relieves. Nothing: it buys accuracy that fewer epochs could spend.
+When not. Images whose meaning changes in a mirror, such as digits; to compare with the published runs.
 Use. With the data: `dataset = alternate_flips(dataset)`. Each epoch: `dataset.epoch = epoch`.
 Source. Jordan 2024, https://arxiv.org/abs/2404.00498.
 """
@@ -45,13 +45,11 @@ def alternate_flips(dataset: Any, *, seed: int = 0) -> AlternatingFlips:
 
 
 class AlternatingFlip(Method):
-    """Changes how every loader draws whether it mirrors an image."""
+    """Changes how loaders draw; raises UserError where half of the images are not mirrored anyway."""
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Raise UserError where half of the images are not mirrored anyway."""
         data = config.model_dump()["data"]
-        if data["flip_probability"] != 0.5:
-            share = f"{data['flip_probability']:g}"
-            what = f"mirrors an image in half of the epochs, but data.flip_probability is {share}"
+        if (share := data["flip_probability"]) != 0.5:
+            what = f"mirrors an image in half of the epochs, but data.flip_probability is {share:g}"
             self.refuse(what, hint="set it to 0.5 or leave the method out")
         return config.replaced(data=data | {"alternates_flips": True})

@@ -1,13 +1,13 @@
 """AugMix.
 
-What. Mixes each training image with `width` copies of itself, each changed by a chain of one to three drawn
-operations; all weights are drawn as well.
+What. Mixes each training image with `width` copies of itself, each changed by a chain of one to three random
+operations; the weights are random as well.
 Effect on quality. Published: +0.5 % top-1 with ResNet-50; meant for robustness against corrupted images. Not
 measured here.
-Effect on time. None on the device; published: very heavy on the CPU that loads the data. The line below
+Effect on time. None on the device. Published: very heavy on the CPU that loads the data. The line below
 changes whole images, before your transform crops them; `v2.Compose([crop, aug_mix, the rest])` is cheaper.
 Relieves. Nothing: it buys accuracy that long trainings can use.
-When not. Short trainings; a loader that is the limit; loaders without worker processes (refused).
+When not. Short trainings; a loader that is slower than the step; loaders without worker processes (refused).
 Use. With the data: `dataset.transform = v2.Compose([aug_mix, dataset.transform])  # of PIL or uint8`.
 Source. Hendrycks et al. 2020, https://arxiv.org/abs/1912.02781 (its loss on two mixtures is left out, as in
 the study); MosaicML Composer 0.7, algorithms/augmix; torchvision.transforms.v2.AugMix.
@@ -35,5 +35,4 @@ class Augmix(Augmentation):
         width: int = Field(default=3, ge=1, description="how many changed copies")
 
     def transform(self) -> Transform:
-        """Return torchvision's transform."""
         return v2.AugMix(severity=self.settings.severity, mixture_width=self.settings.width)

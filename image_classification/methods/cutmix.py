@@ -1,9 +1,9 @@
 """CutMix.
 
-What. Replaces a rectangle of each image by that of its neighbour in the batch, and mixes their labels by the
-area; the area is drawn from Beta(alpha, alpha), one rectangle a step.
-Effect on quality. Published: little when the recipe is tuned otherwise (the study uses it in none of its
-recipes); Yun 2019 reports +2.3 % top-1 for ResNet-50 in 300 epochs. Not measured here.
+What. Replaces a rectangle of each image by the same rectangle of its neighbour in the batch, and mixes their
+labels by the area. Each step draws one rectangle, its area from Beta(alpha, alpha).
+Effect on quality. Published: little in a recipe that is tuned otherwise (no recipe of the study uses it); Yun
+2019 reports +2.3 % top-1 for ResNet-50 in 300 epochs. Not measured here.
 Effect on time. One copy of the batch.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings, which do not overfit.

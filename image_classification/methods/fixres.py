@@ -1,9 +1,9 @@
 """FixRes resolutions.
 
-What. Trains on smaller crops than it evaluates: random crops enlarge what they show, so objects have the same
-apparent size in training and evaluation when the training crop is smaller.
-Effect on quality. Published: a larger evaluation size gains accuracy at an equal training size (Touvron
-2019); the smaller training crops spend it again. Not measured here.
+What. Trains on smaller crops than evaluation uses. A random crop enlarges objects; with a smaller training
+crop they have the same apparent size in training and in evaluation.
+Effect on quality. Published: at an equal training size a larger evaluation size gains accuracy (Touvron
+2019); smaller training crops spend this gain. Not measured here.
 Effect on time. A training step costs about (new size / old size)^2: 0.62 for 176 instead of 224 pixels.
 Relieves. Forward pass, backward pass: compute and memory traffic; of the loader, the resizing only.
 When not. Objects of one fixed size; crops that show nearly the whole image, as with a large `min_crop_area`.
@@ -42,18 +42,15 @@ def apply_fixres(
 
 
 class Fixres(Method):
-    """Changes two sizes of the data."""
+    """Changes two sizes of the data, published: to 176 and 232; refuses data that have these sizes."""
 
     class Config(Strict):
-        """Two sizes; published: 176 and 232."""
-
         train_crop_px: int = Field(ge=32, description="side of the crops to train on, in pixels")
         evaluation_resize_px: int = Field(
             ge=32, description="shorter side before the evaluation crop, in pixels"
         )
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Raise UserError when the configuration has these sizes already."""
         changed = config.replaced(data=config.model_dump()["data"] | self.settings.model_dump())
         if changed == config:
             self.refuse("the data have these sizes already")

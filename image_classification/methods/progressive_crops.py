@@ -1,15 +1,15 @@
 """Progressive crops.
 
-What. Small crops first, full-size ones at the end, as progressive resizing does, but cropped and resized
-once, by the loader, straight to the size of the epoch, with antialiasing; few sizes, so that compilers and
-captured graphs can prepare all of them.
-Effect on quality. Not measured on ImageNet: antialiased pixels should be worth more than every second one.
-Effect on time. A step costs about (size / full size)^2. Published sizes snapped to 96, 128, 160 and 176: the
-27 epochs that are run equal 8.9 epochs at 224 pixels in floating-point operations, as the 13 sizes do
-(calculated).
+What. Trains on small crops first and on full-size ones at the end, as progressive resizing does. But the
+loader crops and resizes an image once, to the size of the epoch, with antialiasing. The sizes are few, so
+that compilers and captured graphs can prepare all of them.
+Effect on quality. Not measured on ImageNet. Averages of pixels should be worth more than every second pixel.
+Effect on time. A step costs about (size / full size)^2. With the published sizes rounded to 96, 128, 160 and
+176 the 27 epochs of a run equal 8.9 epochs at 224 pixels in floating-point operations, as with the 13
+published sizes (calculated).
 Relieves. Forward pass, backward pass, data loading: compute, memory traffic, and the loader's resizing.
-When not. A loader that hands over stored tensors of one size: `progressive_resizing` works on the batch.
-Workers that outlive an epoch (`persistent_workers`) of a plain loader, which would go on with the first size.
+When not. A loader of stored tensors of one size (`progressive_resizing` resizes the batch instead); a plain
+loader whose workers outlive an epoch (`persistent_workers`): they would keep the first size.
 Use. With the data: `sizes_px, rest = crops_by_epoch([96, 128, 160, 176], [14, 5, 3, 6]), dataset.transform  #
 which does not crop`.
 Each epoch: `dataset.transform = v2.Compose([v2.RandomResizedCrop(sizes_px[epoch]), rest])`.
@@ -17,12 +17,11 @@ Source. Howard 2018, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html;
 """
 
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from common.config.schema import RunConfig, Strict
-from common.errors import UserError
 from common.training.method import Method
 
 
@@ -32,11 +31,12 @@ def crops_by_epoch(sizes_px: list[int], epochs: list[int]) -> list[int]:
 
 
 class ProgressiveCrops(Method):
-    """Sets `data.crop_px_by_epoch`."""
+    """Sets `data.crop_px_by_epoch`.
+
+    Raises UserError unless the epochs are those of the run and the last size is its training crop.
+    """
 
     class Config(Strict):
-        """The epochs are those of the run, the last size is its training crop."""
-
         sizes_px: list[Annotated[int, Field(ge=32)]] = Field(
             min_length=1, description="sides of the crops, in pixels, one after the other"
         )
@@ -45,17 +45,12 @@ class ProgressiveCrops(Method):
         )
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Raise UserError unless the epochs are those of the run and the last size is the training crop."""
-        where, settings = f"methods.{self.name}", self.settings
+        settings, data = self.settings, config.model_dump()["data"]
         if len(settings.sizes_px) != len(settings.epochs):
-            raise UserError("each of sizes_px needs its number of epochs", where=where)
+            self.refuse("each of sizes_px needs its number of epochs")
         sizes = crops_by_epoch(settings.sizes_px, settings.epochs)
         if len(sizes) != config.num_epochs:
-            what = f"{len(sizes)} epochs have a size, but the run has {config.num_epochs}"
-            raise UserError(what, where=where)
-        data: dict[str, Any] = config.model_dump()["data"]
+            self.refuse(f"{len(sizes)} epochs have a size, but the run has {config.num_epochs}")
         if sizes[-1] != data["train_crop_px"]:
-            raise UserError(
-                f"the last size is {sizes[-1]}, but train_crop_px is {data['train_crop_px']}", where=where
-            )
+            self.refuse(f"the last size is {sizes[-1]}, but train_crop_px is {data['train_crop_px']}")
         return config.replaced(data=data | {"crop_px_by_epoch": sizes})

@@ -1,28 +1,27 @@
 """Progressive resizing.
 
-What. Trains on small images first and on full-size ones at the end. The size changes at epoch borders only.
-Effect on quality. Little when the last part of training sees full-size images. The published runs resized by
+What. Trains on small images first and on full-size ones at the end. The size changes between epochs only.
+Effect on quality. Little if the last part of training sees full-size images. The published runs resized by
 nearest neighbour (`nearest`); `bilinear` has antialiasing. The difference was not measured.
-Effect on time. A step costs about (size / full size)^2. Published schedule (28 epochs, 88 to 176 pixels): the
-27 epochs that were run equal 8.3 epochs at 224 pixels by their number of pixels.
+Effect on time. A step costs about (size / full size)^2. In the published schedule (28 epochs, 88 to 176
+pixels) the 27 epochs of a run have the pixels of 8.3 epochs at 224.
 Relieves. Forward pass, backward pass: compute and memory traffic. Not the loader: batches arrive at full
 size.
-When not. When the loader is the limit; with a compiler or graph capture that pays for each of the sizes (13
-in the published schedule), unless `size_increment_px` leaves a few.
+When not. A loader that is slower than the step; a compiler or captured graphs, which pay for each of the
+sizes (13 in the published schedule), unless `size_increment_px` leaves only a few.
 Use. Each batch: `images = resize_images(images, image_size_px(epoch, num_epochs, 224))`.
 Source. Howard 2018, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html; MosaicML Composer 0.7,
 algorithms/progressive_resizing.
 """
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
 from common.config.schema import Fraction, RunConfig, Strict
-from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 
 
@@ -58,11 +57,12 @@ def resize_images(images: Tensor, size_px: int, interpolation: str = "nearest") 
 
 
 class ProgressiveResizing(Method):
-    """Resizes training batches after the loader; evaluation sees the images as they are."""
+    """Resizes training batches after the loader; evaluation sees the images as they are.
+
+    Published: 0.5, 0.4, 0.2, 4 and nearest. Raises UserError for settings that leave no smaller size.
+    """
 
     class Config(Strict):
-        """Published: 0.5, 0.4, 0.2, 4 and nearest."""
-
         initial_scale: float = Field(gt=0, lt=1, description="of the training crop, in the first epoch")
         delay_fraction: Fraction = Field(description="the part of all epochs before images begin to grow")
         finetune_fraction: Fraction = Field(description="the last part of all epochs, at full size")
@@ -70,15 +70,11 @@ class ProgressiveResizing(Method):
         interpolation: Literal["nearest", "bilinear"] = Field(description="bilinear has antialiasing")
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Change nothing; raise UserError for fractions or scales that leave no smaller size."""
-        where, settings = f"methods.{self.name}", self.settings
-        if settings.delay_fraction + settings.finetune_fraction >= 1:
-            raise UserError(
-                "delay_fraction and finetune_fraction must leave some epochs between", where=where
-            )
-        data: Any = config.model_dump()["data"]
-        if self.size_px(0, 1, data["train_crop_px"]) == data["train_crop_px"]:
-            raise UserError("every epoch would have the full size", where=where)
+        if self.settings.delay_fraction + self.settings.finetune_fraction >= 1:
+            self.refuse("delay_fraction and finetune_fraction must leave some epochs between")
+        full_px = config.model_dump()["data"]["train_crop_px"]
+        if self.size_px(0, 1, full_px) == full_px:
+            self.refuse("every epoch would have the full size")
         return config
 
     def size_px(self, epoch: int, num_epochs: int, full_px: int) -> int:
@@ -87,7 +83,6 @@ class ProgressiveResizing(Method):
         return image_size_px(epoch, num_epochs, full_px, **fractions)
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        """Resize the images of a training batch to the size of its epoch."""
         if progress is None:
             return batch
         images = batch.inputs["x"]

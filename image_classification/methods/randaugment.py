@@ -1,13 +1,13 @@
 """RandAugment.
 
-What. Changes each training image by `num_ops` operations drawn from 14 (shear, rotation, contrast, posterize
+What. Changes each training image by `num_ops` operations, drawn from 14 (shear, rotation, contrast, posterize
 ...), all with one magnitude.
-Effect on quality. Published: +0.4 to 0.7 % top-1 with ResNet-50 in 90 epochs; in the study's recipe of 270
-epochs only (one operation of severity 9 out of 10, a scale of its own). Not measured here.
-Effect on time. None on the device; published: heavy on the CPU that loads the data. The line below changes
+Effect on quality. Published: +0.4 to 0.7 % top-1 with ResNet-50 in 90 epochs. Of the study's recipes only the
+one of 270 epochs uses it (one operation of severity 9 of 10, on a scale of its own). Not measured here.
+Effect on time. None on the device. Published: heavy on the CPU that loads the data. The line below changes
 whole images, before your transform crops them; `v2.Compose([crop, rand_augment, the rest])` is cheaper.
 Relieves. Nothing: it buys accuracy that long trainings can use.
-When not. Short trainings; a loader that is the limit; loaders without worker processes (refused).
+When not. Short trainings; a loader that is slower than the step; loaders without worker processes (refused).
 Use. With the data: `dataset.transform = v2.Compose([rand_augment, dataset.transform])  # of PIL or uint8`.
 Source. Cubuk et al. 2020, https://arxiv.org/abs/1909.13719; MosaicML Composer 0.7, algorithms/randaugment;
 torchvision.transforms.v2.RandAugment.
@@ -31,11 +31,8 @@ class Randaugment(Augmentation):
     """Changes each image after its crop."""
 
     class Config(Strict):
-        """torchvision's arguments."""
-
         num_ops: int = Field(default=2, ge=1, description="operations an image, one after the other")
         magnitude: int = Field(default=9, ge=0, le=30, description="their strength")
 
     def transform(self) -> Transform:
-        """Return torchvision's transform."""
         return v2.RandAugment(**self.settings.model_dump())

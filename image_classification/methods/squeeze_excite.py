@@ -1,11 +1,11 @@
 """Squeeze-and-excitation.
 
-What. After wide convolutions, scales each channel by a value in (0, 1) that two small layers compute from the
-means of all channels. It changes the architecture.
+What. Scales each channel behind a wide convolution by a value in (0, 1), which two small layers compute from
+the means of all channels. This changes the architecture.
 Effect on quality. Published: accuracy goes up (with at least 512 channels). Not measured here.
 Effect on time. Slower: one more reduction over the output of each such convolution, and a pass to scale it.
-Relieves. Nothing: it buys accuracy, which fewer epochs could spend.
-When not. Where the architecture is fixed; short trainings (in none of the study's recipes).
+Relieves. Nothing: it buys accuracy that fewer epochs could spend.
+When not. Where the architecture is fixed; short trainings (none of the study's recipes uses it).
 Use. With the model: `apply_squeeze_excite(model)`.
 Source. Hu et al. 2018, https://arxiv.org/abs/1709.01507; MosaicML Composer 0.7, algorithms/squeeze_excite
 (after each convolution whose input and output both have `min_channels`);
@@ -17,7 +17,7 @@ from torch import nn
 from torchvision.ops import SqueezeExcitation
 
 from common.config.schema import Strict
-from common.training.method import Method
+from common.training.method import Method, replace_layers
 
 
 def apply_squeeze_excite(model: nn.Module, min_channels: int = 512, latent_channels: int = 64) -> int:
@@ -25,31 +25,26 @@ def apply_squeeze_excite(model: nn.Module, min_channels: int = 512, latent_chann
 
     Wide: at least `min_channels` in and out. `latent_channels` lie between its two layers.
     """
-    wide = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Conv2d) and min(child.in_channels, child.out_channels) >= min_channels
-    ]
-    for parent, name, layer in wide:
+
+    def extended(layer: nn.Module) -> nn.Module | None:
+        if not isinstance(layer, nn.Conv2d) or min(layer.in_channels, layer.out_channels) < min_channels:
+            return None
         scaled = SqueezeExcitation(layer.out_channels, latent_channels).to(layer.weight.device)
-        setattr(parent, name, nn.Sequential(layer, scaled))
-    return len(wide)
+        return nn.Sequential(layer, scaled)
+
+    return replace_layers(model, extended)
 
 
 class SqueezeExcite(Method):
     """Extends the model once; the new layers have PyTorch's initial weights."""
 
     class Config(Strict):
-        """Convolutions with fewer channels, in or out, than `min_channels` are left alone."""
-
         min_channels: int = Field(
             default=512, ge=1, description="convolutions with fewer channels, in or out, are left alone"
         )
         latent_channels: int = Field(default=64, ge=1, description="width of the bottleneck")
 
     def model(self, model: nn.Module) -> nn.Module:
-        """Raise UserError when no convolution is wide enough."""
         if apply_squeeze_excite(model, **self.settings.model_dump()) == 0:
             what = f"no convolution has {self.settings.min_channels} channels in and out"
             self.refuse(what, setting="min_channels")
