@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.evidence.log import load
 from common.evidence.system import FIELDS
 
 START_MS = 1_700_000_000_000
@@ -15,42 +16,48 @@ FULL = {
 }
 MINI = {"target": 0.9, "train": 1437, "eval": 360, "total": 360, "step": 2}
 NUM_EVALUATIONS = 5
+KINDS = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}  # end of a key -> event_type
+
+
+class Lines(list):
+    """The lines of a log; a call adds a record, some milliseconds after the one before."""
+
+    clock = START_MS
+
+    def __call__(self, key, value=None, after_ms=0, **metadata):
+        self.clock += round(after_ms)
+        kind = KINDS.get(key.rpartition("_")[2], "POINT_IN_TIME")
+        event = {"namespace": "", "time_ms": self.clock, "event_type": kind, "key": key, "value": value}
+        event["metadata"] = {"file": "mllog.py", "lineno": 1, **metadata}
+        self.append(":::MLLOG " + json.dumps(event))
 
 
 def good_log(benchmark="resnet", size="full", configuration="optimized", index=0, block_s=40.0):
     """Return the lines of run `index`: five blocks and evaluations, the last at the target."""
     facts = FULL[benchmark] if size == "full" else MINI
-    platform = f"8xA100{'-mini' if size == 'mini' else ''}-{configuration}"
-    lines = [
-        f"# benchmark: {benchmark}",
-        f"# configuration: {configuration}",
-        f"# size: {size}",
-        "# command: ttt run",
-        "# commit: 0123abc",
-        "# versions: python 3.11, torch 2.11",
-        "# --- configuration",
-        f"#   name: {configuration}",
-        "#   optimizer:",
-        f"#     lr: {2.048 if configuration == 'optimized' else 0.8}",
-    ]
-    clock = START_MS + index * 3_600_000 + (1_800_000 if configuration == "optimized" else 0)
-    before = 0
-
-    def record(key, value=None, event_type="POINT_IN_TIME", after_ms=0, **metadata):
-        nonlocal clock
-        clock += round(after_ms)
-        event = {"namespace": "", "time_ms": clock, "event_type": event_type, "key": key, "value": value}
-        lines.append(
-            ":::MLLOG " + json.dumps(event | {"metadata": {"file": "mllog.py", "lineno": 1, **metadata}})
-        )
-
+    is_optimized = configuration == "optimized"
+    record = Lines(
+        [
+            f"# benchmark: {benchmark}",
+            f"# configuration: {configuration}",
+            f"# size: {size}",
+            "# command: ttt run",
+            "# commit: 0123abc",
+            "# versions: python 3.11, torch 2.11",
+            "# --- configuration",
+            f"#   name: {configuration}",
+            "#   optimizer:",
+            f"#     lr: {2.048 if is_optimized else 0.8}",
+        ]
+    )
+    record.clock += index * 3_600_000 + is_optimized * 1_800_000
     record("cache_clear", True, how="drop_caches")
-    record("init_start", event_type="INTERVAL_START")
+    record("init_start")
     for key, value in {
         "submission_benchmark": benchmark,
         "submission_division": "open",
         "submission_org": "Example",
-        "submission_platform": platform,
+        "submission_platform": f"8xA100{'-mini' if size == 'mini' else ''}-{configuration}",
         "submission_status": "research",
         "quality_target": facts["target"],
         "benchmark_size": size,
@@ -65,36 +72,29 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         "eval_samples": facts["eval"],
     }.items():
         record(key, value)
-    record("init_stop", event_type="INTERVAL_END", after_ms=20_000)
-    record("run_start", event_type="INTERVAL_START")
-    start = clock
+    record("init_stop", after_ms=20_000)
+    record("run_start")
+    start, before, seconds = record.clock, 0, block_s + index
     record("dataset_fingerprint", "00ff00ff", after_ms=5)
     for block in range(NUM_EVALUATIONS):
         first = 1 + block * facts["step"]
         epoch = (block + 1) * facts["step"]
         samples = epoch if benchmark == "bert" else epoch * facts["train"]
-        record(
-            "block_start",
-            event_type="INTERVAL_START",
-            after_ms=5,
-            first_epoch_num=first,
-            epoch_count=facts["step"],
-        )
-        record("epoch_start", event_type="INTERVAL_START", epoch_num=first)
-        record("epoch_stop", event_type="INTERVAL_END", after_ms=(block_s + index) * 1000, epoch_num=first)
-        record("throughput", (samples - before) / (block_s + index), epoch_num=epoch, samples=samples)
+        record("block_start", after_ms=5, first_epoch_num=first, epoch_count=facts["step"])
+        record("epoch_start", epoch_num=first)
+        record("epoch_stop", after_ms=seconds * 1000, epoch_num=first)
+        record("throughput", (samples - before) / seconds, epoch_num=epoch, samples=samples)
         before = samples
-        loss = 6.0 - block - index / 100 - (0.001 if configuration == "optimized" else 0)
-        record("train_loss", loss, epoch_num=epoch)
-        record("block_stop", event_type="INTERVAL_END", first_epoch_num=first)
-        record("eval_start", event_type="INTERVAL_START", epoch_num=epoch)
-        record("eval_stop", event_type="INTERVAL_END", after_ms=2000, epoch_num=epoch)
+        record("train_loss", 6.0 - block - index / 100 - 0.001 * is_optimized, epoch_num=epoch)
+        record("block_stop", first_epoch_num=first)
+        record("eval_start", epoch_num=epoch)
+        record("eval_stop", after_ms=2000, epoch_num=epoch)
         correct = int(facts["total"] * (facts["target"] - 0.05 * (NUM_EVALUATIONS - 1 - block))) + 1 + index
         metadata = {"epoch_num": epoch, "samples": samples, "correct": correct, "total": facts["total"]}
         record("eval_accuracy", correct / facts["total"], **metadata)
-    ended = {"status": "success", "samples": samples, "duration_ms": clock - start, "clock_drift_ms": 0}
-    record("run_stop", event_type="INTERVAL_END", **ended)
-    return lines
+    ended = {"status": "success", "samples": samples, "duration_ms": record.clock - start}
+    record("run_stop", **ended, clock_drift_ms=0)
+    return list(record)
 
 
 def good_set(benchmark="resnet", num_logs=None, **kwargs):
@@ -114,12 +114,11 @@ def write_set(root, logs):
 
 def timeline(benchmark, evaluations, configuration="optimized", launch_s=0, first_block_s=6.0):
     """Return the lines of a run told by its evaluations: (start s, stop s, samples, accuracy, metadata)."""
-    start = START_MS + round(launch_s * 1000)
-    lines = []
+    lines = Lines()
 
     def record(key, value=None, at_s=0.0, **metadata):
-        event = {"time_ms": start + round(at_s * 1000), "key": key, "value": value, "metadata": metadata}
-        lines.append(":::MLLOG " + json.dumps(event))
+        lines.clock = START_MS + round(launch_s * 1000) + round(at_s * 1000)
+        lines(key, value, **metadata)
 
     record("submission_benchmark", benchmark)
     record("submission_division", "open")
@@ -133,7 +132,7 @@ def timeline(benchmark, evaluations, configuration="optimized", launch_s=0, firs
         record("eval_stop", at_s=end)
         record("eval_accuracy", accuracy, at_s=end, samples=samples, **dict(*metadata))
     record("run_stop", at_s=end, status="success")
-    return lines
+    return list(lines)
 
 
 def good_description(size="full", configuration="optimized"):
@@ -169,6 +168,20 @@ def golden():
         description=good_description,
         describe=write_description,
     )
+
+
+@pytest.fixture(scope="session")
+def both(tmp_path_factory):
+    """A folder with results/<system>/resnet of size mini, of both configurations."""
+    root = tmp_path_factory.mktemp("both")
+    for configuration, block_s in (("baseline", 80.0), ("optimized", 40.0)):
+        write_set(root / "results", good_set(size="mini", configuration=configuration, block_s=block_s))
+    return root
+
+
+@pytest.fixture(scope="session")
+def two_sets(both):
+    return load([both])
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 import json
 import re
 import shutil
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from common.evidence.log import RunSet, load, parse_log
 from common.evidence.plots import stand_alone
 from common.evidence.report import render
 from tests.browser import Browser
+from tests.command import one_line
+from tests.command import ttt_here as ttt
 
 HOSTILE = "<script>alert(1)</script>$\\frac{\x1b[2J\u202e"
 
@@ -21,14 +22,6 @@ HOSTILE = "<script>alert(1)</script>$\\frac{\x1b[2J\u202e"
 def page(run_sets, published=None):
     audited = [Audited(run_set=run_set, findings=tuple(audit(run_set))) for run_set in run_sets]
     return render(audited, published or {}, Path("report"))
-
-
-@pytest.fixture(scope="module")
-def two_sets(golden, tmp_path_factory):
-    root = tmp_path_factory.mktemp("results")
-    for configuration, block_s in (("baseline", 80.0), ("optimized", 40.0)):
-        golden.write(root, golden.set(size="mini", configuration=configuration, block_s=block_s))
-    return load([root])
 
 
 def test_the_page_has_scores_plots_findings_differences_and_reported_numbers(two_sets):
@@ -47,10 +40,17 @@ def test_the_page_has_scores_plots_findings_differences_and_reported_numbers(two
         assert part in text
 
 
-def test_the_page_loads_and_runs_nothing(two_sets):
+def test_the_page_loads_and_runs_nothing_follows_the_theme_and_is_the_same_again(two_sets):
     text = page(two_sets)
-    assert "default-src 'none'" in text
+    assert "default-src 'none'" in text and text == page(two_sets)
     assert not re.search(r"<script|<link|<img|@import|src=|javascript:", text)
+    for svg in pictures(text):
+        ElementTree.fromstring(svg)
+        assert "currentColor" in svg
+
+
+def pictures(text):
+    return re.findall(r"<svg .*?</svg>", text, re.DOTALL)
 
 
 RUNS = (80.0, 84.0, 77.0)
@@ -99,7 +99,7 @@ def luminance(colour):
 
 
 def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(two_sets):
-    (svg,) = re.findall(r"<svg .*?</svg>", page(two_sets), re.DOTALL)[:1]
+    svg = pictures(page(two_sets))[0]
     assert "prefers-color-scheme" not in svg  # on a page its style would be the page's
     alone = stand_alone(Markup(svg))
     ElementTree.fromstring(alone)
@@ -108,16 +108,6 @@ def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(two_sets):
     for ink, paper in pairs:
         darker, lighter = sorted(map(luminance, (ink, paper)))
         assert (lighter + 0.05) / (darker + 0.05) > 7  # WCAG's enhanced contrast
-
-
-def test_plots_are_well_formed_and_follow_the_theme(two_sets):
-    for svg in re.findall(r"<svg .*?</svg>", page(two_sets), re.DOTALL):
-        ElementTree.fromstring(svg)
-        assert "currentColor" in svg
-
-
-def test_the_same_logs_give_the_same_page(two_sets):
-    assert page(two_sets) == page(two_sets)
 
 
 @pytest.mark.parametrize("key", ["submission_platform", "configuration_name", "submission_org", "method"])
@@ -132,7 +122,7 @@ def test_a_hostile_value_is_escaped(golden, key):
     text = page([RunSet(folder="<script>", logs=tuple(logs))])
     assert "&lt;script&gt;" in text
     assert not set("\x1b\u202e") & set(text) and "<script" not in text
-    for svg in re.findall(r"<svg .*?</svg>", text, re.DOTALL):
+    for svg in pictures(text):
         ElementTree.fromstring(svg)
 
 
@@ -160,37 +150,23 @@ def test_the_page_compares_published_logs_with_what_was_reported(published):
         assert part in text
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_browser_shows_the_page_without_a_complaint(golden, tmp_path):
-    root = tmp_path / "results"
-    golden.write(
-        root,
-        [
-            [line.replace("0123abc", "<img src=x onerror=document.title='run'>") for line in lines]
-            for lines in golden.set(size="mini")
-        ],
-    )
-    (tmp_path / "index.html").write_text(page(load([root]), load_reported()))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    options += ["--disable-component-update", "--disable-sync", "--no-first-run", "--enable-logging=stderr"]
-    options += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
-    done = subprocess.run(
-        ["chromium", *options, (tmp_path / "index.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "<title>Time to train</title>" in done.stdout and done.stdout.count("<svg ") == 3
-    assert "CONSOLE" not in done.stderr
-
-
 FITS = """[...document.querySelectorAll('.scores')].every(table =>
     table.scrollWidth <= table.parentElement.clientWidth) &&
     document.documentElement.scrollWidth <= innerWidth"""
 SHOWN = """[...document.querySelectorAll('.scores tr:nth-child(2) td')].slice(1, 10).map(cell => {
     const place = cell.querySelector('span').getBoundingClientRect();
     return [cell.dataset.name, place.left >= 0 && place.right <= innerWidth, place.top]})"""
+
+
+def test_report_writes_one_file_and_nothing_else(both, tmp_path):
+    done = ttt("report", both, "--no-official", "--out", tmp_path / "page")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["index.html"]
+
+
+@pytest.mark.parametrize("out", ["/proc/x", __file__, f"{__file__}/page"])
+def test_report_looks_where_it_will_write_before_it_reads_anything(out):
+    assert "cannot write here" in one_line(ttt("report", "nowhere", "--out", out))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from common.errors import UserError
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.paths import find_others, find_sets
-from common.evidence.rules.rule import chain, edit, edit_all, replace_record, rewrite
+from common.evidence.rules.rule import add, chain, edit, edit_all, retime
 from common.evidence.score import score
 from common.evidence.submission.official import judge
 from common.evidence.submission.package import stated_findings
@@ -16,7 +16,7 @@ STUDIED = chain(
     edit("quality_target", value=0.8),  # passed on the way, and missed at the end
     edit("eval_accuracy", at=-1, value=0.4, correct=144),
     edit_all("run_stop", lambda record: {"status": "aborted"}),
-    replace_record("seed", lambda line: [line, rewrite(line, key="stop_at_target", value=False)]),
+    add("seed", key="stop_at_target", value=False),
 )
 
 
@@ -59,15 +59,7 @@ def test_a_run_past_its_target_outside_a_study_is_an_error(golden, logs, tmp_pat
 
 def test_cells_of_a_study_may_agree_to_the_bit(golden, logs, tmp_path):
     other = [[line.replace("-optimized", "-again") for line in lines] for lines in logs]
-    later = [[shift(line) for line in lines] for lines in other]
-    for each_set in (logs, later):
-        golden.write(tmp_path / "results" / "study" / "sweep", each_set)
+    later = [retime(lines, lambda ms: ms + 30 * 86_400_000) for lines in other]
+    for cell in (logs, later):
+        golden.write(tmp_path / "results" / "study" / "sweep", cell)
     assert [entry.findings for entry in audit_paths([tmp_path / "results" / "study"])] == [(), ()]
-
-
-def shift(line):
-    """Let a record happen 30 days later."""
-    if "time_ms" not in line:
-        return line
-    time_ms = int(line.split('"time_ms": ')[1].split(",")[0])
-    return line.replace(str(time_ms), str(time_ms + 30 * 86_400_000))
