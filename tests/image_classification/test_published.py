@@ -1,0 +1,175 @@
+"""The configurations, the initial weights and the work of the model against the published recipes."""
+
+import math
+
+import pytest
+import torch
+import torchvision
+import yaml
+from torch import nn
+
+from common.evidence.recipes import all_differences, flat
+from common.repository import ROOT
+from common.training.load import load_config
+from common.training.optim import schedule_factor
+from image_classification.benchmark import Benchmark
+from image_classification.methods.binary_cross_entropy import apply_log_bias
+from image_classification.model import build_resnet
+from image_classification.probes import Probes, project, training_work
+
+RECIPES = yaml.safe_load((ROOT / "tests/golden/resnet_recipes.yaml").read_text())
+BASELINE = RECIPES["8xA100_80GB-baseline"]
+PARTIAL = ("data", "optimizer", "schedule")  # they hold keys that the published recipe has no word for
+OWN = {"evaluate_every", "evaluate_from", "precision", "evaluation_precision", "evaluated_statistics"}
+OWN |= {"data.crop_px_by_epoch", "data.loader"}  # and methods: what `optimized` changes of the recipe
+NUM_TRAIN, NUM_EVALUATION = 1281167, 50000
+GFLOPS = {224: 24.3, 192: 17.9, 176: 15.5, 160: 12.4, 128: 7.9, 96: 4.5}
+MEGABYTES = {224: 360, 176: 224, 160: 184, 128: 118, 96: 66}
+
+
+def config_of(name, *settings):
+    return load_config("image_classification", name, size="full", settings=settings).config
+
+
+def probes_of(name, *settings):
+    return Probes(Benchmark(config_of(name, *settings), seed=0))
+
+
+@pytest.fixture(scope="module")
+def model():
+    with torch.device("meta"):
+        return build_resnet("resnet50", 1000)
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("baseline", {}), ("mosaic", RECIPES["8xA100_80GB-methods"])])
+def test_a_configuration_is_the_published_recipe(name, recipe):
+    values = config_of(name).model_dump()
+    values["methods"] = {key: value for key, value in values["methods"].items() if value is not False}
+    recipe = BASELINE | recipe | {"data": BASELINE["data"] | recipe.get("data", {})}
+    for key, value in recipe.items():
+        assert ({name: values[key][name] for name in value} if key in PARTIAL else values[key]) == value, key
+
+
+def test_optimized_changes_nothing_else_of_the_published_recipe():
+    mosaic, optimized = config_of("mosaic"), config_of("optimized")
+    keys = {change.key for change in all_differences(flat(mosaic.model_dump()), flat(optimized.model_dump()))}
+    assert {key for key in keys if not key.startswith("methods.")} - {"configuration"} == OWN
+    for method in ("scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "ema"):
+        assert optimized.methods[method] == mosaic.methods[method]
+    order = ["scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "progressive_resizing", "ema"]
+    assert [name for name in mosaic.methods if name in order] == order
+
+
+@pytest.mark.parametrize(
+    ("name", "num_steps", "evaluated", "share", "decay"),
+    [
+        ("baseline", 56_250, None, 0.875, 14.0625),
+        ("mosaic", 17_500, [*range(3, 28, 3), 28], 0.9655, 4.375),
+        ("optimized", 17_500, [24, 25, 26, 27, 28], 0.9655, 4.375),
+    ],
+)
+def test_steps_crops_and_decay_are_the_published_ones(name, num_steps, evaluated, share, decay):
+    """The share of the shorter side that evaluation sees; the sum of the weight decay, in e-folds."""
+    config = config_of(name)
+    plan, data = config.plan(), config.data
+    assert (plan.num_steps, plan.steps_per_epoch, plan.warmup_steps) == (num_steps, 625, 5_000)
+    assert evaluated is None or plan.evaluation_steps == tuple(625 * epoch for epoch in evaluated)
+    assert evaluated or 84 * 625 in plan.evaluation_steps
+    assert data.evaluation_crop_px / data.evaluation_resize_px == pytest.approx(share, abs=5e-5)
+    factors = [schedule_factor(step, config.schedule, plan) for step in range(plan.num_steps)]
+    assert config.optimizer.weight_decay * sum(factors) == pytest.approx(decay, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "rate"),
+    [
+        ("optimized", 0, 0.0),
+        ("optimized", 1, 4.096e-4),
+        ("optimized", 5_000, 2.048),
+        ("optimized", 11_250, 1.024),
+        ("optimized", 15_000, 0.195567),
+        ("optimized", 16_875, 0.012607),
+        ("baseline", 30_625, 1.024),
+        ("baseline", 52_500, 0.026936),
+    ],
+)
+def test_learning_rates_are_the_published_ones(name, step, rate):
+    config = config_of(name)
+    factor = schedule_factor(step, config.schedule, config.plan())
+    assert config.optimizer.learning_rate * factor == pytest.approx(rate, abs=5.1e-7)
+
+
+@torch.no_grad()
+def test_resnet50_starts_as_published():
+    torch.manual_seed(0)
+    model = build_resnet("resnet50", 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
+    assert float(model.fc.weight.std()) == pytest.approx(math.sqrt(2 / 2048), rel=0.01)
+    assert float(model.fc.bias.abs().max()) <= 1 / math.sqrt(2048)  # PyTorch's own, of the baseline
+    apply_log_bias(model)
+    torch.testing.assert_close(model.fc.bias, torch.full((1000,), -6.907755), rtol=0, atol=1e-6)
+    convolution = model.layer4[0].conv2
+    assert float(convolution.weight.std()) == pytest.approx(math.sqrt(2 / (512 * 9)), rel=0.01)
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        assert (norm.momentum, norm.eps) == (0.1, 1e-5) and norm.affine and norm.track_running_stats
+        assert not norm.bias.any() and float(norm.weight.max()) > 0.5  # the last of a block is not zero
+    weights = torch.cat([norm.weight for norm in norms])
+    assert float(weights.min()) >= 0 and float(weights.max()) < 1
+    assert float(weights.mean()) == pytest.approx(0.5, abs=0.02)
+    strides = [(block.conv1.stride, block.conv2.stride) for block in (model.layer2[0], model.layer4[0])]
+    assert strides == [((1, 1), (2, 2))] * 2  # v1.5: in the 3x3 convolution
+
+
+def test_work_of_resnet50_is_that_of_the_reference(model):
+    for size_px, expected in GFLOPS.items():
+        assert training_work(model, size_px).flops / 1e9 == pytest.approx(expected, abs=0.06)
+    for size_px, expected in MEGABYTES.items():
+        assert training_work(model, size_px).num_bytes / 1e6 == pytest.approx(expected, rel=0.05)
+    small, larger = (training_work(model, size_px).flops for size_px in (32, 64))  # 32: one pixel is left
+    assert small == pytest.approx(larger / 4, rel=0.03)  # the classifier is the same
+
+
+def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
+    facts = torchvision.models.ResNet101_Weights.IMAGENET1K_V1.meta
+    with torch.device("meta"):
+        model = build_resnet("resnet101", 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == facts["num_params"]
+    stem = 2 * 64 * 112**2 * 3 * 7**2  # its input needs no gradient
+    assert training_work(model, 224).flops == pytest.approx(6 * facts["_ops"] * 1e9 - stem, rel=1e-3)
+    assert probes_of("baseline", "model.name=resnet101").projection({"224 px": 1000.0}, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "operations", "traffic"), [("mosaic", 8.96, 8.60), ("optimized", 8.92, 8.85)]
+)
+def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model, name, operations, traffic):
+    sizes = probes_of(name).epoch_sizes_px()[:27]
+    work = {size: training_work(model, size) for size in {*sizes, 224}}
+    assert sum(work[size].flops for size in sizes) / work[224].flops == pytest.approx(operations, abs=0.03)
+    num_bytes = sum(work[size].num_bytes for size in sizes)
+    assert num_bytes / work[224].num_bytes == pytest.approx(traffic, abs=0.03)
+
+
+def test_a_projection_adds_epochs_by_size_and_evaluations():
+    data = config_of("baseline").data
+    rates = {100: 4000.0, 200: 1000.0}
+    share = (150**2 - 100**2) / (200**2 - 100**2)
+    for sizes_px, image_s in (
+        ([100, 200], 1 / 4000 + 1 / 1000),
+        ([150], 1 / 4000 + share * (1 / 1000 - 1 / 4000)),
+    ):
+        projection = project(sizes_px, rates, data, num_evaluations=0, num_devices=8)
+        assert projection.minutes == pytest.approx(NUM_TRAIN * image_s / 8 / 60)
+    evaluated = project([100], rates, data, num_evaluations=3, num_devices=1)
+    assert evaluated.minutes == pytest.approx((NUM_TRAIN / 4000 + 3 * NUM_EVALUATION / 3000) / 60)
+    assert "3 evaluations" in evaluated.assuming
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "evaluations"), [("baseline", 84, 21), ("mosaic", 27, 9), ("optimized", 27, 4)]
+)
+def test_a_run_is_projected_to_the_published_epochs(name, epochs, evaluations):
+    rates = {f"{size} px": 1000.0 for size in (96, 128, 160, 176, 224)}
+    num_images = epochs * NUM_TRAIN + evaluations * NUM_EVALUATION / 3
+    assert probes_of(name).projection(rates, 8).minutes == pytest.approx(num_images / 8000 / 60)
