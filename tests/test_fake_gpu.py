@@ -30,12 +30,10 @@ GPU = torch.device("cuda", 0)
 FULL = [(benchmark, name) for benchmark in benchmarks() for name in configurations(benchmark)]
 NOT_COMPILED = ("compile", "compile_layers")
 PLAIN = ("colout", "cutmix", "mixup", "no_norm_decay", "squeeze_excite", "stochastic_depth", "zero_gamma")
+OF_RESNET = ["ghost_batch_norm={samples: 2}", "layer_freezing={start: 0}", "sam={every_steps: 1}"]
+OF_RESNET += ["swa={start: 0, every: 1ba}", *(f"{name}={{}}" for name in PLAIN)]
 OFF_EVERYWHERE = [  # but for alibi, which needs flash-attn, and selective_backprop, which moves batches
-    ("image_classification", "baseline", ["methods.ghost_batch_norm={samples: 2}"]),
-    ("image_classification", "baseline", ["methods.layer_freezing={start: 0}"]),
-    ("image_classification", "baseline", ["methods.sam={every_steps: 1}"]),
-    ("image_classification", "baseline", ["methods.swa={start: 0, every: 1ba}"]),
-    *(("image_classification", "baseline", [f"methods.{name}={{}}"]) for name in PLAIN),
+    *(("image_classification", "baseline", [f"methods.{method}"]) for method in OF_RESNET),
     ("language_bert", "optimized", ["methods.gated_linear_units={}", "model.start=random"]),
     ("language_bert", "optimized", ["methods.low_precision_layernorm={}"]),
     ("language_bert", "optimized", ["methods.seq_length_warmup={}"]),
@@ -50,16 +48,15 @@ def on_gpu(mode, value):
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return dataclasses.replace(value, **{name: on_gpu(mode, getattr(value, name)) for name in names})
-    return type(value)(on_gpu(mode, each) for each in value) if isinstance(value, tuple) else value
+    if isinstance(value, dict):
+        return {name: on_gpu(mode, part) for name, part in value.items()}
+    return type(value)(on_gpu(mode, part) for part in value) if isinstance(value, tuple) else value
 
 
 def to_device(mode, batch, device):
     """Stand in for that of common.training.step."""
     assert device == GPU
-    parts = [
-        {name: on_gpu(mode, each) for name, each in part.items()} for part in (batch.inputs, batch.targets)
-    ]
-    return dataclasses.replace(batch, inputs=parts[0], targets=parts[1])
+    return on_gpu(mode, batch)
 
 
 def moved(mode, module, *args, **named):
@@ -97,23 +94,24 @@ def mode(monkeypatch):
     for kind in (benchmark_module(benchmark).Benchmark for benchmark in benchmarks()):
         monkeypatch.setattr(kind, "num_targets", on_host(kind.num_targets))
     monkeypatch.setattr(FakeTensorMode, "__deepcopy__", lambda self, memo: self, raising=False)
-    monkeypatch.setattr(torch, "_fused_sgd_", lambda *args, **named: None)  # has no fake form
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: GPU.index)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args: True)
-    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91000)
+    answers = [
+        (torch, "_fused_sgd_", None),  # has no fake form
+        (torch.cuda, "current_device", GPU.index),
+        (torch.cuda, "get_device_capability", (9, 0)),
+        (torch.cuda, "is_bf16_supported", True),
+        (torch.cuda.amp.common, "amp_definitely_not_available", False),
+        (torch.backends.cudnn, "version", 91000),
+    ]
+    for module, name, answer in answers:
+        monkeypatch.setattr(module, name, lambda *args, answer=answer, **named: answer)
     return mode
 
 
 def built(benchmark, name, mode, monkeypatch, *settings):
     """Return a training on the GPU, and the first and the last of its synthetic batches."""
     on = load_config(benchmark, name, size="full", settings=[]).config.methods
-    settings = [
-        "global_batch_size=4",
-        *settings,
-        *(f"methods.{each}=false" for each in NOT_COMPILED if each in on),
-    ]
+    settings = ["global_batch_size=4", *settings]
+    settings += [f"methods.{method}=false" for method in NOT_COMPILED if method in on]
     settings += ["methods.ema.every_steps=1"] if "ema" in on else []
     settings += ["model.num_hidden_layers=3"] if benchmark == "language_bert" else []  # all are alike
     config = load_config(benchmark, name, size="full", settings=settings).config
@@ -137,11 +135,11 @@ def built(benchmark, name, mode, monkeypatch, *settings):
 
 def doubled(batch):
     """Return a batch that holds every sample twice."""
-    inputs, targets = (
-        {name: torch.cat([value, value]) for name, value in part.items()}
+    twice = [
+        {name: torch.cat([value] * 2) for name, value in part.items()}
         for part in (batch.inputs, batch.targets)
-    )
-    return dataclasses.replace(batch, inputs=inputs, targets=targets, num_samples=2 * batch.num_samples)
+    ]
+    return dataclasses.replace(batch, inputs=twice[0], targets=twice[1], num_samples=2 * batch.num_samples)
 
 
 def train(run, batches, mode):

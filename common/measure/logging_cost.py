@@ -48,21 +48,18 @@ def time_block(run: TrainingRun, repeats: int = 50) -> float:
     """Return the mean seconds of all the log lines of one block and its evaluation."""
     log = run.log
 
-    def log_block() -> None:
-        log.start("block_start", first_epoch_num=1, epoch_count=1)
-        run.watch.start_block()
-        log.start("epoch_start", epoch_num=1)
-        log.stop("epoch_stop", epoch_num=1)
-        log.event("throughput", 1.0, epoch_num=1, samples=1)
-        run.watch.log_block(log, epoch_num=1, samples=1)
-        log.event("train_loss", 1.0, epoch_num=1, samples=1)
-        log.stop("block_stop", first_epoch_num=1)
-        log.start("eval_start", epoch_num=1)
-        log.stop("eval_stop", epoch_num=1)
-        log.event("eval_accuracy", 0.5, epoch_num=1, samples=1, correct=1, total=2)
-
     def log_blocks() -> None:
         for _ in range(repeats):
-            log_block()
+            log.start("block_start", first_epoch_num=1, epoch_count=1)
+            run.watch.start_block()
+            log.start("epoch_start", epoch_num=1)
+            log.stop("epoch_stop", epoch_num=1)
+            log.event("throughput", 1.0, epoch_num=1, samples=1)
+            run.watch.log_block(log, epoch_num=1, samples=1)
+            log.event("train_loss", 1.0, epoch_num=1, samples=1)
+            log.stop("block_stop", first_epoch_num=1)
+            log.start("eval_start", epoch_num=1)
+            log.stop("eval_stop", epoch_num=1)
+            log.event("eval_accuracy", 0.5, epoch_num=1, samples=1, correct=1, total=2)
 
     return time_call(log_blocks, run.device) / repeats

@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +23,14 @@ from common.machine.load import affinity, look
 from common.repository import ROOT
 
 SPIN = "while True: pass"
+FOLLOW = """
+import os, pathlib, sys, time
+results, comes_s, spin = sys.argv[1:]
+while not any("block_start" in path.read_text() for path in pathlib.Path(results).rglob("result_*.txt")):
+    time.sleep(0.05)
+time.sleep(float(comes_s))
+os.execv(sys.executable, [sys.executable, "-c", spin])
+"""
 LIMIT_S = 100.0  # of a run with its start; 54 times as long as usual was seen
 COMES_S = 2.0  # after its first step, where the neighbour comes under way
 SETTINGS = ("OMP_", "GOMP_", "KMP_", "MKL_")  # variables that begin so are not passed to a run
@@ -43,32 +50,15 @@ def list_policies() -> dict[str, dict[str, str]]:
 @contextmanager
 def busy_process(moment: str, results: Path) -> Iterator[None]:
     """Keep a core busy: all the time, or from some seconds after the first step of the run in `results`."""
-    is_over, started = threading.Event(), []
-
-    def start() -> None:
-        started.append(subprocess.Popen([sys.executable, "-c", SPIN]))
-
-    def follow() -> None:
-        while not any("block_start" in path.read_text() for path in results.rglob("result_*.txt")):
-            if is_over.wait(0.05):
-                return
-        if not is_over.wait(COMES_S):
-            start()
-
-    follower = threading.Thread(target=follow)
-    try:
-        if moment == "busy":
-            start()
-        if moment == "comes":
-            follower.start()
+    if moment == "quiet":
         yield
-    finally:
-        is_over.set()
-        if follower.ident:
-            follower.join()
-        for process in started:
+        return
+    code = SPIN if moment == "busy" else FOLLOW
+    with subprocess.Popen([sys.executable, "-c", code, str(results), str(COMES_S), SPIN]) as process:
+        try:
+            yield
+        finally:
             process.kill()
-            process.wait()
 
 
 def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: float) -> dict[str, Any]:

@@ -33,11 +33,8 @@ NETWORK = {  # GB/s of one link between machines
 }
 LATENCY_US, LINK_SHARE, OVERLAP = 5.0, 0.8, 0.9  # assumed, not measured; the same for the published check
 BUCKET_BYTES = 25e6  # of DistributedDataParallel; the published code has others
-OPTIMIZER_BYTES = {
-    "adamw": 28,
-    "sgd": 20,
-    "decoupled_sgd": 20,
-}  # a parameter: each float32 read, each written
+# of a parameter: each float32 read, each written
+OPTIMIZER_BYTES = {"adamw": 28, "sgd": 20, "decoupled_sgd": 20}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +159,7 @@ def choose_inside(text: str) -> float:
 def choose_network(text: str) -> float:
     """Return GB/s of a machine with `8xhdr`, or of a number. Raises UserError."""
     match = re.fullmatch(r"(\d{1,2})x(\w+)", text.lower())
-    if match and match[2] in NETWORK:
-        return int(match[1]) * NETWORK[match[2]]
-    rate = positive_number(text)
+    rate = int(match[1]) * NETWORK[match[2]] if match and match[2] in NETWORK else positive_number(text)
     if rate is None:
         hint = f"GB/s of a machine, or links such as 8xhdr; known: {', '.join(NETWORK)}"
         raise UserError(f"unknown network '{text}'", where="--network", hint=hint)

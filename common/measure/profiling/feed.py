@@ -27,18 +27,17 @@ class Feed:
     def open(self) -> None:
         """Start the loader again."""
         per_epoch: int = self.benchmark.config.steps_per_epoch
-        self.keeps = False
-        self.position = self.steps.start
-        if self.probes.loads_once and per_epoch < self.steps.stop:
-            self.position = max(0, self.steps.start - per_epoch)
-        self.batches = self.benchmark.train_batches(self.position)
-        self.due = 0.0
-        if self.probes.loads_once and per_epoch < self.steps.stop:
+        makes_pass = self.probes.loads_once and per_epoch < self.steps.stop
+        self.keeps, self.due = False, 0.0
+        self.start(max(0, self.steps.start - per_epoch) if makes_pass else self.steps.start)
+        if makes_pass:
             self.first_pass_per_s, self.keeps = self.pull(PASS_S, per_epoch)
             if self.position < self.steps.start:  # too long a pass: stay in the first one
                 self.close()
-                self.position = self.steps.start
-                self.batches = self.benchmark.train_batches(self.position)
+                self.start(self.steps.start)
+
+    def start(self, step: int) -> None:
+        self.position, self.batches = step, self.benchmark.train_batches(step)
 
     def __next__(self) -> Batch:
         batch = next(self.batches)
@@ -53,15 +52,12 @@ class Feed:
         if self.position + num_batches > self.steps.stop:
             self.close()
             self.open()
-        left = self.steps.stop - self.position - num_batches
-        for _ in range(min(self.num_prefetched, left)):
+        left, num_prefetched = self.steps.stop - self.position - num_batches, PREFETCHED_IN_MEMORY
+        if not self.probes.loads_once:
+            num_prefetched = 2 * self.probes.num_readers + 1  # at most: a DataLoader's workers have two each
+        for _ in range(min(num_prefetched, left)):
             next(self.batches)
             self.position += 1
-
-    @property
-    def num_prefetched(self) -> int:
-        """The most batches that the loader has prepared: a DataLoader's workers have two each."""
-        return PREFETCHED_IN_MEMORY if self.probes.loads_once else 2 * self.probes.num_readers + 1
 
     def pull(self, seconds: float, most: int) -> tuple[float, bool]:
         size: int = self.benchmark.config.global_batch_size

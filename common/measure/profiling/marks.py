@@ -87,12 +87,7 @@ def mark_parts(run: Training, marks: Marks) -> Iterator[None]:
 
 
 def time_parts(
-    run: TrainingRun,
-    next_batch: Callable[[], Batch],
-    steps: Iterator[int],
-    *,
-    settling: int,
-    num_steps: int,
+    run: TrainingRun, next_batch: Callable[[], Batch], steps: Iterator[int], *, settling: int, num_steps: int
 ) -> tuple[float, dict[str, float]]:
     """Return the seconds of a step, and of each of its parts; the first `settling` steps do not count."""
     marks = Marks(run.device)

@@ -13,7 +13,8 @@ from common.training.load import load_config
 def spinning():
     """Return the processes below this one that keep a core busy."""
     children = psutil.Process().children()
-    return [each for each in children if each.status() != "zombie" and neighbour.SPIN in each.cmdline()]
+    code = ["-c", neighbour.SPIN]
+    return [one for one in children if one.status() != "zombie" and one.cmdline()[1:3] == code]
 
 
 def is_there(seconds=5.0):

@@ -10,11 +10,12 @@ from common.training.load import load_config
 from common.training.probes import probes_of
 from tests.command import ttt, ttt_here
 
-TINY = ("language_bert", "optimized", "--size", "mini", "--batch-size", 4, "--turns", 2, "--json")
+SMALL = ("--size", "mini", "--batch-size", 4, "--turns", 2, "--json", "--results")
+TINY = ("profile", "language_bert", "optimized", *SMALL)
 
 
-def profile(tmp_path, *more):
-    done = ttt_here("profile", *TINY, "--results", tmp_path, *more)
+def profile(tmp_path, *more, run=ttt_here, first=TINY):
+    done = run(*first, tmp_path, *more)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done
 
@@ -65,10 +66,11 @@ def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation()
 
 @pytest.mark.slow
 def test_a_step_with_randaugment_is_profiled(tmp_path):
-    small = ("--size", "mini", "--batch-size", 4, "--turns", 2, "--json", "--results", tmp_path)
-    done = ttt("profile", "image_classification", "baseline", *small, "--set", "methods.randaugment={}")
-    assert done.returncode == 0, done.stderr
-    (phase,) = json.loads(done.stdout)["phases"]
+    augmented = ("--set", "methods.randaugment={}")
+    figures, _ = profile(
+        tmp_path, *augmented, run=ttt, first=("profile", "image_classification", "baseline", *SMALL)
+    )
+    (phase,) = figures["phases"]
     assert "no augmentation" in phase["savings"] and "no decoding" not in phase["savings"]
 
 
@@ -76,15 +78,13 @@ def test_a_step_with_randaugment_is_profiled(tmp_path):
     "wrong", [("--turns", 1), ("--delay-data", -1), ("--trace", "no/such/folder/t.json")]
 )
 def test_what_cannot_be_profiled_is_one_line(tmp_path, wrong):
-    done = ttt_here("profile", *TINY, "--results", tmp_path, *wrong)
+    done = ttt_here(*TINY, tmp_path, *wrong)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_two_ranks_show_their_communication(tmp_path):
-    done = ttt("profile", *TINY, "--results", tmp_path, "--nproc", 2)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found, _ = profile(tmp_path, "--nproc", 2, run=ttt)
     (phase,) = found["phases"]
     assert found["num_ranks"] == 2 and found["batch_size"] == 8
     assert "communication" in phase["parts_ms"] and "no communication" in phase["savings"]

@@ -19,12 +19,6 @@ from common.training.step import Training
 BATCH = Batch(inputs={}, targets={}, num_samples=1)
 
 
-def methods(size, *settings):
-    return build_methods(
-        load_config("image_classification", "optimized", size=size, settings=list(settings)).config
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "settings", "at_least", "num_steps"),
     [
@@ -37,7 +31,8 @@ def methods(size, *settings):
     ],
 )
 def test_a_turn_holds_whole_periods_of_methods(size, settings, at_least, num_steps):
-    assert turn_length(methods(size, *settings), at_least) == num_steps
+    config = load_config("image_classification", "optimized", size=size, settings=list(settings)).config
+    assert turn_length(build_methods(config), at_least) == num_steps
 
 
 def test_turns_take_the_last_steps_one_after_the_other():
