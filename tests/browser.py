@@ -1,6 +1,5 @@
 """A headless Chromium that a test can question: DevTools' protocol over two pipes, no port, no library."""
 
-import base64
 import json
 import os
 import select
@@ -97,8 +96,3 @@ class Browser:
     def key(self, key):
         for kind in ("keyDown", "keyUp"):
             self("Input.dispatchKeyEvent", type=kind, key=key, text="\r" * (key == "Enter"))
-
-    def picture(self, path, *, whole=False):
-        """Write what the page looks like as PNG."""
-        data = self("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        Path(path).write_bytes(base64.b64decode(data))

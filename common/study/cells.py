@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.arguments import add_nproc, add_results, seed, whole_number
 from common.config.schema import Loaded
@@ -28,7 +28,7 @@ from common.machine.preflight import preflight
 from common.repository import NAME, ROOT, SIZES, benchmark_module, build_probes
 from common.run import launch, run_sets
 from common.run.launch import RunSet
-from common.study.predict.sources import find_newest, max_samples, rates_of_bench, read_json
+from common.study.predict.sources import max_samples, newest_bench
 from common.training import ranks
 from common.training.load import load_config
 
@@ -94,22 +94,17 @@ class Expected(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
     """Declare what every study takes; `study` is its name unless a person gives another."""
+    seeds = whole_number(1, MAX_SEEDS)
+    settings: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+    name = "results/study/NAME; other settings, another name"
+    first = "the first seed, the next ones count up"
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
-    parser.add_argument(
-        "--seeds", type=whole_number(1, MAX_SEEDS), default=3, metavar="N", help="runs of each cell"
-    )
-    parser.add_argument(
-        "--seed", type=seed, default=1, metavar="N", help="the first seed, the next ones count up"
-    )
-    parser.add_argument(
-        "--study", default=study, metavar="NAME", help="results/study/NAME; other settings, another name"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every cell"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say what is there, what would run and how long, then stop"
-    )
+    parser.add_argument("--seeds", type=seeds, default=3, metavar="N", help="runs of each cell")
+    parser.add_argument("--seed", type=seed, default=1, metavar="N", help=first)
+    parser.add_argument("--study", default=study, metavar="NAME", help=name)
+    parser.add_argument("--set", **settings, help="change a key of every cell")
+    plan = "say what is there, what would run and how long, then stop"
+    parser.add_argument("--dry-run", action="store_true", help=plan)
     add_nproc(parser)
     run_sets.add_options(parser)
     parser.set_defaults(continues=True)
@@ -231,17 +226,13 @@ def finished_cells(study: Study) -> dict[str, tuple[Log, ...]]:
 
 def show(study: Study, planned: Sequence[RunSet]) -> dict[str, Expected]:
     """Print a table of the cells, and the compute that is still to be spent; returns what is expected."""
-    cells = list(zip(study.cells, planned, strict=True))
-    expected = {cell.name: expect(study, cell, planned) for cell, _ in cells}
+    expected = {cell.name: expect(study, cell, planned) for cell in study.cells}
     rows = []
-    for cell, run_set in cells:
+    for cell, run_set in zip(study.cells, planned, strict=True):
         seconds, source = expected[cell.name]
-        samples, time = (
-            f"{max_samples(run_set.loaded.config):,}",
-            "?" if seconds is None else f"{seconds:.0f}",
-        )
-        counts = f"{run_set.num_done}", f"{missing(run_set)}"
-        rows.append([cell.name, f"{cell.budget:g}", samples, *counts, time, source])
+        time = "?" if seconds is None else f"{seconds:.0f}"
+        counts = max_samples(run_set.loaded.config), run_set.num_done, missing(run_set)
+        rows.append([cell.name, f"{cell.budget:g}", *(f"{count:,}" for count in counts), time, source])
     columns = ("cell", "budget", "samples", "there", "to run", "s a run", "says")
     console = open_console(TABLE_WIDTH)
     console.print(make_table("", columns, rows, left=("cell", "says")))
@@ -251,16 +242,15 @@ def show(study: Study, planned: Sequence[RunSet]) -> dict[str, Expected]:
 
 def describe_missing(planned: Sequence[RunSet], expected: dict[str, Expected]) -> str:
     """Return in words what is to be run and how many minutes that takes."""
-    num_missing = sum(map(missing, planned))
+    num_missing, total_s = sum(map(missing, planned)), 0.0
     if not num_missing:
         return "nothing is missing: every cell has its runs"
-    minutes = 0.0
     for run_set in planned:
-        seconds, _ = expected[run_set.cell]
+        seconds = expected[run_set.cell].seconds
         if seconds is None:
             return f"to run: {num_missing} runs; the first one will tell how long they take"
-        minutes += missing(run_set) * seconds / 60
-    return f"to run: {num_missing} runs, about {minutes:.1f} minutes of this machine"
+        total_s += missing(run_set) * seconds
+    return f"to run: {num_missing} runs, about {total_s / 60:.1f} minutes of this machine"
 
 
 def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> Expected:
@@ -298,13 +288,8 @@ def read_pace(directories: Sequence[Path]) -> Pace | None:
 
 
 def bench_pace(study: Study, cell: Cell, run_set: RunSet) -> Pace | None:
-    """Return the pace that the latest `ttt bench` of a cell's configuration says of all ranks."""
+    """Take the pace that the latest `ttt bench` of a cell's configuration says of all ranks."""
     name, config = "+".join([cell.configuration, *cell.settings]), run_set.loaded.config
     shares = build_probes(config).shape_shares()
-    for path in find_newest(study.results / "throughput" / system.hardware_name(), study.benchmark):
-        figures = read_json(path)
-        rates = rates_of_bench(figures, name, set(shares), path.name)
-        if figures["size"] == study.size and rates:
-            sample_s = sum(share / rates.per_s[shape] for shape, share in shares.items())
-            return Pace(0.0, sample_s / run_set.num_ranks)
-    return None
+    rates = newest_bench(study.results, system.hardware_name(), config, name, shares)
+    return Pace(0.0, rates.sample_s(shares) / run_set.num_ranks) if rates else None

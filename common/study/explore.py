@@ -7,9 +7,11 @@ a log is ever markup: the rows are one JSON block, and the script shows text as 
 
 import base64
 import hashlib
+import itertools
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,13 +24,12 @@ from common.config.merge import merge_files
 from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
-from common.evidence.log import MAX_BYTES, Log
+from common.evidence.log import MAX_BYTES, Log, Point
 from common.evidence.page import fill_template
 from common.evidence.paths import label
 from common.evidence.records import finite, printable
 from common.evidence.report import link
 from common.evidence.score import BASELINE, NOTES, run_of
-from common.files import save_text
 from common.repository import benchmarks, configurations
 from common.study.prices import Price
 
@@ -43,25 +44,7 @@ COLUMNS = (
     "cell", "file", "href", "seed", "status", "minutes", "evaluation", "quality", "samples", "samples_per_s",
     "commit", "errors", "warnings", "findings", "curve",
 )  # fmt: skip
-
-
-class Index:
-    """Numbers distinct values in the order in which they come."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def __call__(self, value: str) -> int:
-        return self.numbers.setdefault(value, len(self.numbers))
-
-    @property
-    def values(self) -> list[str]:
-        return list(self.numbers)
-
-
-def write_page(path: Path, data: dict[str, Any]) -> None:
-    """Write the page to `path`, whole or not at all. Raises: UserError if it cannot be written."""
-    save_text(path, render(data))
+Numbers = defaultdict[str, int]  # of distinct values, in the order in which they come
 
 
 def render(data: dict[str, Any]) -> str:
@@ -88,39 +71,34 @@ def page_data(
 
     Links to logs are relative to `folder`, where the page will lie.
     """
-    methods, lines, texts = Index(), Index(), Index()
+    methods, lines, texts = (defaultdict[str, int](itertools.count().__next__) for _ in range(3))
     cells: list[dict[str, Any]] = []
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for entry in audited:
-        by_log: dict[str, list[Finding]] = {}
+        logs, by_log = entry.run_set.logs, defaultdict[str, list[Finding]](list)
         for finding in entry.findings:
-            by_log.setdefault(finding.path, []).append(finding)
+            by_log[finding.path].append(finding)
         numbers: dict[object, int] = {}
-        for log in entry.run_set.logs:
+        for log in logs:
             kind = (log.configuration, log.is_proxy, recipes.identity(log))
             if kind not in numbers:
+                same = f" ({len(numbers) + 1}{describe_difference(logs, log)})" if numbers else ""
                 numbers[kind] = len(cells)
-                same = (
-                    f" ({len(numbers)}{describe_difference(entry.run_set.logs, log)})"
-                    if len(numbers) > 1
-                    else ""
-                )
                 cells.append(cell(log, entry.run_set.folder, same, methods, lines))
-            findings = by_log.pop(log.path, [])
             row = {"cell": numbers[kind], "href": link(log.path, folder)} | run_row(log)
-            row |= verdict(findings, texts)
+            row |= verdict(by_log.pop(log.path, []), texts)
             for name in COLUMNS:
                 columns[name].append(row[name])
-        others = [finding for rest in by_log.values() for finding in rest]  # of the system's description
+        others = list(itertools.chain(*by_log.values()))  # of the system's description
         for number in numbers.values():
-            cells[number] |= {"about": verdict(others, texts)}
+            cells[number]["about"] = verdict(others, texts)
     hardware = sorted({shared["hardware"] for shared in cells})
     return {
         "reference": BASELINE,
         "statuses": STATUSES,
-        "methods": methods.values,
-        "lines": lines.values,
-        "texts": texts.values,
+        "methods": list(methods),
+        "lines": list(lines),
+        "texts": list(texts),
         "cells": cells,
         "runs": columns,
         "benches": benches,
@@ -129,7 +107,7 @@ def page_data(
     }
 
 
-def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict[str, Any]:
+def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> dict[str, Any]:
     """Return what the runs of one folder share, from one of their logs."""
     study, hardware, name = place(log)
     size = log.text("benchmark_size") or "full"
@@ -142,13 +120,13 @@ def cell(log: Log, folder: str, same: str, methods: Index, lines: Index) -> dict
         "proxy": log.is_proxy,
         "hardware": hardware,
         "configuration": recipes.recipe_name(log),
-        "methods": sorted({methods(printable(event.value, 64)) for event in log.events("method")}),
+        "methods": sorted({methods[printable(event.value, 64)] for event in log.events("method")}),
         "duration": setting(log, "max_duration"),
         "budget": budget(log, size),
         "batch": finite(log.value("global_batch_size")),
         "target": log.target if math.isfinite(log.target) else None,
         "trains_on": log.is_study,
-        "settings": [lines(line) for line in log.settings],
+        "settings": [lines[line] for line in log.settings],
     }
 
 
@@ -248,9 +226,9 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def thinned(curve: Sequence[Any]) -> list[Any]:
+def thinned(curve: Sequence[Point]) -> Sequence[Point]:
     if len(curve) <= MAX_POINTS:
-        return list(curve)
+        return curve
     return [curve[round(i * (len(curve) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
 
 
@@ -266,17 +244,13 @@ def status(log: Log) -> int:
     return REACHED if log.is_converged else ENDED
 
 
-def verdict(findings: Iterable[Finding], texts: Index) -> dict[str, Any]:
+def verdict(findings: Iterable[Finding], texts: Numbers) -> dict[str, Any]:
     """Return how many errors and warnings there are, and the first, errors before warnings."""
     ordered = sorted(findings, key=lambda finding: finding.severity != "error")
-    errors = sum(finding.severity == "error" for finding in ordered)
-    first = [
-        texts(
-            f"{finding.rule} {finding.severity}: {finding.message}"
-            + f" (line {finding.line})" * bool(finding.line)
-        )
-        for finding in ordered[:MAX_FINDINGS]
-    ]
+    errors, first = sum(finding.severity == "error" for finding in ordered), []
+    for finding in ordered[:MAX_FINDINGS]:
+        line = f" (line {finding.line})" if finding.line else ""
+        first.append(texts[f"{finding.rule} {finding.severity}: {finding.message}{line}"])
     return {"errors": errors, "warnings": len(ordered) - errors, "findings": first}
 
 

@@ -22,13 +22,14 @@ from common.errors import EXIT_OK, UserError
 from common.evidence.audit import Audited, audit_paths
 from common.evidence.paths import STUDY, find_logs
 from common.evidence.records import printable
+from common.files import save_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_paths(parser)
-    page, about = repository_path("report/explore.html"), "the page; default: report/explore.html"
-    about += " of the repository"
+    page = repository_path("report/explore.html")
+    about = "the page; default: report/explore.html of the repository"
     parser.add_argument("-o", "--out", default=page, type=Path, metavar="FILE", help=about)
     parser.add_argument("--prices", type=Path, metavar="FILE", help="a price table of your own")
 
@@ -48,11 +49,11 @@ def main(args: argparse.Namespace) -> int:
         audited = read(paths, console)
     if args.out.is_dir():
         raise UserError("is a folder", where=printable(str(args.out)), hint="-o explore.html")
-    explore.write_page(args.out, explore.page_data(audited, benches, prices, args.out.parent))
+    page = explore.render(explore.page_data(audited, benches, prices, args.out.parent))
+    save_text(args.out, page)
     num_runs = sum(len(entry.run_set.logs) for entry in audited)
     size = args.out.stat().st_size / 1e6
-    contents = f"{num_runs:,} runs, {len(benches)} bench results, {size:.1f} MB"
-    print(f"wrote {printable(str(args.out))}: {contents}")
+    print(f"wrote {printable(str(args.out))}: {num_runs:,} runs, {len(benches)} bench results, {size:.1f} MB")
     return EXIT_OK
 
 
