@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,7 +16,7 @@ from common.evidence.system import problems
 from common.repository import ROOT
 from tests.command import ttt_here as ttt
 from tests.common.evidence.submission.packages import (
-    READY,
+    DESCRIPTION,
     RESNET,
     accuracy_as_text,
     mini_sets,
@@ -26,54 +27,42 @@ from tests.common.evidence.submission.packages import (
     refused,
 )
 
+IMPLEMENTATIONS = "benchmarks/{}/implementations/"
 
-def test_the_official_tree_is_complete(full):
+
+def test_the_official_tree_is_complete_and_passes_every_audit(full):
     folder, done = full
-    found = names(folder / "Example")
+    files = names(folder / "Example")
+    material = ("README.md", "setup.sh", "init_datasets.sh", "run_and_time.sh")
+    statement = "8xA100-optimized_time-to-train.json"
+    code = ("README.md", "LICENSE", "pyproject.toml", "run_all.sh", "ci/constraints.txt", "common/cli.py")
     for benchmark, count in (("resnet", 5), ("bert", 10)):
-        results = {name for name in found if name.startswith(f"results/8xA100-optimized/{benchmark}/")}
+        results = {name for name in files if name.startswith(f"results/8xA100-optimized/{benchmark}/")}
         assert results == {f"results/8xA100-optimized/{benchmark}/result_{n}.txt" for n in range(count)}
-        beside = f"benchmarks/{benchmark}/implementations"
-        material = ("README.md", "setup.sh", "init_datasets.sh", "run_and_time.sh")
-        statement = "8xA100-optimized_time-to-train.json"
-        assert found >= {f"{beside}/8xA100-optimized/{name}" for name in (*material, statement)}
-        code = ("README.md", "LICENSE", "pyproject.toml", "run_all.sh", "ci/constraints.txt", "common/cli.py")
-        assert found >= {f"{beside}/time-to-train/{name}" for name in code}
-    assert "benchmarks/bert/implementations/time-to-train/language_bert/optimized.yaml" in found
-    assert not any("/time-to-train/image_classification/" in name for name in found if "/bert/" in name)
-    assert not any(part.startswith(".") for name in found for part in name.split("/"))
-    assert "official package checker 2.0.0: SUCCESS" in done.stdout
-    assert "official package checker 2.1.0: SUCCESS" in done.stdout
-    assert "official repository checker 2.1.0: SUCCESS" in done.stdout
+        beside = IMPLEMENTATIONS.format(benchmark)
+        assert files >= {f"{beside}8xA100-optimized/{name}" for name in (*material, statement)}
+        assert files >= {f"{beside}time-to-train/{name}" for name in code}
+    assert "benchmarks/bert/implementations/time-to-train/language_bert/optimized.yaml" in files
+    assert not any("/time-to-train/image_classification/" in name for name in files if "/bert/" in name)
+    assert not any(part.startswith(".") for name in files for part in name.split("/"))
+    for checker in ("package checker 2.0.0", "package checker 2.1.0", "repository checker 2.1.0"):
+        assert f"official {checker}: SUCCESS" in done.stdout
+    assert ttt("check", "--no-official", folder / "Example").returncode == 0
 
 
-def test_the_package_passes_our_own_audit(full):
-    done = ttt("check", "--no-official", full[0] / "Example")
-    assert done.returncode == 0, done.stdout
-
-
-def test_every_field_of_the_system_is_filled(full):
-    described = json.loads((full[0] / "Example/systems/8xA100-optimized.json").read_text())
+def test_the_description_and_the_statement_are_filled(full):
+    described = json.loads((full[0] / "Example" / DESCRIPTION).read_text())
     assert problems(described) == [] and described["submitter"] == "Example"
-
-
-def test_the_statement_says_what_the_runs_started_from(full):
-    path = "benchmarks/{0}/implementations/8xA100-optimized/8xA100-optimized_time-to-train.json"
-    bert = json.loads((full[0] / "Example" / path.format("bert")).read_text())
-    assert list(bert) == [
-        "starting_weights_filename",
-        "weight_transformations",
-        "weight_data_types",
-        "input_data_types",
-        "retraining",
-    ]
-    assert bert["starting_weights_filename"].startswith("model.safetensors")
-    assert bert["weight_transformations"].endswith("methods applied: blurpool")
-    assert bert["weight_data_types"] == "fp32, matrix products in bf16"
+    path = IMPLEMENTATIONS.format("bert") + "8xA100-optimized/8xA100-optimized_time-to-train.json"
+    stated = json.loads((full[0] / "Example" / path).read_text())
+    assert stated["starting_weights_filename"].startswith("model.safetensors")
+    assert stated["weight_transformations"].endswith("methods applied: blurpool")
+    assert stated["weight_data_types"] == "fp32, matrix products in bf16"
+    assert {"input_data_types", "retraining"} < stated.keys() and len(stated) == 5
 
 
 def test_the_scripts_repeat_the_runs_with_the_logged_changes(full):
-    folder = full[0] / "Example/benchmarks/bert/implementations/8xA100-optimized"
+    folder = full[0] / "Example" / IMPLEMENTATIONS.format("bert") / "8xA100-optimized"
     scripts = sorted(folder.glob("*.sh"))
     assert len(scripts) == 3
     for script in scripts:
@@ -154,53 +143,44 @@ def test_a_rehearsal_of_the_committed_results_is_marked_in_every_file(tmp_path):
 
 
 def test_a_list_writes_nothing(work, unjudged):
-    before = names(work)
+    before, log = names(work), (work / RESNET / "result_4.txt").read_bytes()
     done = package(RESNET, "--list")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split() for line in done.stdout.splitlines()[:-1]]
-    (listed,) = [line for line in lines if line[2] == f"Example/{RESNET}/result_4.txt"]
-    log = (work / RESNET / "result_4.txt").read_bytes()
-    assert listed[:2] == [hashlib.sha256(log).hexdigest(), str(len(log))]
-    assert names(work) == before
+    assert (done.returncode, done.stderr) == (0, "") and names(work) == before
+    line = f"{hashlib.sha256(log).hexdigest()} {len(log):>9} Example/{RESNET}/result_4.txt"
+    assert line in done.stdout.splitlines()
 
 
 def test_the_commit_that_the_logs_name_is_published(work, unjudged):
-    def listed(state):
+    def list_files(commit):
         for path in (work / RESNET).iterdir():
-            path.write_text(re.sub(r"(?m)^# commit: .*$", f"# commit: {head} ({state})", path.read_text()))
+            path.write_text(re.sub(r"(?m)^# commit: .*$", f"# commit: {commit}", path.read_text()))
         return ttt("package", RESNET, "--submitter", "Example", "--list")
 
     git = ["git", "-C", ROOT, "rev-parse", "HEAD"]
     head = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    refused(ttt("package", RESNET, "--submitter", "Example", "--list"), "the logs name no commit; --commit")
-    refused(listed("modified"), "uncommitted changes")
-    assert listed("clean").returncode == 0
+    refused(list_files("unknown"), "the logs name no commit; --commit")
+    refused(list_files(f"{head} (modified)"), "uncommitted changes")
+    assert list_files(f"{head} (clean)").returncode == 0
     mistaken(package(RESNET, "--commit", "0" * 40, "--list"), "commit 000")
     mistaken(package(RESNET, "--commit=-x;ls", "--list"), "is not a commit")
 
 
 def test_results_are_renumbered_from_zero(work, unjudged):
+    logs = [(work / RESNET / f"result_{n}.txt").read_bytes() for n in range(5)]
     for index in reversed(range(5)):
         (work / RESNET / f"result_{index}.txt").rename(work / RESNET / f"result_{index + 8}.txt")
-    last = (work / RESNET / "result_12.txt").read_bytes()
     assert package(RESNET, "--out", "package").returncode == 0
     results = work / "package/Example" / RESNET
-    assert names(results) == {f"result_{n}.txt" for n in range(5)}
-    assert (results / "result_4.txt").read_bytes() == last
+    assert [(results / f"result_{n}.txt").read_bytes() for n in range(5)] == logs
+    assert len(names(results)) == 5
 
 
 def test_a_crash_of_the_official_checker_is_its_verdict(full, tmp_path):
     folder = tmp_path / "Example"
-    log = folder / RESNET / "result_0.txt"
-    log.parent.mkdir(parents=True)
-    source = full[0] / "Example" / RESNET
-    for path in source.iterdir():
-        (log.parent / path.name).write_bytes(path.read_bytes())
-    accuracy_as_text(log.parent)
-    (folder / "systems").mkdir()
-    (folder / "systems/8xA100-optimized.json").write_text(json.dumps(READY))
+    for part in (RESNET, "systems"):
+        shutil.copytree(full[0] / "Example" / part, folder / part)
+    accuracy_as_text(folder / RESNET)
     (folder / ".hidden").touch()
     verdicts = {verdict.checker: verdict for verdict in official.judge_tree(folder, ["resnet"])}
-    assert verdicts["package"].verdict == "crashed"
-    assert verdicts["repository"].verdict == "FAILED"
+    assert (verdicts["package"].verdict, verdicts["repository"].verdict) == ("crashed", "FAILED")
     assert "\n" not in str(verdicts["package"])
