@@ -40,7 +40,7 @@ class Computed:
     without_evaluation: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Judged:
     """A claim, its figures (the first decides) and the verdict.
 
@@ -59,18 +59,16 @@ def judge(reported: Reported) -> list[Judged]:
     for claim in reported.claims:
         computed = tuple(_compute(claim, against) for against in claim.against)
         metric = _official_metric(claim, reported.target) if reported.benchmark == "bert" else ""
-        verdict = _verdict(claim, computed[0])
-        judged.append(Judged(claim=claim, computed=computed, verdict=verdict, official_metric=metric))
+        judged.append(Judged(claim, computed, _verdict(claim, computed[0]), metric))
     return judged
 
 
 def _verdict(claim: Claim, computed: Computed) -> str:
     value, limits = computed.value, computed.interval
-    ways = sorted((value, computed.without_evaluation or value))
+    low, high = sorted((value, computed.without_evaluation or value))
     is_rounded = round(value, 2 if claim.is_less_time else 1) == claim.value
-    if is_rounded or ways[0] <= claim.value <= ways[1]:
-        return HOLDS
-    if limits and limits.low <= claim.value <= limits.high:
+    is_inside = limits is not None and limits.low <= claim.value <= limits.high
+    if is_rounded or is_inside or low <= claim.value <= high:
         return HOLDS
     return UNDERSTATED if value > claim.value else OVERSTATED
 

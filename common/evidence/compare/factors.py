@@ -15,7 +15,7 @@ from common.evidence.intervals import Estimate
 from common.evidence.log import Log, Point
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TimeSplit:
     """Minutes until the first block, of training and of evaluation up to the crossing, and after it.
 
@@ -92,10 +92,8 @@ def time_split(log: Log) -> TimeSplit | None:
         end = min(max(passed.minutes, 0.0), end)
         until = evaluation_minutes(log, passed.before.minutes) if passed.before else 0.0
         evaluation = until + passed.share * (evaluation_minutes(log, passed.after.minutes) - until)
-    first = min(
-        (e.time_ms for key in ("block_start", "epoch_start") for e in log.events(key)), default=start.time_ms
-    )
-    startup = min(max((first - start.time_ms) / 60000, 0.0), end)
+    starts = [event.time_ms for event in log.events("block_start", "epoch_start")]
+    startup = min(max((min(starts, default=start.time_ms) - start.time_ms) / 60000, 0.0), end)
     evaluation = min(evaluation, end - startup)
     return TimeSplit(
         startup=startup,
@@ -128,17 +126,8 @@ def factors(splits: Sequence[TimeSplit]) -> Factors | None:
     if not known:
         return None
 
-    def mean(name: str) -> Estimate:
-        return intervals.mean([getattr(split, name) for split in known])
-
-    return Factors(
-        num_runs=len(known),
-        minutes=mean("total"),
-        samples=mean("samples"),
-        samples_per_s=intervals.rate(
-            [split.samples or 0.0 for split in known], [60 * split.training for split in known]
-        ),
-        evaluation=mean("evaluation"),
-        startup=mean("startup"),
-        overshoot=mean("overshoot"),
-    )
+    names = ("samples", "evaluation", "startup", "overshoot")
+    means = {name: intervals.mean([getattr(split, name) for split in known]) for name in names}
+    rate = intervals.rate([split.samples or 0.0 for split in known], [60 * split.training for split in known])
+    minutes = intervals.mean([split.total for split in known])
+    return Factors(num_runs=len(known), minutes=minutes, samples_per_s=rate, **means)

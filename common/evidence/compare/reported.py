@@ -47,10 +47,15 @@ class Claim:
     says: str
     value: float
     ratio: str
-    is_less_time: bool  # the figure is a share: 1 - 1 / ratio
     of: Published
     against: tuple[Published, ...]
     source: str
+    form: str = ""
+
+    @property
+    def is_less_time(self) -> bool:
+        """True if the figure is a share: 1 - 1 / ratio."""
+        return self.form == "less"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +108,7 @@ def _reported(facts: dict[str, Any]) -> Reported:
     names = {entry.name: entry for entry in sets + peers}
     claims = tuple(
         Claim(
-            says=claim["says"],
-            value=claim["value"],
-            ratio=claim["ratio"],
-            is_less_time=claim.get("form") == "less",
-            of=names[claim["of"]],
-            against=tuple(names[name] for name in claim["against"]),
-            source=claim["source"],
+            **claim | {"of": names[claim["of"]], "against": tuple(names[name] for name in claim["against"])}
         )
         for claim in facts.get("claims", ())
     )
@@ -135,18 +134,11 @@ def _published(facts: dict[str, Any], entry: dict[str, Any]) -> Published:
         target=facts["quality_target"],
         source=entry["source"],
     )
-    return Published(
-        name=entry["system"],
-        submitter=entry["submitter"],
-        round=entry["round"],
-        division=entry["division"],
-        accelerators=entry["accelerators"],
-        configurations=tuple(entry.get("configurations", ())),
-        masked_tokens=entry.get("masked_tokens", OFFICIAL),
-        mosaic_minutes=tuple(entry.get("mosaic_minutes", ())),
-        mosaic_samples=tuple(entry.get("mosaic_samples", ())),
-        score=score,
-    )
+    lists = ("configurations", "mosaic_minutes", "mosaic_samples")
+    fields = {name: entry[name] for name in ("submitter", "round", "division", "accelerators")}
+    fields |= {name: tuple(entry.get(name, ())) for name in lists}
+    tokens = entry.get("masked_tokens", OFFICIAL)
+    return Published(name=entry["system"], masked_tokens=tokens, score=score, **fields)
 
 
 def _run(
@@ -168,11 +160,9 @@ def _run(
         evaluation = minutes - samples / (60 * rate)
     training = None if evaluation is None else minutes - evaluation
     split = None
-    if training is not None and evaluation is not None and startup is not None and overshoot is not None:
+    if not (training is None or evaluation is None or startup is None or overshoot is None):
         rest = training - startup - overshoot
-        split = TimeSplit(
-            startup=startup, training=rest, evaluation=evaluation, overshoot=overshoot, samples=None
-        )
+        split = TimeSplit(startup, rest, evaluation, overshoot, samples=None)
     return Run(
         name=f"result_{index}.txt",
         minutes=minutes if samples else math.inf,
