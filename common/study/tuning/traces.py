@@ -2,9 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,25 +23,15 @@ class Trace:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     dtype: torch.dtype
 
-    @property
-    def precision(self) -> str:
-        """`float64` for torch.float64."""
-        return str(self.dtype).removeprefix("torch.")
-
 
 def distance(one: Trace, other: Trace) -> float:
-    """Return the largest relative difference of a loss, of the gradients and of the first step."""
+    """Return the largest relative difference of losses, gradients and the first step; NaN for any NaN."""
     losses = [abs(a - b) / abs(b) if b else abs(a) for a, b in zip(one.losses, other.losses, strict=True)]
     tensors = [(getattr(one, name), getattr(other, name)) for name in ("gradients", "updates", "buffers")]
-    return worst([*losses, *(apart(*both) for both in tensors)])
+    return float(np.max([*losses, *(distance_of_tensors(*both) for both in tensors)]))
 
 
-def worst(values: Sequence[float]) -> float:
-    """Return the largest value, NaN where one is NaN."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values)
-
-
-def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def distance_of_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     """Return the norm of the difference of all tensors over the norm of `other`.
 
     Tensors that one side names or joins differently (three projections in one) are compared as one sorted

@@ -72,8 +72,8 @@ def choose_file(args: argparse.Namespace, loaded: Loaded) -> Path:
         )
         return Path(path)
     check_data(loaded)
-    command = ["run", args.benchmark, absolute(loaded.source), "--size", args.size, f"-O{args.level}"]
-    command += [part for setting in args.set for part in ("--set", setting)]
+    source = str(Path(loaded.source).resolve()) if loaded.source.endswith(".yaml") else loaded.source
+    command = run_command(args, args.benchmark, source)
     command += ["--tune-seconds", str(args.tune_seconds), "--write-config", str(path.resolve()), "--dry-run"]
     for name in ("seed", "nproc"):
         if (value := getattr(args, name)) is not None:
@@ -86,10 +86,14 @@ def choose_file(args: argparse.Namespace, loaded: Loaded) -> Path:
     return Path(path)
 
 
+def run_command(args: argparse.Namespace, benchmark: str, configuration: str) -> list[str]:
+    settings = [part for setting in args.set for part in ("--set", setting)]
+    return ["run", benchmark, configuration, "--size", args.size, f"-O{args.level}", *settings]
+
+
 def describe_command(args: argparse.Namespace, loaded: Loaded) -> str:
     config, num_ranks = loaded.config, launch.choose_ranks(loaded.config, args.nproc)
-    command = ["ttt", "run", config.benchmark, config.configuration, "--size", config.size, f"-O{args.level}"]
-    command += [part for setting in args.set for part in ("--set", setting)]
+    command = ["ttt", *run_command(args, config.benchmark, config.configuration)]
     command += ["--nproc", str(num_ranks)] if num_ranks > 1 else []
     return "# Found by: " + " ".join(shlex.join(command).split())  # a setting may have line breaks
 
@@ -99,11 +103,6 @@ def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
     name = benchmark_module(config.benchmark).Benchmark.names.mlperf
     folder: Path = args.results.resolve() / system.system_id(config) / name
     return folder / f"{config.configuration}.yaml"
-
-
-def absolute(source: str) -> str:
-    """Return a configuration's name, or its path from any folder."""
-    return str(Path(source).resolve()) if source.endswith(".yaml") else source
 
 
 def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
@@ -117,17 +116,18 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     print(f"{config.benchmark} {config.configuration} {config.size}, -O{args.level}:", flush=True)
 
     def report(tried: tune.Tried) -> None:
-        print(f"  {tried.name}: {tried.outcome}, {tried.why}", flush=True)
+        print(f"  {tried.change.name}: {tried.outcome}, {tried.why}", flush=True)
 
-    outcome = tune_runs.tune(tuner, args.level, seconds=args.tune_seconds, report=report)
-    seen = tune.table(outcome.tried, outcome.seconds)
-    if all(change.is_exact for change in outcome.tried if change.is_kept):
-        losses = tuner.losses(()), tuner.losses(outcome.state)
+    search = tune.Search(tuner, seconds=args.tune_seconds, report=report)
+    search.run(tune_runs.candidates(tuner, args.level))
+    seen = tune.table(search)
+    if all(tried.change.is_exact for tried in search.tried if tried.outcome == tune.KEPT):
+        losses = tuner.losses(()), tuner.losses(search.state)
         seen += "\n" + tune_runs.compare_losses(*losses, config.precision)
     else:
         seen += "\ntraining was changed: its losses are its own"
     comment = [describe_command(args, loaded), *(f"# {line}".rstrip() for line in seen.splitlines())]
-    text = tune_runs.make_yaml(tuner, outcome, "\n".join(comment))
+    text = tune_runs.make_yaml(tuner, search.state, "\n".join(comment))
     print(text, flush=True)
     if args.write_config is not None:
         save_text(args.write_config, text)

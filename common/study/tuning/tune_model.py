@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from common.errors import UserError
-from common.measure.clock import time_call
 from common.methods.channels_last import apply_channels_last
 from common.methods.compile import missing_compiler
+from common.study.tuning.subjects import Steps
 from common.study.tuning.traces import Trace, take_trace
-from common.study.tuning.tune import Change, Refused, Search, table
+from common.study.tuning.tune import Change, Refused, Search, State, table
 
-State = tuple[str, ...]  # names of what was kept
 NUM_WORKERS = (2, 4, 8)
 NUM_STEPS = 4  # of a turn, and of a comparison
 
@@ -47,13 +46,13 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for inputs, targets in self.batches:
-            yield map_tensors(inputs, self.moved), map_tensors(targets, self.moved)
+            yield map_tensors(inputs, self.move), map_tensors(targets, self.move)
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
 
-    def moved(self, value: Tensor) -> Tensor:
-        """Return a tensor where and how the model wants it."""
+    def move(self, value: Tensor) -> Tensor:
+        """Return a tensor on the model's device, in its layout."""
         value = value.to(self.device, self.dtype if value.is_floating_point() else None, non_blocking=True)
         is_image = self.is_channels_last and value.ndim == 4
         return value.contiguous(memory_format=torch.channels_last) if is_image else value
@@ -65,11 +64,9 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return function(value)
     if isinstance(value, dict):
         return {key: map_tensors(item, function) for key, item in value.items()}
-    return (
-        type(value)(map_tensors(item, function) for item in value)
-        if isinstance(value, tuple | list)
-        else value
-    )
+    if isinstance(value, tuple | list):
+        return type(value)(map_tensors(item, function) for item in value)
+    return value
 
 
 def optimize(
@@ -91,28 +88,28 @@ def optimize(
         if iter(loader) is loader:
             hint = "pass what it iterates over"
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
-        outcome = Search(bench, (), seconds=seconds, report=lambda tried: None).run(bench.changes())
-    tuned = bench.assemble(outcome.state, model)
-    return replace(tuned, kept=outcome.state, report=table(outcome.tried, outcome.seconds))
+        search = Search(bench, seconds=seconds, report=lambda tried: None).run(bench.changes())
+    return replace(bench.assemble(search.state, model), kept=search.state, report=table(search))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBench:
-    """Builds copies of a person's model to be timed and compared."""
+    """Builds copies of a person's model to be timed and compared; a state is names of changes."""
 
     model: nn.Module
     loader: Iterable[Any]
     loss: Callable[[Any, Any], Tensor]
     make_optimizer: Callable[[Any], Optimizer]
 
-    def changes(self) -> list[Change[State]]:
+    def changes(self) -> list[Change]:
         """Return what is tried, what gains most where it gains first: the time may not suffice for all."""
         lacks = missing_compiler()
+        workers = [f"loader_workers_{number}" for number in NUM_WORKERS]
         return [
-            *(change(f"loader_workers_{number}", is_of_loader=True) for number in NUM_WORKERS),
-            change("compile", missing=f"not available: {lacks}" if lacks else ""),
-            change("channels_last"),
-            change("fused_optimizer"),
+            *(Change(name=name, adds=(name,), is_of_loader=True) for name in workers),
+            Change(name="compile", adds=("compile",), missing=f"not available: {lacks}" if lacks else ""),
+            Change(name="channels_last", adds=("channels_last",)),
+            Change(name="fused_optimizer", adds=("fused_optimizer",)),
         ]
 
     def assemble(self, state: State, model: nn.Module, dtype: torch.dtype | None = None) -> Tuned:
@@ -135,12 +132,21 @@ class ModelBench:
         return Tuned(model=model, optimizer=optimizer, loader=loader)
 
     def copy_model(self, state: State, dtype: torch.dtype | None = None) -> Tuned:
-        """Return a copy with what is in the state, in training mode."""
         return self.assemble(state, copy.deepcopy(self.model).to(dtype).train(), dtype)
 
-    def build(self, state: State, change: Change[State]) -> "TimedModel":
-        """Return what is timed."""
-        return TimedModel(self.copy_model(state), self.loss, has_loader=change.is_of_loader)
+    def build(self, state: State, *, has_loader: bool) -> Steps:
+        """Return a copy that takes turns on the first batches, or on those of its loader."""
+        tuned = self.copy_model(state)
+        loader = tuned.loader.batches
+        num_ahead = getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 2)
+        batches = tuned.loader if has_loader else list(itertools.islice(tuned.loader, NUM_STEPS))
+        return Steps(
+            step=lambda number, batch: take_step(tuned, self.loss, batch),
+            batches=itertools.chain.from_iterable(itertools.repeat(batches)),
+            num_steps=NUM_STEPS,
+            num_prefetched=num_ahead if has_loader else 0,
+            device=tuned.loader.device,
+        )
 
     @cached_property
     def read(self) -> list[Any]:
@@ -152,9 +158,8 @@ class ModelBench:
         kind = next(self.model.parameters())
         exact = torch.float32 if kind.is_cuda else torch.float64
         tuned = self.copy_model(state, exact if is_exact else None)
-        if tuned.loader.batches is not self.loader and not equal_tensors(
-            first_batches(tuned.loader.batches), self.read
-        ):
+        loader = tuned.loader.batches
+        if loader is not self.loader and not equal_tensors(first_batches(loader), self.read):
             raise Refused("the data set draws at random: not compared")
         batches = list(replace(tuned.loader, batches=copy.deepcopy(self.read)))
         torch.manual_seed(0)
@@ -164,11 +169,6 @@ class ModelBench:
             NUM_STEPS,
             exact if is_exact else kind.dtype,
         )
-
-
-def change(name: str, *, is_of_loader: bool = False, missing: str = "") -> Change[State]:
-    """Return the change that adds a name to the state."""
-    return Change(name=name, apply=lambda state: (*state, name), is_of_loader=is_of_loader, missing=missing)
 
 
 def take_step(tuned: Tuned, loss: Callable[[Any, Any], Tensor], batch: tuple[Any, Any]) -> Tensor:
@@ -245,38 +245,3 @@ def equal_tensors(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return all(map(equal_tensors, one, other))
     return bool(one == other)
-
-
-class TimedModel:
-    """A copy that takes turns, on batches read before unless the loader itself is to be timed."""
-
-    def __init__(self, tuned: Tuned, loss: Callable[[Any, Any], Tensor], *, has_loader: bool):
-        self.tuned, self.loss = tuned, loss
-        self.has_loader = has_loader
-        ready = tuned.loader if has_loader else list(itertools.islice(tuned.loader, NUM_STEPS))
-        self.batches = repeat(ready)
-        self.num_drained = count_prefetched(tuned.loader.batches) if has_loader else 0
-
-    def turn(self) -> float:
-        """Return the seconds of a few steps."""
-        for _ in range(self.num_drained):  # made ready while the other had its turn
-            next(self.batches)
-        return time_call(self.steps, self.tuned.loader.device)
-
-    def steps(self) -> None:
-        """Take the steps of a turn."""
-        for _ in range(NUM_STEPS):
-            take_step(self.tuned, self.loss, next(self.batches))
-
-    def close(self) -> None:
-        """Let worker processes go."""
-        self.batches = iter(())
-
-
-def count_prefetched(loader: Iterable[Any]) -> int:
-    return getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 2)
-
-
-def repeat(batches: Iterable[Any]) -> Iterator[Any]:
-    while True:
-        yield from batches

@@ -1,11 +1,11 @@
 """The changes that `ttt run -O1` and `-O2` try on a configuration, and the YAML file of those kept.
 
 `-O1` tries methods that declare to leave the mathematics alone, switched on or off, and settings of which
-the benchmark says so; `-O2` also the methods of the benchmark's other configurations.
+the benchmark says so; `-O2` also the methods of the benchmark's other configurations. A state is settings,
+as after --set, in the order in which they were kept.
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,11 @@ from torch import Tensor
 
 from common.config.merge import merge, merge_files, parse_setting, read_path
 from common.config.schema import Loaded, RunConfig
-from common.measure.clock import time_call
 from common.methods.compile import missing_compiler
 from common.repository import available_methods, benchmark_module, configurations
-from common.study.tuning.apart import Apart
+from common.study.tuning.subjects import Apart, Steps
 from common.study.tuning.traces import Trace, take_trace
-from common.study.tuning.tune import Change, Outcome, Search, Tried
+from common.study.tuning.tune import Change, State
 from common.training.benchmark import Benchmark
 from common.training.card import read_card
 from common.training.load import load_config
@@ -32,7 +31,6 @@ from common.training.ranks import RankInfo
 from common.training.registry import kind_of
 from common.training.step import DTYPES, Training
 
-State = tuple[str, ...]  # settings, as after --set, in the order in which they were kept
 NUM_POINTS = 4  # of a training, evenly spread, at which a turn takes a step
 NUM_TRACED = 3  # steps of a comparison, at the peak of the learning rate
 NUM_SHOWN = 10  # steps from the start whose losses are shown side by side
@@ -67,12 +65,24 @@ class Tuner:
         training.replica = training.model
         return training
 
-    def build(self, state: State, change: Change[State]) -> Apart:
-        """Return what is timed: with its loader where the change is one of the loader."""
-        return Apart(partial(self.build_timed, state, has_loader=change.is_of_loader))
+    def build(self, state: State, *, has_loader: bool) -> Apart:
+        """Return a subject in a process of its own."""
+        return Apart(partial(self.make_steps, state, has_loader=has_loader))
 
-    def build_timed(self, state: State, *, has_loader: bool) -> "TimedTraining":
-        return TimedTraining(self.training(self.config(state)), has_loader=has_loader)
+    def make_steps(self, state: State, *, has_loader: bool) -> Steps:
+        """Return a training that takes a step at each of a few points of the whole, on real batches."""
+        training = self.training(self.config(state))
+        benchmark, num_steps = training.benchmark, training.plan.num_steps
+        points = [num_steps * number // NUM_POINTS for number in range(NUM_POINTS)]
+        read = [] if has_loader else [next(benchmark.train_batches(point)) for point in points]
+        return Steps(
+            step=lambda number, batch: training.train_step(batch, points[number]),
+            batches=benchmark.train_batches(0) if has_loader else itertools.cycle(read),
+            num_steps=NUM_POINTS,
+            num_prefetched=probes_of(benchmark).num_batches_ahead if has_loader else 0,
+            device=training.device,
+            num_turns=num_steps / NUM_POINTS,
+        )
 
     def trace(self, state: State, *, is_exact: bool) -> Trace:
         """Return the first steps on real batches at the peak of the learning rate."""
@@ -95,8 +105,7 @@ class Tuner:
 
     def losses(self, state: State) -> list[float]:
         """Return the losses of the first steps of a run."""
-        config = self.config(state)
-        training = self.training(config)
+        training = self.training(self.config(state))
         batches = training.benchmark.train_batches(0)
         return [float(training.train_step(next(batches), step)) for step in range(NUM_SHOWN)]
 
@@ -122,49 +131,6 @@ def cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
     return replace(batch, inputs=inputs)
 
 
-def method_classes(benchmark: str) -> dict[str, type[Method]]:
-    return {name: kind_of(name, module) for name, module in available_methods(benchmark).items()}
-
-
-class TimedTraining:
-    """A training that takes turns: a step at each of a few points of the whole, on real batches.
-
-    The batches were read before, unless the loader itself is to be timed.
-    """
-
-    def __init__(self, training: Training, *, has_loader: bool) -> None:
-        self.training = training
-        plan, ahead = training.plan, probes_of(training.benchmark).num_batches_ahead
-        points = [plan.num_steps * number // NUM_POINTS for number in range(NUM_POINTS)]
-        self.loader, self.batches = None, []
-        if has_loader:
-            self.loader = training.benchmark.train_batches(0)
-            self.num_drained, self.points = ahead, points
-        else:
-            read = (next(training.benchmark.train_batches(step)) for step in points)
-            self.batches = list(zip(points, read, strict=True))
-
-    def steps(self) -> None:
-        """Take the steps of a turn."""
-        if self.loader:
-            for point in self.points:
-                self.training.train_step(next(self.loader), point)
-        else:
-            for point, batch in self.batches:
-                self.training.train_step(batch, point)
-
-    def turn(self) -> float:
-        """Return the seconds of a whole training at this pace."""
-        if self.loader:  # batches that were made ready while the other had its turn
-            for _ in range(self.num_drained):
-                next(self.loader)
-        return time_call(self.steps, self.training.device) / NUM_POINTS * self.training.plan.num_steps
-
-    def close(self) -> None:
-        """End the processes of the loader."""
-        self.loader = None
-
-
 def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Return by configuration the methods that it has, with their settings at a size.
 
@@ -181,83 +147,57 @@ def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any
     return methods
 
 
-def candidates(tuner: Tuner, level: int) -> list[Change[State]]:
+def candidates(tuner: Tuner, level: int) -> list[Change]:
     """Return what is tried, likely gains first: the time may not suffice for all.
 
     That is methods that configurations of the benchmark use, loaders, other methods, compilers, other
     settings, and what is on left out. Methods stay in the order in which they are applied, compilers last.
+    A person's own settings are left alone.
     """
     config = tuner.loaded.config
-    written = read_methods(config.benchmark, config.size)
     chosen = {key for key, origin in tuner.loaded.origins.items() if origin == "--set"}
-    longest_first = sorted(written.values(), key=len, reverse=True)
-    kinds = method_classes(config.benchmark)
-    order = dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(kinds)])
-    names = [name for name in order if ("methods", name) not in chosen]
-    settings = list_settings(tuner, chosen)
-    used: list[Change[State]] = []
-    others: list[Change[State]] = []
-    compilers: list[Change[State]] = []
-    without: list[Change[State]] = []
-    for name in names:
-        kind, homes = kinds[name], [methods for methods in written.values() if name in methods]
-        keeps = kind.is_exact
+    written = list(read_methods(config.benchmark, config.size).values())
+    modules = available_methods(config.benchmark)
+    longest_first = sorted(written, key=len, reverse=True)
+    order = list(dict.fromkeys([*itertools.chain.from_iterable(longest_first), *sorted(modules)]))
+    used, others, compilers, without = (list[Change]() for _ in range(4))
+    for name in order:
+        kind, homes = kind_of(name, modules[name]), [methods for methods in written if name in methods]
+        if ("methods", name) in chosen:
+            continue
         if name in config.methods:
-            if keeps:
-                without.append(switch_off(name))
-        elif keeps or (level > 1 and homes):
-            allies = set().union(*homes) if homes else set(order)
-            change = switch_on(
-                name,
-                kind,
-                next(iter(homes), {}).get(name, {}),
-                conflicts_with=() if keeps else tuple(other for other in order if other not in allies),
-            )
-            (compilers if kind.compiles else used if homes else others).append(change)
+            if kind.is_exact:
+                without.append(Change(name=f"without {name}", adds=(f"methods.{name}=false",)))
+        elif kind.is_exact or (level > 1 and homes):
+            kinds = compilers if kind.compiles else used if homes else others
+            kinds.append(switch_on(name, kind, homes, order))
+    settings = [
+        Change(name=" ".join(texts), adds=tuple(texts), is_of_loader=texts[0].startswith("data."))
+        for texts in probes_of(tuner.benchmark(config)).equal_settings()
+        if chosen.isdisjoint(tuple(text.partition("=")[0].split(".")) for text in texts)
+    ]
     loaders = [change for change in settings if change.is_of_loader]
     forms = [change for change in settings if not change.is_of_loader]
-    return [fused_row(config), *used, *loaders, *others, *compilers, *forms, *without]
+    fused = Change(name=f"fused {config.optimizer.name}", missing="on already")
+    return [fused, *used, *loaders, *others, *compilers, *forms, *without]
 
 
-def switch_on(
-    name: str, kind: type[Method], settings: Any, *, conflicts_with: tuple[str, ...]
-) -> Change[State]:
-    """Return the change that switches a method on."""
-    setting = f"methods.{name}={yaml.safe_dump(settings, default_flow_style=True, width=1000).strip()}"
+def switch_on(name: str, kind: type[Method], homes: list[dict[str, Any]], order: list[str]) -> Change:
+    """Return the change that switches a method on as the first of its `homes`, configurations, does.
+
+    One that changes training is no alternative to those of its homes, but to all others.
+    """
+    settings = yaml.safe_dump(homes[0][name] if homes else {}, default_flow_style=True, width=1000).strip()
+    allies = set().union(*homes)
     lacks = missing_compiler() if kind.compiles else ""
     return Change(
         name=name,
-        apply=add_settings(setting),
+        adds=(f"methods.{name}={settings}",),
         is_exact=kind.is_exact,
         evidence="" if kind.is_exact else read_promise(name, kind),
         missing=f"not available: {lacks}" if lacks else "",
-        conflicts_with=conflicts_with,
+        conflicts_with=() if kind.is_exact else tuple(other for other in order if other not in allies),
     )
-
-
-def switch_off(name: str) -> Change[State]:
-    return Change(name=f"without {name}", apply=add_settings(f"methods.{name}=false"))
-
-
-def fused_row(config: RunConfig) -> Change[State]:
-    return Change(name=f"fused {config.optimizer.name}", apply=add_settings(), missing="on already")
-
-
-def add_settings(*settings: str) -> Callable[[State], State]:
-    return lambda state: (*state, *settings)
-
-
-def list_settings(tuner: Tuner, chosen: set[tuple[str, ...]]) -> list[Change[State]]:
-    """Return a change for all settings that the benchmark says leave the mathematics alone."""
-    return [
-        Change(
-            name=" ".join(settings),
-            apply=add_settings(*settings),
-            is_of_loader=settings[0].startswith("data."),
-        )
-        for settings in probes_of(tuner.benchmark(tuner.loaded.config)).equal_settings()
-        if chosen.isdisjoint(tuple(text.partition("=")[0].split(".")) for text in settings)
-    ]
 
 
 def read_promise(name: str, kind: type[Method]) -> str:
@@ -267,12 +207,7 @@ def read_promise(name: str, kind: type[Method]) -> str:
     return card.sections["Effect on quality"].partition(". ")[0] if relieves_none else ""
 
 
-def tune(tuner: Tuner, level: int, *, seconds: float, report: Callable[[Tried], None]) -> Outcome[State]:
-    """Search on this machine."""
-    return Search(tuner, (), seconds=seconds, report=report).run(candidates(tuner, level))
-
-
-def make_yaml(tuner: Tuner, outcome: Outcome[State], head: str) -> str:
+def make_yaml(tuner: Tuner, state: State, head: str) -> str:
     """Return the YAML file of what was kept: it extends the configuration and states only differences.
 
     `head`, lines of comment, says what it was made for and what was seen.
@@ -281,7 +216,7 @@ def make_yaml(tuner: Tuner, outcome: Outcome[State], head: str) -> str:
     if base.endswith(".yaml"):
         document, base = read_path(Path(base))
         merge(values, document, {})
-    for setting in [*tuner.settings, *outcome.state]:
+    for setting in [*tuner.settings, *state]:
         merge(values, parse_setting(setting), {})
     return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
 

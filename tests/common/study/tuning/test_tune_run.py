@@ -8,7 +8,6 @@ import yaml
 from common.config.merge import to_yaml
 from common.errors import UserError
 from common.evidence.log import read_log
-from common.study.tuning.tune import Gain, Outcome, Tried
 from common.study.tuning.tune_runs import Tuner, candidates, make_yaml
 from common.training.load import load_config
 from tests.command import ttt, ttt_here
@@ -93,14 +92,14 @@ def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the
     assert names[:2] == ["fused adamw", "unpad"] and found["fused adamw"].missing  # the one that pays first
     assert {"model.attention=eager", "reuse_memory", "channels_last", "fused adamw"} <= found.keys()
     assert "model.attention=sdpa" not in found and "ema" not in found
-    assert found["unpad"].apply(()) == ("methods.unpad={round_to: 64}",)  # of size mini
-    assert found["compile_layers"].apply(()) == ("methods.compile_layers={}",)  # which size mini switches off
+    assert found["unpad"].adds == ("methods.unpad={round_to: 64}",)  # of size mini
+    assert found["compile_layers"].adds == ("methods.compile_layers={}",)  # which size mini switches off
     assert all(change.is_exact for change in found.values())
 
 
 def test_o1_also_tries_without_what_is_on_and_leaves_alone_what_a_person_set():
     found = named(candidates(tuner("image_classification", "baseline"), 1))
-    assert found["without channels_last"].apply(()) == ("methods.channels_last=false",)
+    assert found["without channels_last"].adds == ("methods.channels_last=false",)
     assert "without label_smoothing" not in found
     found = named(candidates(tuner("image_classification", "baseline", "methods.channels_last={}"), 1))
     assert "without channels_last" not in found
@@ -110,7 +109,7 @@ def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_a
     found = named(candidates(tuner("image_classification", "baseline"), 2))
     assert not found["ema"].is_exact and "average" in found["ema"].evidence
     assert found["progressive_resizing"].evidence == ""  # its card promises time: it has to gain some
-    assert found["scale_schedule"].apply(()) == ("methods.scale_schedule={ratio: 0.5}",)
+    assert found["scale_schedule"].adds == ("methods.scale_schedule={ratio: 0.5}",)
     assert "progressive_resizing" in found["progressive_crops"].conflicts_with
     assert "ema" not in found["blurpool"].conflicts_with
     assert "no_norm_decay" not in found  # in no configuration
@@ -119,9 +118,7 @@ def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_a
 def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_path):
     own = tuner("language_bert", "baseline", "global_batch_size=8")
     state = ("methods.unpad={round_to: 64}", "model.attention=eager", "methods.unpad=false")
-    gain = Gain(median=2.0, low=1.5, high=2.5, num_pairs=12)
-    found = Outcome(state=state, tried=[Tried(name="unpad", is_kept=True, why="faster", gain=gain)])
-    text = make_yaml(own, found, "# Found by: a command")
+    text = make_yaml(own, state, "# Found by: a command")
     assert text.startswith("# Found by: a command\nextends: ")
     stated = {"extends": "baseline", "global_batch_size": 8, "methods": {"unpad": False}}
     assert yaml.safe_load(text) == stated | {"model": {"attention": "eager"}}
