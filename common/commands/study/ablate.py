@@ -27,10 +27,13 @@ from rich.text import Text
 from common.arguments import add_benchmark, whole_number
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
+from common.evidence.ledger import PATTERN
 from common.files import save_text
 from common.repository import relative_path
 from common.study import cells
-from common.study.ablation import ablate, design, steps
+from common.study.ablation import design
+from common.study.ablation import ledger as ledgers
+from common.study.ablation.experiment import Experiment, builder
 from common.study.ablation.switches import Switches
 
 IN_NAME = "CONFIGURATION"
@@ -77,30 +80,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Plan, measure, train, calculate, print."""
     console = Console(highlight=False, soft_wrap=True)
-    build = steps.builder(args.benchmark)
+    build = builder(args.benchmark)
     switches = Switches(args.benchmark, args.configuration, size=args.size, settings=args.set, build=build)
     with console.status("finding out what can be built"):
         ablation = design.plan(switches, args.max_design)
     console.print(*map(Text, design.describe(ablation)), sep="\n")
     args.study = args.study.replace(IN_NAME, args.configuration)
     study = cells.from_arguments(args, args.benchmark, [])
+    experiment = Experiment(ablation=ablation, study=study, args=args, console=console)
     if args.dry_run:
-        counts = ablate.run_counts(ablation, args)
+        counts = experiment.num_runs
         runs = "no runs" if args.step_only else f"{sum(counts.values())} runs of {len(counts)} cells"
         console.print(f"{len(ablation.states)} states are timed, {runs} trained")
-        steps.load_steps(ablation, study, args, console)
-        return EXIT_OK if args.step_only else ablate.run_cells(ablation, study, args)
+        experiment.load_steps()
+        return EXIT_OK if args.step_only else experiment.run_cells()
     if not args.step_only:
         check_data(switches.load(switches.all))  # before minutes of step times
-    figures = ablate.time_steps(ablation, study, args, console)
-    code = EXIT_OK if args.step_only else ablate.train(ablation, study, figures, args, console)
+    figures = experiment.load_steps() or experiment.measure_steps()
+    code = EXIT_OK if args.step_only else experiment.train(figures)
     if code == EXIT_INTERRUPTED:
         return code
     target = args.target or switches.load(switches.all).config.target
-    ledger = ablate.make_ledger(ablation, study, figures, target)
-    path = ablate.ledger_path(study)
+    ledger = ledgers.make_ledger(experiment, figures, target)
+    path = study.report.with_suffix(PATTERN.removeprefix("*"))
     save_text(path, ledger.model_dump_json(indent=1) + "\n")
-    ablate.show(ledger)
+    ledgers.show(ledger)
     console.print(f"-> {relative_path(path)}")
     return code
 

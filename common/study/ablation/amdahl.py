@@ -6,7 +6,7 @@ of times, with a method over without it: below 1 is faster.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -32,15 +32,16 @@ def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None
     return 1 / (1 - share) if share < 1 - 1e-9 else math.inf
 
 
-def exponential(logs: Estimate) -> Estimate:
-    """Return an estimate of a ratio from that of its logarithm."""
-    limits = logs.interval
+def transform(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
+    """Return the estimate of a function, rising or falling, of what was estimated."""
+    limits = estimate.interval
     if limits is not None:
-        limits = Interval(low=math.exp(limits.low), high=math.exp(limits.high), method=limits.method)
-    return Estimate(value=math.exp(logs.value), interval=limits)
+        low, high = sorted(map(function, (limits.low, limits.high)))
+        limits = Interval(low=low, high=high, method=limits.method)
+    return Estimate(value=function(estimate.value), interval=limits)
 
 
-def spread(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+def spread(groups: Collection[Sequence[float]]) -> tuple[float, int]:
     """Return the standard deviation that all groups have in common, and its degrees of freedom or 0."""
     freedom = sum(len(group) - 1 for group in groups if group)
     squares = math.fsum(float(np.var(group)) * len(group) for group in groups if group)
@@ -55,23 +56,12 @@ def contrast(terms: Sequence[tuple[float, Sequence[float]]], common: tuple[float
         return Estimate(value=value, interval=None)
     error = deviation * math.sqrt(math.fsum(factor**2 / len(values) for factor, values in terms))
     half = stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * error
-    limits = Interval(
-        low=value - half, high=value + half, method=f"Student-t, common spread of {freedom} degrees"
-    )
-    return Estimate(value=value, interval=limits)
-
-
-def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """Return an estimate times a factor of any sign."""
-    limits = estimate.interval
-    if limits is not None:
-        low, high = sorted((factor * limits.low, factor * limits.high))
-        limits = Interval(low=low, high=high, method=limits.method)
-    return Estimate(value=factor * estimate.value, interval=limits)
+    method = f"Student-t, common spread of {freedom} degrees"
+    return Estimate(value=value, interval=Interval(low=value - half, high=value + half, method=method))
 
 
 def around(value: float, errors: Sequence[Estimate]) -> Estimate:
-    """Return a value with the interval of independent errors: half-widths add as squares."""
+    """Return a value with the interval of independent errors, all known: half-widths add as squares."""
     known, limits = [error.interval for error in errors if error.interval is not None], None
     if len(known) == len(errors):
         half = math.sqrt(math.fsum(((interval.high - interval.low) / 2) ** 2 for interval in known))
@@ -79,6 +69,5 @@ def around(value: float, errors: Sequence[Estimate]) -> Estimate:
     return Estimate(value=value, interval=limits)
 
 
-def summed(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the sum of independent estimates; no interval where one has none."""
+def summed(*estimates: Estimate) -> Estimate:
     return around(math.fsum(estimate.value for estimate in estimates), estimates)

@@ -1,14 +1,11 @@
 """The plan of an ablation: which states of a configuration's switches are to be measured, and why."""
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.errors import UserError
 from common.study.ablation.factorial import Design, design, smallest
 from common.study.ablation.switches import State, Switches
-
-MAX_CELL_NAME = 44
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +35,6 @@ class Ablation:
         """Every state once, the base first."""
         return tuple(dict.fromkeys([*self.ends, *self.single, *self.factorial]))
 
-    def name(self, state: State) -> str:
-        """Return the name of a state's cell."""
-        base, whole = self.ends
-        if state in (base, whole):
-            return self.switches.configuration if state else self.switches.base
-        is_near_whole = len(whole - state) < len(state)
-        turned = self.switches.in_order(whole - state if is_near_whole else state)
-        name = f"{'without' if is_near_whole else 'with'}-{'.'.join(turned)}"
-        if len(name) <= MAX_CELL_NAME:
-            return name
-        return f"{name[: MAX_CELL_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-
 
 def plan(switches: Switches, max_design: int) -> Ablation:
     """Return what is to be measured; the factorial is over the switches that no other needs."""
@@ -67,8 +52,7 @@ def plan(switches: Switches, max_design: int) -> Ablation:
         made = design(factors, max_design)
     ablation = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made, held=held)
     for state in ablation.states:
-        if problem := switches.problem(state):
-            raise UserError(f"cannot be built: {problem}", where=switches.describe(state))
+        switches.refuse_broken(state)
     return ablation
 
 

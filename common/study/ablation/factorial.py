@@ -11,14 +11,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 Word = frozenset[str]
 
-IDENTITY: Word = frozenset()
 CLEAR = 5  # of this resolution on main effects and interactions of two are all told apart
+MAX_TRIALS = 5000  # fractions of one size that are compared
+ROMAN = {3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Design:
     """The `base` factors take every combination of levels; each of `generators` is a product of some."""
 
@@ -31,40 +33,39 @@ class Design:
         """The factors that are on in each run, all of them in one run."""
         runs = []
         for size in range(len(self.base), -1, -1):
-            for chosen in itertools.combinations(self.base, size):
-                on = set(chosen)
-                on |= {name for name, word in self.generators.items() if sign(word, on) > 0}
-                runs.append(frozenset(on))
+            for on in map(frozenset, itertools.combinations(self.base, size)):
+                runs.append(on | {name for name, word in self.generators.items() if sign(word, on) > 0})
         return runs
 
-    @property
+    @cached_property
     def defining_words(self) -> list[Word]:
-        return products([word | {name} for name, word in self.generators.items()])
+        """All products of one or more generators with their factors; a factor times itself is 1."""
+        products: list[Word] = [frozenset()]
+        for name, word in self.generators.items():
+            products += [word ^ {name} ^ other for other in products]
+        return products[1:]
 
     @property
     def resolution(self) -> float:
-        return min((len(word) for word in self.defining_words), default=math.inf)
+        return min(map(len, self.defining_words), default=math.inf)
 
-    def aliases(self, word: Word, longest: int = 2) -> list[Word]:
-        """Return the other words of at most so many factors with the same column."""
+    def aliases(self, word: Word) -> list[Word]:
+        """Return the other words of one or two factors with the same column, single factors first."""
         same = [word ^ defining for defining in self.defining_words]
-        return sorted((alias for alias in same if 0 < len(alias) <= longest), key=ordered)
+        return sorted((alias for alias in same if 0 < len(alias) <= 2), key=lambda w: (len(w), sorted(w)))
 
     @property
-    def pairs(self) -> list[Word]:
-        """Every two factors."""
-        return [frozenset(pair) for pair in itertools.combinations(self.factors, 2)]
+    def hidden(self) -> list[Word]:
+        """The interactions of two factors that are aliases of a single one: they cannot be seen."""
+        return [pair for pair in pairs(self.factors) if any(len(alias) == 1 for alias in self.aliases(pair))]
 
-    def hides(self, pair: Word) -> bool:
-        """Return whether the interaction of a pair is an alias of a single factor: it cannot be seen."""
-        return bool(self.aliases(pair, longest=1))
-
+    @property
     def interactions(self) -> list[list[Word]]:
-        """Return the interactions of two factors that can be seen, with those that each is an alias of."""
-        seen: set[Word] = set()
+        """The interactions of two factors that can be seen, each with those that it is an alias of."""
+        seen = set(self.hidden)
         strings = []
-        for pair in self.pairs:
-            if pair not in seen and not self.hides(pair):
+        for pair in pairs(self.factors):
+            if pair not in seen:
                 strings.append([pair, *self.aliases(pair)])
                 seen |= set(strings[-1])
         return strings
@@ -74,29 +75,30 @@ class Design:
         count, num_factors, runs = len(self.generators), len(self.factors), 2 ** len(self.base)
         if not count:
             return f"full factorial of {num_factors} factors in {runs} runs: nothing is an alias"
+        numeral = ROMAN.get(int(self.resolution), f"{self.resolution:g}")
         made = ", ".join(f"{name} = {spelled(word)}" for name, word in self.generators.items())
-        strings = [string for string in self.interactions() if len(string) > 1]
-        paired = "; ".join(" = ".join(map(spelled, string)) for string in strings)
-        hidden = ", ".join(spelled(pair) for pair in self.pairs if self.hides(pair))
+        paired = "; ".join(" = ".join(map(spelled, words)) for words in self.interactions if len(words) > 1)
+        hidden = ", ".join(map(spelled, self.hidden))
         kinds = {"aliases of each other": paired, "unseen, being aliases of single factors": hidden}
-        aliases = [f"{what}: {words}" for what, words in kinds.items() if words]
+        aliases = "; ".join(f"{what}: {words}" for what, words in kinds.items() if words)
         return (
-            f"2^({num_factors}-{count}) in {runs} runs, resolution {roman(self.resolution)}: {made}; "
-            f"{'; '.join(aliases) or 'interactions of two are told apart'}"
+            f"2^({num_factors}-{count}) in {runs} runs, resolution {numeral}: {made}; "
+            f"{aliases or 'interactions of two are told apart'}"
         )
 
 
-def sign(word: Word, on: set[str] | Word) -> int:
+def pairs(factors: Sequence[str]) -> list[Word]:
+    return [frozenset(pair) for pair in itertools.combinations(factors, 2)]
+
+
+def spelled(word: Word) -> str:
+    """Return a word as text."""
+    return " x ".join(sorted(word))
+
+
+def sign(word: Word, on: Word) -> int:
     """Return the level of a word's column in the run where these factors are on."""
     return -1 if len(word - on) % 2 else 1
-
-
-def products(words: Sequence[Word]) -> list[Word]:
-    """Return all products of one or more of these words; a factor times itself is 1."""
-    products = [IDENTITY]
-    for word in words:
-        products += [word ^ other for other in products]
-    return products[1:]
 
 
 def effect(word: Word, responses: dict[Word, float]) -> float:
@@ -117,17 +119,12 @@ def design(factors: Sequence[str], max_runs: int) -> Design:
     """Return the design of the highest resolution in at most `max_runs` runs, of those the smallest.
 
     More than resolution V is not asked for. Among equals the one with the fewest shortest defining words.
+    Raises ValueError where `max_runs` is less than the smallest design has.
     """
-    if max_runs < smallest(len(factors)):
-        raise ValueError(f"{len(factors)} factors need {smallest(len(factors))} runs, not {max_runs}")
-    best: Design | None = None
-    for num_base in range(1, min(len(factors), max_runs.bit_length() - 1) + 1):
-        if 2**num_base > len(factors):
-            candidate = fraction(tuple(factors), num_base)
-            if best is None or min(candidate.resolution, CLEAR) > min(best.resolution, CLEAR):
-                best = candidate
-    assert best is not None  # the smallest design is among those tried
-    return best
+    fewest, most = len(factors).bit_length(), max_runs.bit_length() - 1
+    sizes = range(fewest, min(len(factors), most) + 1)
+    fractions = (fraction(tuple(factors), num_base) for num_base in sizes)
+    return max(fractions, key=lambda made: min(made.resolution, CLEAR))
 
 
 def fraction(factors: tuple[str, ...], num_base: int) -> Design:
@@ -142,26 +139,6 @@ def fraction(factors: tuple[str, ...], num_base: int) -> Design:
     candidates = next(some for some in (longer if few else odd, longer, words) if len(some) >= len(added))
     made = (
         Design(factors=factors, base=base, generators=dict(zip(added, chosen, strict=True)))
-        for chosen in itertools.islice(itertools.combinations(candidates, len(added)), 5000)
+        for chosen in itertools.islice(itertools.combinations(candidates, len(added)), MAX_TRIALS)
     )
-    return min(made, key=aberration)
-
-
-def aberration(design: Design) -> list[int]:
-    lengths = [len(word) for word in design.defining_words]
-    return [lengths.count(length) for length in range(1, len(design.factors) + 1)]
-
-
-def ordered(word: Word) -> tuple[int, list[str]]:
-    """Sort key: main effects before interactions."""
-    return len(word), sorted(word)
-
-
-def spelled(word: Word) -> str:
-    """Return a word as text."""
-    return " x ".join(sorted(word))
-
-
-def roman(resolution: float) -> str:
-    numerals = {3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII"}
-    return numerals.get(int(resolution), str(int(resolution)))
+    return max(made, key=lambda design: sorted(map(len, design.defining_words)))

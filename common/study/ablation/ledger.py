@@ -6,13 +6,27 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
 
 from common.evidence import intervals
+from common.evidence.compare.factors import crossing
 from common.evidence.intervals import Estimate
-from common.evidence.ledger import SMALLEST_LOSS, Composition, Effect, Pair, Row, Trained
+from common.evidence.ledger import SMALLEST_LOSS, Composition, Effect, Ledger, Pair, Row, Trained
+from common.evidence.ledger import State as LedgerState
+from common.evidence.log import Log
+from common.evidence.text import make_table, open_console
+from common.repository import benchmark_module
 from common.study.ablation import amdahl
+from common.study.ablation.design import Ablation
+from common.study.ablation.experiment import Experiment
 from common.study.ablation.factorial import Design, Word, effect, spelled
-from common.study.ablation.switches import State, Step, Switches
+from common.study.ablation.switches import METHODS, State, Step, Switches
+from common.training.card import find_card
+
+PIPE_WIDTH = 160  # columns, where there is no terminal to ask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,42 +49,34 @@ class Measurements:
         pairs = zip(self.turns[after], self.turns[before], strict=True)
         return [math.log(one / other) for one, other in pairs]
 
-    def log_ratio(self, after: State, before: State) -> Estimate:
-        return intervals.median(self.log_ratios(after, before))
-
-    def log_samples(self, state: State) -> list[float] | None:
+    def log_samples(self, state: State) -> list[float]:
+        """Take the logarithms of samples to the target; none where they are not known of all runs."""
         runs = self.runs.get(state, ())
         known = [math.log(run.samples) for run in runs if run.samples and not run.is_bound]
-        return known if known and len(known) == len(runs) else None
-
-    def common_spread(self, values: Callable[[State], list[float] | None]) -> tuple[float, int]:
-        return amdahl.spread([values(state) or [] for state in self.runs])
-
-    def log_samples_ratio(self, *steps: tuple[State, State]) -> Estimate | None:
-        """Return the sum over steps, which may share states, of log samples after over before."""
-        factors = Counter[State]()
-        for after, before in steps:
-            factors[after] += 1
-            factors[before] -= 1
-        terms = []
-        for state, factor in factors.items():
-            if (logs := self.log_samples(state)) is None:
-                return None
-            terms.append((factor, logs))
-        return amdahl.contrast(terms, self.common_spread(self.log_samples))
+        return known if len(known) == len(runs) else []
 
     def qualities(self, state: State) -> list[float]:
         return [run.quality for run in self.runs.get(state, ())]
+
+    def contrast(
+        self, values: Callable[[State], list[float]], factors: Mapping[State, float]
+    ) -> Estimate | None:
+        """Return the sum of states' means, each times its factor; None where a state has no values.
+
+        Its interval is from the spread that the values of all states have in common.
+        """
+        terms = [(factor, values(state)) for state, factor in factors.items()]
+        if not all(of_state for _, of_state in terms):
+            return None
+        return amdahl.contrast(terms, amdahl.spread([values(state) for state in self.runs]))
 
 
 def measure_effect(measured: Measurements, step: Step, describe: Callable[[State], str]) -> Effect:
     """Return the change of time, samples, quality and minutes when a switch is turned on."""
     before, after = step.before, step.after
-    log_time, log_samples = measured.log_ratio(after, before), measured.log_samples_ratio((after, before))
-    above, below = measured.qualities(after), measured.qualities(before)
-    quality = None
-    if above and below:
-        quality = amdahl.contrast([(1, above), (-1, below)], measured.common_spread(measured.qualities))
+    log_time = intervals.median(measured.log_ratios(after, before))
+    difference = {after: 1.0, before: -1.0}
+    log_samples = measured.contrast(measured.log_samples, difference)
     unknown = [
         count_runs(measured, step, "missed", lambda run: run.samples is None),
         count_runs(measured, step, "passed at the first evaluation", lambda run: run.is_bound),
@@ -83,8 +89,8 @@ def measure_effect(measured: Measurements, step: Step, describe: Callable[[State
         before_ms=1e3 * measured.seconds(before),
         after_ms=1e3 * measured.seconds(after),
         throughput=speed_up(log_time),
-        samples=amdahl.exponential(log_samples) if log_samples else None,
-        quality=quality,
+        samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
+        quality=measured.contrast(measured.qualities, difference),
         minutes_saved=minutes_saved(measured, step, log_time, log_samples) if log_samples else None,
         note="; ".join(filter(None, unknown)),
     )
@@ -101,12 +107,15 @@ def count_runs(measured: Measurements, step: Step, what: str, is_such: Callable[
 
 def minutes_saved(measured: Measurements, step: Step, log_time: Estimate, log_samples: Estimate) -> Estimate:
     """Return minutes before minus after; errors are those of both samples and of the ratio of times."""
-    below, above = measured.log_samples(step.before) or [], measured.log_samples(step.after) or []
-    before = math.exp(statistics.fmean(below)) * measured.seconds(step.before) / 60
+    before = minutes(measured, step.before)
     after = before * math.exp(log_time.value + log_samples.value)
-    spread = measured.common_spread(measured.log_samples)
-    samples = amdahl.contrast([(before, below), (-after, above)], spread)
-    return amdahl.around(before - after, [samples, amdahl.scaled(log_time, -after)])
+    samples = measured.contrast(measured.log_samples, {step.before: before, step.after: -after})
+    assert samples is not None  # as log_samples is known
+    return amdahl.around(before - after, [samples, amdahl.transform(log_time, lambda log: after * log)])
+
+
+def minutes(measured: Measurements, state: State) -> float:
+    return math.exp(statistics.fmean(measured.log_samples(state))) * measured.seconds(state) / 60
 
 
 def make_rows(measured: Measurements, switches: Switches, cards: Mapping[str, Sequence[str]]) -> list[Row]:
@@ -126,22 +135,20 @@ def make_rows(measured: Measurements, switches: Switches, cards: Mapping[str, Se
     return rows
 
 
-def make_compositions(measured: Measurements, switches: Switches) -> list[Composition]:
+def make_compositions(measured: Measurements, switches: Switches, rows: Sequence[Row]) -> list[Composition]:
     """Return what the switches alone predict of the whole, and what it is: throughput, then minutes.
 
     Times are put together within each turn, and samples as a contrast of states, since steps share the base.
     """
-    base, whole = State(), switches.all
-    alone = [switches.alone(switch) for switch in switches.switches]
-    steps = [(step.after, step.before) for step in alone]
-    logs = zip(*(measured.log_ratios(*step) for step in steps), strict=True)
+    base, whole, turns = State(), switches.all, measured.turns
+    alone = [(step.after, step.before) for step in map(switches.alone, switches.switches)]
+    logs = zip(*(measured.log_ratios(*states) for states in alone), strict=True)
     product = intervals.median([math.fsum(turn) for turn in logs])
     saved = [
-        [before - after for after, before in zip(measured.turns[on], measured.turns[off], strict=True)]
-        for on, off in steps
+        [off - on for on, off in zip(turns[after], turns[before], strict=True)] for after, before in alone
     ]
     left = [1 - math.fsum(turn) for turn in zip(*saved, strict=True)]
-    throughput = measured.log_ratio(whole, base)
+    throughput = intervals.median(measured.log_ratios(whole, base))
     compositions = [
         Composition(
             of="throughput",
@@ -150,16 +157,19 @@ def make_compositions(measured: Measurements, switches: Switches) -> list[Compos
             added=speed_up(intervals.median([math.log(time) for time in left])) if min(left) > 0 else None,
         )
     ]
-    in_whole, samples = measured.log_samples_ratio((whole, base)), measured.log_samples_ratio(*steps)
-    if in_whole and samples and (start := measured.log_samples(base)):
-        effects = [measure_effect(measured, step, str).minutes_saved for step in alone]
-        total = math.exp(statistics.fmean(start)) * measured.base_s / 60
+    factors = Counter(after for after, _ in alone)
+    factors.subtract(before for _, before in alone)
+    samples = measured.contrast(measured.log_samples, factors)
+    in_whole = measured.contrast(measured.log_samples, {whole: 1, base: -1})
+    if in_whole and samples:
+        total = minutes(measured, base)
+        effects = [row.alone.minutes_saved for row in rows]
         rest = total - math.fsum(effect.value for effect in effects if effect)
         compositions.append(
             Composition(
                 of="minutes",
-                measured=speed_up(amdahl.summed([throughput, in_whole])),
-                product=speed_up(amdahl.summed([product, samples])),
+                measured=speed_up(amdahl.summed(throughput, in_whole)),
+                product=speed_up(amdahl.summed(product, samples)),
                 added=Estimate(value=total / rest, interval=None) if rest > 0 else None,
             )
         )
@@ -167,7 +177,7 @@ def make_compositions(measured: Measurements, switches: Switches) -> list[Compos
 
 
 def speed_up(log_ratio: Estimate) -> Estimate:
-    return amdahl.exponential(amdahl.scaled(log_ratio, -1))
+    return amdahl.transform(log_ratio, lambda log: math.exp(-log))
 
 
 def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair]:
@@ -178,7 +188,7 @@ def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair
         for turn in range(num_turns)
     ]
     pairs = []
-    for string in design.interactions():
+    for string in design.interactions:
         names = sorted(string[0], key=design.factors.index)
         lost = intervals.median([2 * effect(string[0], responses) for responses in turns])
         together = statistics.median(
@@ -239,3 +249,117 @@ def name_both(one: Row, other: Row) -> str:
     parts = shared_parts(one, other)
     both = f" both relieve the {' and the '.join(parts)}" if parts else ""
     return f"{one.name} and {other.name}{both}"
+
+
+def summarize_run(log: Log, target: float) -> Trained:
+    crossed = crossing(log.curve, target)
+    return Trained(
+        seed=str(log.value("seed")),
+        samples=crossed.samples if crossed else None,
+        is_bound=crossed is not None and crossed.before is None,
+        quality=log.curve[-1].accuracy,
+    )
+
+
+def read_cards(switches: Switches) -> dict[str, tuple[str, ...]]:
+    """Read the parts that each switch relieves from its method's card; a method left off has none."""
+    return {
+        switch.name: find_card(switch.name).relieves if switch.key == METHODS + switch.name else ()
+        for switch in switches.switches
+    }
+
+
+def make_ledger(experiment: Experiment, figures: Any, target: float) -> Ledger:
+    """Calculate the ledger from what is measured."""
+    ablation, switches = experiment.ablation, experiment.ablation.switches
+    logs = experiment.read_logs()
+    measured = Measurements(
+        base_s=figures["base_s"],
+        turns={state: figures["turns"][switches.cell_name(state)] for state in ablation.states},
+        runs={state: [summarize_run(log, target) for log in runs] for state, runs in logs.items()},
+        shares=figures["shares"],
+    )
+    rows = make_rows(measured, switches, read_cards(switches))
+    pairs = make_pairs(measured, ablation.design, ablation.held) if ablation.design else []
+    names = benchmark_module(switches.benchmark).Benchmark.names
+    return Ledger(
+        benchmark=switches.benchmark,
+        configuration=switches.configuration,
+        base=switches.base,
+        size=switches.size,
+        **{name: figures[name] for name in ("hardware", "versions", "commit", "num_turns", "shares")},
+        samples_name=names.samples,
+        quality_name=names.quality,
+        target=target,
+        design=ablation.design.describe() if ablation.design else "",
+        states=[
+            LedgerState(
+                name=switches.describe(state),
+                ms=1e3 * measured.seconds(state),
+                runs=list(measured.runs.get(state, ())),
+            )
+            for state in ablation.states
+        ],
+        rows=rows,
+        pairs=pairs,
+        compositions=make_compositions(measured, switches, rows),
+        warnings=make_warnings(rows, pairs, 1e3 * measured.base_s),
+        notes=[*make_notes(measured, ablation), *other_commits(logs, figures["commit"])],
+    )
+
+
+def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
+    """Return what must be said beside the figures."""
+    notes = [
+        "Time of a sample: steps side by side in one process, on synthetic batches in memory, each shape "
+        "with its share; loader and evaluation are not in it. Minutes: samples to the target times that.",
+        "Bound: Amdahl's on throughput, from the share of the parts that the method's card names in a step "
+        f"of {ablation.switches.base} that waits for no loader; none for what is measured on top of others.",
+        "States that were not timed together are compared by way of the base, which is timed with each.",
+    ]
+    if ablation.switches.size == "full":
+        notes.append("Minutes are of one device, without communication.")
+    if ablation.held:
+        held = ", ".join(ablation.switches.in_order(ablation.held))
+        notes.append(
+            f"Factorial: {held} always on, since others need it; their own interactions are not in it."
+        )
+    _, freedom = amdahl.spread([measurements.qualities(state) for state in measurements.runs])
+    if not measurements.runs:
+        notes.append("Steps only: nothing was trained, samples, quality and minutes are unknown.")
+    elif not freedom:
+        notes.append("One run of each state: samples, quality and minutes have no interval.")
+    else:
+        notes.append(
+            f"Intervals of samples and quality take one spread for all states, from {freedom} degrees of "
+            "freedom: cells with several seeds."
+        )
+    if "data loading" not in measurements.shares:
+        notes.append("The share of the loader was not measured: no prepared data, or too long a first pass.")
+    return notes
+
+
+def other_commits(logs: Mapping[State, Sequence[Log]], commit: str) -> list[str]:
+    commits = {log.header("commit") or "unknown" for runs in logs.values() for log in runs} - {commit}
+    return [f"Step times are of commit {commit}, runs also of {', '.join(sorted(commits))}."] * bool(commits)
+
+
+def show(ledger: Ledger) -> None:
+    """Print the ledger."""
+    console = open_console(PIPE_WIDTH)
+    console.print(Text(f"\n{ledger.title}: target {ledger.target:g} {ledger.quality_name}"))
+    console.print(Text(f"a step of {ledger.base}: {ledger.parts}"))
+    console.print(table(f"each alone on {ledger.base}", ledger.alone))
+    console.print(table(f"each in {ledger.configuration}: left out and put back", ledger.left_out))
+    console.print(table(f"{ledger.configuration} over {ledger.base}", ledger.composed))
+    if ledger.pairs:
+        console.print(table(f"pairs: {ledger.design}", ledger.paired))
+    for line in ledger.warnings:
+        console.print(Text(f"warning: {line}"))
+    for line in ledger.notes:
+        console.print(Text(line))
+
+
+def table(title: str, rows: list[dict[str, str]]) -> Table:
+    columns = list(rows[0])
+    return make_table(title, columns, [list(row.values()) for row in rows], left=columns)

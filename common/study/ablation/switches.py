@@ -5,6 +5,7 @@ set of switches that are on: none is the configuration extended, all is the conf
 state can be built, since a method may need another; which, is found by trying.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,23 +16,25 @@ from typing import Any
 from common.config import schema as configs
 from common.config.merge import mapping, merge_files, read
 from common.config.validation import validate
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.evidence.recipes import flat
-from common.repository import benchmark_module, configurations
+from common.repository import benchmark_module
 from common.training.load import load_config
 
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
 
 CADENCE = ("evaluate_every", "evaluate_from")  # no switches: a study has its own
+METHODS = "methods."
+MAX_CELL_NAME = 44
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """Settings, as for --set, that turn it on in the configuration extended, and off in the other."""
+    """Settings of a key, as for --set: on as in the configuration, off as in the one that it extends."""
 
     name: str
-    method: str | None  # None for a key that is no method's
+    key: str
     on: tuple[str, ...]
     off: tuple[str, ...]
 
@@ -59,50 +62,64 @@ class Switches:
     ) -> None:
         self.benchmark, self.configuration, self.size = benchmark, configuration, size
         self.settings, self.build = tuple(settings), build
-        self.base = extended(benchmark, configuration)
+        where = f"{benchmark}/{configuration}.yaml"
+        base = read(benchmark, configuration).values.get("extends")
+        if not isinstance(base, str):
+            raise UserError("extends no other configuration: there is nothing to leave out", where=where)
+        self.base = base
         self.switches = differences(benchmark, self.base, configuration, size)
+        if not self.switches:
+            raise UserError(f"is the same as {self.base} at size {size}", where=where)
         self.refuse_switched()
         self.problems: dict[State, str] = {}  # of the states that were tried; '' where there was none
         for state in (frozenset(), self.all):
-            if problem := self.problem(state):
-                raise UserError(f"cannot be built: {problem}", where=self.describe(state))
+            self.refuse_broken(state)
 
     def refuse_switched(self) -> None:
         for text in self.settings:
             key = text.partition("=")[0].strip()
             for switch in self.switches:
-                switched = f"methods.{switch.method}" if switch.method else switch.name
-                if f"{switched}.".startswith(f"{key}.") or f"{key}.".startswith(f"{switched}."):
+                if f"{switch.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{switch.key}."):
                     raise UserError(f"{switch.name} is a switch of this ablation", where=f"--set {text}")
+
+    def refuse_broken(self, state: State) -> None:
+        if problem := self.problem(state):
+            raise UserError(f"cannot be built: {problem}", where=self.describe(state))
 
     @cached_property
     def all(self) -> State:
         return frozenset(switch.name for switch in self.switches)
 
-    @cached_property
-    def by_name(self) -> dict[str, Switch]:
-        return {switch.name: switch for switch in self.switches}
-
     def in_order(self, names: State) -> tuple[str, ...]:
         """Return names in the order of the configuration."""
         return tuple(switch.name for switch in self.switches if switch.name in names)
 
-    def recipe(self, state: State) -> tuple[str, list[str]]:
-        """Return a state as a configuration and the fewest settings."""
+    def nearest(self, state: State) -> tuple[bool, str, tuple[str, ...]]:
+        """Return the configuration with the fewest switches to turn, and these; True if they are off."""
         off = self.all - state
         if len(off) < len(state):
-            settings = (self.by_name[name].off for name in self.in_order(off))
-            return self.configuration, [*chain.from_iterable(settings), *self.settings]
-        settings = (self.by_name[name].on for name in self.in_order(state))
-        return self.base, [*chain.from_iterable(settings), *self.settings]
+            return True, self.configuration, self.in_order(off)
+        return False, self.base, self.in_order(state)
+
+    def recipe(self, state: State) -> tuple[str, list[str]]:
+        """Return a state as a configuration and the fewest settings."""
+        is_off, start, names = self.nearest(state)
+        turned = [switch for switch in self.switches if switch.name in names]
+        settings = (switch.off if is_off else switch.on for switch in turned)
+        return start, [*chain.from_iterable(settings), *self.settings]
 
     def describe(self, state: State) -> str:
         """Return a state in words: `baseline + ema`, `optimized - ema`."""
-        off = self.all - state
-        start, mark, names = (
-            (self.configuration, " - ", off) if len(off) < len(state) else (self.base, " + ", state)
-        )
-        return mark.join([start, *self.in_order(names)])
+        is_off, start, names = self.nearest(state)
+        return (" - " if is_off else " + ").join([start, *names])
+
+    def cell_name(self, state: State) -> str:
+        """Return a state as the name of a folder: `with-ema`, `without-ema`."""
+        is_off, start, names = self.nearest(state)
+        name = f"{'without' if is_off else 'with'}-{'.'.join(names)}" if names else start
+        if len(name) <= MAX_CELL_NAME:
+            return name
+        return f"{name[: MAX_CELL_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
     def load(self, state: State) -> configs.Loaded:
         """Return the merged configuration of a state."""
@@ -148,76 +165,39 @@ class Switches:
     def left_out(self, switch: Switch) -> Step:
         """Return a switch that the configuration is to be without, and without those that need it."""
         without = self.all - {switch.name}
-        reason = self.problem(without)
-        if reason:
+        if reason := self.problem(without):
             without -= {other for other in without if switch.name in self.needs(other)}
-            if problem := self.problem(without):
-                raise UserError(f"cannot be built: {problem}", where=self.describe(without))
-        return Step(
-            switch=switch,
-            before=without,
-            after=self.all,
-            together=self.in_order(self.all - without - {switch.name}),
-            reason=reason,
-        )
-
-
-def extended(benchmark: str, configuration: str) -> str:
-    """Return the name of the configuration that another extends. Raises UserError where there is none."""
-    benchmark_module(benchmark)  # answers an unknown name
-    if configuration not in configurations(benchmark):
-        hint = nearest(configuration, configurations(benchmark))
-        raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
-    base = read(benchmark, configuration).values.get("extends")
-    if not isinstance(base, str):
-        raise UserError(
-            "extends no other configuration: there is nothing to leave out",
-            where=f"{benchmark}/{configuration}.yaml",
-        )
-    return base
+            self.refuse_broken(without)
+        together = self.in_order(self.all - without - {switch.name})
+        return Step(switch=switch, before=without, after=self.all, together=together, reason=reason)
 
 
 def differences(benchmark: str, base: str, configuration: str, size: str) -> list[Switch]:
     """Return what one configuration changes of the other, before any method changes anything itself."""
-    (before, methods_before), (after, methods_after) = (
-        merged(benchmark, name, size) for name in (base, configuration)
-    )
-    switches = [
-        Switch(name=key, method=None, on=(setting(key, after[key]),), off=(setting(key, before[key]),))
-        for key in after
-        if before[key] != after[key] and key not in CADENCE
-    ]
-    for name in {**methods_before, **methods_after}:
-        old, new = methods_before.get(name), methods_after.get(name)
-        if old != new:
-            shown = f"no_{name}" if new is None else name
-            on, off = turned(name, old, new), turned(name, new, old)
-            switches.append(Switch(name=shown, method=name, on=on, off=off))
-    if not switches:
-        raise UserError(f"is the same as {base} at size {size}", where=f"{benchmark}/{configuration}.yaml")
+    before, after = (merged(benchmark, name, size) for name in (base, configuration))
+    switches = []
+    for key in {**before, **after}:
+        old, new = before.get(key, False), after.get(key, False)
+        if old != new and key not in CADENCE:
+            name = key.removeprefix(METHODS)
+            name = f"no_{name}" if name != key and new is False else name
+            switches.append(Switch(name=name, key=key, on=turned(key, old, new), off=turned(key, new, old)))
     return switches
 
 
-def merged(benchmark: str, configuration: str, size: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return every key with its value, defaults too, and the settings of each method that is on."""
+def merged(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
+    """Return every key with its value, defaults too, then each method that is on with its settings."""
     values, origins = merge_files(benchmark, configuration, size)
     switched = mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= {"benchmark": benchmark, "configuration": "", "size": size}
     config = validate(benchmark_module(benchmark).Config, values, origins)
     keys = config.model_dump()
-    methods = keys.pop("methods")
-    return flat(keys), methods
+    methods = {f"{METHODS}{name}": settings for name, settings in keys.pop("methods").items()}
+    return flat(keys) | methods
 
 
-def setting(key: str, value: object) -> str:
-    """Return a value as for --set; JSON is YAML."""
-    return f"{key}={json.dumps(value)}"
-
-
-def turned(name: str, old: dict[str, Any] | None, new: dict[str, Any] | None) -> tuple[str, ...]:
-    """Return the settings that give a method these settings; None: it is off."""
-    off, on = (f"methods.{name}=false",), (setting(f"methods.{name}", new),)
-    if new is None:
-        return off
-    return on if old is None else off + on  # else they would be laid over the old ones
+def turned(key: str, old: object, new: object) -> tuple[str, ...]:
+    """Return settings that change a key's value; JSON is YAML. A mapping is laid over none but False."""
+    values = (False, new) if isinstance(old, dict) and isinstance(new, dict) else (new,)
+    return tuple(f"{key}={json.dumps(value)}" for value in values)

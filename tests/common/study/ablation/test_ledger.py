@@ -19,7 +19,7 @@ TURNS = 9
 class Three:
     """Switches a, b and c, of which c needs a."""
 
-    switches = [Switch(name=name, method=name, on=(), off=()) for name in SAVED_MS]
+    switches = [Switch(name=name, key=name, on=(), off=()) for name in SAVED_MS]
     all = State(SAVED_MS)
     describe = staticmethod(lambda state: "+".join(sorted(state)))
 
@@ -40,16 +40,13 @@ def samples(state, seed):
     return 6000.0 * (0.5 if "b" in state else 1.0) * (1.1 if seed == "2" else 1.0)
 
 
-def made(seeds=("1",), missing=()):
+def made(seeds=("1",)):
     states = [State(each) for each in chain(*(combinations(SAVED_MS, size) for size in range(4)))]
     return Measurements(
         base_s=0.010,
         turns={state: [milliseconds(state) / 10] * TURNS for state in states},
         runs={
-            state: [
-                Trained(seed=seed, samples=None if state in missing else samples(state, seed), quality=0.9)
-                for seed in seeds
-            ]
+            state: [Trained(seed=seed, samples=samples(state, seed), quality=0.9) for seed in seeds]
             for state in states
         },
         shares={"forward pass": 0.25, "backward pass": 0.5, "optimizer": 0.25},
@@ -57,109 +54,96 @@ def made(seeds=("1",), missing=()):
 
 
 CARDS = {"a": ("backward pass",), "b": ("backward pass", "optimizer"), "c": ("nothing",)}
+SPREAD = math.log(1.1) / math.sqrt(2)  # of two values
+STUDENT = 2.306004  # t of 8 degrees: eight states of two runs
 
 
-def rows(found):
-    return {row.name: row for row in ledgers.make_rows(found, Three(), CARDS)}
+def rows(measured):
+    return {row.name: row for row in ledgers.make_rows(measured, Three(), CARDS)}
+
+
+def compositions(measured):
+    return ledgers.make_compositions(measured, Three(), list(rows(measured).values()))
 
 
 def test_effects_alone_and_left_out_are_those_of_their_states():
-    found = rows(made())
-    assert found["a"].alone.throughput.value == pytest.approx(10 / 6)
-    assert found["b"].alone.samples.value == pytest.approx(0.5)
-    assert found["b"].alone.minutes_saved.value == pytest.approx((6000 * 0.010 - 3000 * 0.008) / 60)
-    assert found["c"].alone.throughput.value == pytest.approx(6 / 5)
-    assert found["a"].left_out.throughput.value == pytest.approx(8 / 4)
-    assert (found["a"].bound, found["b"].bound, found["c"].bound) == (2, 4, None)  # c is measured on top of a
+    a, b, c = rows(made()).values()
+    assert a.alone.throughput.value == pytest.approx(10 / 6)
+    assert b.alone.samples.value == pytest.approx(0.5)
+    assert b.alone.minutes_saved.value == pytest.approx((6000 * 0.010 - 3000 * 0.008) / 60)
+    assert c.alone.throughput.value == pytest.approx(6 / 5)
+    assert a.left_out.throughput.value == pytest.approx(8 / 4)
+    assert (a.bound, b.bound, c.bound) == (2, 4, None)  # c is measured on top of a
 
 
-def test_one_seed_has_no_interval_of_samples_and_two_have():
+def test_one_seed_has_no_interval_of_samples_and_two_have_that_of_both_states():
     one, two = rows(made())["b"].alone, rows(made(seeds=("1", "2")))["b"].alone
     assert one.samples.interval is None and one.minutes_saved.interval is None
     assert one.throughput.interval is not None  # from the turns
     limits = two.samples.interval
     assert limits.low < 0.5 < limits.high
-    spread, freedom = math.log(1.1) / math.sqrt(2), 8  # of two values; eight states
-    half = 2.306004 * spread * math.sqrt(1 / 2 + 1 / 2)  # t of 8 degrees
-    assert freedom == len(made().runs) and math.log(limits.high / 0.5) == pytest.approx(half, rel=1e-6)
-
-
-def test_the_interval_of_minutes_has_the_spread_of_both_states():
-    found = rows(made(seeds=("1", "2")))["b"].alone.minutes_saved
+    assert math.log(limits.high / 0.5) == pytest.approx(STUDENT * SPREAD, rel=1e-6)
     before, after = (
-        seconds * count * math.sqrt(1.1) / 60 for seconds, count in ((0.010, 6000), (0.008, 3000))
+        milliseconds * count * math.sqrt(1.1) / 6e4 for milliseconds, count in ((10, 6000), (8, 3000))
     )
-    assert found.value == pytest.approx(before - after)
-    half = 2.306004 * math.log(1.1) / math.sqrt(2) * math.hypot(before, after) / math.sqrt(2)
-    assert found.interval.high - found.value == pytest.approx(half, rel=1e-6)
+    saved = two.minutes_saved
+    assert saved.value == pytest.approx(before - after)
+    half = STUDENT * SPREAD * math.hypot(before, after) / math.sqrt(2)
+    assert saved.interval.high - saved.value == pytest.approx(half, rel=1e-6)
 
 
 def test_noise_of_a_state_that_steps_share_is_not_counted_twice():
-    found = made(seeds=("1", "2"))
+    measured = made(seeds=("1", "2"))
     noisy = {State("a"): [0.6 * (1 + 0.1 * (turn % 3)) for turn in range(TURNS)]}  # between base and a + c
-    found = replace(found, turns={**found.turns, **noisy})
-    throughput, minutes = ledgers.make_compositions(found, Three())
+    throughput, minutes = compositions(replace(measured, turns={**measured.turns, **noisy}))
     assert throughput.product.interval.high == pytest.approx(throughput.product.interval.low)
     assert throughput.added.value == pytest.approx(10 / (10 - 4 - 2 - 1))
-    deviation, root = math.log(1.1) / math.sqrt(2), math.sqrt((2**2 + 1 + 1) / 2)  # base -2, b +1, a + c +1
-    limits = minutes.product.interval
-    assert math.log(limits.high / minutes.product.value) == pytest.approx(
-        2.306004 * deviation * root, rel=1e-6
-    )
+    half = STUDENT * SPREAD * math.sqrt((2**2 + 1 + 1) / 2)  # base -2, b +1, a + c +1
+    product = minutes.product
+    assert math.log(product.interval.high / product.value) == pytest.approx(half, rel=1e-6)
 
 
-def test_samples_at_the_first_evaluation_are_a_bound_and_leave_minutes_unknown():
-    found = made()
-    runs = [run.model_copy(update={"is_bound": True}) for run in found.runs[State("b")]]
-    effect = rows(replace(found, runs={**found.runs, State("b"): runs}))["b"].alone
-    assert effect.samples is None and effect.minutes_saved is None
-    assert effect.note == "passed at the first evaluation by 1 of 1 runs with it"
-
-
-def test_a_run_that_missed_the_target_leaves_minutes_unknown_and_is_told():
-    found = rows(made(missing=[State("b")]))["b"].alone
-    assert found.samples is None and found.minutes_saved is None and found.quality is not None
-    assert found.note == "missed by 1 of 1 runs with it"
-
-
-def test_the_whole_lies_between_added_savings_and_the_product_or_is_told_as_it_is():
-    throughput, minutes = ledgers.make_compositions(made(), Three())
+def test_the_whole_is_compared_with_the_product_and_with_added_savings():
+    throughput, minutes = compositions(made())
     assert throughput.measured.value == pytest.approx(10 / 4)
     assert throughput.product.value == pytest.approx(10 / 6 * 10 / 8 * 6 / 5)
     assert throughput.added.value == pytest.approx(10 / (10 - 4 - 2 - 1))
     assert minutes.measured.value == pytest.approx(10 / 4 / 0.5)
 
 
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"is_bound": True}, "passed at the first evaluation by 1 of 1 runs with it"),
+        ({"samples": None}, "missed by 1 of 1 runs with it"),
+    ],
+)
+def test_samples_that_are_not_known_leave_minutes_unknown_and_are_told(change, note):
+    measured = made()
+    runs = [run.model_copy(update=change) for run in measured.runs[State("b")]]
+    effect = rows(replace(measured, runs={**measured.runs, State("b"): runs}))["b"].alone
+    assert effect.samples is None and effect.minutes_saved is None and effect.quality is not None
+    assert effect.note == note
+
+
 def test_pairs_tell_what_two_save_together():
-    found = made()
-    measured = ledgers.make_pairs(found, design(("a", "b"), 8), State())
-    assert [pair.names for pair in measured] == [["a", "b"]]
-    assert measured[0].one_by_one_ms == pytest.approx(6)
-    assert measured[0].together_ms == pytest.approx(5)
-    assert measured[0].lost_ms.value == pytest.approx(1)
-    told = ledgers.make_warnings(list(rows(found).values()), measured, 10.0)
-    assert told[0] == (
-        "a and b both relieve the backward pass: together they save 5 ms a sample, less than the 6 ms of one "
-        "by one"
-    )
-    assert len(told) == 1
-    meek = ledgers.make_rows(found, Three(), CARDS | {"a": ("forward pass",)})
-    assert any(
-        "a gains more than Amdahl's bound" in line for line in ledgers.make_warnings(meek, measured, 10.0)
-    )
+    (pair,) = ledgers.make_pairs(made(), design(("a", "b"), 8), State())
+    assert pair.names == ["a", "b"]
+    assert (pair.one_by_one_ms, pair.together_ms, pair.lost_ms.value) == pytest.approx((6, 5, 1))
+    (line,) = ledgers.make_warnings(list(rows(made()).values()), [pair], 10.0)
+    assert "a and b both relieve the backward pass: together they save 5 ms a sample, less" in line
+    meek = ledgers.make_rows(made(), Three(), CARDS | {"a": ("forward pass",)})
+    assert any("more than Amdahl's bound" in line for line in ledgers.make_warnings(meek, [pair], 10.0))
+    (line,) = ledgers.make_warnings(list(rows(made()).values()), [], 10.0)  # by their cards alone
+    assert "a and b both relieve the backward pass: expect less than the sum" in line
 
 
 def test_what_a_pair_loses_is_one_by_one_minus_together_in_spite_of_noise():
-    found = made()
+    measured = made()
     turns = {
-        state: [each * (1 + 0.05 * ((turn * (3 + len(state))) % 4)) for turn, each in enumerate(own)]
-        for state, own in found.turns.items()
+        state: [time * (1 + 0.05 * ((turn * (3 + len(state))) % 4)) for turn, time in enumerate(times)]
+        for state, times in measured.turns.items()
     }
-    (pair,) = ledgers.make_pairs(replace(found, turns=turns), design(("a", "b"), 8), State())
+    (pair,) = ledgers.make_pairs(replace(measured, turns=turns), design(("a", "b"), 8), State())
     assert pair.one_by_one_ms - pair.together_ms == pytest.approx(pair.lost_ms.value)
     assert pair.lost_ms.interval.low <= pair.lost_ms.value <= pair.lost_ms.interval.high
-
-
-def test_cards_alone_warn_where_the_pair_was_not_measured():
-    told = ledgers.make_warnings(list(rows(made()).values()), [], 10.0)
-    assert "a and b both relieve the backward pass: expect less than the sum of what they save alone" in told

@@ -1,0 +1,236 @@
+"""The measurements of an ablation: step times side by side in this process, then runs as cells of a study.
+
+Both are kept and never made twice.
+"""
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common import repository
+from common.config.merge import to_yaml
+from common.config.schema import RunConfig
+from common.data.preparation import check_data
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.evidence.log import Log
+from common.files import save_text
+from common.machine import system
+from common.measure.device_run import NUM_DEVICES, open_run
+from common.repository import ROOT, benchmark_module, relative_path
+from common.run import launch
+from common.study import cells
+from common.study.ablation.design import Ablation
+from common.study.ablation.switches import State, Switches
+from common.study.cells import Cell, Study
+from common.study.predict.sources import max_samples
+from common.training.load import load_config
+
+TOGETHER = 8  # models in memory at a time, the base among them
+WHOLE_STEP = 1.5  # of the time of forward and backward alone, for the first estimate
+
+
+def builder(benchmark: str) -> Callable[[RunConfig], None]:
+    """Return a function that builds a configuration once, and raises UserError where that fails."""
+    from common.measure.steptime import buildable
+
+    kind = benchmark_module(benchmark).Benchmark
+    return lambda config: buildable(kind, config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An ablation, the study that keeps its measurements, and the options of a person."""
+
+    ablation: Ablation
+    study: Study
+    args: argparse.Namespace
+    console: Console
+
+    @property
+    def switches(self) -> Switches:
+        return self.ablation.switches
+
+    @property
+    def num_runs(self) -> dict[State, int]:
+        """The number of runs of each state that is trained at all."""
+        args = self.args
+        counts = dict.fromkeys(self.ablation.factorial, args.factorial_seeds)
+        counts |= dict.fromkeys(self.ablation.single, args.seeds)
+        counts |= dict.fromkeys(self.ablation.ends, max(args.seeds, args.end_seeds))
+        return {state: count for state, count in counts.items() if count}
+
+    @property
+    def steps_path(self) -> Path:
+        return self.study.report.with_suffix(".steps.json")
+
+    def load_steps(self) -> Any:
+        """Return the figures of steps from their file; None unless it is of the same states and versions."""
+        if self.args.remeasure or not self.steps_path.is_file():
+            return None
+        figures = json.loads(self.steps_path.read_text())
+        if any(figures.get(key) != value for key, value in self.describe_steps().items()):
+            return None
+        path = relative_path(self.steps_path)
+        source = f"{figures['date']}, commit {figures['commit'][:7]},"
+        self.console.print(f"step times of {source} are kept ({path}); --remeasure repeats them")
+        return figures
+
+    def describe_steps(self) -> dict[str, Any]:
+        """Return what step times depend on; each configuration by a digest."""
+        texts = {state: to_yaml(self.config_on_one_device(state)) for state in self.ablation.states}
+        return {
+            "hardware": system.hardware_name(),
+            "versions": system.versions(),
+            "num_turns": self.args.turns,
+            "configurations": {
+                self.switches.cell_name(state): hashlib.sha256(
+                    text.replace(f"{ROOT}/", "").encode()
+                ).hexdigest()
+                for state, text in texts.items()
+            },
+        }
+
+    def config_on_one_device(self, state: State) -> RunConfig:
+        switches, config = self.switches, self.switches.load(state).config
+        if switches.size != "full":
+            return config
+        name, settings = switches.recipe(state)
+        share = [f"global_batch_size={config.global_batch_size // NUM_DEVICES}", "micro_batch_size=null"]
+        return load_config(switches.benchmark, name, size=switches.size, settings=[*settings, *share]).config
+
+    def measure_steps(self) -> dict[str, Any]:
+        """Time the steps of all states, in groups that hold the base too, and keep the figures."""
+        date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        figures = self.describe_steps() | {"date": date, "commit": repository.commit()}
+        shares = self.measure_shares()
+        base, *others = self.ablation.states
+        turns: dict[str, list[float]] = {}
+        base_s: list[float] = []
+        firsts = range(0, len(others), TOGETHER - 1)
+        for number, first in enumerate(firsts, 1):
+            gc.collect()  # the models before make room
+            title = f"step times: group {number} of {len(firsts)}"
+            seconds = self.time_group(title, [base, *others[first : first + TOGETHER - 1]])
+            reference = seconds[self.switches.cell_name(base)]
+            base_s += reference
+            for name, of_state in seconds.items():
+                turns[name] = [one / other for one, other in zip(of_state, reference, strict=True)]
+                self.console.print(f"  {name:46} {1e3 * statistics.median(of_state):9.3f} ms a sample")
+        gc.collect()
+        figures |= {"base_s": statistics.median(base_s), "turns": turns, "shares": shares}
+        save_text(self.steps_path, json.dumps(figures, indent=1) + "\n")
+        return figures
+
+    def measure_shares(self) -> dict[str, float]:
+        """Return the shares of the parts of a step of the base; of the loader's where data are prepared."""
+        from common.measure import steptime
+
+        base, before = State(), time.perf_counter()
+        with open_run(self.config_on_one_device(base)) as run:
+            self.announce(run, time.perf_counter() - before)
+            shares = steptime.measure_parts(run)
+            with contextlib.suppress(UserError):
+                check_data(self.switches.load(base))
+                if (waiting := steptime.measure_waiting(run)) is not None:
+                    shares = {part: share * (1 - waiting) for part, share in shares.items()}
+                    shares["data loading"] = waiting
+        return shares
+
+    def time_group(self, title: str, states: Sequence[State]) -> dict[str, list[float]]:
+        """Return the seconds of a sample of each state in every turn, by the name of its cell."""
+        import torch
+
+        from common.measure import steptime
+
+        torch.compiler.reset()  # what was compiled for models that are gone
+        num_turns, runs = self.args.turns, {}
+        with self.console.status(title) as status, ExitStack() as opened:
+            for state in states:
+                run = open_run(self.config_on_one_device(state), warms_up=False)
+                runs[self.switches.cell_name(state)] = opened.enter_context(run)
+            return steptime.measure_turns(
+                runs, num_turns, lambda turn: status.update(f"{title}, turn {turn} of {num_turns}")
+            )
+
+    def announce(self, run: Any, built_s: float) -> None:
+        """Say from the run of the base, and the seconds of building it, how long everything takes at most."""
+        from common.measure.steptime import steps_of_turn
+        from common.training.registry import build_methods
+
+        num_states, step_s = len(self.ablation.states), WHOLE_STEP * run.step_s
+        methods = build_methods(self.switches.load(self.switches.all).config)
+        turn_s = step_s * steps_of_turn(methods, step_s)
+        minutes = num_states * ((self.args.turns + 1) * turn_s + built_s) / 60
+        turns = f"{self.args.turns} turns: about {minutes:.1f} minutes at most"
+        self.console.print(f"step times: {num_states} states, {turns}")
+        if self.args.step_only:
+            return
+        counts, sample_s = self.num_runs, step_s / run.config.global_batch_size
+        minutes = self.training_s(lambda state: sample_s) / 60
+        self.console.print(
+            f"training: {sum(counts.values())} runs of {len(counts)} cells, {sum(self.samples.values()):,} "
+            f"{run.benchmark.names.samples}: about {minutes:.0f} minutes "
+            f"if all were as slow as {self.switches.base}; what is finished is not run again"
+        )
+
+    @property
+    def samples(self) -> dict[State, int]:
+        """The samples of all runs of each state."""
+        return {
+            state: count * max_samples(self.switches.load(state).config)
+            for state, count in self.num_runs.items()
+        }
+
+    def training_s(self, sample_s: Callable[[State], float]) -> float:
+        """Return the seconds of the steps of all runs, on all ranks, by the seconds of a sample."""
+        num_ranks = launch.choose_ranks(self.switches.load(self.switches.all).config, self.args.nproc)
+        return sum(count * sample_s(state) for state, count in self.samples.items()) / num_ranks
+
+    def train(self, figures: Any) -> int:
+        """Say how long it takes, and make the runs that are missing; returns the worst exit code."""
+        turns, base_s = figures["turns"], figures["base_s"]
+        seconds = self.training_s(
+            lambda state: base_s * statistics.median(turns[self.switches.cell_name(state)])
+        )
+        self.console.print(
+            f"training: about {seconds / 60:.1f} minutes of steps at these times, "
+            "if nothing is there yet; start-up, evaluation and communication add to it"
+        )
+        return self.run_cells()
+
+    def run_cells(self) -> int:
+        """Make the runs that are missing, or say which with --dry-run; returns the worst exit code.
+
+        States with the most seeds come first. A failure in one cell keeps no other from being trained, unless
+        with --fail-fast.
+        """
+        counts, worst = self.num_runs, EXIT_OK
+        for count in sorted(set(counts.values()), reverse=True):
+            states = [state for state in self.ablation.states if counts.get(state) == count]
+            study = replace(self.study, cells=tuple(map(self.make_cell, states)), num_seeds=count)
+            worst = max(worst, cells.run(study, self.args))
+            if worst == EXIT_INTERRUPTED or (worst and self.args.fail_fast):
+                break
+        return worst
+
+    def make_cell(self, state: State) -> Cell:
+        configuration, settings = self.switches.recipe(state)
+        name = self.switches.cell_name(state)
+        return Cell(name=name, configuration=configuration, settings=tuple(settings))
+
+    def read_logs(self) -> dict[State, tuple[Log, ...]]:
+        """Return the finished runs of the states that have some."""
+        directories = {state: self.study.directory(self.make_cell(state)) for state in self.ablation.states}
+        logs = {state: cells.finished_runs(directory) for state, directory in directories.items()}
+        return {state: runs for state, runs in logs.items() if runs}
