@@ -27,12 +27,10 @@ class Ablation:
 
     @property
     def factorial(self) -> tuple[State, ...]:
-        """The states of the design."""
         return tuple(run | self.held for run in self.design.runs) if self.design else ()
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Every state once, the base first."""
         return tuple(dict.fromkeys([*self.ends, *self.single, *self.factorial]))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from common.evidence import intervals
@@ -349,17 +348,15 @@ def show(ledger: Ledger) -> None:
     console = open_console(PIPE_WIDTH)
     console.print(Text(f"\n{ledger.title}: target {ledger.target:g} {ledger.quality_name}"))
     console.print(Text(f"a step of {ledger.base}: {ledger.parts}"))
-    console.print(table(f"each alone on {ledger.base}", ledger.alone))
-    console.print(table(f"each in {ledger.configuration}: left out and put back", ledger.left_out))
-    console.print(table(f"{ledger.configuration} over {ledger.base}", ledger.composed))
-    if ledger.pairs:
-        console.print(table(f"pairs: {ledger.design}", ledger.paired))
-    for line in ledger.warnings:
-        console.print(Text(f"warning: {line}"))
-    for line in ledger.notes:
+    tables = {
+        f"each alone on {ledger.base}": ledger.alone,
+        f"each in {ledger.configuration}: left out and put back": ledger.left_out,
+        f"{ledger.configuration} over {ledger.base}": ledger.composed,
+        f"pairs: {ledger.design}": ledger.paired,
+    }
+    for title, rows in tables.items():
+        if rows:
+            columns = list(rows[0])
+            console.print(make_table(title, columns, [list(row.values()) for row in rows], left=columns))
+    for line in [*(f"warning: {line}" for line in ledger.warnings), *ledger.notes]:
         console.print(Text(line))
-
-
-def table(title: str, rows: list[dict[str, str]]) -> Table:
-    columns = list(rows[0])
-    return make_table(title, columns, [list(row.values()) for row in rows], left=columns)

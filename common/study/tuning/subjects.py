@@ -51,7 +51,6 @@ class Steps:
         return time_call(self.take_steps, self.device) * self.num_turns
 
     def take_steps(self) -> None:
-        """Take the steps of one turn."""
         for number in range(self.num_steps):
             self.step(number, next(self.batches))
 
@@ -76,7 +75,6 @@ class Apart:
             raise
 
     def turn(self) -> float:
-        """Return the seconds that the turn took there."""
         self.pipe.send("turn")
         return self.answer()
 

@@ -150,7 +150,6 @@ class ModelBench:
 
     @cached_property
     def read(self) -> list[Any]:
-        """The batches of every trace."""
         return first_batches(self.loader)
 
     def trace(self, state: State, *, is_exact: bool) -> Trace:
@@ -191,7 +190,7 @@ def fuse(optimizer: Optimizer) -> None:
 
 
 def with_workers(loader: Iterable[Any], num_workers: int) -> DataLoader[Any]:
-    """Return a DataLoader with another number of worker processes."""
+    """Return the same DataLoader with more worker processes. Raises UserError where that cannot be."""
     if not isinstance(loader, DataLoader):
         raise UserError("the loader is no torch DataLoader")
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:

@@ -46,7 +46,6 @@ class Tuner:
     num_ranks: int
 
     def config(self, state: State) -> RunConfig:
-        """Return the configuration with what was kept."""
         config = self.loaded.config
         settings = [*self.settings, *state]
         return load_config(config.benchmark, self.loaded.source, size=config.size, settings=settings).config
@@ -66,7 +65,6 @@ class Tuner:
         return training
 
     def build(self, state: State, *, has_loader: bool) -> Apart:
-        """Return a subject in a process of its own."""
         return Apart(partial(self.make_steps, state, has_loader=has_loader))
 
     def make_steps(self, state: State, *, has_loader: bool) -> Steps:
@@ -104,7 +102,6 @@ class Tuner:
             torch.set_float32_matmul_precision(before[1])
 
     def losses(self, state: State) -> list[float]:
-        """Return the losses of the first steps of a run."""
         training = self.training(self.config(state))
         batches = training.benchmark.train_batches(0)
         return [float(training.train_step(next(batches), step)) for step in range(NUM_SHOWN)]

@@ -12,6 +12,7 @@ from common.study.tuning.tune_runs import Tuner, candidates, make_yaml
 from common.training.load import load_config
 from tests.command import ttt, ttt_here
 
+RUN = ("run", "language_bert", "baseline", "--size", "mini")
 BENCHMARKS = ("image_classification", "language_bert")
 SHORT = ("max_duration=8ba", "evaluate_every=4ba", "evaluate_from=4ba", "schedule.warmup=2ba", "target=0.9")
 SMALL = {
@@ -75,19 +76,14 @@ def test_a_bad_file_is_refused(tmp_path, text, what):
     path.write_text(text)
     with pytest.raises(UserError, match=what):
         load_config("language_bert", str(path), size="mini", settings=[])
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    one_line(
-        ttt_here("run", "language_bert", tmp_path / "no.yaml", "--size", "mini"), "no.yaml", "no such file"
-    )
+    one_line(ttt_here("run", "language_bert", tmp_path / "no.yaml"), "no.yaml", "no such file")
 
 
 def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the_configurations():
     found = named(candidates(tuner("language_bert", "baseline"), 1))
     names = list(found)
-    order = ["unpad", "fused_qkv", "sparse_head", "last_layer_subset", "compile_layers"]
-    order.append("model.attention=eager")
+    methods = ["unpad", "fused_qkv", "sparse_head", "last_layer_subset", "compile_layers"]
+    order = [*methods, "model.attention=eager"]
     assert [name for name in names if name in order] == order
     assert names[:2] == ["fused adamw", "unpad"] and found["fused adamw"].missing  # the one that pays first
     assert {"model.attention=eager", "reuse_memory", "channels_last", "fused adamw"} <= found.keys()
@@ -129,21 +125,25 @@ def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_p
 
 
 def test_o0_changes_nothing_and_says_so():
-    plain = ttt_here("run", "language_bert", "baseline", "--size", "mini", "--dry-run")
-    zero = ttt_here("run", "language_bert", "baseline", "--size", "mini", "-O0", "--dry-run")
-    assert (
-        zero.returncode == 0 and zero.stdout == "-O0: nothing is tried, nothing is changed\n" + plain.stdout
-    )
+    plain, zero = ttt_here(*RUN, "--dry-run"), ttt_here(*RUN, "-O0", "--dry-run")
+    assert zero.returncode == 0
+    assert zero.stdout == "-O0: nothing is tried, nothing is changed\n" + plain.stdout
 
 
-def test_bad_usage_is_one_line(tmp_path):
-    command = ["run", "language_bert", "baseline", "--size", "mini"]
-    one_line(ttt_here(*command, "-O3"), "invalid choice")
-    one_line(ttt_here(*command, "-O1", "--tune-seconds", "0"), "from 1 to")
-    one_line(ttt_here(*command, "--write-config", tmp_path / "a.yaml"), "-O1")
-    one_line(ttt_here(*command, "-O1", "--write-config", tmp_path / "a.txt"), "NAME.yaml")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-O3"], ["invalid choice"]),
+        (["-O1", "--tune-seconds", "0"], ["from 1 to"]),
+        (["--write-config", "a.yaml"], ["-O1"]),
+        (["-O1", "--write-config", "a.txt"], ["NAME.yaml"]),
+        (["-O1", "--write-config", "there.yaml"], ["not overwritten"]),
+    ],
+)
+def test_bad_usage_is_one_line(tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "there.yaml").write_text("")
-    one_line(ttt_here(*command, "-O1", "--write-config", tmp_path / "there.yaml"), "not overwritten")
+    one_line(ttt_here(*RUN, *options), *words)
 
 
 def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path):
@@ -162,7 +162,7 @@ def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path):
 def test_o1_below_torchrun_is_refused(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setitem(os.environ, name, value)
-    one_line(ttt_here("run", "language_bert", "baseline", "--size", "mini", "-O1"), "--write-config")
+    one_line(ttt_here(*RUN, "-O1"), "--write-config")
 
 
 @pytest.mark.slow
