@@ -146,7 +146,7 @@ function readForm() {
 
 // ---- what it comes to ----
 
-let visible = [], means = [], items = [], reference = null, targets = null;
+let visible = [], means = [], items = [], reference = null;
 
 function filter() {
   // A bit for each filter that a run fails: a value of a facet counts the runs that fail no other filter.

@@ -1,6 +1,7 @@
 """Budgets and cells: what a share of a training is, and that no score reads a study."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -38,8 +39,7 @@ def test_a_budget_shrinks_a_run_with_its_whole_schedule(benchmark, configuration
         assert epochs == sorted(epochs) and set(epochs) == set(range(whole.num_epochs))
         for share in (0.05, 0.3, 0.5, 0.9):  # the same rate at the same share of the way
             one, other = (
-                schedule_factor(round(share * plan.num_steps), config.schedule, plan)
-                for plan in (whole, part)
+                schedule_factor(round(share * p.num_steps), config.schedule, p) for p in (whole, part)
             )
             assert one == pytest.approx(other, abs=0.02 + 1 / part.warmup_steps)
 
@@ -60,16 +60,11 @@ def test_a_cell_of_budget_1_is_the_recipe(benchmark, configuration, size):
     study = Study(name="x", benchmark=benchmark, size=size, cells=())
     cell = Cell(name="a", configuration=configuration)
     recipe = loaded(benchmark, configuration, size)
-    found = loaded(benchmark, configuration, size, *cells.settings(study, cell))
-    different = {key for key, value in found.model_dump().items() if value != recipe.model_dump()[key]}
-    assert different <= STUDY_KEYS and not found.stop_at_target
-    before, after = recipe.plan(), found.plan()
-    assert (before.num_steps, before.warmup_steps, before.milestones, before.budget) == (
-        after.num_steps,
-        after.warmup_steps,
-        after.milestones,
-        after.budget,
-    )
+    cell_config = loaded(benchmark, configuration, size, *cells.settings(study, cell))
+    different = {key for key, value in cell_config.model_dump().items() if value != recipe.model_dump()[key]}
+    assert different <= STUDY_KEYS and not cell_config.stop_at_target
+    before, after = recipe.plan(), cell_config.plan()
+    assert replace(after, evaluation_steps=before.evaluation_steps) == before
 
 
 @pytest.mark.parametrize("budget", [0.013, 0.1, 0.33, 0.67, 1.0])
