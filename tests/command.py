@@ -13,9 +13,21 @@ from common.repository import ROOT
 TTT = Path(sys.executable).with_name("ttt")
 
 
+def run(*command, **options):
+    """Run a program in the repository to its end, and keep what it prints."""
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 600, **options}
+    return subprocess.run([*map(str, command)], check=False, **options)
+
+
+def start(*command, **options):
+    """Start a program in the repository; its output goes to pipes."""
+    options = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([*map(str, command)], **options)
+
+
 def ttt(*arguments, cwd=ROOT):
     """Run a command in a process of its own."""
-    return subprocess.run([TTT, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=600)
+    return run(TTT, *arguments, cwd=cwd)
 
 
 def ttt_here(*arguments):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import secrets
-import subprocess
 import sys
 import tempfile
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from common.repository import ROOT
+from tests.command import start
 
 END_S = 15  # in which a fault ends everything
 HANG_S = 120  # after which a test ends what hangs
@@ -68,15 +67,8 @@ class Place:
 
     def start(self, *arguments, shell='exec "$@"', **environment):
         """Start a launcher as a process of its own, by a line of a shell."""
-        return subprocess.Popen(
-            ["sh", "-c", shell, "sh", sys.executable, "-m", "common.cli", *arguments],
-            cwd=ROOT,
-            env=os.environ | self.environment | environment,
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["sh", "-c", shell, "sh", sys.executable, "-m", "common.cli", *arguments]
+        return start(*command, env=os.environ | self.environment | environment, start_new_session=True)
 
     def processes(self, module=""):
         """Return the living processes of the runs, orphans too, that execute a module."""

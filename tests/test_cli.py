@@ -2,21 +2,16 @@
 
 import json
 import os
-import re
 import shutil
 import signal
-import subprocess
 
 import psutil
 import pytest
 
-from common.cli import COMMANDS, dispatch
 from common.commands.data import prepare
-from common.errors import UserError
 from common.repository import ROOT, benchmarks
 from common.training.load import load_config
-from tests.command import TTT, one_line, ttt, ttt_here
-from tests.committed import tracked
+from tests.command import TTT, one_line, start, ttt, ttt_here
 from tests.runs import records, until
 
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
@@ -110,14 +105,7 @@ def test_corrupted_data_are_named_before_anything_is_timed(tmp_path):
 def test_a_signal_to_launcher_or_rank_leaves_a_closed_log_or_none(
     begun, is_rank, number, code, statuses, tmp_path
 ):
-    process = subprocess.Popen(
-        [TTT, *map(str, run_arguments(tmp_path, "target=0.99"))],
-        cwd=ROOT,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(TTT, *run_arguments(tmp_path, "target=0.99"), start_new_session=True)
     until(lambda: process.poll() is not None or any(begun in path.read_text() for path in results(tmp_path)))
     if is_rank:
         psutil.Process(process.pid).children()[0].send_signal(number)
@@ -133,31 +121,6 @@ def test_a_dry_run_prints_configuration_plan_and_memory_and_runs_nothing(tmp_pat
     assert done.returncode == 0 and results(tmp_path) == []
     for words in ("target: 0.2", "language_bert/mini.yaml:", "steps: 1,800", "evaluations:", "memory:"):
         assert words in done.stdout
-
-
-def page_commands():
-    """Yield the words of every command in the shell blocks of all pages, each once."""
-    texts = [path.read_text() for path in tracked() if path.suffix == ".md"]
-    blocks = [block for text in texts for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
-    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line.split() for line in dict.fromkeys(filter(None, lines))]
-
-
-@pytest.mark.parametrize("command", page_commands(), ids=" ".join)
-def test_every_command_of_the_pages_is_understood(command):
-    if command[0] != "ttt":
-        assert os.access(ROOT / command[0], os.X_OK)
-        return
-    assert command[1] in COMMANDS
-    if "DIR" in command:  # a person's own folder
-        with pytest.raises(UserError, match="DIR"):
-            dispatch(command[1:])
-        return
-    extra = {"run": ["--dry-run"], "data": []}.get(command[1], ["--help"])
-    if "-O1" in command:
-        extra = [*extra, "--tune-seconds", "1"]
-    done = ttt_here(*command[1:], *extra)
-    assert done.returncode == 0, done.stderr
 
 
 def bench(folder, benchmark, *names):

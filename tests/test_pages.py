@@ -12,10 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from common.cli import COMMANDS
 from common.evidence.log import load
 from common.evidence.score import score
 from common.repository import ROOT, benchmarks
-from tests.command import TTT, ttt_here
+from tests.command import TTT, one_line, run, ttt_here
+from tests.committed import tracked
 
 STEPS = ("max_duration=40ba", "evaluate_every=20ba", "schedule.warmup=5ba")
 SHORT = {
@@ -25,8 +27,7 @@ SHORT = {
 MORE = {  # what makes a command short, for a verb or the beginning of a line
     "ttt doctor": ["--quick"],
     "ttt bench": ["--seconds", "0.2", "--no-parts"],
-    "ttt compile language_bert optimized": ["--size", "mini"],
-    "ttt compile image_classification optimized": ["--size", "mini"],
+    **{f"ttt compile {name} optimized": ["--size", "mini"] for name in benchmarks()},
     "ttt inspect": ["--size", "mini"],
     "ttt sweep": ["--dry-run"],
     "ttt ablate": ["--dry-run"],
@@ -41,11 +42,7 @@ ELSEWHERE = {  # commands that other tests, or a person, run
     "systems/wheels.sh": "fetches wheels from the network",
 }
 REFUSED = 2  # where the data of size full are not at hand
-PAGES = subprocess.run(
-    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
-).stdout.split()
-
-
+PAGES = [str(path.relative_to(ROOT)) for path in tracked() if path.suffix == ".md"]
 README = (ROOT / "README.md").read_text()
 SETS = [ROOT / f"results/reference-2cpu-mini-{configuration}" for configuration in ("baseline", "optimized")]
 
@@ -56,22 +53,41 @@ def blocks(language):
     return [block for text in texts for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
 
 
+def commands():
+    """Return every command in the shell blocks of all pages, each once."""
+    lines = [line.split(" #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [*dict.fromkeys(filter(None, lines))]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_of_the_pages_is_understood(line):
+    program, verb, *words = [*line.split(), ""]
+    if program != "ttt":
+        assert os.access(ROOT / program, os.X_OK)
+        return
+    assert verb in COMMANDS
+    if "DIR" in words:  # a person's own folder
+        assert "DIR" in one_line(ttt_here(*line.split()[1:]))
+        return
+    extra = {"run": ["--dry-run"], "data": []}.get(verb, ["--help"])
+    if "-O1" in words:
+        extra = [*extra, "--tune-seconds", "1"]
+    done = ttt_here(*line.split()[1:], *extra)
+    assert done.returncode == 0, done.stderr
+
+
 def shortened(line):
     """Return the words of a command that is made short, and the exit code that it has."""
-    words, code = shlex.split(line), 0
+    words = shlex.split(line)
     for beginning, more in MORE.items():
         if line.startswith(beginning):
             words += more
-    is_full = "full" in words and "--dry-run" not in words
-    if words[1] == "run" and "--dry-run" not in words and not is_full:
+    if "--dry-run" not in words and "full" in words:
+        return words, REFUSED
+    if "--dry-run" not in words and words[1] == "run":
         words += SHORT[words[2]]
-    if is_full:
-        code = REFUSED
-    if line.startswith("ttt reproduce results"):
-        code = 1  # size mini reproduces nothing
-    if words[1] == "inspect":
-        code = 1  # which finds that size mini compiles nothing on a processor
-    return words, code
+    finds = words[1] == "inspect" or line.startswith("ttt reproduce results")
+    return words, int(finds)  # size mini reproduces nothing, and compiles nothing on a processor
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +103,13 @@ def clone(tmp_path_factory):
 def test_every_command_of_the_pages_does_what_they_say_and_the_audit_is_clean(clone):
     path = os.pathsep.join([str(TTT.parent), os.environ["PATH"]])
     environment = os.environ | {"PYTHONPATH": str(clone), "PATH": path, "OMP_NUM_THREADS": "1"}
-    lines = [line.split(" #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
     wrong = []
-    for line in filter(None, [*lines, "ttt check"]):
+    for line in [*commands(), "ttt check"]:
         if line.split()[0] in ELSEWHERE:
             continue
         words, code = shortened(line)
         started = time.monotonic()
-        done = subprocess.run(
-            words, cwd=clone, env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
+        done = run(*words, cwd=clone, env=environment)
         print(f"{time.monotonic() - started:6.1f} s  {shlex.join(words)}")
         if done.returncode != code or "Traceback" in done.stderr:
             wrong.append(f"{shlex.join(words)}: exit code {done.returncode}\n{done.stderr[-2000:]}")
@@ -107,9 +120,7 @@ def test_every_command_of_the_pages_does_what_they_say_and_the_audit_is_clean(cl
 @pytest.mark.parametrize("block", blocks("python"))
 def test_every_python_block_of_the_pages_runs(clone, block):
     short = re.sub(r"seconds=\d+", "seconds=5", block)
-    done = subprocess.run(
-        [sys.executable, "-c", short], cwd=clone, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = run(sys.executable, "-c", short, cwd=clone)
     assert done.returncode == 0, done.stderr
 
 
@@ -154,11 +165,9 @@ def interval(value, limits, scale=1, digits=1):
 def test_the_table_of_seeds_is_that_of_the_logs():
     page = (ROOT / "language_bert/README.md").read_text()
     for run_set in load([folder / "bert" for folder in SETS]):
-        for run, log in zip(score(run_set).runs, run_set.logs, strict=True):
-            cells = (
-                f"| {log.value('seed')} | {run.samples:,.0f} | {run.quality:.4f} | {run.minutes * 60:.1f} |"
-            )
-            assert cells in page
+        for timed, log in zip(score(run_set).runs, run_set.logs, strict=True):
+            seed, seconds = log.value("seed"), timed.minutes * 60
+            assert f"| {seed} | {timed.samples:,.0f} | {timed.quality:.4f} | {seconds:.1f} |" in page
 
 
 def test_readme_is_short_and_warns_first():

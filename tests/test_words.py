@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 import time
 
@@ -11,7 +10,7 @@ import pytest
 from common.arguments import spread_settings
 from common.cli import COMMANDS
 from common.repository import ROOT
-from tests.command import one_line, ttt_here
+from tests.command import one_line, run, ttt_here
 
 MINI = ("--size", "mini")
 
@@ -112,6 +111,6 @@ def test_a_dry_run_knows_both_names_and_several_settings_and_names_the_file_of_e
 def test_the_doctor_counts_its_seconds_from_the_start():
     started = time.monotonic()
     command = [sys.executable, "-m", "common.cli", "doctor", "--quick", "--benchmarks", "bert"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run(*command)
     whole_s, printed_s = time.monotonic() - started, float(re.search(r"lines in ([0-9.]+) s", done.stdout)[1])
     assert whole_s / 4 < printed_s < whole_s  # loading torch is most of it

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from common.errors import UserError
 from common.machine.system import system_id
 from common.repository import ROOT, benchmarks, configurations
 from common.training.load import load_config
+from tests.command import run
 
 
 def bert(*settings, configuration="baseline"):
@@ -171,10 +171,7 @@ def test_a_file_is_utf_8_whatever_the_locale_says(folder):
     shutil.copytree(ROOT / "common", folder.parent / "common", dirs_exist_ok=True)
     code = "from common.config.merge import read; print(read('language_bert', 'baseline').values['target'])"
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ""}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env=os.environ | plain, cwd=folder.parent, capture_output=True, text=True, check=False
-    )
+    done = run(sys.executable, "-c", code, env=os.environ | plain, cwd=folder.parent)
     assert (done.returncode, done.stderr) == (0, "") and float(done.stdout) > 0
 
 

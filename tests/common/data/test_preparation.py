@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -16,10 +15,9 @@ from common.data import manifest
 from common.files import locked
 from common.repository import ROOT
 from common.training.load import load_config
-from tests.command import one_line, ttt_here
+from tests.command import one_line, start, ttt_here
 from tests.runs import until
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 SLOW_WRITER = """
 import shutil, sys, time
 from pathlib import Path
@@ -45,10 +43,10 @@ print("digest", preparation.prepare(directory, config, None, embedded=embedded, 
 """
 
 
-def start(*arguments):
-    command = [sys.executable, *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True)
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def ended(processes):
@@ -58,7 +56,7 @@ def ended(processes):
 
 
 def test_of_several_preparations_one_writes_and_the_others_wait_for_it(tmp_path):
-    outputs = ended([start("-c", SLOW_WRITER, tmp_path) for _ in range(5)])
+    outputs = ended([start(sys.executable, "-c", SLOW_WRITER, tmp_path) for _ in range(5)])
     assert sum("written" in output for output in outputs) == 1
     digests = {output.splitlines()[-1] for output in outputs}
     assert digests == {f"digest {manifest.read_manifest(tmp_path / 'mini', hint='')['fingerprint']}"}
@@ -68,11 +66,11 @@ def test_of_several_preparations_one_writes_and_the_others_wait_for_it(tmp_path)
 
 def test_a_killed_preparation_holds_up_nobody(tmp_path):
     (tmp_path / "hold").touch()
-    first = start("-c", SLOW_WRITER, tmp_path)
+    first = start(sys.executable, "-c", SLOW_WRITER, tmp_path)
     until(lambda: list(tmp_path.glob(".mini.part/*")))
-    second = start("-c", SLOW_WRITER, tmp_path)
+    second = start(sys.executable, "-c", SLOW_WRITER, tmp_path)
     assert f"waiting for process {first.pid}," in second.stdout.readline()
-    third = start("-c", SLOW_WRITER, tmp_path)
+    third = start(sys.executable, "-c", SLOW_WRITER, tmp_path)
     third.stdout.readline()
     third.send_signal(signal.SIGINT)  # its end must not take the lock away from the others
     third.communicate(timeout=60)
@@ -102,9 +100,9 @@ def test_several_commands_prepare_the_same_text_at_the_same_time(tmp_path):
     where = ("language_bert", "--size", "mini", "--set", f"data.directory={tmp_path}/mini")
     commands = []
     for _ in range(4):
-        commands.append(start("-m", "common.cli", "data", "prepare", *where))
+        commands.append(start(sys.executable, "-m", "common.cli", "data", "prepare", *where))
         time.sleep(0.3)  # as a person starts them: they are at different places
-    outputs = ended(commands) + ended([start("-m", "common.cli", "data", "verify", *where)])
+    outputs = ended(commands) + ended([start(sys.executable, "-m", "common.cli", "data", "verify", *where)])
     assert all(expected in output for output in outputs)
 
 

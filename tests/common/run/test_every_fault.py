@@ -18,6 +18,7 @@ from safetensors import safe_open
 from common.evidence.log import read_log
 from common.repository import ROOT
 from common.training.checkpoint_header import read_facts
+from tests.command import run
 from tests.runs import HANG_S
 
 SOURCE = ROOT / "tests/common/run/faulty_system.c"
@@ -78,14 +79,8 @@ class Machine:
         }
         where = ["--results", self.disk / "results", "--systems", self.disk / "systems"]
         command = ["run", "language_bert", "optimized", "--size", "mini", "--seed", "5", *where]
-        return subprocess.run(
-            [sys.executable, "-m", "common.cli", *map(str, command), "--set", *SETTINGS],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-        )
+        command = [sys.executable, "-m", "common.cli", *command, "--set", *SETTINGS]
+        return run(*command, env=environment, timeout=HANG_S)
 
     def check(self, done, lasts=False):
         """Assert that a fault left one line and nothing torn, and that nothing earlier has changed.

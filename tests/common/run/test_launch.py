@@ -9,8 +9,8 @@ import time
 import pytest
 
 from common.errors import EXIT_INTERRUPTED, UserError
-from common.repository import ROOT
 from common.run import launch, mllog
+from tests.command import run, start
 from tests.runs import until
 
 CHILD = """
@@ -39,7 +39,8 @@ os.register_at_fork(after_in_{where}=lambda: os.kill(os.getpid(), signal.SIGINT)
 def supervised(folder, *signals, closes_in_s):
     """Supervise a child that closes its log late; send the parent's group signals, return its exit code."""
     arguments = [sys.executable, "-c", PARENT, "-c", CHILD, str(folder), str(closes_in_s)]
-    process = subprocess.Popen(arguments, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = start(*arguments, start_new_session=True, **quiet)
     try:
         until((folder / "started").exists)
         for number in signals:
@@ -71,7 +72,7 @@ def test_an_ended_run_gets_time_to_close_its_log(signals, closes_in_s, is_closed
 def test_ctrl_c_while_a_run_is_being_started_tears_nothing(where, code):
     script = TORN.format(where=where) + PARENT
     command = [sys.executable, "-c", script, "-c", "import time; time.sleep(2)"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run(*command, timeout=60)
     assert (done.returncode, done.stderr) == (code, "")
 
 
@@ -121,5 +122,5 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run(sys.executable, "-c", code)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

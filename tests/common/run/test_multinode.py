@@ -3,13 +3,13 @@
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from common.repository import ROOT, benchmarks
+from tests.command import run, start
 from tests.runs import records
 
 PYTHON = [sys.executable, "-m"]
@@ -59,21 +59,14 @@ def check_results(folder, environment, num_runs):
     paths = sorted((folder / "results").rglob("result_*.txt"))
     stated = [record["value"] for path in paths for record in records(path) if record["key"] == "num_ranks"]
     assert stated == [2] * num_runs
-    checked = subprocess.run(
-        [*PYTHON, "common.cli", "check", folder / "results"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
+    checked = run(*PYTHON, "common.cli", "check", folder / "results", env=environment)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     return paths[0]
 
 
 def ip(command):
     """Run a command of `ip`; returns whether it could."""
-    return subprocess.run(["ip", *command.split()], capture_output=True, timeout=10).returncode == 0
+    return run("ip", *command.split(), timeout=10).returncode == 0
 
 
 @pytest.fixture
@@ -119,16 +112,8 @@ def test_two_torchrun_agents_make_one_log_that_passes_the_audit(machines, benchm
         options += [f"--rdzv-endpoint={endpoint}", f"--local-addr={address}"]
         options += [f"--rdzv-conf=is_host={'false' if machine else 'true'}", "--no-python"]
         script = [f"{benchmark}/run_and_time.sh", *arguments(benchmark, tmp_path)]
-        agents.append(
-            subprocess.Popen(
-                [*begin, *PYTHON, "torch.distributed.run", *options, *script],
-                cwd=ROOT,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
+        command = [*begin, *PYTHON, "torch.distributed.run", *options, *script]
+        agents.append(start(*command, env=environment))
     try:
         ended = [agent.communicate(timeout=WITHIN_S) for agent in agents]
     finally:
@@ -189,14 +174,7 @@ def allocation(tmp_path, environment):
 
 
 def sbatch(environment, *words):
-    done = subprocess.run(
-        ["bash", "systems/run.sbatch", *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=2 * WITHIN_S,
-    )
+    done = run("bash", "systems/run.sbatch", *words, env=environment, timeout=2 * WITHIN_S)
     calls = Path(environment["SRUN_CALLS"]).read_text().splitlines()
     return done, [call.split("\x1f") for call in calls]
 
@@ -249,7 +227,7 @@ def test_containers_get_the_repository_and_the_environment_of_the_image(allocati
     "script", ["systems/run.sbatch", *(f"{name}/run_and_time.sh" for name in benchmarks())]
 )
 def test_a_script_is_whole(script):
-    subprocess.run(["bash", "-n", script], cwd=ROOT, check=True, timeout=10)
+    assert run("bash", "-n", script).returncode == 0
 
 
 def test_the_image_is_pinned_and_keeps_its_torch():

@@ -15,6 +15,7 @@ from common.repository import ROOT
 from common.run import launch, run_sets, set_folder
 from common.study.explore import page_data
 from common.training.load import load_config
+from tests.command import run
 from tests.command import ttt_here as ttt
 
 HERE = "submission.hardware=here"
@@ -203,8 +204,8 @@ for name in repository.benchmarks():
 rooms = tuple(f"common.{room}" for room in repository.NO_RUN_LOADS)
 print([module for module in sys.modules if module.startswith(rooms)])
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    done = run(sys.executable, "-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.slow
