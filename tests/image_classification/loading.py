@@ -1,4 +1,4 @@
-"""A small data set of images, and the training loaders on it."""
+"""Configurations, a small data set of images, and the training loaders on it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,11 @@ LOADERS = {
     "resident, on the host": {"loader": "resident", "decoder": "threads", "stored_on": "host"},
     "resident, by dali": {"loader": "resident", "decoder": "dali"},
 }
+
+
+def config_of(name, size="mini", *settings):
+    """Load a configuration of this benchmark with such settings."""
+    return load_config("image_classification", name, size=size, settings=settings).config
 
 
 def natural(rng, height, width):
@@ -69,7 +74,7 @@ class CountedImages(ImageFolder):
 
 def settings_of(name="resident", batch_size=BATCH_SIZE, **changes):
     """Return the settings of one of LOADERS, or of one with such changes of the data's."""
-    data = load_config("image_classification", "baseline", size="mini", settings=[]).config.data
+    data = config_of("baseline").data
     crops = {"min_crop_area": CROPS["min_area"], "flip_probability": CROPS["flip_probability"]}
     changes = {"num_workers": 2, "stored_px": 200} | crops | LOADERS[name] | changes
     return TrainSettings(

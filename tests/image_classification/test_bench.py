@@ -9,20 +9,18 @@ import torch
 from common.cli import dispatch
 from common.measure import throughput
 from common.measure.device_run import build
-from common.training.load import load_config
 from common.training.method import Batch
 from image_classification.benchmark import Benchmark
 from image_classification.data.dali import has_dali
 from image_classification.probes import BENCH_SIZES_PX, Probes
 from tests.command import ttt
+from tests.image_classification.loading import config_of
 
 GB = 10**9
 
 
 def test_every_loader_and_decoder_of_this_machine_is_timed_alone():
-    config = load_config(
-        "image_classification", "optimized", size="mini", settings=["global_batch_size=2"]
-    ).config
+    config = config_of("optimized", "mini", "global_batch_size=2")
     names = []
     for part in Probes(Benchmark(config, seed=0)).bench_parts():
         part.call()
@@ -109,9 +107,7 @@ def test_the_memory_of_a_configuration_is_what_it_takes_beside_the_others(monkey
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_larger_images_take_more_memory_on_a_gpu(tmp_path):
     before = throughput.reserved_bytes()
-    config = load_config(
-        "image_classification", "baseline", size="full", settings=["global_batch_size=16"]
-    ).config
+    config = config_of("baseline", "full", "global_batch_size=16")
     run = build(config, tmp_path)
     memory = throughput.step_memory(run, before)
     run.log.close()

@@ -11,18 +11,16 @@ from torch import nn
 from common.config.schema import Plan
 from common.errors import UserError
 from common.measure.device_run import build
-from common.training.load import load_config
 from common.training.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
 from common.training.registry import build_methods
 from image_classification.benchmark import Benchmark
 from image_classification.model import build_resnet
 from image_classification.probes import Probes
+from tests.image_classification.loading import config_of
 
 
 def benchmark(configuration: str, size: str) -> Benchmark:
-    return Benchmark(
-        load_config("image_classification", configuration, size=size, settings=[]).config, seed=1
-    )
+    return Benchmark(config_of(configuration, size), seed=1)
 
 
 def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
@@ -51,7 +49,7 @@ def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
 @pytest.mark.parametrize("name", ["sgd", "decoupled_sgd"])
 def test_nesterov_looks_ahead_by_the_momentum(name: str) -> None:
     settings = [f"optimizer.name={name}", "optimizer.nesterov=true", "optimizer.weight_decay=0.0"]
-    config = load_config("image_classification", "baseline", size="full", settings=settings).config.optimizer
+    config = config_of("baseline", "full", *settings).optimizer
     layer = nn.Linear(5, 3).double()
     optimizer = build_optimizer(layer, config)
     value, buffer = layer.weight.detach().clone(), torch.zeros_like(layer.weight)
@@ -66,9 +64,7 @@ def test_nesterov_looks_ahead_by_the_momentum(name: str) -> None:
 @pytest.mark.parametrize("setting", ["optimizer.name=adamw", "optimizer.momentum=0.0"])
 def test_nesterov_without_momentum_is_refused(setting: str) -> None:
     with pytest.raises(UserError, match="nesterov needs sgd or decoupled_sgd with a momentum"):
-        load_config(
-            "image_classification", "baseline", size="full", settings=[setting, "optimizer.nesterov=true"]
-        )
+        config_of("baseline", "full", setting, "optimizer.nesterov=true")
 
 
 def test_correct_predictions_are_counted() -> None:
@@ -90,7 +86,7 @@ def test_loss_accepts_indices_and_probabilities() -> None:
 def test_a_step_of_either_configuration_has_a_finite_loss_and_gradient(configuration: str) -> None:
     torch.manual_seed(0)
     settings = ["global_batch_size=4"]
-    config = load_config("image_classification", configuration, size="mini", settings=settings).config
+    config = config_of(configuration, "mini", *settings)
     bench = Benchmark(config, seed=1)
     model, loss = bench.build_model(), bench.loss
     for method in build_methods(config):
@@ -108,7 +104,7 @@ def test_loss_scaling_takes_the_step_of_full_precision(tmp_path: Path) -> None:
     changes = {}
     for precision in ("fp32", "fp16"):
         settings = ["global_batch_size=16", "data.train_crop_px=64", f"precision={precision}"]
-        config = load_config("image_classification", "baseline", size="mini", settings=settings).config
+        config = config_of("baseline", "mini", *settings)
         torch.manual_seed(0)
         run = build(config, tmp_path)
         assert run.scaler.is_enabled() == (precision == "fp16")
@@ -167,7 +163,7 @@ def test_evaluation_compares_float32_logits_and_training_multiplies_in_16_bits()
 
 def test_warm_up_runs_every_size_of_training_and_evaluation_largest_first(tmp_path):
     settings = ["evaluation_batch_size=50", "global_batch_size=4", "data.loader=resident"]
-    config = load_config("image_classification", "optimized", size="mini", settings=settings).config
+    config = config_of("optimized", "mini", *settings)
     run = build(config, tmp_path, warms_up=False)
     trained, evaluated = [], []
     add_gradients, count_correct = run.add_gradients, run.count_correct
@@ -200,9 +196,7 @@ def test_the_resident_loader_crops_once_to_every_size_before_training(monkeypatc
 
 def test_the_step_that_a_run_reports_is_that_of_its_first_size(tmp_path, monkeypatch):
     """Warm-up takes 84 pixels before 56, training starts at 56."""
-    config = load_config(
-        "image_classification", "optimized", size="mini", settings=["global_batch_size=4"]
-    ).config
+    config = config_of("optimized", "mini", "global_batch_size=4")
     run = build(config, tmp_path, warms_up=False)
     monkeypatch.setattr(run, "warm_up_evaluation", lambda: None)
 

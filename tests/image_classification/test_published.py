@@ -10,12 +10,12 @@ from torch import nn
 
 from common.evidence.recipes import all_differences, flat
 from common.repository import ROOT
-from common.training.load import load_config
 from common.training.optim import schedule_factor
 from image_classification.benchmark import Benchmark
 from image_classification.methods.binary_cross_entropy import apply_log_bias
 from image_classification.model import build_resnet
 from image_classification.probes import Probes, project, training_work
+from tests.image_classification.loading import config_of
 
 RECIPES = yaml.safe_load((ROOT / "tests/golden/resnet_recipes.yaml").read_text())
 BASELINE = RECIPES["8xA100_80GB-baseline"]
@@ -27,12 +27,8 @@ GFLOPS = {224: 24.3, 192: 17.9, 176: 15.5, 160: 12.4, 128: 7.9, 96: 4.5}
 MEGABYTES = {224: 360, 176: 224, 160: 184, 128: 118, 96: 66}
 
 
-def config_of(name, *settings):
-    return load_config("image_classification", name, size="full", settings=settings).config
-
-
 def probes_of(name, *settings):
-    return Probes(Benchmark(config_of(name, *settings), seed=0))
+    return Probes(Benchmark(config_of(name, "full", *settings), seed=0))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def model():
 
 @pytest.mark.parametrize(("name", "recipe"), [("baseline", {}), ("mosaic", RECIPES["8xA100_80GB-methods"])])
 def test_a_configuration_is_the_published_recipe(name, recipe):
-    values = config_of(name).model_dump()
+    values = config_of(name, "full").model_dump()
     values["methods"] = {key: value for key, value in values["methods"].items() if value is not False}
     recipe = BASELINE | recipe | {"data": BASELINE["data"] | recipe.get("data", {})}
     for key, value in recipe.items():
@@ -51,7 +47,7 @@ def test_a_configuration_is_the_published_recipe(name, recipe):
 
 
 def test_optimized_changes_nothing_else_of_the_published_recipe():
-    mosaic, optimized = config_of("mosaic"), config_of("optimized")
+    mosaic, optimized = config_of("mosaic", "full"), config_of("optimized", "full")
     keys = {change.key for change in all_differences(flat(mosaic.model_dump()), flat(optimized.model_dump()))}
     assert {key for key in keys if not key.startswith("methods.")} - {"configuration"} == OWN
     for method in ("scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "ema"):
@@ -70,7 +66,7 @@ def test_optimized_changes_nothing_else_of_the_published_recipe():
 )
 def test_steps_crops_and_decay_are_the_published_ones(name, num_steps, evaluated, share, decay):
     """The share of the shorter side that evaluation sees; the sum of the weight decay, in e-folds."""
-    config = config_of(name)
+    config = config_of(name, "full")
     plan, data = config.plan(), config.data
     assert (plan.num_steps, plan.steps_per_epoch, plan.warmup_steps) == (num_steps, 625, 5_000)
     assert evaluated is None or plan.evaluation_steps == tuple(625 * epoch for epoch in evaluated)
@@ -94,7 +90,7 @@ def test_steps_crops_and_decay_are_the_published_ones(name, num_steps, evaluated
     ],
 )
 def test_learning_rates_are_the_published_ones(name, step, rate):
-    config = config_of(name)
+    config = config_of(name, "full")
     factor = schedule_factor(step, config.schedule, config.plan())
     assert config.optimizer.learning_rate * factor == pytest.approx(rate, abs=5.1e-7)
 
@@ -152,7 +148,7 @@ def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model,
 
 
 def test_a_projection_adds_epochs_by_size_and_evaluations():
-    data = config_of("baseline").data
+    data = config_of("baseline", "full").data
     rates = {100: 4000.0, 200: 1000.0}
     share = (150**2 - 100**2) / (200**2 - 100**2)
     for sizes_px, image_s in (

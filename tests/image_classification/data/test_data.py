@@ -10,14 +10,14 @@ import torch
 from common.data import manifest as fingerprint
 from common.data.preparation import data_fingerprint
 from common.errors import UserError
-from common.training.load import load_config
 from image_classification.benchmark import Benchmark
 from image_classification.data.prepare import prepare
+from tests.image_classification.loading import config_of
 
 
 def mini(directory: Path, *settings: str, seed: int = 1) -> Benchmark:
     where = [f"data.directory={directory}", *settings]
-    config = load_config("image_classification", "baseline", size="mini", settings=where).config
+    config = config_of("baseline", "mini", *where)
     return Benchmark(config, seed=seed)
 
 

@@ -19,7 +19,6 @@ from torchvision.transforms.v2 import functional
 from common.data import sampler
 from common.errors import UserError
 from common.repository import ROOT
-from common.training.load import load_config
 from image_classification.benchmark import Benchmark
 from image_classification.data import loader
 from image_classification.data.ahead import prefetch
@@ -35,6 +34,7 @@ from tests.image_classification.loading import (
     SIZES_PX,
     STEPS_PER_EPOCH,
     CountedImages,
+    config_of,
     load,
     natural,
     settings_of,
@@ -206,13 +206,13 @@ except KeyboardInterrupt:
 def test_without_dali_the_package_is_named(images, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     settings = [f"data.{key}={value}" for key, value in LOADERS[name].items()]
-    config = load_config("image_classification", "baseline", size="mini", settings=settings).config
+    config = config_of("baseline", "mini", *settings)
     with pytest.raises(UserError, match="pip install nvidia-dali-cuda130"):
         Benchmark(config, seed=0).prepare_loader()
 
 
 def test_a_temporary_folder_without_room_for_sockets_is_named(monkeypatch):
-    config = load_config("image_classification", "baseline", size="mini", settings=[]).config
+    config = config_of("baseline")
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 70 * "x")
     Benchmark(config, seed=0).prepare_loader()
     monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 71 * "x")

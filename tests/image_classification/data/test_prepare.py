@@ -20,11 +20,11 @@ from PIL import Image
 from common.data import manifest as fingerprint
 from common.errors import UserError
 from common.repository import ROOT
-from common.training.load import load_config
 from image_classification.data import sources
 from image_classification.data.images import decode, open_images
 from image_classification.data.prepare import prepare
 from tests.command import ttt_here as ttt
+from tests.image_classification.loading import config_of
 
 SYNSETS = ("n01440764", "n01443537", "n02119789")
 NUM_CLASSES, NUM_TRAIN, NUM_VALIDATION = 3, 24, 9
@@ -41,9 +41,8 @@ def settings_of(directory, num_train=NUM_TRAIN, num_validation=NUM_VALIDATION, n
     ]
 
 
-def config_of(directory, **counts):
-    settings = settings_of(directory, **counts)
-    return load_config("image_classification", "baseline", size="full", settings=settings).config
+def config_for(directory, **counts):
+    return config_of("baseline", "full", *settings_of(directory, **counts))
 
 
 def jpeg(number, mode="RGB", form="JPEG"):
@@ -129,7 +128,7 @@ def refuses(key_words, directory, source, **counts):
 
 
 def prepared(directory, source, **counts):
-    return prepare(directory, config_of(directory, **counts), source, shard_bytes=SHARD_BYTES)
+    return prepare(directory, config_for(directory, **counts), source, shard_bytes=SHARD_BYTES)
 
 
 def content_of(directory):
@@ -167,7 +166,7 @@ def test_shards_hold_every_file_with_its_class(folders, tmp_path):
     manifest = fingerprint.read_manifest(directory, hint="")
     assert manifest["fingerprint"] == digest
     assert manifest["facts"]["classes"] == list(SYNSETS)
-    assert fingerprint.verify(directory, config_of(directory).prepared_with(), hint="") == []
+    assert fingerprint.verify(directory, config_for(directory).prepared_with(), hint="") == []
 
 
 def test_an_intact_folder_is_left_alone_and_a_damaged_one_is_replaced(folders, expected, tmp_path):
@@ -367,10 +366,10 @@ def many_images(source):
 PREPARE = """
 import json, sys
 from pathlib import Path
-from common.training.load import load_config
 from image_classification.data.prepare import prepare
+from tests.image_classification.loading import config_of
 settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])
-config = load_config("image_classification", "baseline", size="full", settings=settings).config
+config = config_of("baseline", "full", *settings)
 prepare(Path(config.data.directory), config, source, shard_bytes=20_000)
 """
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from common.training.load import load_config
 from image_classification.methods.alternating_flip import alternate_flips
+from tests.image_classification.loading import config_of
 
 ON = ["methods.alternating_flip={}"]
 
@@ -24,7 +24,7 @@ def test_each_image_is_mirrored_in_every_other_epoch() -> None:
 
 
 def test_it_reaches_the_settings_of_the_loaders() -> None:
-    config = load_config("image_classification", "optimized", size="full", settings=ON).config
+    config = config_of("optimized", "full", *ON)
     assert config.data.alternates_flips
-    plain = load_config("image_classification", "optimized", size="full", settings=[]).config
+    plain = config_of("optimized", "full")
     assert not plain.data.alternates_flips

@@ -5,18 +5,18 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from common.training.load import load_config
 from common.training.method import seeded
 from image_classification.augmentation import augment, build_transform
 from image_classification.benchmark import Benchmark
 from image_classification.methods.augmix import aug_mix
 from image_classification.methods.randaugment import rand_augment
+from tests.image_classification.loading import config_of
 
 SMALL = ["data.train_crop_px=32", "global_batch_size=6"]
 
 
 def loaded(*settings):
-    return load_config("image_classification", "baseline", size="mini", settings=[*SMALL, *settings]).config
+    return config_of("baseline", "mini", *SMALL, *settings)
 
 
 def pixels():

@@ -9,8 +9,8 @@ import torch
 from common.commands.data import prepare
 from common.run.mllog import RunLog
 from common.training import checkpoint
-from common.training.load import load_config
 from tests.common.training import checkpointed
+from tests.image_classification.loading import config_of
 
 TINY = ["global_batch_size=8", "micro_batch_size=4", "data.train_crop_px=32"]
 TINY += ["data.evaluation_resize_px=32", "data.evaluation_crop_px=32"]
@@ -41,7 +41,7 @@ SAME_TRAINING = {"none", "swa"}  # it averages what training passes through
 @pytest.fixture(scope="module", autouse=True)
 def prepared():
     """The data of size mini, and one thread: the same sums in the same order."""
-    prepare(load_config("image_classification", "baseline", size="mini", settings=[]).config)
+    prepare(config_of("baseline"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

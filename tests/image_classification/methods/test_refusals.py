@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 from common.errors import UserError
-from common.training.load import load_config
 from common.training.registry import kind_of
+from tests.image_classification.loading import config_of
 
 RESIZING = (
     "methods.progressive_resizing={{initial_scale: {}, delay_fraction: {}, finetune_fraction: 0.2, "
@@ -41,7 +41,7 @@ MODELS = [  # method, settings, a model that gives it nothing to do
 @pytest.mark.parametrize(("configuration", "settings", "message"), CONFIGURATIONS)
 def test_a_configuration_that_does_not_fit_is_refused(configuration, settings, message):
     with pytest.raises(UserError, match=message):
-        load_config("image_classification", configuration, size="mini", settings=settings)
+        config_of(configuration, "mini", *settings)
 
 
 @pytest.mark.parametrize(("name", "settings", "model"), MODELS)

@@ -8,16 +8,12 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from common.evidence.recipes import all_differences, flat
-from common.training.load import load_config
 from image_classification.methods.fixres import Fixres, apply_fixres
 from image_classification.methods.progressive_crops import crops_by_epoch
 from image_classification.methods.progressive_resizing import image_size_px, resize_images
+from tests.image_classification.loading import config_of
 
 GROWING_PX = [96, 104, 112, 116, 124, 132, 140, 148, 156, 164, 172]
-
-
-def config_of(name, size):
-    return load_config("image_classification", name, size=size, settings=[]).config
 
 
 def test_fixres_changes_two_sizes():
