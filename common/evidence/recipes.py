@@ -92,38 +92,26 @@ def software(versions: str, code: str, commit: str) -> Recipe:
     return recipe | {"code": code, "commit": commit}
 
 
-def differences(before: Recipe, after: Recipe) -> list[str]:
-    """Return the keys in which two recipes differ, in their order: configuration, machine, versions, code.
-
-    A key that only one of them states is a difference in a configuration alone: a log may not say the rest.
-    The commit counts where one states no digest of the code.
-    """
-    has_code = before.get("code") and after.get("code")
-    both_configured = "benchmark" in before and "benchmark" in after
-
-    def is_compared(key: str) -> bool:
-        if key in MACHINE or key.startswith(SOFTWARE):
-            return key in before and key in after and not (key == "commit" and has_code)
-        return both_configured
-
-    keys = [key for key in {**after, **before} if is_compared(key)]
-    changed = [key for key in keys if before.get(key, MISSING) != after.get(key, MISSING)]
-    return sorted(changed, key=lambda key: key.startswith(SOFTWARE))
-
-
 def first_difference(before: Recipe, after: Recipe) -> Difference | None:
     """Return the first key in which two recipes differ; None where they are one."""
     return next(all_differences(before, after), None)
 
 
 def all_differences(before: Recipe, after: Recipe) -> Iterator[Difference]:
-    """Yield the keys in which two recipes differ, with both values."""
-    for key in differences(before, after):
-        yield Difference(key, _text(before, key), _text(after, key))
+    """Yield the keys in which two recipes differ, in their order: configuration, machine, versions, code.
 
-
-def _text(recipe: Recipe, key: str) -> str:
-    return printable(recipe[key], 60) if key in recipe else "missing"
+    A key that only one of them states is a difference in a configuration alone: a log may not say the rest.
+    The commit counts where one states no digest of the code.
+    """
+    has_code = before.get("code") and after.get("code")
+    both_configured = "benchmark" in before and "benchmark" in after
+    for key in sorted({**after, **before}, key=lambda key: key.startswith(SOFTWARE)):
+        is_compared = both_configured
+        if key in MACHINE or key.startswith(SOFTWARE):
+            is_compared = key in before and key in after and not (key == "commit" and has_code)
+        if is_compared and before.get(key, MISSING) != after.get(key, MISSING):
+            values = (printable(r[key], 60) if key in r else "missing" for r in (before, after))
+            yield Difference(key, *values)
 
 
 def identity(log: Log) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from common.errors import UserError
 from common.evidence.audit import Audited, by_rule
 from common.evidence.compare.claims import judge
 from common.evidence.compare.reported import Reported, load_reported
@@ -27,7 +26,7 @@ from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import BASELINE, Score, Speedup, notes, score, speedups
 from common.evidence.submission.verdict import summary
 from common.evidence.text import between, duration, number, score_cells
-from common.files import existing_folder, save_text
+from common.files import existing_folder, explain_os_error, save_text
 
 EXPLORER = "explore.html"  # the page of `ttt explore`, linked where it lies beside
 
@@ -52,11 +51,8 @@ def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise UserError unless a page can be written into a folder, which need not be there yet."""
-    try:
+    with explain_os_error("cannot write here", printable(str(folder)), hint="choose another --out"):
         tempfile.TemporaryFile(dir=existing_folder(folder)).close()
-    except OSError as error:
-        where, hint = printable(str(folder)), "choose another --out"
-        raise UserError(f"cannot write here: {error.strerror}", where=where, hint=hint) from error
 
 
 def render(

@@ -29,8 +29,7 @@ from common.evidence.recipes import (
     MACHINE,
     Difference,
     Recipe,
-    differences,
-    first_difference,
+    all_differences,
     of_configuration,
     recipe_of,
     software,
@@ -54,7 +53,8 @@ def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, num_ranks: in
     config, name = loaded.config, system.system_id(loaded.config)
     plain = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
     now, default = choose_ways(config, num_ranks)
-    changed = differences(of_values(plain) | default, of_values(config) | now)
+    changes = all_differences(of_values(plain) | default, of_values(config) | now)
+    changed = [change.key for change in changes]
     state = repository.code_state()
     now = of_values(config) | now | software(system.versions_line(), state.digest, state.commit)
     named = [key for key in changed if is_asked(loaded, key)] or changed
@@ -113,8 +113,8 @@ def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, 
     """Find the first result of another recipe in a folder, with the keys that differ."""
     for path in sorted(directory.glob("result_*.txt")):
         there = recipe_of_result(read_log(path), config)
-        if difference := first_difference(there, now):
-            return path, differences(there, now), difference
+        if changes := list(all_differences(there, now)):
+            return path, [change.key for change in changes], changes[0]
     return None
 
 

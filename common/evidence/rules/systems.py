@@ -33,14 +33,13 @@ def describe_set(run_set: RunSet) -> Described | None:
 
 def read_description(path: Path, run_set: RunSet) -> Described:
     """Return a run set with the description in a file, or why it cannot be read."""
-    try:
-        return Described(run_set, label(path), read(path))
-    except ValueError as error:
-        why = str(error)
-    try:
-        return Described(run_set, label(path), read(path, takes_repeated=True), why)
-    except ValueError:
-        return Described(run_set, label(path), None, why)
+    why = ""
+    for takes_repeated in (False, True):
+        try:
+            return Described(run_set, label(path), read(path, takes_repeated=takes_repeated), why)
+        except ValueError as error:
+            why = why or str(error)
+    return Described(run_set, label(path), None, why)
 
 
 def change(**fields: object) -> Callable[[Description], Description]:
@@ -73,21 +72,18 @@ def fields_stand_once(subject: Described) -> Iterator[Found]:
 )
 def every_field_is_there(subject: Described) -> Iterator[Found]:
     """A system description has all 33 fields."""
-    if fields_of(subject):
-        yield from summarize(subject, [text for text in problems(subject.description) if ": missing" in text])
+    return summarize(subject, is_missing=True)
 
 
 @rule("Y603", "strict", "submission rules: System Description", breaks=change(cooling=""))
 def every_field_is_filled(subject: Described) -> Iterator[Found]:
     """Each field of a system description says something, in the type and words that the tools read."""
-    if fields_of(subject):
-        yield from summarize(
-            subject, [text for text in problems(subject.description) if ": missing" not in text]
-        )
+    return summarize(subject, is_missing=False)
 
 
-def summarize(subject: Described, texts: list[str]) -> Iterator[Found]:
-    if texts:
+def summarize(subject: Described, *, is_missing: bool) -> Iterator[Found]:
+    texts = [text for text in problems(subject.description) if (": missing" in text) == is_missing]
+    if fields_of(subject) and texts:
         names = ", ".join(text.partition(":")[0] for text in texts)
         yield Found(0, texts[0] if len(texts) == 1 else f"{len(texts)} of them: {names}", path=subject.path)
 
