@@ -39,12 +39,6 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.cat([slopes, between[: num_heads - power]]).float()
 
 
-def alibi_bias(slopes: Tensor, length: int) -> Tensor:
-    """Return -slope * |i - j| as (num_heads, length, length)."""
-    place = torch.arange(length, device=slopes.device)
-    return -slopes[:, None, None] * (place[:, None] - place).abs()
-
-
 @torch.no_grad()
 def apply_alibi(model: nn.Module) -> int:
     """Bias the attention of a Hugging Face BERT, packed or not, in place; returns the number of layers.
@@ -61,10 +55,12 @@ def apply_alibi(model: nn.Module) -> int:
 
 
 def biased_mask(encoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the encoder's arguments with the bias in the attention mask, (batch, num_heads, seq, seq)."""
+    """Return the encoder's arguments with -slope * |i - j| in the attention mask (batch, heads, seq, seq)."""
     hidden = args[0] if args else named["hidden_states"]
     mask = args[1] if len(args) > 1 else named.get("attention_mask")
-    bias = alibi_bias(encoder.alibi_slopes, hidden.shape[1]).to(hidden.dtype)[None]
+    place = torch.arange(hidden.shape[1], device=encoder.alibi_slopes.device)
+    distance = (place[:, None] - place).abs()
+    bias = (-encoder.alibi_slopes[:, None, None] * distance).to(hidden.dtype)[None]
     if mask is not None and mask.dtype == torch.bool:
         bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
     elif mask is not None:

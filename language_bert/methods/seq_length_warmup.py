@@ -27,7 +27,7 @@ from torch import Tensor
 
 from common.config.schema import Fraction, RunConfig, Strict
 from common.training.method import Batch, Method, Progress
-from common.training.registry import build_methods
+from common.training.registry import refuse_compiled
 from language_bert.data.batches import IGNORED
 
 PACKING = "unpad"  # after it a batch has no rows to cut
@@ -95,10 +95,7 @@ class SeqLengthWarmup(Method):
             self.refuse("min_length is more than data.max_seq_length")
         if self.settings.how == "segment" and task["model"]["next_sentence"]:
             self.refuse("segments have no next sentence", hint="how: truncate")
-        for method in build_methods(config):
-            if method.compiles:
-                what = f"{method.name} would compile every length while the clock runs"
-                self.refuse(what, hint=f"--set methods.{method.name}=false")
+        refuse_compiled(config, self.name)
         names = list(config.methods)
         if PACKING not in names or names.index(self.name) < names.index(PACKING):
             return config

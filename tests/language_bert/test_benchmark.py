@@ -1,7 +1,6 @@
 """The configurations and what the benchmark derives from them."""
 
 import itertools
-import json
 from contextlib import nullcontext
 
 import numpy as np
@@ -16,7 +15,7 @@ from common.training.optim import schedule_factor
 from common.training.ranks import RankInfo, part
 from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
-from language_bert.data.batches import shift_lengths, typical_lengths
+from language_bert.data.batches import typical_lengths
 from language_bert.methods.position_rows import copy_rows
 from language_bert.probes import Probes
 
@@ -47,9 +46,9 @@ def test_evaluations_are_the_published_ones_and_one_before_training():
 
 @pytest.mark.parametrize("name", ["optimized", "mosaic", "eager", "compiled"])
 def test_hyperparameters_are_those_of_the_baseline(name):
-    kept = ("target", "max_duration", "evaluate_every", "global_batch_size", "optimizer", "schedule", "data")
-    one, other = config_of("baseline").model_dump(), config_of(name).model_dump()
-    assert {key: other[key] for key in kept} == {key: one[key] for key in kept}
+    keys = {"target", "max_duration", "evaluate_every", "global_batch_size", "optimizer", "schedule", "data"}
+    one, other = (config_of(configuration).model_dump(include=keys) for configuration in ("baseline", name))
+    assert one == other
 
 
 def test_efficient_says_that_they_differ():
@@ -66,15 +65,6 @@ def test_efficient_says_that_they_differ():
     plan = config.plan()
     assert plan.num_steps == 2250 and schedule_factor(2249, config.schedule, plan) < 0.001
     assert [method.name for method in build_methods(config)][-2:] == ["position_rows", "ema"]
-
-
-def test_typical_lengths_are_wikipedias():
-    lengths = typical_lengths(10_000, 512)
-    assert lengths.mean() == pytest.approx(255.8, abs=2)
-    assert np.std(lengths) == pytest.approx(183, abs=3)
-    assert np.mean(lengths.astype(float) ** 2) == pytest.approx(98_826, rel=0.02)
-    moved = shift_lengths(typical_lengths(448, 512), 100_000, 512)
-    assert moved.sum() == pytest.approx(100_000, abs=448) and moved.max() <= 512
 
 
 @pytest.mark.parametrize(
@@ -94,32 +84,27 @@ def test_typical_lengths_are_wikipedias():
     ],
 )
 def test_the_published_weights_are_known_by_their_accuracy(quality, settings, is_doubted):
-    found = Benchmark(config_of("baseline", *settings), seed=0).check_initial_quality(quality)
-    assert bool(found) == is_doubted
-    assert not is_doubted or f"{quality:.5f} before the first step, expected 0.34085 within 0.001" in found
+    doubt = Benchmark(config_of("baseline", *settings), seed=0).check_initial_quality(quality)
+    assert bool(doubt) == is_doubted and (f"{quality:.5f}" in doubt) == is_doubted
 
 
 @pytest.mark.parametrize(
     ("settings", "is_refused"),
     [
-        ((), False),
-        (("micro_batch_size=112",), False),
-        (("micro_batch_size=150",), True),  # of two sizes, 150 and 149
-        (
-            ("methods.last_layer_subset=false", "methods.chunked_head=false", "methods.unpad.round_to=96"),
-            False,
-        ),
-        (("micro_batch_size=448",), True),  # eight times the tokens, and as much difference between batches
-        (("micro_batch_size=448", "methods.compile_layers=false"), False),
-        (("micro_batch_size=448", "methods.unpad.round_to=4096", "methods.sparse_head.round_to=4096"), False),
-        (("methods.unpad.round_to=64",), True),
-        (("methods.unpad.balance_ranks=false",), False),
-        (("methods.unpad.balance_ranks=false", "methods.unpad.round_to=256"), True),
+        ("micro_batch_size=112", False),
+        ("micro_batch_size=150", True),  # of two sizes, 150 and 149
+        ("methods.last_layer_subset=false methods.chunked_head=false methods.unpad.round_to=96", False),
+        ("micro_batch_size=448", True),  # eight times the tokens, and as much difference between batches
+        ("micro_batch_size=448 methods.compile_layers=false", False),
+        ("micro_batch_size=448 methods.unpad.round_to=4096 methods.sparse_head.round_to=4096", False),
+        ("methods.unpad.round_to=64", True),
+        ("methods.unpad.balance_ranks=false", False),
+        ("methods.unpad.balance_ranks=false methods.unpad.round_to=256", True),
     ],
 )
 def test_more_shapes_than_a_compiler_takes_are_refused_at_the_start(settings, is_refused):
-    benchmark = OnGpu(config_of("optimized", *settings), seed=0)
-    message = r"methods\.unpad\.round_to: a layer would be compiled in \d+ forms, more than 64; raise it"
+    benchmark = OnGpu(config_of("optimized", *settings.split()), seed=0)
+    message = r"methods\.unpad\.round_to: a layer would be compiled in \d+ forms, more than 64"
     with pytest.raises(UserError, match=message) if is_refused else nullcontext():
         benchmark.prepare_loader()
 
@@ -132,19 +117,18 @@ def test_position_rows_are_copies():
 
 
 def test_a_projection_says_what_it_assumes():
-    found = Probes(Benchmark(config_of("optimized"), seed=0)).projection({"512 tokens": 1000.0}, 8)
-    assert found.minutes == pytest.approx((1e6 + 40 * 10_000 / 3) / 8000 / 60)
-    assert "estimate" in found.assuming and json.dumps(found.assuming)
+    projection = Probes(Benchmark(config_of("optimized"), seed=0)).projection({"512 tokens": 1000.0}, 8)
+    assert projection.minutes == pytest.approx((1e6 + 40 * 10_000 / 3) / 8000 / 60)
+    assert "estimate" in projection.assuming
 
 
-def micro_batches(benchmark, lengths, fraction=0.20):
-    """Return tokens and masked tokens of this rank's micro-batches, (num_micro_batches, 2)."""
-    own = benchmark.rank_part(lengths, lengths)
-    masked = [min(int(512 * fraction), max(1, round(length * fraction))) for length in own.tolist()]
-    counts = np.stack([own, masked], axis=1)
-    num_parts = benchmark.num_micro_batches
-    parts = [part(len(own), number, num_parts) for number in range(num_parts)]
-    return np.array([counts[each.start : each.stop].sum(axis=0) for each in parts])
+def micro_batches(benchmark, lengths, fraction):
+    """Yield tokens and masked tokens of this rank's micro-batches."""
+    lengths = benchmark.rank_part(lengths, lengths)
+    masked = [min(int(512 * fraction), max(1, round(length * fraction))) for length in lengths.tolist()]
+    for number in range(benchmark.num_micro_batches):
+        members = part(len(lengths), number, benchmark.num_micro_batches)
+        yield lengths[members.start : members.stop].sum(), sum(masked[members.start : members.stop])
 
 
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 448), (3, 448), (8, 448), (4, 7), (2, 3)])
@@ -185,8 +169,8 @@ def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
     assert len(compiled) == len(set(compiled)) and compiled == sorted(compiled, reverse=True)
     rng, population = np.random.default_rng(seed), typical_lengths(100_000, 512)
     fraction = config.data.masked_fraction
-    steps = [micro_batches(benchmark, rng.choice(population, 448), fraction) for _ in range(1000)]
-    counts = np.concatenate(steps)
+    batches = (rng.choice(population, 448) for _ in range(1000))
+    counts = np.array([pair for batch in batches for pair in micro_batches(benchmark, batch, fraction)])
     assert set(map(tuple, rounded(counts).tolist())) <= set(compiled), "compiled while the clock runs"
     assert (len({tokens for tokens, _ in compiled}), len(compiled)) == forms_of_layers
     assert sum(forms_of_layers) < MAX_SHAPES

@@ -11,8 +11,8 @@ from common import yaml_file
 from common.repository import ROOT
 from common.training.load import load_config
 from common.training.optim import build_optimizer, build_schedule
-from language_bert.benchmark import Benchmark
-from language_bert.data.batches import typical_lengths
+from language_bert.benchmark import LENGTH_DEVIATION, Benchmark
+from language_bert.data.batches import shift_lengths, typical_lengths
 from language_bert.data.wikipedia import OFFICIAL_EVALUATION
 from language_bert.model import bert_config, build_bert
 from language_bert.probes import Probes
@@ -96,12 +96,14 @@ def test_typical_lengths_lie_where_wikipedias_do(first, last, sequences, tokens)
     assert chosen.sum() / lengths.sum() == pytest.approx(tokens, abs=0.005)
 
 
-@pytest.mark.parametrize(("masked", "most", "mean"), [(0.15, 76, 38.2), (0.20, 102, 51.1)])
-def test_typical_sequences_have_the_published_number_of_masked_tokens(masked, most, mean):
-    counts = np.minimum(most, np.round(typical_lengths(100_000, 512) * masked))
-    assert counts.mean() == pytest.approx(mean, abs=0.3)
-    if masked == 0.15:
-        assert np.mean(counts < 76) == pytest.approx(0.761, abs=0.005)
+def test_typical_lengths_have_the_deviation_and_the_masked_tokens_of_wikipedias():
+    lengths = typical_lengths(10_000, 512)
+    assert np.std(lengths) == pytest.approx(LENGTH_DEVIATION * 512, abs=3)
+    counts = np.minimum(76, np.round(lengths * 0.15))
+    assert counts.mean() == pytest.approx(38.2, abs=0.3)
+    assert np.mean(counts < 76) == pytest.approx(0.761, abs=0.005)
+    moved = shift_lengths(typical_lengths(448, 512), 100_000, 512)
+    assert moved.sum() == pytest.approx(100_000, abs=448) and moved.max() <= 512
 
 
 def test_the_optimizer_is_mosaics_decoupled_adamw():
@@ -112,8 +114,7 @@ def test_the_optimizer_is_mosaics_decoupled_adamw():
     nn.init.normal_(layer.weight)
     optimizer = build_optimizer(layer, config.optimizer)
     set_rate = build_schedule(optimizer, config.schedule, config.plan())
-    weight = layer.weight.detach().clone()
-    mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
+    weight, mean, square = layer.weight.detach().clone(), 0, 0
     for count, (step, factor) in enumerate({40: 0.5, 80: 1.0, 400: 0.9, 1000: 0.9**8}.items(), 1):
         gradient = torch.randn(7, dtype=torch.float64)
         layer.weight.grad = gradient.clone()

@@ -1,11 +1,18 @@
-"""One training step of a small network with batch norm, in float64: what must not change."""
+"""One training step of a small network with batch norm, in float64; a step by its number."""
 
 import copy
 
 import torch
 from torch import nn
 
+from common.training.method import Progress
+
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def at(step):
+    """Return the progress of a training of 100 steps."""
+    return Progress(step=step, num_steps=100, epoch=0, num_epochs=1, seed=5)
 
 
 def network():
@@ -26,9 +33,7 @@ def assert_same_step(model, plain, images):
         optimizer.step()
         losses.append(loss.detach())
     torch.testing.assert_close(*losses, **EXACT)
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, **EXACT)
-    expected = plain.state_dict()
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, expected[name], **EXACT)
-        assert not torch.equal(value, start[name])
+    gradients = ([parameter.grad for parameter in each.parameters()] for each in (model, plain))
+    torch.testing.assert_close(*gradients, **EXACT)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), **EXACT)
+    assert not any(torch.equal(value, start[name]) for name, value in model.state_dict().items())

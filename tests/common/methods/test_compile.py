@@ -10,11 +10,6 @@ from common.methods.compile import MAX_SHAPES, compile_model, missing_compiler
 from tests.common.methods.one_step import assert_same_step, network
 
 
-def make_model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
-
-
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
@@ -40,18 +35,17 @@ def test_a_step_is_that_of_the_plain_model(backend):
 
 
 def test_a_copy_of_a_compiled_model_can_be_evaluated_and_names_its_weights_alike():
-    model = make_model()
+    model, images = network(), torch.randn(2, 3, 9, 7, dtype=torch.float64)
     compile_model(model, "default", backend="aot_eager")
-    model(torch.ones(2, 6, dtype=torch.float64))
+    model(images)
     average = copy.deepcopy(model)
-    assert list(average.state_dict()) == list(make_model().state_dict())
-    inputs = torch.randn(2, 6, dtype=torch.float64)
-    torch.testing.assert_close(average(inputs), model(inputs))
+    assert list(average.state_dict()) == list(network().state_dict())
+    torch.testing.assert_close(average(images), model(images))
 
 
 def test_too_many_shapes_stop_the_run_instead_of_running_eagerly():
-    model = make_model()
+    model = nn.Linear(6, 3)
     compile_model(model, "default", backend="aot_eager")
     with pytest.raises(Exception, match="limit"):
         for num_rows in range(2, MAX_SHAPES + 5):
-            model(torch.ones(num_rows, 6, dtype=torch.float64))
+            model(torch.ones(num_rows, 6))

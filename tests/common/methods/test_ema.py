@@ -30,41 +30,29 @@ def test_parameters_and_buffers_follow_their_definition() -> None:
             is_float = value.is_floating_point()
             expected[name] = 0.9 * expected[name] + 0.1 * value if is_float else value.clone()
     assert int(average.state_dict()["1.num_batches_tracked"]) == 5
-    for name, value in average.state_dict().items():
-        torch.testing.assert_close(value, expected[name])
+    torch.testing.assert_close(dict(average.state_dict()), expected)
 
 
-def test_method_starts_with_a_copy_at_the_first_update() -> None:
-    method = Ema("ema", Ema.Config(half_life_steps=100, every_steps=20))
+@pytest.mark.parametrize(("first_step", "start"), [(0, 20), (50, 60)])
+def test_method_starts_with_a_copy_at_the_first_update(first_step: int, start: int) -> None:
+    method = Ema("ema", Ema.Config(half_life_steps=100, every_steps=20, first_step=first_step))
     model = model_with_buffers()
     model(torch.randn(6, 3, dtype=torch.float64)).sum().backward()
-    for num_steps in range(1, 20):
+    for num_steps in range(1, start):
         method.after_step(model, num_steps)
     assert method.evaluation_model(model) is model
-    method.after_step(model, 20)
-    average = method.evaluation_model(model)
-    assert average is not model
-    first = model[0].weight.detach().clone()
-    assert average[0].weight.equal(first)
+    method.after_step(model, start)
+    average, first = method.evaluation_model(model), model[0].weight.detach().clone()
+    assert average is not model and average[0].weight.equal(first)
     assert all(each.grad is None and not each.requires_grad for each in average.parameters())
     with torch.no_grad():
         model[0].weight.add_(1)
-    for num_steps in range(21, 40):
+    for num_steps in range(start + 1, start + 20):
         method.after_step(model, num_steps)
     assert average[0].weight.equal(first)
-    method.after_step(model, 40)
+    method.after_step(model, start + 20)
     torch.testing.assert_close(average[0].weight, first + (1 - 0.8705505633))
     assert model[0].weight.equal(first + 1) and model[0].weight.grad is not None
-
-
-def test_an_average_may_start_later() -> None:
-    method = Ema("ema", Ema.Config(half_life_steps=100, every_steps=20, first_step=50))
-    model = model_with_buffers()
-    for num_steps in (20, 40, 50):
-        method.after_step(model, num_steps)
-    assert method.evaluation_model(model) is model
-    method.after_step(model, 60)
-    assert method.evaluation_model(model) is not model
 
 
 def test_shared_parameters_stay_shared() -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 from common.errors import UserError
 from common.methods.layer_freezing import LayerFreezing, freeze_layers, frozen_share
-from common.training.method import Batch, Progress
+from common.training.method import Batch
+from tests.common.methods.one_step import at
 
 
 def small():
@@ -17,9 +18,9 @@ def small():
 
 
 def frozen(model):
-    return [
-        number for number, layer in enumerate(model) if not all(p.requires_grad for p in layer.parameters())
-    ]
+    """Return the numbers of layers with a parameter that is not trained."""
+    trained = [all(parameter.requires_grad for parameter in layer.parameters()) for layer in model]
+    return [number for number, is_trained in enumerate(trained) if not is_trained]
 
 
 def test_the_share_grows_linearly_after_the_start():
@@ -27,21 +28,15 @@ def test_the_share_grows_linearly_after_the_start():
     assert found == pytest.approx([0, 0, 0.4, 0.8])
 
 
-def test_the_first_layers_stop_and_the_last_never_does():
+@pytest.mark.parametrize("before", [set(), {0, 2}], ids=["none", "frozen by something else"])
+def test_the_first_layers_stop_and_the_last_never_does(before):
     model = small()
-    for share, expected in ((0, []), (0.39, [0]), (0.4, [0, 1]), (1, [0, 1, 2, 3, 4]), (0.2, [0])):
-        assert freeze_layers(model, share) == len(expected)
-        assert frozen(model) == expected
-
-
-def test_what_something_else_froze_stays_frozen():
-    model = small()
-    model[0].requires_grad_(False)
-    model[2].weight.requires_grad_(False)
-    for share, expected in ((0, [0, 2]), (0.6, [0, 1, 2]), (1, [0, 1, 2, 3, 4]), (0.2, [0, 2]), (0, [0, 2])):
-        freeze_layers(model, share)
-        assert frozen(model) == expected
-    assert model[2].bias.requires_grad and not model[2].weight.requires_grad
+    for number in before:
+        model[number].weight.requires_grad_(False)
+    for share, count in ((0, 0), (0.39, 1), (0.4, 2), (1, 5), (0.2, 1), (0, 0)):
+        assert freeze_layers(model, share) == count
+        assert frozen(model) == sorted(before | set(range(count)))
+    assert model[2].bias.requires_grad
 
 
 def test_a_parameter_of_two_layers_is_that_of_the_first():
@@ -76,8 +71,7 @@ def test_what_is_frozen_depends_on_the_step_alone():
     model = method.model(small())
     given = Batch(inputs={}, targets={}, num_samples=1)
     for step, expected in ((90, [0, 1, 2, 3]), (0, []), (65, [0]), (50, []), (99, [0, 1, 2, 3])):
-        progress = Progress(step=step, num_steps=100, epoch=0, num_epochs=1)
-        assert method.batch(given, progress) is given
+        assert method.batch(given, at(step)) is given
         assert frozen(model) == expected
     method.batch(given, None)
     assert frozen(model) == [0, 1, 2, 3]

@@ -11,11 +11,8 @@ from common.errors import UserError
 from common.measure.device_run import build
 from common.methods.selective_backprop import SelectiveBackprop, sample_losses, select_samples
 from common.training.load import load_config
-from common.training.method import Batch, Progress
-
-
-def at(step):
-    return Progress(step=step, num_steps=100, epoch=0, num_epochs=1, seed=5)
+from common.training.method import Batch
+from tests.common.methods.one_step import at
 
 
 class Classifier(nn.Module):
@@ -30,9 +27,8 @@ class Classifier(nn.Module):
 def built(**settings):
     torch.manual_seed(0)
     method = SelectiveBackprop("selective_backprop", SelectiveBackprop.Config(**settings))
-    method.config = load_config(
-        "image_classification", "baseline", size="mini", settings=["precision=fp32"]
-    ).config
+    settings = ["precision=fp32"]
+    method.config = load_config("image_classification", "baseline", size="mini", settings=settings).config
     model = method.model(Classifier())
     inputs, labels = torch.randn(10, 4), torch.arange(10) % 3
     return method, model, Batch(inputs={"x": inputs}, targets={"labels": labels}, num_samples=10)
@@ -48,29 +44,21 @@ def test_samples_are_drawn_by_the_rank_of_their_loss_without_repetition():
         counts += F.one_hot(kept, 6).sum(dim=0)
     weights = ((torch.arange(6) + 0.5) / 6).double() ** 2
     first = weights / weights.sum()
-    second = sum(
-        first[i] * weights.where(torch.arange(6) != i, 0) / (weights.sum() - weights[i]) for i in range(6)
-    )
-    expected = (first + second)[losses.argsort().argsort()]
+    others = [weights.where(torch.arange(6) != i, 0) / (weights.sum() - weights[i]) for i in range(6)]
+    expected = (first + first @ torch.stack(others))[losses.argsort().argsort()]
     torch.testing.assert_close(counts.double() / 3000, expected, atol=0.03, rtol=0)
 
 
 def test_losses_are_those_of_each_sample_and_leave_the_model_as_it_was():
     _, model, batch = built()
-    model.double()
-    inputs, before = {"x": batch.inputs["x"].double()}, model.norm.running_mean.clone()
-    found = sample_losses(model, inputs, batch.targets["labels"])
-    assert model.training and torch.equal(model.norm.running_mean, before) and not found.requires_grad
-    logs = model.layer(inputs["x"] / (1 + 1e-5) ** 0.5).log_softmax(dim=1)
-    expected = -logs[torch.arange(10), batch.targets["labels"]]
-    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-6, atol=1e-6)
-
-
-def test_layers_in_evaluation_mode_stay_there():
-    _, model, batch = built()
-    model.norm.eval()
-    sample_losses(model, batch.inputs, batch.targets["labels"])
-    assert model.training and model.layer.training and not model.norm.training
+    model.layer.eval()
+    before = model.norm.running_mean.clone()
+    losses = sample_losses(model, batch.inputs, batch.targets["labels"])
+    assert model.training and model.norm.training and not model.layer.training
+    assert torch.equal(model.norm.running_mean, before) and not losses.requires_grad
+    logits = model.layer(batch.inputs["x"] / (1 + 1e-5) ** 0.5)
+    expected = F.cross_entropy(logits, batch.targets["labels"], reduction="none")
+    torch.testing.assert_close(losses, expected.detach(), rtol=1e-5, atol=1e-5)
 
 
 def test_a_batch_is_thinned_out_between_start_and_end_and_pairs_stay_together():
@@ -110,8 +98,7 @@ def test_a_micro_batch_counts_by_the_samples_that_it_had(tmp_path):
         expected += share.item()
     run.log.close()
     assert loss.item() == pytest.approx(expected)
-    for gradient, parameter in zip(found, run.model.parameters(), strict=True):
-        torch.testing.assert_close(gradient, parameter.grad)
+    torch.testing.assert_close(found, [parameter.grad for parameter in run.model.parameters()])
 
 
 def test_samples_without_a_label_each_are_refused():

@@ -7,26 +7,21 @@ from torch import nn
 from common.errors import UserError
 from common.training.load import load_config
 from common.training.optim import build_optimizer
-from common.training.registry import build_methods
-from common.training.step import to_device
 from language_bert.benchmark import Benchmark
 from language_bert.methods.fp8 import GRADIENTS, VALUES, Fp8Linear, quantize
 from language_bert.probes import Probes, fp8_pair
+from tests.language_bert.test_parity import apply_methods
 
 SETTINGS = ("model.num_hidden_layers=3", "methods.chunked_head=false")  # three layers, and logits
 
 
 def build(*settings):
     config = load_config("language_bert", "optimized", size="mini", settings=[*SETTINGS, *settings]).config
-    benchmark, methods = Benchmark(config, seed=0), build_methods(config)
+    benchmark = Benchmark(config, seed=0)
     torch.manual_seed(5)
-    model = benchmark.build_model()
-    for method in methods:
-        model = method.model(model)
     (batch,) = Probes(benchmark).bench_batches(8).values()
-    for method in methods:
-        batch = method.batch(batch, None)
-    return config, model, to_device(batch, torch.device("cpu"))
+    model, batch, _ = apply_methods(config, benchmark.build_model(), batch)
+    return config, model, batch
 
 
 def loss_of(model, batch):
@@ -64,11 +59,8 @@ def test_a_product_and_its_gradients_are_those_of_the_rounded_factors(backend):
         values, scale = quantize(tensor, dtype)
         return values.double() * scale
 
-    x8, weight8, g8 = (
-        rounded(x, VALUES),
-        rounded(linear.weight.detach(), VALUES),
-        rounded(weight.bfloat16(), GRADIENTS),
-    )
+    x8, weight8 = (rounded(factor.detach(), VALUES) for factor in (x, linear.weight))
+    g8 = rounded(weight.bfloat16(), GRADIENTS)
     expected = [x8 @ weight8.T + linear.bias.detach(), g8 @ weight8, g8.T @ x8, weight.sum(dim=0)]
     for found, plain in zip((y, leaf.grad, linear.weight.grad, linear.bias.grad), expected, strict=True):
         error = (found.double() - plain).norm() / plain.norm()
@@ -91,9 +83,9 @@ def test_every_layer_but_the_last_multiplies_in_8_bits_and_evaluation_does_not()
 
 def test_gated_units_without_a_bias_multiply_in_8_bits_too():
     _, model, batch = build("methods.gated_linear_units={round_to: 16}", "methods.fp8={}")
+    loss_of(model.train(), batch).backward()
     replaced = [module for module in model.modules() if isinstance(module, Fp8Linear)]
     assert len(replaced) > 2 * 3
-    loss_of(model.train(), batch).backward()
     assert all(module.weight.grad.isfinite().all() and module.weight.grad.any() for module in replaced)
 
 
