@@ -139,6 +139,8 @@ def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool
     """
     parts, is_whole = [], not is_hashed
     for key in keys:
+        if key == "methods":  # empty here or there: the other side's methods are named
+            continue
         part, is_plain = name_part(key, now)
         is_whole = is_whole and is_plain
         parts += [part] if part not in parts else []

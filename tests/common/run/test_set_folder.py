@@ -65,6 +65,13 @@ def test_the_name_of_a_folder_says_what_is_changed(settings, changes, tmp_path):
     assert planned(tmp_path, *settings).system == PLAIN + changes
 
 
+def test_the_first_method_of_a_configuration_without_any_is_in_the_name(tmp_path):
+    settings = [HERE, "methods.alibi={}"]
+    loaded = load_config("language_bert", "baseline", size="mini", settings=settings)
+    run_set = launch.plan_run_set(loaded, results=tmp_path, runs="1", seed=None, num_ranks=1)
+    assert run_set.system.startswith("here-mini-baseline+methods.alibi+")
+
+
 def test_ranks_and_threads_that_were_asked_for_are_in_the_name(tmp_path, monkeypatch):
     assert planned(tmp_path, num_ranks=2).system.startswith(f"{PLAIN}+ranks=2")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
