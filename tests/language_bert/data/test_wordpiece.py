@@ -61,7 +61,11 @@ def test_documents_are_divided_by_blank_lines_and_empty_ones_dropped(tokenizer):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"the\ncat\n", r"has no token \[CLS\]"), (b"\xff\n", "cannot be read"), (b"a\na\n", "has no|twice")],
+    [
+        (b"the\ncat\n", r"has no token \[CLS\]"),
+        (b"\xff\n", "cannot be read"),
+        (b"[UNK]\n[CLS]\n[SEP]\n[MASK]\n[CLS]\n", "has a token twice"),
+    ],
 )
 def test_what_is_no_vocabulary_is_refused(tmp_path, content, message):
     (tmp_path / "vocab.txt").write_bytes(content)
