@@ -665,17 +665,11 @@ const TABLE = [
 let sorted = [], drawnFrom = -1;
 
 function nameCell(item) {
-  if (!item.isRun) return item.cell.title;
-  const cell = document.createDocumentFragment();
-  cell.append(el("a", { href: item.href }, item.file), ` ${item.cell.title}`);
-  return cell;
+  return item.isRun ? [el("a", { href: item.href }, item.file), ` ${item.cell.title}`] : item.cell.title;
 }
 
 function modelCell(item) {
-  if (!item.cell.proxy) return item.cell.key;
-  const cell = document.createDocumentFragment();
-  cell.append(`${item.cell.key} `, el("span", { className: "proxy" }, "proxy"));
-  return cell;
+  return item.cell.proxy ? [`${item.cell.key} `, el("span", { className: "proxy" }, "proxy")] : item.cell.key;
 }
 
 function auditText(of) {
@@ -737,7 +731,7 @@ function drawRows() {
     const item = sorted[i], row = el("tr", { "aria-rowindex": i + 2 });
     for (const column of TABLE) {
       const shown = column.show ? column.show(item) : column.of(item), cell = el("td", { className: column.left ? "text" : "" });
-      cell.append(shown);
+      cell.append(...[shown].flat());
       if (column.left) cell.title = cell.textContent;
       row.append(cell);
     }
