@@ -15,7 +15,7 @@ from common.training.probes import KernelPair, Part, Projection, Spread, Work
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, typical_lengths
-from language_bert.kernels.cross_entropy import cross_entropy_gradient_reference_
+from language_bert.kernels.cross_entropy import cross_entropy_gradient_, cross_entropy_gradient_reference_
 from language_bert.methods.chunked_head import chunked_cross_entropy
 from language_bert.methods.fp8 import CAPABILITY, Fp8Product
 
@@ -223,8 +223,6 @@ def loss_pair(device: torch.device) -> KernelPair:
 
 def cross_entropy_pair(device: torch.device) -> KernelPair:
     """Pair the Triton kernel of losses and gradients of 16-bit logits with their eager form in float64."""
-    from language_bert.kernels.cross_entropy_triton import cross_entropy_gradient_triton_
-
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(NUM_MASKED, VOCAB_SIZE, generator=generator).bfloat16().to(device)
     bias = torch.randn(VOCAB_SIZE, generator=generator).to(device)
@@ -233,7 +231,7 @@ def cross_entropy_pair(device: torch.device) -> KernelPair:
 
     def kernel() -> list[Tensor]:
         gradient = logits.clone()
-        losses = cross_entropy_gradient_triton_(gradient, bias, labels, IGNORED)
+        losses = cross_entropy_gradient_(gradient, bias, labels, IGNORED)
         return [losses, gradient]
 
     def plain() -> list[Tensor]:

@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -50,6 +51,7 @@ from common.training.probes import probes_of
 from common.training.step import Training
 
 BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
+OWN_OPERATORS = "ttt"  # the namespace of operators that are Triton kernels of a benchmark
 NOT_COUNTED = (
     "_unsafe_view empty empty_like empty_strided new_empty new_empty_strided detach alias lift_fresh"
 )
@@ -80,6 +82,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode, self.cubins = fake_mode, cubins  # of every kernel, by its name
         self.kernels: list[Kernel] = []
+        self.own_operators: set[Any] = set()  # those of the suite's Triton kernels that have been called
         self.num_graphs = self.num_recompiles = 0
         self.tally: Tally | None = None  # None: nothing is counted now
         self.code: Code | None = None  # of the compiled graph that runs
@@ -105,6 +108,9 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if list_fakes((args, kwargs)):
             self.count(func, args, kwargs, result)
+            if func.namespace == OWN_OPERATORS and func not in self.own_operators:
+                self.own_operators.add(func)
+                OPDEFS[func._schema.name]._init_fn(*args, **kwargs)  # launches its kernel, so compiles it
         return result
 
     def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -175,11 +181,10 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def add_own_kernels(self, benchmark: Benchmark) -> None:
-        """Compile the Triton kernels that the benchmark has written itself."""
-        before = set(self.cubins)
+        """Compile the suite's own Triton kernels, also those that no step calls."""
         for pair in probes_of(benchmark).kernel_pairs():
             pair.kernel()
-        names = self.cubins.keys() - before
+        names = [name for name in self.cubins if not name.startswith("triton_")]  # as Inductor names its own
         self.kernels += [measure_kernel(name, OWN, self.cubins[name]) for name in names]
 
 
@@ -238,24 +243,31 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
         compiler = Compiler(fake_mode, cubins)
 
         compile_graph = partial(compile_fx.compile_fx, inner_compile=compiler.compile_inner)  # type: ignore[arg-type]
-        to_device, prepare_batch = step.to_device, Training.prepare_batch
+        to_device = step.to_device
 
         def make_fake(batch: Batch, device: torch.device) -> Batch:
             with fake_mode, compiler:
                 return to_device(batch, device)
 
-        def prepare_on_host(run: Training, *args: Any) -> Batch:
-            with unset_fake_temporarily():
-                return prepare_batch(run, *args)
-
         with (
             mock.patch.object(compile_fx, "compile_fx", compile_graph),
             mock.patch.object(step, "to_device", make_fake),
-            mock.patch.object(Training, "prepare_batch", prepare_on_host),
+            mock.patch.object(Training, "prepare_batch", on_host(Training.prepare_batch)),
+            mock.patch.object(Batch, "parts", on_host(Batch.parts)),
             fake_mode,
             compiler,
         ):
             yield compiler
+
+
+def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function compute values, as those of a loader's batch, where tensors have none."""
+
+    def compute(*args: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args)
+
+    return compute
 
 
 def measure_kernel(name: str, kind: str, cubins: Sequence[bytes]) -> Kernel:
@@ -313,6 +325,7 @@ def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
 
 def build_training(benchmark: Benchmark) -> Training:
     """Return a training on the pretended GPU."""
+    benchmark.num_targets = on_host(benchmark.num_targets)  # type: ignore[method-assign]
     run = Training(benchmark.config, benchmark, seed=0)
     run.build(from_scratch=True)
     run.replica = run.model

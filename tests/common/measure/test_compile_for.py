@@ -117,29 +117,41 @@ def test_a_stage_of_resnet_compiles_without_a_gpu_which_is_gone_afterwards():
 
 
 @pytest.mark.parametrize("architecture", sorted(GPUS))
-def test_the_suites_own_kernels_compile_and_a_graph_break_is_counted(architecture):
+@pytest.mark.parametrize(
+    ("benchmark", "kernels"),
+    [
+        ("image_classification", ["blur_kernel", "crop_resize_kernel"]),
+        ("language_bert", ["cross_entropy_kernel"]),
+    ],
+)
+def test_the_suites_own_kernels_compile_and_a_graph_break_is_counted(benchmark, kernels, architecture):
     def broken(values):
         values = values + 1
         torch._dynamo.graph_break()
         return values * 2
 
-    config = load_config("image_classification", "baseline", size="mini", settings=[]).config
+    config = load_config(benchmark, "baseline", size="mini", settings=[]).config
     with open_compiler(GPUS[architecture]) as compiler:
-        compiler.add_own_kernels(benchmark_module("image_classification").Benchmark(config, seed=0))
-        (kernel,) = compiler.kernels
+        compiler.add_own_kernels(benchmark_module(benchmark).Benchmark(config, seed=0))
+        own = list(compiler.kernels)
         torch.compile(broken)(torch.empty(64))
         assert sum(count_graph_breaks().values()) == 1 and compiler.num_graphs == 2
-    assert kernel.name == "crop_resize_kernel" and kernel.registers > 0 and kernel.spilled_bytes == 0
+    assert sorted(kernel.name for kernel in own) == kernels
+    assert all(kernel.registers > 0 and kernel.spilled_bytes == 0 for kernel in own)
 
 
-def test_the_command_keeps_its_figures_with_the_commit(tmp_path):
-    sets = [part for setting in (*SMALL, "model.num_hidden_layers=1") for part in ("--set", setting)]
+def test_the_command_compiles_micro_batches_and_keeps_its_figures_with_the_commit(tmp_path):
+    settings = [*SMALL, "model.num_hidden_layers=1", f"micro_batch_size={NUM_SEQUENCES // 2}"]
+    sets = [part for setting in settings for part in ("--set", setting)]
     arguments = ["--for", "sm_90", "--batch-size", NUM_SEQUENCES, *sets, "--results", tmp_path, "--json"]
     done = ttt_here("compile", "language_bert", "optimized", *arguments)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "compiled/sm_90").glob("language_bert-optimized-*-torch*.json")
     (figures,) = json.loads(done.stdout)
     assert json.loads(path.read_text()) == figures
+    (training,) = figures["training"].values()
+    assert training["classes"][ATTENTION]["launches"] == 2 * 2  # forward and backward of two micro-batches
+    assert [kernel["name"] for kernel in figures["own_kernels"]] == ["cross_entropy_kernel"]
     assert figures["commit"] and figures["versions"]["triton"] and not figures["graph_breaks"]
     assert str(tmp_path) not in path.read_text()
     mini = keep(figures | {"size": "mini"}, tmp_path)
