@@ -10,7 +10,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -224,8 +224,17 @@ def expected_seconds(directory: Path) -> float | None:
     return statistics.median(durations) if durations else None
 
 
-def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | None = None) -> Ended:
-    """Start run `number` (from 0) as a process and report how it ended; its log is closed in any case."""
+def run_once(
+    run_set: RunSet,
+    number: int,
+    command: Sequence[str],
+    index: int | None,
+    record: Callable[[Ended], None],
+) -> Ended:
+    """Start run `number` (from 0) as a process; its log is closed in any case.
+
+    `record` gets its end also where a signal arrives meanwhile, so that nothing is returned.
+    """
     expected = expected_seconds(run_set.directory)
     is_alone = not count_gpus() and ranks.read_rank_info().world_size == 1  # else torch chooses the threads
     most_threads, crowd = load.most_threads(run_set.num_ranks) if is_alone else (None, "")
@@ -258,6 +267,7 @@ def run_once(run_set: RunSet, number: int, command: Sequence[str], index: int | 
             with delay_signals():
                 ballast.close()
                 outcome = close_log(path, ended, failure, shown)
+                record(outcome)
                 tidy(path, is_done=outcome.code == EXIT_OK)
     return outcome
 

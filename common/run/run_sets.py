@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from common.arguments import whole_number
@@ -16,7 +17,7 @@ from common.evidence.recipes import first_difference
 from common.files import explain_os_error, locked, make_folder
 from common.machine.preflight import preflight
 from common.run import launch
-from common.run.launch import HUNG_AFTER_S, UNWRITABLE, RunSet
+from common.run.launch import HUNG_AFTER_S, UNWRITABLE, Ended, RunSet
 from common.run.set_folder import of_values, recipe_of_result
 
 MAX_HUNG_AFTER_S = 86400
@@ -142,6 +143,11 @@ def run_all(
     """
     codes: list[int] = []
     outcomes: dict[str, Counter[str]] = {run_set.title: Counter() for run_set in run_sets}
+
+    def record(title: str, ended: Ended) -> None:
+        codes.append(ended.code)
+        outcomes[title][ended.outcome] += 1
+
     turns = [
         (run_set, number)
         for number in range(max(run_set.num_runs for run_set in run_sets))
@@ -152,9 +158,7 @@ def run_all(
         for turn, (run_set, number) in enumerate(turns, 1):
             if len(run_sets) > 1:
                 print(f"{turn} of {len(turns)}: ", end="")
-            ended = launch.run_once(run_set, number, command, index)
-            codes.append(ended.code)
-            outcomes[run_set.title][ended.outcome] += 1
+            ended = launch.run_once(run_set, number, command, index, partial(record, run_set.title))
             if ended.code == EXIT_INTERRUPTED:
                 return EXIT_INTERRUPTED
             if ended.outcome == "refused" or (fail_fast and ended.code != EXIT_OK):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -111,3 +112,16 @@ def test_a_hostile_head_of_a_result_is_refused_in_one_line(lines, tmp_path):
     launch.reserve(run_set.directory, None, f"# --- configuration\n{head}{records}")
     with pytest.raises(UserError, match=r"result_0.txt: "):
         run_sets.find_missing_runs(run_set)
+
+
+def test_a_run_that_ends_as_a_signal_arrives_is_counted(tmp_path, monkeypatch, capsys):
+    def close_as_ctrl_c_arrives(*_):
+        signal.raise_signal(signal.SIGINT)
+        return launch.Ended(0, "converged")
+
+    monkeypatch.setattr(launch, "run_ranks", lambda *_, **__: (0, ""))
+    monkeypatch.setattr(launch, "close_log", close_as_ctrl_c_arrives)
+    run_set = planned("image_classification", tmp_path, runs="2")
+    with pytest.raises(KeyboardInterrupt):
+        run_sets.run_all([run_set], [], fail_fast=False)
+    assert "of 2 runs 1 converged, 1 not run" in capsys.readouterr().out
