@@ -62,9 +62,11 @@ def write_once(path: Path, make_text: Callable[[], str], doing: str = "") -> Non
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a file as `write_text` does. Raises UserError where it cannot be written."""
+    """Write a file as `write_text` does, one process after another; UserError where it cannot be written."""
     with explain_os_error("cannot write", os.path.relpath(path)):
-        write_text(path, text)
+        make_folder(path.parent)
+        with locked(path.with_name(f".{path.name}.lock"), "writes this file"):
+            write_text(path, text)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY, find_logs
+from common.evidence.records import finite
 from common.machine import system
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
@@ -135,6 +136,10 @@ class Outcome:
     ratio: float  # measured over predicted
     is_inside: bool
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields; a missed target has neither minutes nor ratio."""
+        return dataclasses.asdict(self) | {"minutes": finite(self.minutes), "ratio": finite(self.ratio)}
+
     def __str__(self) -> str:
         if not math.isfinite(self.minutes):
             return f"missed the target, outside  {self.path}"
@@ -181,7 +186,7 @@ def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
         lines.append(f"{record['title']} on {record['system']}, {record['time']}: {minutes}")
         lines += [f"  {run}" for run in runs] or ["  no run since"]
         row = {"estimate": record["path"].name} | picked(record, ("system", "minutes"))
-        rows.append(row | {"runs": [dataclasses.asdict(run) for run in runs]})
+        rows.append(row | {"runs": [run.as_json() for run in runs]})
     inside = sum(run.is_inside for run in outcomes)
     errors = [abs(math.log(run.ratio)) for run in outcomes if math.isfinite(run.ratio)]
     typical = f"; wrong by a factor of {math.exp(sum(errors) / len(errors)):.3f} on average" if errors else ""

@@ -106,6 +106,11 @@ def test_a_run_is_compared_with_the_estimates_before_it():
         assert records.later_runs(record | changes, logs) == []
 
 
+def test_a_missed_target_is_valid_json():
+    missed = records.Outcome(path="result_0.txt", minutes=math.inf, ratio=math.inf, is_inside=False)
+    assert json.loads(json.dumps(missed.as_json(), allow_nan=False))["minutes"] is None
+
+
 def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     results = ("--results", tmp_path)
     where = (
