@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.evidence import intervals
 from common.evidence.log import read_log
 from common.machine.load import affinity, look
 from common.repository import ROOT
@@ -101,8 +102,13 @@ def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: f
         }
 
 
-def measure_neighbour(benchmark: str, name: str, *, size: str, num_steps: int, rounds: int) -> dict[str, Any]:
-    """Return the figures of every setting, alone and beside a busy process, each `rounds` times in turn."""
+def measure_neighbour(
+    benchmark: str, name: str, *, size: str, num_steps: int, rounds: int, num_pairs: int
+) -> dict[str, Any]:
+    """Return the figures of every setting, alone and beside a busy process, each `rounds` times in turn.
+
+    Then `num_pairs` quiet runs of the first and the last setting, which may differ by less than two runs do.
+    """
     configuration, *settings = name.split("+")
     last = f"{num_steps}ba"
     settings += ["target=0.99", f"max_duration={last}", f"evaluate_every={last}", f"evaluate_from={last}"]
@@ -119,11 +125,19 @@ def measure_neighbour(benchmark: str, name: str, *, size: str, num_steps: int, r
         "cores": len(affinity()),
         "others_at_the_start": load.taken if load else None,
         "runs": {policy: {moment: [] for moment in MOMENTS} for policy in policies},
+        "quiet_pairs": [],
     }
     for _, moment, policy in itertools.product(range(rounds), MOMENTS, policies):
         run = time_run(command, policies[policy], moment, LIMIT_S)
         figures["runs"][policy][moment].append(run)
         print(f"{moment:6} {policy:32} {json.dumps(run)}", file=sys.stderr, flush=True)
+    before, *_, now = policies
+    for pair in range(num_pairs):
+        seconds = {}
+        for policy in (before, now) if pair % 2 == 0 else (now, before):
+            seconds[policy] = time_run(command, policies[policy], "quiet", LIMIT_S)["seconds"] or LIMIT_S
+        figures["quiet_pairs"].append([seconds[before], seconds[now]])
+        print(f"pair {pair + 1}: {seconds[before]:.2f} s before, {seconds[now]:.2f} s now", file=sys.stderr)
     figures["table"] = write_table(figures)
     return figures
 
@@ -138,8 +152,13 @@ def write_table(figures: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for policy, moments in figures["runs"].items():
-        cells = [policy, *(describe_times(moments[moment]) for moment in MOMENTS)]
-        lines.append(f"| {' | '.join(cells)} |")
+        if moments["quiet"]:
+            cells = [policy, *(describe_times(moments[moment]) for moment in MOMENTS)]
+            lines.append(f"| {' | '.join(cells)} |")
+    if pairs := figures["quiet_pairs"]:
+        ratio = intervals.median([now / before for before, now in pairs])
+        known = f", 95 % {ratio.interval.low:.3f} to {ratio.interval.high:.3f}" if ratio.interval else ""
+        lines += ["", f"Quiet, now over before: {ratio.value:.3f} (median of {len(pairs)} pairs{known})."]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ examples:
   ttt inspect image_classification optimized graphs --shapes 96 176
   ttt inspect language_bert optimized kernels --batch-size 56 --trace trace.json.gz
   ttt inspect language_bert optimized startup --size mini
-  ttt inspect language_bert optimized neighbour --size mini
+  ttt inspect language_bert optimized neighbour --size mini --rounds 3 --pairs 12
 """
 
 import argparse
@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes; default: all")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="kernels: keep the last Chrome trace")
     parser.add_argument("--steps", type=whole_number(2, 10**6), default=900, help="neighbour: of each run")
-    parser.add_argument("--rounds", type=whole_number(1, 100), default=3, help="neighbour: runs of each kind")
+    parser.add_argument("--rounds", type=whole_number(0, 100), default=3, help="neighbour: runs of each kind")
+    parser.add_argument(
+        "--pairs", type=whole_number(0, 100), default=0, help="neighbour: quiet runs before and now, in turn"
+    )
     parser.add_argument("--json", action="store_true", help="for machines")
     add_results(parser)
 
@@ -80,7 +83,12 @@ def time_neighbour(args: argparse.Namespace) -> int:
     from common.measure.neighbour import measure_neighbour
 
     figures = measure_neighbour(
-        args.benchmark, args.configuration, size=args.size, num_steps=args.steps, rounds=args.rounds
+        args.benchmark,
+        args.configuration,
+        size=args.size,
+        num_steps=args.steps,
+        rounds=args.rounds,
+        num_pairs=args.pairs,
     )
     path = files.keep(
         figures, args.results / "throughput" / system.hardware_name() / "neighbour", "neighbour"

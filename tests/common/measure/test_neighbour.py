@@ -44,8 +44,10 @@ def test_the_table_tells_medians_ranges_and_runs_that_were_ended():
 
     moments = {"quiet": runs(5.5, 5.4, 5.9), "busy": runs(None), "comes": runs(6.7)}
     figures = {"benchmark": "b", "configuration": "c", "size": "mini", "steps": 900, "cores": 2}
-    table = neighbour.write_table(figures | {"runs": {"now": moments}})
-    assert table.splitlines()[-1] == "| now | 5.5 (5.4 to 5.9) | over 96.0 | 6.7 |"
+    figures |= {"runs": {"now": moments}, "quiet_pairs": [[10.0, 10.1]] * 5 + [[10.0, 10.2]]}
+    *_, row, empty, pairs = neighbour.write_table(figures).splitlines()
+    assert row == "| now | 5.5 (5.4 to 5.9) | over 96.0 | 6.7 |" and not empty
+    assert "1.010 (median of 6 pairs, 95 % 1.010 to 1.020)" in pairs
 
 
 @pytest.mark.slow
