@@ -14,7 +14,7 @@ trap 'rm -rf "$site"' EXIT
 [ ! -d "$root/wheels" ] || "$root/systems/wheels.sh" install "$site"
 export PYTHONPATH="$site:$root${PYTHONPATH:+:$PYTHONPATH}"
 "$PYTHON" -c 'import importlib.util, sys
-names = "mlperf_logging pydantic psutil cpuinfo pynvml rich jinja2 yaml pytest scipy sklearn torch".split()
+names = "mlperf_logging pydantic psutil cpuinfo pynvml rich jinja2 yaml pytest scipy sklearn google_crc32c torch".split()
 lacking = [name for name in names if importlib.util.find_spec(name) is None]
 sys.exit(f"error: {sys.executable} lacks {lacking}; systems/wheels.sh brings all but torch" if lacking else 0)' || exit 2
 "$PYTHON" -m common.measure.gpu_day --output "${OUT:-$root/results/throughput/gpu_day}" "$@"

@@ -4,7 +4,7 @@
 #   systems/wheels.sh install DIR    there: into DIR, for PYTHONPATH, what $PYTHON (python3) lacks of it
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-needed=(pydantic psutil py-cpuinfo nvidia-ml-py rich jinja2 PyYAML pytest scikit-learn)
+needed=(pydantic psutil py-cpuinfo nvidia-ml-py rich jinja2 PyYAML pytest scikit-learn google-crc32c)
 pip() { PIP_BREAK_SYSTEM_PACKAGES=1 "${PYTHON:-python3}" -m pip --disable-pip-version-check --quiet "$@"; }
 if [ "${1:-}" = fetch ]; then
   target=(--only-binary=:all: --python-version "${2:?of which Python, such as 3.12?}" --dest wheels)

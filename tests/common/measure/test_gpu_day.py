@@ -1,7 +1,9 @@
 """systems/gpu_day.sh: its rows, what becomes of one that fails, and the page."""
 
 import json
+import re
 import sys
+import tomllib
 
 import pytest
 
@@ -24,6 +26,23 @@ def run_day(tmp_path, *commands, limit_s=60):
     code = gpu_day.run_stages({"check": rows}, tmp_path / "rows", page, STAGES)
     (folder,) = (tmp_path / "rows").iterdir()
     return code, gpu_day.read_rows(folder, STAGES), page.read_text()
+
+
+def test_the_wheels_bring_what_such_a_machine_lacks_of_our_dependencies():
+    there = {
+        "torch",
+        "torchvision",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+    }  # tokenizers and safetensors with transformers
+    unused = {"matplotlib"}  # it draws reports, and none is drawn there
+    by_others = {"scipy"}  # scikit-learn brings it
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    dependencies = project["dependencies"] + project["optional-dependencies"]["train"]
+    names = {re.split(r"[><=]", dependency)[0] for dependency in dependencies}
+    brought = (ROOT / "systems/wheels.sh").read_text()
+    assert [name for name in sorted(names - there - unused - by_others) if name not in brought] == []
 
 
 @pytest.mark.parametrize("machine", [(0, 0.0), (1, 85.0), (2, 150.0)])
