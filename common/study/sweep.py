@@ -56,15 +56,14 @@ def sweep_cells(configurations: Sequence[str], budgets: Sequence[float]) -> list
 
 def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None) -> Answers | None:
     """Return what the finished runs of a sweep's cells say; None without any."""
-    points: dict[str, list[curves.Point]] = {}
+    points: dict[str, list[curves.Point]] = {cell.configuration: [] for cell in study.cells}  # in this order
     for cell in study.cells:
         if logs[cell.name]:
-            of_configuration = points.setdefault(cell.configuration, [])
-            of_configuration.append(curves.read_point(cell.budget, logs[cell.name], price))
-    if not points:
-        return None
+            points[cell.configuration].append(curves.read_point(cell.budget, logs[cell.name], price))
     by_time = {name: sorted(some, key=lambda point: point.seconds.value) for name, some in points.items()}
-    lines = [Curve(configuration=name, points=tuple(some)) for name, some in by_time.items()]
+    lines = [Curve(configuration=name, points=tuple(some)) for name, some in by_time.items() if some]
+    if not lines:
+        return None
     target = next(runs[0].target for runs in logs.values() if runs)
     return curves.compare_curves(lines, target=target, price=price)
 

@@ -123,6 +123,8 @@ def design(factors: Sequence[str], max_runs: int) -> Design:
     """
     fewest, most = len(factors).bit_length(), max_runs.bit_length() - 1
     sizes = range(fewest, min(len(factors), most) + 1)
+    if not sizes:
+        raise ValueError(f"{len(factors)} factors need {2**fewest} runs, not {max_runs}")
     fractions = (fraction(tuple(factors), num_base) for num_base in sizes)
     return max(fractions, key=lambda made: min(made.resolution, CLEAR))
 

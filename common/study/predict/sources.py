@@ -145,8 +145,8 @@ def newest_bench(
     """Take the rates of a configuration's full name in the newest bench on a hardware; None without one."""
     for path in find_newest(results / "throughput" / hardware, config.benchmark):
         figures = read_json(path)
-        rates = rates_of_bench(figures, name, shapes, path.name)
-        if rates and figures.get("size") == config.size:
+        is_of_size = figures.get("size") == config.size
+        if is_of_size and (rates := rates_of_bench(figures, name, shapes, path.name)):
             return rates
     return None
 

@@ -45,7 +45,7 @@ class Steps:
     num_turns: float = 1.0  # of a whole training
 
     def turn(self) -> float:
-        """Return the seconds of a whole training at this pace."""
+        """Return the seconds of a turn, times `num_turns`."""
         for _ in range(self.num_prefetched):
             next(self.batches)
         return time_call(self.take_steps, self.device) * self.num_turns

@@ -132,13 +132,20 @@ class Search:
         return self
 
     def attempt(self, change: Change, seconds: float) -> Tried:
-        """Try one change; whatever it raises refuses it."""
+        """Try one change, and keep it where it is good."""
         try:
-            with time_limit(seconds):
-                tried = self.examine(change)
+            tried = self.judge(change, seconds)
             if tried.outcome == KEPT:
                 self.keep(change)
             return tried
+        finally:
+            self.close_candidate()
+
+    def judge(self, change: Change, seconds: float) -> Tried:
+        """Compare and time a change; whatever it raises refuses it."""
+        try:
+            with time_limit(seconds):
+                return self.examine(change)
         except TimeUpError:
             why = "the time for tuning was up" + (" before it was measured" if seconds > 0 else "")
             return Tried(change=change, outcome=NOT_TRIED, why=why)
@@ -149,8 +156,6 @@ class Search:
             is_untimed = isinstance(error, UserError) and self.candidate is None
             why = f"not available: {describe_error(error)}"
             return Tried(change=change, outcome=NOT_TRIED if is_untimed else REFUSED, why=why)
-        finally:
-            self.close_candidate()
 
     def keep(self, change: Change) -> None:
         """Add a change to the state; its subject stands ready for the next one."""

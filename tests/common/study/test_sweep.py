@@ -7,7 +7,10 @@ import time
 
 import pytest
 
+from common.evidence.log import read_log
 from common.repository import ROOT
+from common.study.cells import Study
+from common.study.sweep import compare_curves, sweep_cells
 from tests.command import TTT, one_line, ttt, ttt_here
 
 TINY = ("max_duration=40ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
@@ -51,6 +54,19 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(tmp_path):
 def test_a_mistake_is_answered_with_one_line(tmp_path, more, message):
     assert message in one_line(ttt_here(*arguments(tmp_path, *more)))
     assert not (tmp_path / "results").exists()
+
+
+def test_the_first_configuration_is_the_reference_also_without_its_first_budget():
+    cells = sweep_cells(["baseline", "optimized"], [0.5, 1.0])
+    study = Study(name="sweep", benchmark="language_bert", size="mini", cells=tuple(cells))
+    folder = ROOT / "results/study/sweep"
+    logs = {
+        cell.name: [read_log(p) for p in folder.glob(f"reference-2cpu-mini-{cell.name}/bert/result_*.txt")]
+        for cell in cells
+    }
+    answers = compare_curves(study, logs | {"baseline-0.5": []}, None)
+    assert [curve.configuration for curve in answers.curves] == ["baseline", "optimized"]
+    assert all(logs.values())
 
 
 @pytest.mark.slow
