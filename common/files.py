@@ -49,7 +49,7 @@ def write_text(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
 
 
-def write_once(path: Path, make_text: Callable[[], str], doing: str = "") -> None:
+def write_once(path: Path, make_text: Callable[[], str], doing: str) -> None:
     """Write a file of text unless it exists: one of several processes that want it at once does.
 
     The others wait, and print what that one is `doing`.
@@ -63,7 +63,7 @@ def write_once(path: Path, make_text: Callable[[], str], doing: str = "") -> Non
 
 def save_text(path: Path, text: str) -> None:
     """Write a file as `write_text` does, one process after another; UserError where it cannot be written."""
-    with explain_os_error("cannot write", os.path.relpath(path)):
+    with explain_os_error("cannot write", path):
         make_folder(path.parent)
         with locked(path.with_name(f".{path.name}.lock"), "writes this file"):
             write_text(path, text)
@@ -75,7 +75,8 @@ def explain_os_error(what: str, where: Path | str, *, hint: str = "") -> Iterato
     try:
         yield
     except OSError as error:
-        raise UserError(f"{what} ({error.strerror})", where=str(where), hint=hint) from error
+        shown = os.path.relpath(where) if isinstance(where, Path) else where
+        raise UserError(f"{what} ({error.strerror or error})", where=shown, hint=hint) from error
 
 
 def existing_folder(path: Path) -> Path:
@@ -120,7 +121,7 @@ def locked(path: Path, doing: str) -> Iterator[bool]:
     """
     has_waited = False
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             has_waited = acquire(descriptor, path, "" if has_waited else doing) or has_waited
             if not is_file_of(descriptor, path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import re
 import secrets
@@ -55,10 +56,22 @@ def machine_digest() -> str:
 
 
 def random_number() -> str:
-    """Read the number that this clone drew at its first run; '' where it cannot be stored."""
+    """Read the number that this clone drew at its first run; '' where it cannot be stored.
+
+    A link is made once by one process, also on file systems without locks.
+    """
     path = LOCAL / "random"
     try:
-        files.write_once(path, lambda: f"{secrets.token_hex(16)}\n")
+        if not path.exists():
+            LOCAL.mkdir(exist_ok=True)
+            draft = LOCAL / f".random.{secrets.token_hex(8)}"
+            draft.write_text(f"{secrets.token_hex(16)}\n")
+            try:
+                os.link(draft, path)
+            except FileExistsError:  # another process was sooner
+                pass
+            finally:
+                draft.unlink()
         return path.read_text().strip()
     except OSError:
         return ""

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from pynvml import NVML_CLOCK_MEM, NVML_CLOCK_SM
 
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
@@ -180,7 +181,7 @@ def test_gpus_are_described_through_nvml(nvml, num_gpus, num_links, interconnect
         "NVIDIA A100-SXM4-80GB",
         DeviceGetMaxPcieLinkGeneration=4,
         DeviceGetMaxPcieLinkWidth=16,
-        DeviceGetMaxClockInfo=1410,
+        DeviceGetMaxClockInfo=lambda gpu, clock: {NVML_CLOCK_SM: 1410, NVML_CLOCK_MEM: 1593}[clock],
         DeviceGetMemoryInfo=SimpleNamespace(total=80 * 2**30),
         DeviceGetNvLinkState=lambda gpu, number: 1 if number < num_links else refuse(),
         DeviceGetNvLinkVersion=4,
