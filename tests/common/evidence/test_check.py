@@ -70,7 +70,8 @@ def test_a_missing_path_is_one_line_and_exit_2(verb):
 def test_the_official_checker_accepts_a_good_log(golden, tmp_path, benchmark):
     golden.write(tmp_path, golden.set(benchmark, num_logs=1))
     (run_set,) = load([tmp_path])
-    assert {verdict.verdict for verdict in official.judge(run_set)} == {"SUCCESS"}
+    verdicts = [verdict.verdict for verdict in official.judge(run_set)]
+    assert verdicts == ["SUCCESS"] * len(official.RULESETS[benchmark])
 
 
 def test_the_official_checkers_refusal_is_shown_as_its_own(golden, tmp_path):

@@ -43,7 +43,7 @@ __attribute__((constructor)) static void begin(void) {
     int line = open("/proc/self/cmdline", O_RDONLY);
     ssize_t length = read(line, command, sizeof command);
     close(line);
-    trains = length > 0 && memmem(command, length, "common.rank_process", 19) != NULL;
+    trains = length > 0 && memmem(command, length, "common.run.worker", 17) != NULL;
     if (memory != MAP_FAILED) count = memory;
 }
 

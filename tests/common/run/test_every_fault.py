@@ -57,6 +57,7 @@ class Machine:
         assert self.run("none", 0).returncode == 0
         counted = np.fromfile(folder / "count", np.int64)
         self.counts = dict(zip(FAULTS, counted.tolist(), strict=True))
+        assert all(self.counts.values()), self.counts  # a kind that is never called is never tried
         self.before = {path: path.read_bytes() for path in self.disk.rglob("*") if path.is_file()}
 
     def run(self, kind, number, error=0, lasts=False):

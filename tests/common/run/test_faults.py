@@ -85,9 +85,10 @@ def test_a_set_goes_on_after_a_fault_and_continues_after_ctrl_c(place, ttt):
 
 @pytest.mark.slow
 def test_the_death_of_the_launcher_ends_its_ranks_which_close_the_log(place):
-    launchers = [place.start(*place.arguments(BERT, "--nproc", num, "--index", num)) for num in (1, 2)]
-    paths = [place.until_logged('"block_start"', index=num) for num in (1, 2)]
-    stopped = place.rank(1)
+    runs = {1: 1, 2: 2, 3: 2}  # index -> ranks
+    launchers = [place.start(*place.arguments(BERT, "--nproc", n, "--index", i)) for i, n in runs.items()]
+    paths = [place.until_logged('"block_start"', index=index) for index in runs]
+    stopped = place.rank(1)  # of one of the last two
     stopped.suspend()
     time.sleep(1)  # rank 0 waits for it by now, outside of Python
     for launcher in launchers:

@@ -111,7 +111,7 @@ def test_two_torchrun_agents_make_one_log_that_passes_the_audit(machines, benchm
         options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=rehearsal"]
         options += [f"--rdzv-endpoint={endpoint}", f"--local-addr={address}"]
         options += [f"--rdzv-conf=is_host={'false' if machine else 'true'}", "--no-python"]
-        script = [f"{benchmark}/run_and_time.sh", *arguments(benchmark, tmp_path)]
+        script = [f"{benchmark}/run_and_time.sh", *arguments(benchmark, tmp_path), "--seed", "5"]
         command = [*begin, *PYTHON, "torch.distributed.run", *options, *script]
         agents.append(start(*command, env=environment))
     try:

@@ -1,5 +1,6 @@
 """The line at the start of a run that names its bottleneck, and what it is calculated from."""
 
+import math
 import time
 from dataclasses import replace
 
@@ -55,3 +56,4 @@ def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatc
     run.train_block((passes(wait_s, loaded) for _ in range(60)), 0, 60)
     run.log.close()
     assert f"  {line}\n" in capsys.readouterr().out
+    assert "loss" not in run.progress_line(1, 1.0, math.nan)  # it has not arrived from a GPU yet
