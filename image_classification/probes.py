@@ -261,24 +261,27 @@ def blur_parts(batch_size: int, device: torch.device) -> Iterator[Part]:
 
 
 def blur_pair(device: torch.device) -> KernelPair:
-    """Return the strided blur in bfloat16 with its gradient, and the convolution that it stands for."""
+    """Return the blur of both strides in bfloat16 with its gradients, and the convolution it stands for."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(PAIR_IMAGES, CHANNELS, SIZE_PX, SIZE_PX, generator=generator).bfloat16().to(device)
-    layer, plain = Blur(stride=2).to(device), images.float().requires_grad_()
+    plain = images.float().requires_grad_()
     images = images.to(memory_format=torch.channels_last).requires_grad_()
 
     def with_gradient(blurred: Tensor, source: Tensor) -> list[Tensor]:
         return [blurred, *torch.autograd.grad(blurred.square().sum(), [source])]
 
-    def convolved() -> list[Tensor]:
+    def blurred(stride: int) -> list[Tensor]:
+        return with_gradient(Blur(stride=stride).to(device)(images), images)
+
+    def convolved(stride: int) -> list[Tensor]:
         weight = torch.tensor([1.0, 2.0, 1.0], device=device)
         filters = (weight[:, None] * weight / 16).expand(CHANNELS, 1, 3, 3)
-        return with_gradient(F.conv2d(plain, filters, stride=2, padding=1, groups=CHANNELS), plain)
+        return with_gradient(F.conv2d(plain, filters, stride=stride, padding=1, groups=CHANNELS), plain)
 
     return KernelPair(
         name="blur",
-        kernel=lambda: with_gradient(layer(images), images),
-        plain=convolved,
+        kernel=lambda: blurred(1) + blurred(2),
+        plain=lambda: convolved(1) + convolved(2),
         tolerance=0.02,  # bfloat16 keeps 8 bits
     )
 

@@ -151,10 +151,11 @@ def write_table(figures: dict[str, Any]) -> str:
         "| setting | quiet | beside one busy process | one that comes after 2 s |",
         "|---|---|---|---|",
     ]
-    for policy, moments in figures["runs"].items():
-        if moments["quiet"]:
-            cells = [policy, *(describe_times(moments[moment]) for moment in MOMENTS)]
-            lines.append(f"| {' | '.join(cells)} |")
+    rows = {policy: moments for policy, moments in figures["runs"].items() if moments["quiet"]}
+    for policy, moments in rows.items():
+        cells = [policy, *(describe_times(moments[moment]) for moment in MOMENTS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines = lines if rows else lines[:1]
     if pairs := figures["quiet_pairs"]:
         ratio = intervals.median([now / before for before, now in pairs])
         known = f", 95 % {ratio.interval.low:.3f} to {ratio.interval.high:.3f}" if ratio.interval else ""

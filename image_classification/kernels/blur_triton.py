@@ -12,8 +12,11 @@ def blur_triton(images: Tensor, height: int, width: int, *, stride: int, is_back
     """Blur channels-last images to `height` x `width`, or take gradients back to images of that size."""
     shape = (*images.shape[:2], height, width)
     result = torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
+    num_programs = triton.cdiv(images.shape[1] * height * width, NUM_VALUES)
+    if result.numel() == 0:
+        return result
     with torch.cuda.device_of(images):
-        blur_kernel[(triton.cdiv(result[0].numel(), NUM_VALUES), len(result))](
+        blur_kernel[(num_programs, len(result))](
             images,
             result,
             images.shape[2],

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from common.config.schema import Strict
 from common.training.method import Method, replace_layers
-from image_classification.kernels import blur  # noqa: F401  registers torch.ops.ttt.blur
+from image_classification.kernels.blur import INTERPRETED  # and torch.ops.ttt.blur
 
 
 def apply_blurpool(model: nn.Module, min_channels: int = 16) -> int:
@@ -35,9 +35,12 @@ def apply_blurpool(model: nn.Module, min_channels: int = 16) -> int:
     Convolutions with fewer than `min_channels` input channels are left alone.
     """
     device = next((parameter.device for parameter in model.parameters()), None)
-    num_replaced = replace_layers(model, lambda layer: blur_layer(layer, min_channels))
-    model.to(device)
-    return num_replaced
+
+    def blur(layer: nn.Module) -> nn.Module | None:
+        blurred = blur_layer(layer, min_channels)
+        return None if blurred is None else blurred.to(device)
+
+    return replace_layers(model, blur)
 
 
 def blur_layer(layer: nn.Module, min_channels: int) -> nn.Module | None:
@@ -63,8 +66,11 @@ class Blur(nn.Module):
         self.register_buffer("filter", (line[:, None] * line / 16)[None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Blur (batch, channels, height, width), keeping the layout; stride 2 halves and rounds up."""
-        if images.is_cuda and images.is_contiguous(memory_format=torch.channels_last):
+        """Blur (batch, channels, height, width); stride 2 halves and rounds up.
+
+        The layout stays on a CPU; on a GPU the result is channels last, and can be differentiated once.
+        """
+        if (images.is_cuda or INTERPRETED) and images.dtype != torch.float64:
             blurred: Tensor = torch.ops.ttt.blur(images, self.stride)
             return blurred
         weight = self.filter.to(images.dtype).expand(images.shape[1], 1, 3, 3)

@@ -10,7 +10,11 @@ NUM_WARPS = 8
 
 
 def cross_entropy_gradient_triton_(logits: Tensor, bias: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """Return what `cross_entropy_gradient_` does; `bias` is float32."""
+    """Return what `cross_entropy_gradient_` does; `bias` is float32, and all are contiguous.
+
+    A label beyond the vocabulary that is not `ignored` has the loss NaN.
+    """
+    assert logits.is_contiguous() and bias.is_contiguous() and labels.is_contiguous()
     num_rows, vocab_size = logits.shape
     losses = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     with torch.cuda.device_of(logits):
@@ -35,10 +39,13 @@ def cross_entropy_kernel(
     """Compute one row: its logsumexp as it is read for the first time, its gradient the second time."""
     row = tl.program_id(0).to(tl.int64)  # offsets from here on exceed 32 bits
     label = tl.load(labels + row)
-    counts = tl.where(label == ignored, 0.0, 1.0)
-    label = tl.where(label == ignored, 0, label)
+    counts = label != ignored
+    is_word = (label >= 0) & (label < VOCAB_SIZE)
     logits += row * VOCAB_SIZE
-    chosen = tl.load(logits + label).to(tl.float32) + tl.load(bias + label)  # before it is written over
+    chosen = tl.load(logits + label, mask=is_word, other=float("nan")).to(
+        tl.float32
+    )  # before it is written over
+    chosen = chosen.to(tl.float32) + tl.load(bias + label, mask=is_word, other=0.0)
 
     columns = tl.arange(0, NUM_COLUMNS)
     largest = tl.full((NUM_COLUMNS,), -float("inf"), tl.float32)  # of each lane, so that no loop waits
@@ -53,11 +60,12 @@ def cross_entropy_kernel(
         largest = larger
     row_largest = tl.max(largest, axis=0)
     logsumexp = row_largest + tl.log(tl.sum(total * tl.exp(largest - row_largest), axis=0))
-    tl.store(losses + row, (logsumexp - chosen) * counts)
+    tl.store(losses + row, tl.where(counts, logsumexp - chosen, 0.0))
 
     for first in range(0, VOCAB_SIZE, NUM_COLUMNS):
         is_inside = first + columns < VOCAB_SIZE
         values = tl.load(logits + first + columns, mask=is_inside, other=-float("inf")).to(tl.float32)
         values += tl.load(bias + first + columns, mask=is_inside, other=0.0)
         gradient = tl.exp(values - logsumexp) - tl.where(first + columns == label, 1.0, 0.0)
-        tl.store(logits + first + columns, (gradient * counts).to(logits.dtype.element_ty), mask=is_inside)
+        gradient = tl.where(counts, gradient, 0.0).to(logits.dtype.element_ty)
+        tl.store(logits + first + columns, gradient, mask=is_inside)

@@ -2,7 +2,8 @@
 
 What. The M x V logits of the masked tokens are never stored whole: for a few tokens at a time they are
 computed, turned into their loss and gradients, and freed. On a GPU one kernel does that where they lie.
-Effect on quality. None: the same loss and gradients up to the order of sums.
+Effect on quality. None: the same loss and gradients up to rounding and the order of sums; the gradient of the
+bias is summed from those of the logits, which have 16 bits under autocast.
 Effect on time. Of 23,000 x 30,522 logits, 1.4 GB in bf16, no copy in float32 is written or read, and none is
 saved for the backward pass. Not measured on a GPU yet; `ttt compile` counts the bytes.
 Relieves. Forward pass, backward pass: memory, and its traffic.

@@ -32,6 +32,10 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 2**-11), (torch.
         torch.testing.assert_close(losses, expected_losses, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(gradient, expected, rtol=0, atol=tolerance)
         assert gradient[0, 0] < 0 and not gradient[1].any() and not gradient[:, -7:].any()
+logits, bias = torch.randn(3, 320), torch.zeros(320)
+bias[0] = -float("inf")  # what a row without a label may read
+losses = cross_entropy_gradient_(logits, bias, torch.tensor([IGNORED, 320, -1]), IGNORED)
+assert losses[0] == 0 and losses[1:].isnan().all() and not logits[0].any()
 assert "language_bert.kernels.cross_entropy_triton" in sys.modules
 """
 

@@ -16,7 +16,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
@@ -82,7 +82,9 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode, self.cubins = fake_mode, cubins  # of every kernel, by its name
         self.kernels: list[Kernel] = []
-        self.own_operators: set[Any] = set()  # those of the suite's Triton kernels that have been called
+        self.own_forms: set[Any] = (
+            set()
+        )  # operators of the suite's Triton kernels, with their arguments' forms
         self.num_graphs = self.num_recompiles = 0
         self.tally: Tally | None = None  # None: nothing is counted now
         self.code: Code | None = None  # of the compiled graph that runs
@@ -108,10 +110,17 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if list_fakes((args, kwargs)):
             self.count(func, args, kwargs, result)
-            if func.namespace == OWN_OPERATORS and func not in self.own_operators:
-                self.own_operators.add(func)
-                OPDEFS[func._schema.name]._init_fn(*args, **kwargs)  # launches its kernel, so compiles it
+            if func.namespace == OWN_OPERATORS:
+                self.compile_own(func, args, kwargs)
         return result
+
+    def compile_own(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Launch the kernel of one of our operators, which compiles it, once for each form of arguments."""
+        values = tree_leaves((args, kwargs))
+        form = func, *((one.dtype, one.shape) if isinstance(one, Tensor) else one for one in values)
+        if form not in self.own_forms:
+            self.own_forms.add(form)
+            OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
 
     def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add one operator to the tally."""
@@ -185,7 +194,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for pair in probes_of(benchmark).kernel_pairs():
             pair.kernel()
         names = [name for name in self.cubins if not name.startswith("triton_")]  # as Inductor names its own
-        self.kernels += [measure_kernel(name, OWN, self.cubins[name]) for name in names]
+        self.kernels += [measure_kernel(name, OWN, self.cubins[name], choose=max) for name in names]
 
 
 def list_fakes(values: Any) -> list[Any]:
@@ -239,7 +248,12 @@ def open_compiler(gpu: Gpu) -> Iterator[Compiler]:
 
     torch._dynamo.utils.counters.clear()
     cubins: dict[str, list[bytes]] = {}
-    with pretend(gpu, cubins.__setitem__) as fake_mode:
+
+    def keep(name: str, ways: list[bytes]) -> None:
+        """Keep the ways to launch one of Inductor's kernels; of an own kernel, all its forms."""
+        cubins[name] = ways if name.startswith("triton_") else [*cubins.get(name, []), *ways]
+
+    with pretend(gpu, keep) as fake_mode:
         compiler = Compiler(fake_mode, cubins)
 
         compile_graph = partial(compile_fx.compile_fx, inner_compile=compiler.compile_inner)  # type: ignore[arg-type]
@@ -270,8 +284,8 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
     return compute
 
 
-def measure_kernel(name: str, kind: str, cubins: Sequence[bytes]) -> Kernel:
-    spilled, registers = min(read_resources(cubin)[::-1] for cubin in cubins)
+def measure_kernel(name: str, kind: str, cubins: Iterable[bytes], choose: Callable[..., Any] = min) -> Kernel:
+    spilled, registers = choose(read_resources(cubin)[::-1] for cubin in set(cubins))
     return Kernel(name=name, kind=kind, registers=registers, spilled_bytes=spilled)
 
 
