@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from common.data import sampler
 from common.errors import UserError
 from common.training import benchmark
-from common.training.benchmark import Backend, Names
+from common.training.benchmark import TRITON, Backend, Names
 from common.training.method import Batch
 from common.training.step import DTYPES
 from image_classification.augmentation import build_transform
@@ -94,15 +94,16 @@ class Benchmark(benchmark.Benchmark):
         return Batch(inputs={"x": images}, targets={"labels": labels}, num_samples=num_samples)
 
     def backends(self) -> dict[str, Backend]:
-        """Return what decodes and crops resident images."""
-        if self.config.data.loader != "resident":
-            return {}
-        is_dali = uses_dali(self.config.data.decoder, self.device)
-        is_triton = uses_triton(self.device.type == "cuda")
-        return {
-            "decoder": Backend("dali", "nvidia.dali") if is_dali else Backend("threads", "PIL"),
-            "crops": Backend("triton", "triton") if is_triton else Backend("matrix products", "torch"),
-        }
+        """Return what decodes and crops resident images, and what blurs."""
+        on_gpu = self.device.type == "cuda"
+        backends = {}
+        if self.config.data.loader == "resident":
+            is_dali = uses_dali(self.config.data.decoder, self.device)
+            backends["decoder"] = Backend("dali", "nvidia.dali") if is_dali else Backend("threads", "PIL")
+            backends["crops"] = TRITON if uses_triton(on_gpu) else Backend("matrix products", "torch")
+        if "blurpool" in self.config.methods:
+            backends["blur"] = TRITON if on_gpu else Backend("convolution", "torch")
+        return backends
 
     @property
     def image_dtype(self) -> torch.dtype:

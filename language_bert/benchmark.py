@@ -17,7 +17,7 @@ from common.data.manifest import read_manifest
 from common.errors import UserError
 from common.methods.compile import MAX_SHAPES
 from common.training import benchmark
-from common.training.benchmark import Backend, Names
+from common.training.benchmark import TRITON, Backend, Names
 from common.training.method import Batch, Method
 from common.training.registry import build_methods
 from language_bert.attention import kernel_backend
@@ -221,7 +221,12 @@ class Benchmark(benchmark.Benchmark):
         return random_batch(np.random.default_rng(0), lengths, num_masked, vocab_size, longest)
 
     def backends(self) -> dict[str, Backend]:
-        return {"attention": kernel_backend(self.device)} if "unpad" in self.config.methods else {}
+        on_gpu = self.device.type == "cuda"
+        every = {
+            "unpad": ("attention", kernel_backend(self.device)),
+            "chunked_head": ("cross entropy", TRITON if on_gpu else Backend("operators", "torch")),
+        }
+        return dict(every[method] for method in every if method in self.config.methods)
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's part of shuffled batches without end, with the masked tokens of all ranks."""

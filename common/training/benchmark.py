@@ -34,6 +34,9 @@ class Backend(NamedTuple):
     module: str
 
 
+TRITON = Backend("triton", "triton")  # a kernel of ours
+
+
 class Benchmark(ABC):
     """One benchmark with one configuration, seed and rank.
 

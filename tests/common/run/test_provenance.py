@@ -61,6 +61,7 @@ def test_a_log_names_the_optimizer_that_steps_and_the_files_of_the_methods(tmp_p
     assert [value for value, _ in found["opt_base_learning_rate"]] == [0.125]
     ((name, where),) = found["optimizer_class"]
     assert (name, where["module"]) == ("SignedDescent", "lion")
+    assert {more["part"] for _, more in found["form_used"]} == {"attention", "cross entropy"}
     digests = {name: more["sha256"] for name, more in found["method"]}
     assert digests["lion"] == hashlib.sha256(lion.read_bytes()).hexdigest()[:12]
     assert len(set(digests.values())) == len(digests) > 1
@@ -73,6 +74,7 @@ def test_a_log_has_the_versions_of_what_computes(tmp_path):
     assert forms == {
         "decoder": ("threads", metadata.version("pillow")),
         "crops": ("matrix products", torch.__version__),
+        "blur": ("convolution", torch.__version__),
     }
     ((name, where),) = found["optimizer_class"]
     assert (name, where["module"]) == ("DecoupledSGD", "common.training.optim") and "version" not in where
