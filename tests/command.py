@@ -2,10 +2,13 @@
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import patch
+
+import pytest
 
 from common.cli import main
 from common.repository import ROOT
@@ -40,6 +43,13 @@ def ttt_here(*arguments):
         except SystemExit as end:  # argparse's own help or refusal
             code = end.code
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def run_interpreted(code):
+    """Run Python code in which Triton interprets kernels on the CPU; it must not fail."""
+    pytest.importorskip("triton")
+    done = run(sys.executable, "-c", code, env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr
 
 
 def one_line(done, code=2):

@@ -1,12 +1,6 @@
 """The Triton kernel of the blur, interpreted, against the depthwise convolution that it stands for."""
 
-import os
-import subprocess
-import sys
-
-import pytest
-
-from common.repository import ROOT
+from tests.command import run_interpreted
 
 KERNEL_AGAINST_CONVOLUTION = """
 import sys
@@ -36,13 +30,4 @@ assert "image_classification.kernels.blur_triton" in sys.modules
 
 
 def test_the_kernel_and_its_gradient_are_those_of_the_convolution():
-    pytest.importorskip("triton")
-    interpreted = subprocess.run(
-        [sys.executable, "-c", KERNEL_AGAINST_CONVOLUTION],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert interpreted.returncode == 0, interpreted.stderr
+    run_interpreted(KERNEL_AGAINST_CONVOLUTION)

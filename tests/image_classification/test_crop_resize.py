@@ -1,16 +1,12 @@
 """Crop and resize: PIL's pixels, known answers, and the Triton kernel against the reference."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from common.repository import ROOT
 from image_classification.kernels.crop_resize import MEAN, STD, crop_resize, crop_resize_reference
+from tests.command import run_interpreted
 
 STORED_PX = 40
 MAX_ERROR = 1.01  # levels: PIL rounds after each of its two passes, and its weights to 22 bits
@@ -113,11 +109,7 @@ assert "image_classification.kernels.crop_resize_triton" in sys.modules
 
 
 def test_the_kernel_computes_what_the_reference_does():
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", KERNEL_AGAINST_REFERENCE]
-    done = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_interpreted(KERNEL_AGAINST_REFERENCE)
 
 
 def test_the_kernel_compiles_for_a_gpu():

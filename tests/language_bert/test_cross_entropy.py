@@ -1,17 +1,13 @@
 """Cross entropy with its gradient in place: torch's own, the Triton kernel, and the filled-up vocabulary."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from common.repository import ROOT
 from language_bert.data.batches import IGNORED
 from language_bert.kernels.cross_entropy import cross_entropy_gradient_
 from language_bert.methods.chunked_head import ROUND_VOCAB_TO, chunked_cross_entropy
+from tests.command import run_interpreted
 
 NUM_ROWS, SIZE = 50, 16
 KERNEL_AGAINST_REFERENCE = """
@@ -41,16 +37,7 @@ assert "language_bert.kernels.cross_entropy_triton" in sys.modules
 
 
 def test_the_kernel_computes_what_the_reference_does():
-    pytest.importorskip("triton")
-    interpreted = subprocess.run(
-        [sys.executable, "-c", KERNEL_AGAINST_REFERENCE],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert interpreted.returncode == 0, interpreted.stderr
+    run_interpreted(KERNEL_AGAINST_REFERENCE)
 
 
 def random_inputs(vocab_size):
