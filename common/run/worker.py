@@ -6,6 +6,7 @@
 import faulthandler
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -13,6 +14,8 @@ import threading
 import time
 import traceback
 from typing import NoReturn
+
+import torch.distributed as dist
 
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError
 from common.processes import ignore_ending_signals, raise_interrupt, tolerate_lost_output
@@ -26,6 +29,9 @@ from common.training.ranks import RankInfo
 
 WORKERS_END_S = 2.0  # for a loader's workers to end
 PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and ends the others
+LOST_PEER = re.compile(
+    r"by peer|[Pp]eer closed|Broken pipe|remote process exited|Socket closed"
+)  # gloo, NCCL
 INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
 
 
@@ -110,10 +116,15 @@ def exit_code_of(error: Exception) -> int:
 
 
 def describe_error(error: Exception) -> str:
-    """Take the message of a UserError; of other errors the class and the first line."""
+    """Take the message of a UserError; of other errors the class and the first line.
+
+    The launcher of a lost peer knows its cause. On another machine its own output has it, not this log.
+    """
     if isinstance(error, UserError):
         return str(error)
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    has_lost_peer = isinstance(error, dist.DistError) or LOST_PEER.search(str(error))
+    return f"lost a peer, whose machine says why ({text})" if has_lost_peer else text
 
 
 def main() -> NoReturn:

@@ -6,11 +6,12 @@ import socket
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.repository import ROOT, benchmarks
 from tests.command import run, start
-from tests.runs import records
+from tests.runs import reason_of_abort, records, until
 
 PYTHON = [sys.executable, "-m"]
 TINY = {
@@ -124,6 +125,33 @@ def test_two_torchrun_agents_make_one_log_that_passes_the_audit(machines, benchm
     text = check_results(tmp_path, environment, 1).read_text()
     unverified = "# changed by unverified recipe: global_batch_size: 32 -> 12" in text
     assert unverified == (benchmark == "image_classification")
+
+
+@pytest.mark.slow
+def test_a_log_says_that_a_peer_on_another_machine_was_lost(tmp_path, environment):
+    """Two launchers share nothing but the network, as on two machines."""
+    folders = ("--results", tmp_path / "results", "--systems", tmp_path / "systems")
+    command = [*PYTHON, "common.cli", "run", "language_bert", "optimized", "--size", "mini", *folders]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    first, second = (
+        start(*command, env=environment | meeting | {"RANK": rank, "LOCAL_RANK": "0"}) for rank in "01"
+    )
+    try:
+        until(lambda: any('"block_start"' in path.read_text() for path in tmp_path.rglob("result_0.txt")))
+        (worker,) = [
+            child
+            for child in psutil.Process(second.pid).children(recursive=True)
+            if "common.run.worker" in child.cmdline()
+        ]
+        worker.kill()
+        _, errors = first.communicate(timeout=WITHIN_S)
+        _, other_errors = second.communicate(timeout=WITHIN_S)
+    finally:
+        for launcher in (first, second):
+            launcher.kill()
+    (path,) = tmp_path.rglob("result_0.txt")
+    assert "lost a peer, whose machine says why" in reason_of_abort(path) and "lost a peer" in errors
+    assert "SIGKILL" in other_errors
 
 
 SRUN = """#!/usr/bin/env python3
