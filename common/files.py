@@ -75,8 +75,7 @@ def explain_os_error(what: str, where: Path | str, *, hint: str = "") -> Iterato
     try:
         yield
     except OSError as error:
-        shown = os.path.relpath(where) if isinstance(where, Path) else where
-        raise UserError(f"{what} ({error.strerror or error})", where=shown, hint=hint) from error
+        raise UserError(f"{what} ({error.strerror or error})", where=str(where), hint=hint) from error
 
 
 def existing_folder(path: Path) -> Path:
