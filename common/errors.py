@@ -26,6 +26,11 @@ class UserError(Exception):
         return f"{text}; {self.hint}" if self.hint else text
 
 
+def name_error(error: Exception, limit: int | None = None) -> str:
+    """Name an error that no user can mend: its class, and at most `limit` characters of its first line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:limit]}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the nearest valid name, or list all of them when none is near."""
     known = sorted(known)

@@ -153,9 +153,8 @@ def acquire(descriptor: int, path: Path, doing: str) -> bool:
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        if doing:
-            what = f"no locks on this file system ({error.strerror}); see that no other process {doing}"
-            print(f"warning: {path.parent}: {what}", file=sys.stderr)
+        what = f"no locks on this file system ({error.strerror}); see that no other process {doing}"
+        print(f"warning: {path.parent}: {what}", file=sys.stderr)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return has_waited

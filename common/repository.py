@@ -121,6 +121,11 @@ def benchmark_module(benchmark: str) -> ModuleType:
     return importlib.import_module(f"{benchmark}.benchmark")
 
 
+def mlperf_name(benchmark: str) -> str:
+    """Return MLPerf's name of a benchmark, which names the folders of its results."""
+    return str(benchmark_module(benchmark).Benchmark.names.mlperf)
+
+
 def probes_module(benchmark: str) -> ModuleType:
     """Import probes.py of a benchmark, which answers the tools."""
     return importlib.import_module(f"{benchmark}.probes")

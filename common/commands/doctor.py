@@ -17,7 +17,7 @@ import json
 import time
 from dataclasses import asdict
 
-from common.arguments import add_benchmarks, add_nproc, add_results
+from common.arguments import add_benchmarks, add_nproc, add_results, add_settings
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine.line import FAULT, WARNING
 from common.repository import SIZES
@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", choices=SIZES, default="mini", help="of the runs to come")
     parser.add_argument("--quick", action="store_true", help="only what takes no processes and no training")
     parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a key, such as data.directory"
-    )
+    add_settings(parser, "change a key, such as data.directory")
     parser.add_argument(
         "--store-bands",
         type=int,

@@ -30,6 +30,7 @@ from common.evidence.records import printable
 from common.evidence.submission import official
 from common.evidence.submission.verdict import summary
 from common.evidence.system import ALSO_KNOWN, FIELDS, NOT_COLLECTED, file_problems, problems, read
+from common.files import explain_os_error
 from common.machine import system
 from common.repository import NAME
 
@@ -63,14 +64,13 @@ def main(args: argparse.Namespace) -> int:
     if args.out is None:
         print(system.as_json(description), end="")
         return EXIT_OK
-    try:
-        with args.out.open("x") as stream:
-            stream.write(system.as_json(description))
-    except FileExistsError:
-        what = "this file exists; descriptions are never overwritten"
-        raise UserError(what, where=str(args.out)) from None
-    except OSError as error:
-        raise UserError(f"cannot write here ({error.strerror})", where=str(args.out)) from error
+    with explain_os_error("cannot write here", args.out):
+        try:
+            with args.out.open("x") as stream:
+                stream.write(system.as_json(description))
+        except FileExistsError:
+            what = "this file exists; descriptions are never overwritten"
+            raise UserError(what, where=str(args.out)) from None
     print(f"wrote {printable(str(args.out))}")
     return check(args.out)
 

@@ -23,7 +23,7 @@ from common.machine.load import Load, Meter, read_alone
 from common.machine.preflight import cheap_checks, num_shards
 from common.machine.record import judge_speed
 from common.measure.device_run import NUM_DEVICES
-from common.repository import ROOT, benchmark_module, build_probes, relative_paths_in
+from common.repository import ROOT, build_probes, mlperf_name, relative_paths_in
 from common.run import launch
 from common.study.predict.sources import find_newest, read_json
 
@@ -119,12 +119,8 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
 def logs(config: RunConfig, results: Path, configuration: str) -> list[Log]:
     """Return the logs of a benchmark and size, of a configuration or `*`, on any system."""
     pattern = f"*-mini-{configuration}" if config.size == "mini" else f"*-{configuration}"
-    paths = sorted(results.glob(f"{pattern}/{mlperf_name(config)}/result_*.txt"))
+    paths = sorted(results.glob(f"{pattern}/{mlperf_name(config.benchmark)}/result_*.txt"))
     return [log for log in map(read_log, paths) if log.is_ours and log.is_proxy == (config.size == "mini")]
-
-
-def mlperf_name(config: RunConfig) -> str:
-    return str(benchmark_module(config.benchmark).Benchmark.names.mlperf)
 
 
 def check_kernels(config: RunConfig) -> list[Line]:
@@ -151,7 +147,7 @@ def check_minutes(
     `load` is that of the machine while the speed was measured.
     """
     check = f"time of {config.benchmark} {config.configuration}"
-    seconds = launch.expected_seconds(results / system.system_id(config) / mlperf_name(config))
+    seconds = launch.expected_seconds(results / system.system_id(config) / mlperf_name(config.benchmark))
     if seconds is not None:
         line = ok(check, f"{seconds / 60:.2f} min, the median of this system's runs", minutes=seconds / 60)
         return line if samples_per_s is None else judge_minutes(line, samples_per_s, load)
@@ -187,7 +183,7 @@ def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices
             minutes = projected["minutes"] * NUM_DEVICES / num_devices
             text = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
             return ok(check, text, minutes=minutes)
-    published = load_reported()[mlperf_name(config)].of_configuration(config.configuration)
+    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
     note = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
     advice = f"ttt bench {config.benchmark} {config.configuration} measures it"
     return warning(check, f"not predicted: no speed of this hardware is known{note}", advice)

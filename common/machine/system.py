@@ -162,11 +162,8 @@ def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
 def write_description(config: RunConfig, directory: Path, name: str = "") -> Path:
     """Write `<system id>.json`, or `<name>.json`, once; an existing one is a person's and stays as it is."""
     path = directory / f"{name or system_id(config)}.json"
-    try:
+    with files.explain_os_error("cannot write system descriptions here", directory):
         files.write_once(path, lambda: as_json(describe(config, name)), f"writes {path.name}")
-    except OSError as error:
-        what = f"cannot write system descriptions here ({error.strerror})"
-        raise UserError(what, where=str(directory)) from error
     return path
 
 

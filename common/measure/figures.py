@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError
-from common.files import create_next, save_text
+from common.files import create_next, explain_os_error, save_text
 
 
 def keep(figures: Mapping[str, Any], directory: Path, name: str) -> Path:
@@ -18,11 +17,9 @@ def keep(figures: Mapping[str, Any], directory: Path, name: str) -> Path:
 
 def new_file(directory: Path, name: str) -> Path:
     """Return a new file NAME_N.json, empty so far."""
-    try:
+    with explain_os_error("cannot write figures here", directory):
         directory.mkdir(parents=True, exist_ok=True)
         return create_next(directory, f"{name}_{{}}.json")
-    except OSError as error:
-        raise UserError(f"cannot write figures here ({error.strerror})", where=str(directory)) from error
 
 
 def write(path: Path, figures: Mapping[str, Any]) -> None:

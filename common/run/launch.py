@@ -26,7 +26,7 @@ from common.files import create_next, explain_os_error, make_folder
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
-from common.repository import ROOT, benchmark_module
+from common.repository import ROOT, mlperf_name
 from common.run import mllog
 from common.run.heartbeat import Heartbeat
 from common.run.set_folder import choose_folder, num_threads
@@ -80,8 +80,8 @@ class RunSet:
 
     @property
     def world_size(self) -> int:
-        """The ranks of a run, those that torchrun or srun has started among them."""
-        return max(self.num_ranks, ranks.read_rank_info().world_size)
+        """The ranks of a run."""
+        return ranks.count_all(self.num_ranks)
 
 
 class Ended(NamedTuple):
@@ -121,7 +121,7 @@ def verify_recipe(loaded: Loaded, asked: int | None) -> tuple[Loaded, int]:
     Raises UserError for an unverified recipe that no --set has asked for.
     """
     num_ranks = choose_ranks(loaded.config, asked)
-    world_size = max(num_ranks, ranks.read_rank_info().world_size)
+    world_size = ranks.count_all(num_ranks)
     loaded = batch_check.mark_unverified(loaded, world_size)
     batch_check.check_asked(loaded, world_size)
     return loaded, num_ranks
@@ -131,7 +131,7 @@ def plan_run_set(
     loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1, cell: str = ""
 ) -> RunSet:
     """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
-    name = benchmark_module(loaded.config.benchmark).Benchmark.names.mlperf
+    name = mlperf_name(loaded.config.benchmark)
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
@@ -278,7 +278,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     local_ranks = range(rank_info.rank, rank_info.rank + num_ranks)
     with (
         tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
-        closing(Heartbeat.create(max(num_ranks, rank_info.world_size), spec)) as heartbeat,
+        closing(Heartbeat.create(ranks.count_all(num_ranks), spec)) as heartbeat,
     ):
         temporary = temporary_environment(folder)
         environments = [environment | temporary for environment in rank_environments(num_ranks, folder)]

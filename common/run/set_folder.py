@@ -88,7 +88,7 @@ def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Recipe, Recipe]:
         return {"ranks": num_ranks, **facts}
 
     num_started, gpus = ranks.read_rank_info().world_size, hardware.gpu_names()
-    now = way(max(num_ranks, num_started), hardware.count_gpus() > 0, num_threads(num_ranks))
+    now = way(ranks.count_all(num_ranks), hardware.count_gpus() > 0, num_threads(num_ranks))
     if num_started > 1:
         return now, now
     usual = min(len(gpus) or 1, config.global_batch_size)

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError, name_error
 from common.processes import ignore_ending_signals, raise_interrupt, tolerate_lost_output
 from common.repository import ROOT
 from common.run import mllog
@@ -122,7 +122,7 @@ def describe_error(error: Exception) -> str:
     """
     if isinstance(error, UserError):
         return str(error)
-    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    text = name_error(error)
     has_lost_peer = isinstance(error, dist.DistError) or LOST_PEER.search(str(error))
     return f"lost a peer, whose machine says why ({text})" if has_lost_peer else text
 

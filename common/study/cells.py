@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from common.arguments import add_nproc, add_results, seed, whole_number
+from common.arguments import add_nproc, add_results, add_settings, seed, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
@@ -25,7 +25,7 @@ from common.evidence.paths import STUDY
 from common.evidence.text import make_table, open_console
 from common.machine import system
 from common.machine.preflight import preflight
-from common.repository import NAME, ROOT, SIZES, benchmark_module, build_probes
+from common.repository import NAME, ROOT, SIZES, build_probes, mlperf_name
 from common.run import launch, run_sets
 from common.run.launch import RunSet
 from common.study.predict.sources import max_samples, newest_bench
@@ -64,18 +64,14 @@ class Study:
         return self.results / STUDY / self.name
 
     @property
-    def mlperf_name(self) -> str:
-        return str(benchmark_module(self.benchmark).Benchmark.names.mlperf)
-
-    @property
     def report(self) -> Path:
         """Path of the study's reports without their suffix: <folder>/<resnet|bert>-<size>."""
-        return self.folder / f"{self.mlperf_name}-{self.size}"
+        return self.folder / f"{mlperf_name(self.benchmark)}-{self.size}"
 
     def directory(self, cell: Cell) -> Path:
         """Return where the results of a cell lie."""
         config = load_cell(self, cell).config
-        return self.folder / system.system_id(config, cell.name) / self.mlperf_name
+        return self.folder / system.system_id(config, cell.name) / mlperf_name(self.benchmark)
 
 
 class Pace(NamedTuple):
@@ -95,14 +91,13 @@ class Expected(NamedTuple):
 def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
     """Declare what every study takes; `study` is its name unless a person gives another."""
     seeds = whole_number(1, MAX_SEEDS)
-    settings: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
     name = "results/study/NAME; other settings, another name"
     first = "the first seed, the next ones count up"
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
     parser.add_argument("--seeds", type=seeds, default=3, metavar="N", help="runs of each cell")
     parser.add_argument("--seed", type=seed, default=1, metavar="N", help=first)
     parser.add_argument("--study", default=study, metavar="NAME", help=name)
-    parser.add_argument("--set", **settings, help="change a key of every cell")
+    add_settings(parser, "change a key of every cell")
     plan = "say what is there, what would run and how long, then stop"
     parser.add_argument("--dry-run", action="store_true", help=plan)
     add_nproc(parser)

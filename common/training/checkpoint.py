@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from common.errors import UserError
+from common.errors import UserError, name_error
 from common.files import write_whole
 from common.training import checkpoint_header, distributed
 from common.training.checkpoint_header import Facts, RandomState
@@ -96,7 +96,7 @@ def restore(training: Training, checkpoint: Path, facts: Facts) -> None:
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot be read ({error})", where=str(checkpoint)) from error
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        what = f"does not fit this run ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        what = f"does not fit this run ({name_error(error)})"
         raise UserError(what, where=str(checkpoint)) from error
 
 

@@ -53,6 +53,11 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     return RankInfo(rank=rank, local_rank=local_rank, world_size=world_size)
 
 
+def count_all(num_ranks: int) -> int:
+    """Count the ranks of a run that starts `num_ranks` here, or that torchrun or srun has started."""
+    return max(num_ranks, read_rank_info().world_size)
+
+
 def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Return host and port at which the ranks find each other: torchrun's, or the first host of a Slurm step.
 

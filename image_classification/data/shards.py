@@ -16,6 +16,7 @@ import numpy as np
 
 from common.data.shards import index_path, read_index, shard_path
 from common.errors import UserError
+from common.files import explain_os_error
 
 INDEX = np.dtype(  # 32 bytes a sample
     [
@@ -123,10 +124,8 @@ class Shards:
 
 def open_shard(path: Path, num_bytes: int, *, hint: str) -> int:
     """Return a descriptor of a shard. Raises UserError unless it is there and has so many bytes."""
-    try:
+    with explain_os_error("cannot be opened", path, hint=hint):
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"cannot be opened ({error.strerror})", where=str(path), hint=hint) from error
     size = os.fstat(descriptor).st_size
     if size != num_bytes:
         os.close(descriptor)

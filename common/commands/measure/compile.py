@@ -16,7 +16,7 @@ import argparse
 import importlib.util
 import json
 
-from common.arguments import add_benchmark, add_results, list_benchmarks
+from common.arguments import add_benchmark, add_results, add_settings, list_benchmarks
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
 from common.repository import SIZES, benchmark_module, configurations
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
     parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=", ".join(ARCHITECTURES))
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    add_settings(parser)
     parser.add_argument(
         "--shape",
         action="append",

@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import add_benchmark, add_nproc, add_results, whole_number
+from common.arguments import add_benchmark, add_nproc, add_results, add_settings, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
     parser.add_argument("configuration", help="a YAML file of the benchmark")
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    add_settings(parser)
     parser.add_argument(
         "--batch-size",
         type=int,

@@ -28,7 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import add_benchmark, add_results, list_benchmarks, whole_number
+from common.arguments import add_benchmark, add_results, add_settings, list_benchmarks, whole_number
 from common.errors import EXIT_OK, UserError
 from common.measure import figures
 from common.measure.scaling import FORMULA
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser, nargs="?")
     parser.add_argument("configuration", nargs="?", help="a YAML file of the benchmark")
     parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key")
+    add_settings(parser)
     parser.add_argument("--hardware", metavar="NAME", help="read figures of this folder, measure nothing")
     many: dict[str, Any] = {"action": "append", "default": []}
     parser.add_argument("--bench", type=Path, metavar="FILE", help="figures of `ttt bench` to use", **many)

@@ -24,7 +24,7 @@ from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
 from common.measure.scaling import positive_number
-from common.repository import benchmark_module
+from common.repository import mlperf_name
 from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Samples
 from common.training.ranks import SINGLE_RANK
 
@@ -208,7 +208,7 @@ def measured_samples(logs: Sequence[Log], config: dict[str, Any]) -> Samples | N
 
 def published_samples(config: RunConfig) -> Samples | None:
     """Return the samples to target of the published runs of a configuration; None where there are none."""
-    published = load_reported()[mlperf_name(config)].of_configuration(config.configuration)
+    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
     if published is None or config.size != "full":
         return None
     runs = published.score.runs
@@ -221,16 +221,12 @@ def published_samples(config: RunConfig) -> Samples | None:
     )
 
 
-def mlperf_name(config: RunConfig) -> str:
-    return str(benchmark_module(config.benchmark).Benchmark.names.mlperf)
-
-
 def choose_samples(config: RunConfig, results: Path, samples: int | None) -> Samples:
     """Return the samples to the target: as given, measured, or published. Raises UserError without any."""
     if samples is not None:
         return Samples(source="as given", values=(float(samples),))
     paths = find_logs(results) if results.is_dir() else []
-    logs = [read_log(path) for path in paths if path.parent.name == mlperf_name(config)]
+    logs = [read_log(path) for path in paths if path.parent.name == mlperf_name(config.benchmark)]
     chosen = measured_samples(logs, json.loads(config.model_dump_json())) or published_samples(config)
     if chosen is None:
         run = f"ttt run {config.benchmark} {config.configuration} --size {config.size}"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from common.errors import UserError
+from common.errors import UserError, name_error
 from common.measure.clock import time_call
 
 GRACE_S = 5.0
@@ -115,6 +115,4 @@ def serve(pipe: Connection, make: Callable[[], Subject]) -> None:
 
 def describe_error(error: Exception) -> str:
     """Return a mistake of the user in its words, another error by its kind and its first line."""
-    if isinstance(error, UserError):
-        return error.what
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:90]}"
+    return error.what if isinstance(error, UserError) else name_error(error, 90)

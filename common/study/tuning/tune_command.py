@@ -12,7 +12,7 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.files import save_text
 from common.machine import system
-from common.repository import ROOT, benchmark_module, relative_path
+from common.repository import ROOT, mlperf_name, relative_path
 from common.run import launch
 from common.training import ranks
 
@@ -100,8 +100,7 @@ def describe_command(args: argparse.Namespace, loaded: Loaded) -> str:
 
 def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
     config = loaded.config.replaced(configuration=f"{loaded.config.configuration}-O{args.level}")
-    name = benchmark_module(config.benchmark).Benchmark.names.mlperf
-    folder: Path = args.results.resolve() / system.system_id(config) / name
+    folder: Path = args.results.resolve() / system.system_id(config) / mlperf_name(config.benchmark)
     return folder / f"{config.configuration}.yaml"
 
 

@@ -89,7 +89,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def full(source, tmp_path_factory):
-    """What is prepared from that text."""
+    """A folder of data prepared from that text."""
     return prepared(tmp_path_factory.mktemp("prepared") / "full", source)
 
 
