@@ -5,7 +5,7 @@ Times, samples and rates vary by a percentage, so ratios are taken on logarithms
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +91,12 @@ def median(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     if low <= high:  # not NaN
         limits = Interval(low=low, high=high, method="order statistics of turns")
     return Estimate(value=centre, interval=limits)
+
+
+def error_factors(ratios: Iterable[float]) -> tuple[float, float]:
+    """Return the factors by which predictions are wrong, geometric mean and largest, from their `ratios`."""
+    errors = [abs(math.log(ratio)) for ratio in ratios]
+    return math.exp(sum(errors) / len(errors)), math.exp(max(errors))
 
 
 def prediction_half_width(deviation: float, num_values: float, confidence: float = CONFIDENCE) -> float:

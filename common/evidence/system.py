@@ -13,16 +13,40 @@ from common.errors import nearest
 from common.evidence.records import TOO_DEEP, finite, has_many_brackets, printable, read_bytes, unique
 
 FIELDS = (
-    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
-    "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count",
-    "host_processor_frequency", "host_processor_caches", "host_processor_interconnect",
-    "host_memory_capacity", "host_storage_type", "host_storage_capacity", "host_networking",
-    "host_networking_topology", "host_memory_configuration", "accelerators_per_node",
-    "accelerator_model_name", "accelerator_host_interconnect", "accelerator_frequency",
-    "accelerator_on-chip_memories", "accelerator_memory_configuration", "accelerator_memory_capacity",
-    "accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "framework",
-    "other_software_stack", "operating_system", "sw_notes",
-)  # fmt: skip
+    "submitter",
+    "division",
+    "status",
+    "system_name",
+    "number_of_nodes",
+    "host_processors_per_node",
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "host_processor_vcpu_count",
+    "host_processor_frequency",
+    "host_processor_caches",
+    "host_processor_interconnect",
+    "host_memory_capacity",
+    "host_storage_type",
+    "host_storage_capacity",
+    "host_networking",
+    "host_networking_topology",
+    "host_memory_configuration",
+    "accelerators_per_node",
+    "accelerator_model_name",
+    "accelerator_host_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "accelerator_memory_configuration",
+    "accelerator_memory_capacity",
+    "accelerator_interconnect",
+    "accelerator_interconnect_topology",
+    "cooling",
+    "hw_notes",
+    "framework",
+    "other_software_stack",
+    "operating_system",
+    "sw_notes",
+)
 ALSO_KNOWN = ("system_type", "host_network_card_count")  # in the rules' text, unknown to the checker
 NOT_COLLECTED = "not collected: "  # and why
 STATUS = {  # of a log -> of a description; the names that every ruleset takes
@@ -33,9 +57,16 @@ STATUS = {  # of a log -> of a description; the names that every ruleset takes
 }
 CHOICES = {"division": ("open", "closed"), "status": tuple(STATUS.values())}
 TEXT = {  # the official tools crash on anything else
-    "submitter", "system_name", "host_processor_model_name", "host_processor_core_count",
-    "accelerator_model_name", "accelerators_per_node", "framework", "hw_notes", "sw_notes",
-}  # fmt: skip
+    "submitter",
+    "system_name",
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "accelerator_model_name",
+    "accelerators_per_node",
+    "framework",
+    "hw_notes",
+    "sw_notes",
+}
 COUNTS = {"number_of_nodes": 1, "host_processors_per_node": 1, "accelerators_per_node": 0}  # at least
 PLACEHOLDER = re.compile(
     r"PLACEHOLDER|\b(TODO|TBD|FIXME|X{3,}|CHANGE_?ME|FILL_?(IN|ME)|LOREM)\b|<[a-z][^<>]*>|\?\?\?",

@@ -79,8 +79,7 @@ def save(study: Study, answers: Answers, quality_name: str) -> Iterator[Path]:
 
 def draw(answers: Answers, quality_name: str) -> Markup:
     """Return an SVG file of the curves with the intervals of their points; up and left is better."""
-    with matplotlib.rc_context():
-        matplotlib.rcParams.update(STYLE)
+    with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(3.6)
         per_minute, unit = unit_of(max(curve.mean.times[-1] for curve in answers.curves) / 60)
         scale = per_minute / 60  # of seconds

@@ -31,8 +31,12 @@ UNEVEN = 3.0  # times the median pace; published runs that change the image size
 STEADY = 2.0  # times the slowest block; committed sets without the methods below stay at 1.24
 CHANGED = 4.5  # where a method changes the work: from half the width on, images have four times the pixels
 CHANGE_THE_WORK = (
-    "layer_freezing", "progressive_crops", "progressive_resizing", "selective_backprop", "seq_length_warmup",
-)  # fmt: skip
+    "layer_freezing",
+    "progressive_crops",
+    "progressive_resizing",
+    "selective_backprop",
+    "seq_length_warmup",
+)
 
 
 @rule("T201", "error", "logging: order", breaks=move("run_start", before="init_stop"))

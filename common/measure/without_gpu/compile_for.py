@@ -52,9 +52,17 @@ from common.training.step import Training
 
 BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
 OWN_OPERATORS = "ttt"  # the namespace of operators that are Triton kernels of a benchmark
-NOT_COUNTED = (
-    "_unsafe_view empty empty_like empty_strided new_empty new_empty_strided detach alias lift_fresh"
-)
+NOT_COUNTED = {
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "alias",
+    "lift_fresh",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +136,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = classify_library(name)
         if self.tally is None or (self.code is not None and not (kind or name in self.code.library)):
             return
-        if func.is_view or func.namespace == "prim" or name in NOT_COUNTED.split():
+        if func.is_view or func.namespace == "prim" or name in NOT_COUNTED:
             return
         num_bytes = count_moved_bytes(func, args, kwargs, result)
         flops = count_attention_flops(name, args) if kind == ATTENTION else 0.0

@@ -7,8 +7,7 @@ not measurements, and are labelled so wherever they are shown.
 
 import json
 import math
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ import yaml
 from scipy.optimize import least_squares
 
 from common.errors import UserError
+from common.evidence.intervals import error_factors
 from common.measure import scaling
 from common.measure.without_gpu.kernels import ATTENTION, CONVOLUTION, LIBRARY, MATRIX, OPTIMIZER
 from common.repository import ROOT
@@ -188,10 +188,6 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
     return None
 
 
-def compute_typical_factor(rows: Iterable[Mapping[str, Any]]) -> float:
-    return math.exp(statistics.fmean(abs(math.log(row["ratio"])) for row in rows))
-
-
 def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield predicted against published throughput, the errors, and what the model is made of."""
     title = f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4}"
@@ -203,10 +199,10 @@ def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for use, words in (("fit", "fitted"), ("check", "held out")):
         chosen = [row for row in rows if row["use"] == use]
         largest = max(chosen, key=lambda row: abs(math.log(row["ratio"])))
-        factor = max(largest["ratio"], 1 / largest["ratio"])
+        typical, most = error_factors(row["ratio"] for row in chosen)
         yield (
-            f"{words}: {len(chosen)} rates, wrong by a factor of {compute_typical_factor(chosen):.2f} on "
-            f"average, at most {factor:.2f} ({largest['name']})"
+            f"{words}: {len(chosen)} rates, wrong by a factor of {typical:.2f} on "
+            f"average, at most {most:.2f} ({largest['name']})"
         )
     for architecture in sorted({sheet["architecture"] for sheet in load_rates()["devices"].values()}):
         shares = fit_shares(architecture)._asdict().items()

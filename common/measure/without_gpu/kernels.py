@@ -17,13 +17,33 @@ LIBRARY = (CONVOLUTION, MATRIX, ATTENTION)
 BOOKKEEPING, OTHER, OPTIMIZER = "attention bookkeeping", "other", "optimizer"
 OWN = "own"  # a kernel that a benchmark has written itself; outside of the step
 CLASSES = {  # the first with a word in the name of one of a kernel's operators takes the kernel
-    OPTIMIZER: "fused_adam fused_sgd _foreach_ _amp_ lerp",
-    "normalisation": "norm var_mean rsqrt",
-    "loss": "loss log_softmax logsumexp entropy sigmoid softplus log1p scatter gather",
-    "activation": "gelu relu threshold tanh pool softmax",
-    BOOKKEEPING: "cat attention attn masked_fill searchsorted",
+    OPTIMIZER: ("fused_adam", "fused_sgd", "_foreach_", "_amp_", "lerp"),
+    "normalisation": ("norm", "var_mean", "rsqrt"),
+    "loss": (
+        "loss",
+        "log_softmax",
+        "logsumexp",
+        "entropy",
+        "sigmoid",
+        "softplus",
+        "log1p",
+        "scatter",
+        "gather",
+    ),
+    "activation": ("gelu", "relu", "threshold", "tanh", "pool", "softmax"),
+    BOOKKEEPING: ("cat", "attention", "attn", "masked_fill", "searchsorted"),
 }
-CASTS = "_to_copy convert_element_type clone copy_ device_put view t transpose detach"
+CASTS = {
+    "_to_copy",
+    "convert_element_type",
+    "clone",
+    "copy_",
+    "device_put",
+    "view",
+    "t",
+    "transpose",
+    "detach",
+}
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "mv", "addmv", "dot")
 NAMES = (*CLASSES, "casts", OTHER)
 
@@ -32,9 +52,9 @@ def classify(operators: Iterable[str]) -> str:
     """Return the class of a kernel that computes these operators, named as in aten."""
     names = set(operators)
     for name, words in CLASSES.items():
-        if any(word in operator for operator in names for word in words.split()):
+        if any(word in operator for operator in names for word in words):
             return name
-    return "casts" if names and names <= set(CASTS.split()) else OTHER
+    return "casts" if names and names <= CASTS else OTHER
 
 
 def classify_library(operator: str) -> str:

@@ -1,13 +1,13 @@
 """Published results of many machines, predicted from smaller ones of the same submitter."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from common.evidence.intervals import error_factors
 from common.measure import scaling
 
 Check = dict[str, Any]  # a published set of more devices, its throughput as predicted and as published
@@ -67,15 +67,9 @@ def check_family(benchmark: str, facts: dict[str, Any], family: dict[str, Any]) 
         }
 
 
-def factors(checks: Sequence[Check]) -> tuple[float, float]:
-    """Return the geometric mean of the factors of error, and the largest."""
-    errors = [abs(math.log(check["ratio"])) for check in checks]
-    return math.exp(sum(errors) / len(errors)), math.exp(max(errors))
-
-
 def as_json(checks: Sequence[Check]) -> str:
     """Return the checks and their errors as JSON."""
-    typical, largest = factors(checks)
+    typical, largest = error_factors(check["ratio"] for check in checks)
     return json.dumps({"checks": checks, "largest_factor": largest, "typical_factor": typical})
 
 
@@ -89,7 +83,7 @@ def describe(checks: Sequence[Check]) -> Iterator[str]:
         "{predicted_per_s:11,.0f} {published_per_s:11,.0f} {ratio:6.2f}"
     )
     yield from (row.format(**check, each=check["batch"] // check["devices"]) for check in checks)
-    typical, largest = factors(checks)
+    typical, largest = error_factors(check["ratio"] for check in checks)
     yield (
         f"samples/s; {len(checks)} sets; the factor is {typical:.2f} on average (geometric), {largest:.2f} "
         "at most; above 1: predicted too fast, as where shares are small and launches bound the steps"

@@ -12,6 +12,7 @@ from typing import Any
 
 from common.config.schema import RunConfig
 from common.errors import UserError
+from common.evidence.intervals import error_factors
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY, find_logs
 from common.evidence.records import finite
@@ -188,7 +189,7 @@ def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
         row = {"estimate": record["path"].name} | picked(record, ("system", "minutes"))
         rows.append(row | {"runs": [run.as_json() for run in runs]})
     inside = sum(run.is_inside for run in outcomes)
-    errors = [abs(math.log(run.ratio)) for run in outcomes if math.isfinite(run.ratio)]
-    typical = f"; wrong by a factor of {math.exp(sum(errors) / len(errors)):.3f} on average" if errors else ""
+    ratios = [run.ratio for run in outcomes if math.isfinite(run.ratio)]
+    typical = f"; wrong by a factor of {error_factors(ratios)[0]:.3f} on average" if ratios else ""
     lines.append(f"{inside} of {len(outcomes)} runs lie inside the interval of their estimate{typical}")
     return lines, {"estimates": rows, "inside": inside, "runs": len(outcomes)}

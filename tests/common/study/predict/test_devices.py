@@ -6,10 +6,11 @@ import math
 import pytest
 
 from common.errors import UserError
+from common.evidence.intervals import error_factors
 from common.measure.scaling import Links, Work
 from common.repository import ROOT
 from common.study.predict.devices import Recipe, predict
-from common.study.predict.published import check_published, factors
+from common.study.predict.published import check_published
 from common.study.prices import stated_price
 from tests.command import ttt_here
 from tests.committed import committed_results
@@ -22,7 +23,7 @@ def test_published_results_of_many_machines_are_predicted_within_a_stated_factor
     checks = check_published(ROOT)
     assert {check["benchmark"] for check in checks} == {"resnet", "bert"}
     assert len(checks) == 22 and max(check["devices"] for check in checks) == 1024
-    typical, largest = factors(checks)
+    typical, largest = error_factors(check["ratio"] for check in checks)
     assert typical < TYPICAL and largest < FACTOR
 
 
