@@ -86,7 +86,7 @@ class Place:
         return next(each for each in ranks if each.environ().get("RANK", "0") == str(number))
 
     def results(self):
-        found = self.results_folder.rglob("result_*.txt")
+        found = self.results_folder.glob("*/*/result_*.txt")  # rglob fails where a draft vanishes meanwhile
         return sorted(found, key=lambda path: int(path.stem.split("_")[1]))
 
     def until_logged(self, text, index=0, times=1):

@@ -137,7 +137,11 @@ def test_a_log_says_that_a_peer_on_another_machine_was_lost(tmp_path, environmen
         start(*command, env=environment | meeting | {"RANK": rank, "LOCAL_RANK": "0"}) for rank in "01"
     )
     try:
-        until(lambda: any('"block_start"' in path.read_text() for path in tmp_path.rglob("result_0.txt")))
+        until(
+            lambda: any(
+                '"block_start"' in path.read_text() for path in tmp_path.glob("results/*/bert/result_0.txt")
+            )
+        )
         (worker,) = [
             child
             for child in psutil.Process(second.pid).children(recursive=True)

@@ -344,7 +344,7 @@ def resumed(tmp_path_factory):
         [*TTT, *ttt_run(folder, "--seed", "5")], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 90
-    while not any('"checkpoint"' in path.read_text() for path in folder.rglob("result_*.txt")):
+    while not any('"checkpoint"' in path.read_text() for path in folder.glob("results/*/bert/result_*.txt")):
         assert first.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     (path,) = folder.rglob("result_0.txt")
