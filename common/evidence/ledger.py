@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from common.evidence.intervals import Estimate
 from common.evidence.log import MAX_BYTES
-from common.evidence.paths import label
+from common.evidence.paths import find_files, label
 from common.evidence.records import read_bytes
 from common.evidence.text import DASH, spread_of
 
@@ -210,8 +210,7 @@ def times(value: float) -> str:
 
 def find_ledgers(paths: Sequence[Path]) -> list[tuple[str, Ledger | str]]:
     """Return each ledger below the paths by its label, or why it cannot be read."""
-    files = {file for path in paths if path.is_dir() for file in path.rglob(PATTERN)}
-    return [(label(file), read_ledger(file)) for file in sorted(files)]
+    return [(label(file), read_ledger(file)) for file in find_files(paths, PATTERN)]
 
 
 def read_ledger(path: Path) -> Ledger | str:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -49,11 +49,31 @@ def find_logs(path: Path) -> Iterator[Path]:
         _require_log(path)
         yield path
         return
-    for folder, folders, files in os.walk(path, onerror=_refuse_folder):
+    for folder, folders, files in walk(path):
         if STUDY in folders:
             folders.remove(STUDY)
-        links = [n for n in folders if os.path.islink(os.path.join(folder, n)) and not _is_result(n)]
-        yield from (Path(folder, name) for name in links + [n for n in folders + files if _is_result(n)])
+        links = [name for name in folders if (folder / name).is_symlink() and not _is_result(name)]
+        yield from (folder / name for name in links + [name for name in folders + files if _is_result(name)])
+
+
+def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:
+    """Return the files below folders whose last parts match a pattern, such as `throughput/*/*.json`."""
+    below = (folder / name for path in paths for folder, _, files in walk(path) for name in files)
+    return sorted({file for file in below if file.match(pattern)})
+
+
+def find_studies(paths: Iterable[Path]) -> list[Path]:
+    """Return the folders named `study` below folders."""
+    return [folder / STUDY for path in paths for folder, folders, _ in walk(path) if STUDY in folders]
+
+
+def walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder with the names of its folders, which may be cut, and files. Raises UserError.
+
+    One that vanishes meanwhile, such as the draft of a checkpoint, is passed over: Path.rglob raises there.
+    """
+    for folder, folders, files in os.walk(path, onerror=_refuse_folder):
+        yield Path(folder), folders, files
 
 
 def _require_log(path: Path) -> None:
@@ -66,6 +86,8 @@ def _require_log(path: Path) -> None:
 
 
 def _refuse_folder(error: OSError) -> None:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return
     where = printable(str(error.filename))
     raise UserError(f"this folder cannot be read ({error.strerror})", where=where) from error
 

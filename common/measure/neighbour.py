@@ -27,7 +27,7 @@ SPIN = "while True: pass"
 FOLLOW = """
 import os, pathlib, sys, time
 results, comes_s, spin = sys.argv[1:]
-while not any("block_start" in path.read_text() for path in pathlib.Path(results).rglob("result_*.txt")):
+while not any("block_start" in path.read_text() for path in pathlib.Path(results).glob("*/*/result_*.txt")):
     time.sleep(0.05)
 time.sleep(float(comes_s))
 os.execv(sys.executable, [sys.executable, "-c", spin])

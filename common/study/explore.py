@@ -26,7 +26,7 @@ from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.log import MAX_BYTES, Log, Point
 from common.evidence.page import fill_template
-from common.evidence.paths import label
+from common.evidence.paths import find_files, label
 from common.evidence.records import finite, printable
 from common.evidence.report import link
 from common.evidence.score import BASELINE, NOTES, run_of
@@ -271,14 +271,11 @@ def price_row(price: Price, hardware: Sequence[str]) -> dict[str, Any]:
 def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
     benches = []
-    for path in paths:
-        for file in sorted(path.absolute().rglob("*.json")):
-            if file.parent.parent.name != "throughput":
-                continue
-            try:
-                benches.append(bench(file))
-            except (OSError, ValueError) as error:
-                report(f"{label(file)} is left out: {printable(str(error))}")
+    for file in find_files((path.absolute() for path in paths), "throughput/*/*.json"):
+        try:
+            benches.append(bench(file))
+        except (OSError, ValueError) as error:
+            report(f"{label(file)} is left out: {printable(str(error))}")
     return benches
 
 

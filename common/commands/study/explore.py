@@ -20,7 +20,7 @@ from rich.progress import Progress
 from common.arguments import add_paths, repository_path
 from common.errors import EXIT_OK, UserError
 from common.evidence.audit import Audited, audit_paths
-from common.evidence.paths import STUDY, find_logs
+from common.evidence.paths import find_logs, find_studies
 from common.evidence.records import printable
 from common.files import save_text
 
@@ -42,8 +42,7 @@ def main(args: argparse.Namespace) -> int:
     prices = load_prices(args.prices or PRICES)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     benches = explore.read_benches(args.paths, lambda line: console.print(line, markup=False))
-    folders = [path for path in args.paths if path.is_dir()]
-    paths = args.paths + [study for path in folders for study in path.rglob(STUDY) if study.is_dir()]
+    paths = args.paths + find_studies(args.paths)
     audited: list[Audited] = []
     if not benches or any(True for path in paths for _ in find_logs(path)):
         audited = read(paths, console)

@@ -1,0 +1,44 @@
+"""Files are found below folders while a run makes and removes others there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.evidence.ledger import find_ledgers
+from common.evidence.paths import find_logs, find_studies
+from common.study.explore import read_benches
+
+
+@pytest.fixture
+def vanishing(tmp_path, monkeypatch):
+    """Return a folder of results in which a checkpoint's draft vanishes just before anyone lists it."""
+    names = ("run/bert/result_0.txt", "study/a/bert-mini.ledger.json", "throughput/here/bert_0.json")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text('{"rates": []}')
+    draft, scandir = tmp_path / "run" / "bert" / "draft", os.scandir
+    draft.mkdir()
+
+    def remove_and_list(path="."):
+        if Path(path) == draft:
+            draft.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", remove_and_list)
+    yield tmp_path
+    assert not draft.exists(), "nobody looked into it"
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda folder: list(find_logs(folder)),
+        lambda folder: find_studies([folder]),
+        lambda folder: find_ledgers([folder]),
+        lambda folder: read_benches([folder], print),
+    ],
+    ids=["logs", "studies", "ledgers", "benches"],
+)
+def test_a_folder_that_vanishes_meanwhile_is_passed_over(vanishing, find):
+    assert len(find(vanishing)) == 1
