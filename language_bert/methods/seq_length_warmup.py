@@ -2,26 +2,32 @@
 
 What. Trains on short sequences first: the length grows linearly over the first part of the steps, up to that
 of the batch. `truncate` cuts off the end of each sequence; `segment` also trains on the rest, as further
-rows. Evaluation sees whole sequences.
+rows, so that no token is lost. Evaluation sees whole sequences.
 Effect on quality. Published for GPT-2: stabler training at larger learning rates and batches (Li 2021), and
-equal loss with `duration` 0.3 (Composer's method card). For BERT it was not measured at full size here.
-Truncated tokens, the final [SEP] among them, are lost; segments after the first have no [CLS]. With several
-micro-batches or ranks each is weighted by the masked tokens that it had before the cut.
+equal loss with `duration` 0.3 (Composer's method card). Truncated tokens, the final [SEP] among them, are
+lost; segments after the first have no [CLS], and positions begin anew in each. With several micro-batches or
+ranks each is weighted by the masked tokens that it had before the cut.
 Effect on time. Published: GPT-2 about 1.5 times faster to the same loss. A step costs about its tokens: with
 `duration` 0.3 and truncation from 8 to 512 tokens about 15 % less of all steps' work (calculated, on
-sequences of full length); `segment` saves work in attention only.
+sequences of full length). `segment` saves work in attention only, and needs `unpad` for that: the last
+segment of each sequence is padded to the length of the others.
 Relieves. Forward pass, backward pass: shorter sequences.
-When not. With a compiler or CUDA graphs: each length is another shape. A next-sentence loss with
-`segment`.
+When not. With a compiler or CUDA graphs: each length is another shape. A next-sentence loss with `segment`.
+`segment` without `unpad`: just below the full length a padded batch has nearly twice its places.
 Use. Each batch: `batch = shorten(batch, sequence_length(step, num_steps, 512))`.
-Source. Li, Zhang and He 2021, https://arxiv.org/abs/2108.06084; MosaicML Composer,
+Source. Li, Zhang and He 2021, https://arxiv.org/abs/2108.06084; MosaicML Composer 0.7,
 algorithms/seq_length_warmup.
+Unlike Composer. Same defaults (0.3, 8, 8, truncation); the full length is that of the batch. The length is
+linear in the steps, rounded down; there it grows by 8 after equal whole numbers of steps. Segments are cut
+from each sequence by itself, the last padded; there from the batch laid out as one row, so that a segment can
+hold the end of one sequence and the start of the next, and the end of the batch is dropped.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -56,10 +62,10 @@ def sequence_length(
 def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> Mapping[str, Tensor]:
     """Return the batch with `length` places in its tensors (batch, seq).
 
-    `truncate` keeps the first places, and tensors (batch,). `segment` makes rows of all places but a
-    remainder shorter than `length`; it drops rows of padding alone, by `attention_mask`, and tensors
-    (batch,), which describe whole sequences. The same object is returned for a batch that is short enough,
-    and for one that would lose all `labels`, over which the loss is a mean.
+    `truncate` keeps the first places, and tensors (batch,). `segment` makes rows of all places, the last of a
+    sequence padded; it drops rows of padding alone, by `attention_mask`, and tensors (batch,), which describe
+    whole sequences. The same object is returned for a batch that is short enough, and for one that would lose
+    all `labels`, over which the loss is a mean.
     """
     if length >= batch["input_ids"].shape[1]:
         return batch
@@ -67,11 +73,40 @@ def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> 
     if how == "truncate":
         short = {**batch, **{name: x[:, :length].contiguous() for name, x in rows.items()}}
     else:
-        num_whole = batch["input_ids"].shape[1] // length * length
-        short = {name: x[:, :num_whole].reshape(-1, length) for name, x in rows.items()}
+        num_padding = -batch["input_ids"].shape[1] % length
+        padding = dict.fromkeys(rows, 0) | {"labels": IGNORED}
+        padded = {name: F.pad(x, (0, num_padding), value=padding[name]) for name, x in rows.items()}
+        short = {name: x.reshape(-1, length) for name, x in padded.items()}
         is_used = short["attention_mask"].any(dim=1)
         short = {name: x[is_used] for name, x in short.items()}
     return short if (short["labels"] != IGNORED).any() else batch
+
+
+def shorten_batch(batch: Batch, length: int, how: str) -> Batch:
+    """Return a batch as `shorten` makes it; the same object where that is the same."""
+    whole = batch.inputs | batch.targets
+    short = shorten(whole, length, how)
+    if short is whole:
+        return batch
+    inputs = {name: short[name] for name in batch.inputs}
+    targets = {name: short[name] for name in batch.targets if name in short}
+    return replace(batch, inputs=inputs, targets=targets, num_samples=len(inputs["input_ids"]))
+
+
+def move_before_packing(config: RunConfig, name: str) -> RunConfig:
+    """Return the configuration with the method `name` before `unpad`."""
+    names = list(config.methods)
+    if PACKING not in names or names.index(name) < names.index(PACKING):
+        return config
+    names.remove(name)
+    names.insert(names.index(PACKING), name)
+    return config.replaced(methods={name: config.methods[name] for name in names})
+
+
+def refuse_next_sentence(config: RunConfig, method: Method, hint: str) -> None:
+    """Raise UserError for a model with a next-sentence loss, which segments do not have."""
+    if config.model_dump()["model"]["next_sentence"]:
+        method.refuse("segments have no next sentence", hint=hint)
 
 
 class SeqLengthWarmup(Method):
@@ -93,24 +128,14 @@ class SeqLengthWarmup(Method):
         task = config.model_dump()
         if self.settings.min_length > task["data"]["max_seq_length"]:
             self.refuse("min_length is more than data.max_seq_length")
-        if self.settings.how == "segment" and task["model"]["next_sentence"]:
-            self.refuse("segments have no next sentence", hint="how: truncate")
+        if self.settings.how == "segment":
+            refuse_next_sentence(config, self, hint="how: truncate")
         refuse_compiled(config, self.name)
-        names = list(config.methods)
-        if PACKING not in names or names.index(self.name) < names.index(PACKING):
-            return config
-        names.remove(self.name)
-        names.insert(names.index(PACKING), self.name)
-        return config.replaced(methods={name: config.methods[name] for name in names})
+        return move_before_packing(config, self.name)
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
         if progress is None:
             return batch
-        whole, growth = batch.inputs | batch.targets, self.settings.model_dump(exclude={"how"})
-        length = sequence_length(progress.step, progress.num_steps, whole["input_ids"].shape[1], **growth)
-        short = shorten(whole, length, self.settings.how)
-        if short is whole:
-            return batch
-        inputs = {name: short[name] for name in batch.inputs}
-        targets = {name: short[name] for name in batch.targets if name in short}
-        return replace(batch, inputs=inputs, targets=targets, num_samples=len(inputs["input_ids"]))
+        growth, full_length = self.settings.model_dump(exclude={"how"}), batch.inputs["input_ids"].shape[1]
+        length = sequence_length(progress.step, progress.num_steps, full_length, **growth)
+        return shorten_batch(batch, length, self.settings.how)

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 
 from common.errors import UserError
 from common.training.load import load_config
+from common.training.method import Progress
+from common.training.registry import build_methods
+from language_bert.benchmark import Benchmark
 from language_bert.methods import alibi
 from language_bert.methods.alibi import alibi_slopes, apply_alibi
 from language_bert.methods.fused_qkv import fuse_qkv
@@ -16,6 +19,8 @@ from language_bert.methods.last_layer_subset import compute_needed_tokens
 from language_bert.methods.sparse_head import read_masked_tokens
 from language_bert.methods.unpad import unpad
 from tests.language_bert.test_parity import EXACT, MAX_LENGTH, gradients, make_batch, make_model
+
+HALF, WHOLE = (f"methods.alibi={{train_sequence_length_scaling: {share}}}" for share in ("0.5", "1"))
 
 
 def published_slopes(n):
@@ -80,8 +85,39 @@ def test_packed_it_is_the_same_model_whatever_is_left_out(place):
     torch.testing.assert_close(gradients(model), gradients(plain), rtol=1e-8, atol=1e-10)
 
 
-def configured(name="optimized"):
-    load_config("language_bert", name, size="mini", settings=["methods.alibi={}"])
+def configured(name="optimized", *settings):
+    settings = ["methods.alibi={}", *settings]
+    return load_config("language_bert", name, size="mini", settings=settings).config
+
+
+@pytest.mark.parametrize(("settings", "length"), [((), 40), ((HALF,), 80), ((WHOLE,), 160)])
+def test_training_sees_segments_of_a_share_of_the_length_and_evaluation_none(settings, length):
+    """Composer 0.7: (batch, length) becomes (batch / 0.25, length * 0.25); here by sequence."""
+    config = configured("baseline", *settings)
+    (method,) = (used for used in build_methods(config) if used.name == "alibi")
+    batch = next(Benchmark(config, seed=0).synthetic_batches())
+    short = method.batch(batch, Progress(step=0, num_steps=10, epoch=0, num_epochs=1))
+    assert short.inputs["input_ids"].shape[1] == length and method.batch(batch, None) is batch
+    is_token, was_token = (used.inputs["attention_mask"].bool() for used in (short, batch))
+    assert short.inputs["input_ids"][is_token].equal(batch.inputs["input_ids"][was_token])
+    assert short.targets["labels"][is_token].equal(batch.targets["labels"][was_token])
+    assert short.num_samples == len(short.inputs["input_ids"]) == len(short.targets["labels"])
+    assert list(configured("optimized", *settings).methods).index("alibi") == (0 if length < 160 else 5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.next_sentence=true", "segments have no next sentence"),
+        ("methods.compile={backend: aot_eager}", "cannot be compiled"),
+        ("methods.alibi={train_sequence_length_scaling: 0.04}", "leaves less than 8 tokens"),
+    ],
+)
+def test_what_segments_do_not_have_is_refused(setting, message):
+    with pytest.raises(UserError, match=message):
+        configured("baseline", setting)
+    if "alibi" not in setting:
+        configured("baseline", setting, WHOLE)
 
 
 def test_a_gpu_kernel_without_biases_is_refused(monkeypatch):

@@ -31,19 +31,29 @@ def test_truncation_keeps_the_first_places_of_every_row():
     assert short["next_sentence_label"].equal(batch.targets["next_sentence_label"])
 
 
-def test_segments_are_all_tokens_in_their_order_but_the_remainder():
+@pytest.mark.parametrize("length", range(8, MAX_LENGTH + 8, 8))
+def test_segments_are_all_tokens_of_each_sequence_in_their_order(length):
     batch = make_batch(LENGTHS)
-    short = shorten(batch.inputs | batch.targets, 8, "segment")
-    assert "next_sentence_label" not in short
-    expected = [
-        batch.inputs["input_ids"][row, first : first + 8]
-        for row, length in enumerate(LENGTHS)
-        for first in range(0, MAX_LENGTH // 8 * 8, 8)
-        if length > first
-    ]
-    assert short["input_ids"].equal(torch.stack(expected))
-    assert short["attention_mask"].any(dim=1).all()
-    assert int(short["attention_mask"].sum()) == MAX_LENGTH // 8 * 8 + 4 + 12 + 21
+    tensors = batch.inputs | batch.targets
+    short = shorten(tensors, length, "segment")
+    assert ("next_sentence_label" in short) == (length > MAX_LENGTH)
+    is_token, was_token = (x["attention_mask"].bool() for x in (short, tensors))
+    for name in ("input_ids", "token_type_ids", "labels"):
+        assert short[name][is_token].equal(tensors[name][was_token])
+    rows = [min(length, tokens - first) for tokens in LENGTHS for first in range(0, tokens, length)]
+    assert is_token.sum(dim=1).tolist() == rows  # none of two sequences, none of padding alone
+    assert (short["labels"][~is_token] == -100).all()
+
+
+def test_segments_of_whole_rows_are_those_of_composer():
+    """Composer 0.7, set_batch_sequence_length with truncate=False: the batch as one row, cut."""
+    batch = make_batch((MAX_LENGTH - 1, 12, 24))
+    inputs = {name: x[:, : MAX_LENGTH // 8 * 8].contiguous() for name, x in batch.inputs.items()}
+    inputs["labels"] = batch.targets["labels"][:, : MAX_LENGTH // 8 * 8].contiguous()
+    composers = {name: x.view(-1).view(-1, 8) for name, x in inputs.items()}
+    is_used = composers["attention_mask"].any(dim=1)
+    short = shorten(inputs, 8, "segment")
+    assert all(short[name].equal(composers[name][is_used]) for name in inputs)
 
 
 def method(**settings):
@@ -60,7 +70,7 @@ def test_training_batches_are_short_at_first_and_evaluation_never(how):
     assert used.batch(batch, None) is batch and used.batch(batch, progress(30)) is batch
     short = used.batch(batch, progress(0))
     assert short.inputs["input_ids"].shape[1] == 8 and short.targets["labels"].shape[1] == 8
-    assert short.num_samples == len(short.inputs["input_ids"]) == (4 if how == "truncate" else 10)
+    assert short.num_samples == len(short.inputs["input_ids"]) == (4 if how == "truncate" else 11)
 
 
 def test_a_batch_that_would_lose_every_masked_token_stays_whole():
