@@ -3,15 +3,17 @@
 What. Keeps a second copy of the model whose parameters and buffers follow the trained ones slowly, and
 evaluates it. The trained weights are never touched.
 Effect on quality. The average behaves like a lower learning rate, so accuracy is higher in the middle of
-training and a target is reached earlier. How much of the published result is due to it was not measured here.
+training and a target is reached earlier.
 Effect on time. One pass over weights and average in every `every_steps`-th step; one more copy of the model
 in memory.
 Relieves. Number of steps.
 When not. When the learning rate has decayed to zero anyway before the first evaluation that counts.
 Use. With the model: `average = copy_model(model)  # evaluate it in the place of the model`.
 After each step: `update_average(average, model, ema_smoothing(half_life_steps=100, every_steps=1))`.
-Source. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; MosaicML Composer 0.7, algorithms/ema
-(half-life 100 steps, updated every 20, buffers too).
+Source. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046; MosaicML Composer 0.7, algorithms/ema.
+Unlike Composer. Both intervals are required here, in steps: the published runs had 100 and 20. In Composer
+0.7 the half-life is required and the average moves every step; since 0.11 the half-life is 1000 steps by
+default. Half-lives in epochs and training on the average are left out, both off by default there.
 """
 
 # CUDA graphs (`compile` with reduce-overhead) read and write the trained parameters at fixed addresses. The

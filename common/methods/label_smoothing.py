@@ -9,6 +9,7 @@ When not. Short trainings that do not overfit; teachers in distillation.
 Use. For the loss: `loss = F.cross_entropy(model(images), smooth_labels(labels, 1000, 0.1))`.
 Source. Szegedy et al. 2016, https://arxiv.org/abs/1512.00567; MosaicML Composer 0.7,
 algorithms/label_smoothing.
+Unlike Composer. The smoothing is required here, 0.1 by default there.
 """
 
 from typing import Any

@@ -3,15 +3,16 @@
 What. Under autocast LayerNorm takes and returns the 16-bit type of the matrix products around it, so that the
 activations between them stay in 16 bits. Mean and variance are still summed in float32 inside the kernel.
 Effect on quality. Rounding to 16 bits at every LayerNorm and in the residual stream. Published: none on the
-final quality, occasional spikes of the loss (Composer's method card). Not measured at full size here.
+final quality, occasional spikes of the loss (Composer's method card).
 Effect on time. Half of the memory traffic of LayerNorm, residual additions and their gradients; as fast as a
-fused kernel (Composer's method card). Not measured on a GPU here.
+fused kernel (Composer's method card).
 Relieves. Forward pass, backward pass: memory traffic.
 When not. Training in float32, where nothing changes; a loss that is unstable in 16 bits; together with a
 compiler, which fuses LayerNorm with its neighbours anyway, the gain is smaller.
 Use. With the model: `apply_low_precision_layernorm(model)`.
 Source. MosaicML Composer, algorithms/low_precision_layernorm. Layer normalization: Ba, Kiros and Hinton 2016,
 https://arxiv.org/abs/1607.06450.
+Unlike Composer. Nothing: no settings there either (since 0.12; 0.7 has no such method).
 """
 
 import torch

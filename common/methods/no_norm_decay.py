@@ -1,13 +1,13 @@
 """No weight decay on norms and biases.
 
 What. Only matrices and filters decay; scales and shifts, which have one dimension, keep their size.
-Effect on quality. Common in strong recipes (He 2018; NVIDIA's ResNet-50). Not measured at full size with the
-recipes here: off by default.
+Effect on quality. Common in strong recipes (He 2018; NVIDIA's ResNet-50).
 Effect on time. None.
 Relieves. Nothing: accuracy that fewer epochs could spend.
 When not. To compare with the published runs, which decay every parameter.
 Use. With the optimizer: `split_decay(optimizer)`.
 Source. He et al. 2018, https://arxiv.org/abs/1812.01187, section 3.1.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 from torch.optim import Optimizer

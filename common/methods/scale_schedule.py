@@ -8,6 +8,7 @@ Relieves. Everything: number of steps.
 When not. Alone, unless the recipe exceeds its target.
 Use. With the data: `num_epochs = scaled(num_epochs, 0.32)  # before the schedule is built on it`.
 Source. MosaicML Composer 0.7, scale_schedule_ratio (its warm-up is not scaled either).
+Unlike Composer. The ratio is required here, 1.0 by default there.
 """
 
 from pydantic import Field

@@ -8,6 +8,7 @@ When not.           where it does harm
 Use.                its one or two lines in a plain PyTorch loop, each `PLACE: code in backticks`;
                     `PLACE after NAME, NAME:` where the lines of other methods come before
 Source.             paper, published code
+Unlike Composer.    every default and form that differs from MosaicML Composer's
 """
 
 import ast
@@ -20,7 +21,16 @@ from common.config.merge import merge_files
 from common.errors import UserError, nearest
 from common.repository import ROOT, available_methods, benchmarks, configurations
 
-SECTIONS = ("What", "Effect on quality", "Effect on time", "Relieves", "When not", "Use", "Source")
+SECTIONS = (
+    "What",
+    "Effect on quality",
+    "Effect on time",
+    "Relieves",
+    "When not",
+    "Use",
+    "Source",
+    "Unlike Composer",
+)
 RELIEVES = (
     "data loading",
     "host-to-device copy",

@@ -3,12 +3,13 @@
 What. Mirrors each image in every second epoch. Usually each epoch draws anew; here only the first one draws,
 so that two epochs in a row show both sides of every image.
 Effect on quality. Published: a gain on CIFAR-10 wherever mirroring helps; on ImageNet only with light crops
-(Jordan 2024). Not measured here: off by default.
+(Jordan 2024).
 Effect on time. None.
 Relieves. Nothing: it buys accuracy that fewer epochs could spend.
 When not. Images whose meaning changes in a mirror, such as digits; to compare with the published runs.
 Use. With the data: `dataset = alternate_flips(dataset)`. Each epoch: `dataset.epoch = epoch`.
 Source. Jordan 2024, https://arxiv.org/abs/2404.00498.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 from typing import Any

@@ -5,12 +5,13 @@ one graph for each number of tokens, so compilation takes the time of one layer.
 initialisation.
 Effect on quality. None except rounding: fused operations keep intermediate results in float32.
 Effect on time. Bias and GELU, and addition and LayerNorm, become one pass over memory each, forward and
-backward. Not measured here yet.
+backward.
 Relieves. Forward pass, backward pass: memory traffic and the host.
 When not. CPUs without a C++ compiler. Needs `unpad` before it, with tokens rounded up to few shapes.
 Use. With the model: `model = unpad(model, round_to=2048)`, `compile_layers(model)`.
 Source. https://docs.pytorch.org/tutorials/recipes/regional_compilation.html; the fusions are those of MLPerf
 Training v2.1, MosaicML and NVIDIA.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 from typing import Any, Literal

@@ -6,12 +6,13 @@ Embeddings, normalisation, attention, the last layer and the heads do not change
 Effect on quality. Rounding to 3 or 2 bits of mantissa. NVIDIA's submissions with FP8 took as many samples to
 0.72 (2.4 to 2.55 M) as those in fp16 (2.4 to 2.7 M), with scales of earlier steps.
 Effect on time. Twice the rate of 16-bit products on Hopper, less the time to find the largest values and to
-round: 1.15 to 1.3 times in all is an estimate for BERT-large. Not measured on a GPU yet.
+round: 1.15 to 1.3 times in all is an estimate for BERT-large.
 Relieves. Forward pass, backward pass: compute; and the memory of activations saved for the backward pass.
 When not. GPUs before compute capability 8.9; small models. Needs `unpad` before it, with tokens rounded up to
 a multiple of 16, and after `fused_qkv` and `gated_linear_units` where they are used.
 Use. With the model: `model = unpad(model, round_to=16)`, `use_fp8(model)`.
 Source. https://arxiv.org/abs/2209.05433 (the formats); MLPerf Training v2.1 and v3.0, NVIDIA.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 # E4M3 has 3 bits of mantissa and values up to 448, E5M2 2 bits and values up to 57,344: gradients need the

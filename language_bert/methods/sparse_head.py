@@ -9,6 +9,7 @@ largest tensor).
 When not. Never harmful; needs `unpad`.
 Use. With the model after unpad: `read_masked_tokens(model)`.
 Source. The MLPerf reference gathers the masked positions; MLPerf Training v2.1, MosaicML.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 from functools import partial

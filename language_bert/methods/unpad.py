@@ -8,6 +8,7 @@ Relieves. Forward pass, backward pass, evaluation: compute and memory traffic.
 When not. Batches of equal length; models with dropout (the random numbers would meet other tokens).
 Use. With the model: `model = unpad(model)`.
 Source. https://arxiv.org/abs/2208.08124 (ByteTransformer); MLPerf Training v2.1, NVIDIA and MosaicML.
+Unlike Composer. Composer 0.7 has no such method.
 """
 
 from collections.abc import Callable

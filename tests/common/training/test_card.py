@@ -20,6 +20,7 @@ When not. Never.
 Use. With the model after unpad, sparse_head: `model = halve(model,
 0.5)`. After each step: `count(model)`.
 Source. Somewhere.
+Unlike Composer. Nothing.
 """
 
 from torch import nn
