@@ -1,5 +1,6 @@
 """Merges the YAML files of a configuration, and settings from the command line."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,17 @@ def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[
 
     lay(values, over.values)
     origins.update(over.origins)
+
+
+def extend(base: str, settings: Iterable[str], head: str) -> str:
+    """Return the YAML file that lays settings, as in --set, over a configuration or over a file's path."""
+    values = dict[str, Any]()
+    if base.endswith(".yaml"):
+        document, base = read_path(Path(base))
+        merge(values, document, {})
+    for setting in settings:
+        merge(values, parse_setting(setting), {})
+    return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
 
 
 def to_yaml(config: RunConfig) -> str:

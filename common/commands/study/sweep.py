@@ -5,6 +5,9 @@ is. Runs go to the end of their budget, past the target, and lie in results/stud
 reads. Before anything runs a table says what is there and how long the rest will take; a finished run is
 never made again, and the same command goes on after an interruption.
 
+With --trials each configuration gets as many quasi-random trials of learning rate, warm-up, weight decay and
+length of the schedule, which stop at the target; the best of each is kept as a YAML file to run by its path.
+
 At the end it prints, and keeps beside the logs as JSON and SVG: each configuration's curve with intervals
 over the seeds, time at equal quality, quality at equal time, and where one curve crosses another.
 
@@ -12,16 +15,17 @@ examples:
   ttt sweep language_bert baseline optimized --size mini --budgets 0.25,0.5,0.75,1 --seeds 3
   ttt sweep image_classification baseline optimized --size mini --dry-run
   ttt sweep language_bert baseline optimized --size mini --price 0.35
+  ttt sweep language_bert baseline optimized --size mini --trials 8 --seeds 2 --study trials
 """
 
 import argparse
 import math
 import os
 
-from common.arguments import add_benchmark
+from common.arguments import add_benchmark, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.repository import benchmark_module
-from common.study import cells, sweep
+from common.study import cells, sweep, trials
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--budgets", default="0.25,0.33,0.5,0.67,0.8,1", help="shares of the training")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour of this system")
+    about = "search hyperparameters of each configuration in place of budgets"
+    parser.add_argument("--trials", type=whole_number(2, trials.MAX_TRIALS), metavar="K", help=about)
     cells.add_options(parser, study="sweep")
 
 
@@ -39,10 +45,19 @@ def main(args: argparse.Namespace) -> int:
     """Run what is missing, then answer from all that is finished."""
     if args.price is not None and not 0 < args.price < math.inf:
         raise UserError(f"--price {args.price:g}: expected dollars an hour")
-    cells_of_sweep = sweep.sweep_cells(args.configurations, sweep.parse_budgets(args.budgets))
+    if args.trials:
+        cells_of_sweep = trials.trial_cells(args)
+    else:
+        cells_of_sweep = sweep.sweep_cells(args.configurations, sweep.parse_budgets(args.budgets))
     study = cells.from_arguments(args, args.benchmark, cells_of_sweep)
     code = cells.run(study, args)
     if args.dry_run or code == EXIT_INTERRUPTED:
+        return code
+    if args.trials:
+        ranked = trials.rank_trials(study, cells.finished_cells(study))
+        trials.show(ranked)
+        for path in trials.save(study, ranked):
+            print(f"-> {os.path.relpath(path)}")
         return code
     answers = sweep.compare_curves(study, cells.finished_cells(study), args.price)
     if answers is None:

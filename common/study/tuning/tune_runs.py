@@ -8,14 +8,13 @@ as after --set, in the order in which they were kept.
 import itertools
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
-from common.config.merge import merge, merge_files, parse_setting, read_path
+from common.config.merge import extend, merge_files
 from common.config.schema import Loaded, RunConfig
 from common.methods.compile import missing_compiler
 from common.repository import available_methods, benchmark_module, configurations
@@ -209,13 +208,7 @@ def make_yaml(tuner: Tuner, state: State, head: str) -> str:
 
     `head`, lines of comment, says what it was made for and what was seen.
     """
-    base, values = tuner.loaded.source, dict[str, Any]()
-    if base.endswith(".yaml"):
-        document, base = read_path(Path(base))
-        merge(values, document, {})
-    for setting in [*tuner.settings, *state]:
-        merge(values, parse_setting(setting), {})
-    return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
+    return extend(tuner.loaded.source, [*tuner.settings, *state], head)
 
 
 def compare_losses(unchanged: list[float], tuned: list[float], precision: str) -> str:

@@ -1,0 +1,128 @@
+"""Search of hyperparameters: as many quasi-random trials for each configuration of a comparison.
+
+A speed-up over a baseline that nobody tuned says little. Each configuration gets the same number of trials.
+Their learning rate, warm-up, weight decay and length of schedule are drawn around its own; the first trial is
+the recipe as it is. Trials stop at the target. The best has the fewest misses, then the smallest mean of
+minutes without evaluations. AlgoPerf (arXiv 2306.07179) compares after such a search, and states its budget.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from scipy.stats import qmc
+
+from common.config.merge import extend
+from common.config.schema import RunConfig
+from common.evidence.compare.factors import time_split
+from common.evidence.log import Log
+from common.evidence.text import DASH, make_table, open_console
+from common.files import save_text
+from common.study.cells import TABLE_WIDTH, Cell, Study
+from common.training.load import load_config
+
+MAX_TRIALS = 64
+DRAW_SEED = 0
+FACTORS = {  # of the recipe's own value, from and to; drawn evenly in their logarithm
+    "optimizer.learning_rate": (1 / 4, 4),
+    "schedule.warmup": (1 / 4, 2),
+    "optimizer.weight_decay": (1 / 10, 10),
+    "budget": (1 / 3, 1),  # shortens the whole schedule, the decay of the learning rate with it
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The runs of a trial: minutes without evaluations and samples to the target, None for a miss."""
+
+    settings: tuple[str, ...]
+    minutes: tuple[float | None, ...]
+    samples: tuple[float | None, ...]
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Fewer misses are better, then fewer minutes: the geometric mean of the converged runs."""
+        converged = [minutes for minutes in self.minutes if minutes]
+        mean = statistics.geometric_mean(converged) if converged else math.inf
+        return len(self.minutes) - len(converged), mean
+
+
+def trial_cells(args: argparse.Namespace) -> list[Cell]:
+    """Return a cell for each trial and configuration; the trials of one number are made side by side."""
+    points = qmc.Halton(d=len(FACTORS), seed=DRAW_SEED).random(args.trials - 1).tolist()
+    cells = []
+    for number, point in enumerate([None, *points]):
+        for name in dict.fromkeys(args.configurations):
+            config = load_config(args.benchmark, name, size=args.size, settings=args.set).config
+            stops = ("stop_at_target=true", f"evaluate_every={config.evaluate_every}")
+            drawn = tuple(draw_settings(config, point)) if point else ()
+            cells.append(Cell(name=f"{name}-trial{number}", configuration=name, settings=stops + drawn))
+    return cells
+
+
+def draw_settings(config: RunConfig, point: Sequence[float]) -> Iterator[str]:
+    """Yield the settings of a trial as in --set, from a point of the unit cube."""
+    recipe = {
+        "optimizer.learning_rate": config.optimizer.learning_rate,
+        "schedule.warmup": config.steps(config.schedule.warmup),
+        "optimizer.weight_decay": config.optimizer.weight_decay,
+        "budget": config.budget,
+    }
+    for (key, (low, high)), place in zip(FACTORS.items(), point, strict=True):
+        value = recipe[key] * low * (high / low) ** place
+        yield f"{key}={round(value)}ba" if key == "schedule.warmup" else f"{key}={value:.2g}"
+
+
+def rank_trials(study: Study, logs: Mapping[str, Sequence[Log]]) -> dict[str, list[Trial]]:
+    """Return the trials of each configuration that have all their runs, the best first."""
+    trials: dict[str, list[Trial]] = {cell.configuration: [] for cell in study.cells}
+    for cell in study.cells:
+        if len(runs := logs[cell.name]) == study.num_seeds:
+            splits = [time_split(run) if run.is_converged else None for run in runs]
+            trial = Trial(
+                settings=tuple(text for text in cell.settings if text.split("=")[0] in FACTORS),
+                minutes=tuple(split.training if split else None for split in splits),
+                samples=tuple(split.samples if split else None for split in splits),
+            )
+            trials[cell.configuration].append(trial)
+    return {name: sorted(some, key=lambda trial: trial.rank) for name, some in trials.items()}
+
+
+def show(trials: Mapping[str, Sequence[Trial]]) -> None:
+    """Print the trials of each configuration, the best first."""
+    console = open_console(TABLE_WIDTH)
+    columns = ["configuration", "settings", "missed", "minutes", "samples"]
+    rows = [
+        [name, " ".join(trial.settings) or "the recipe", f"{trial.rank[0]}", *describe_runs(trial)]
+        for name, some in trials.items()
+        for trial in some
+    ]
+    counts = ", ".join(f"{name}: {len(some)}" for name, some in trials.items())
+    title = f"trials, the best first ({counts}; one with missing runs is not shown)"
+    console.print(make_table(title, columns, rows, left=columns[:2]))
+
+
+def describe_runs(trial: Trial) -> tuple[str, str]:
+    converged = [samples for samples in trial.samples if samples]
+    if not converged:
+        return DASH, DASH
+    return f"{trial.rank[1]:.3f}", f"{statistics.fmean(converged):,.0f}"
+
+
+def save(study: Study, trials: Mapping[str, Sequence[Trial]]) -> Iterator[Path]:
+    """Write the trials, and the best of each configuration as a YAML file to run by its path."""
+    document = {"num_seeds": study.num_seeds, "factors": FACTORS}
+    document |= {name: [asdict(trial) for trial in some] for name, some in trials.items()}
+    path = study.report.with_name(f"{study.report.name}.json")
+    save_text(path, json.dumps(document, indent=1) + "\n")
+    yield path
+    for name, some in trials.items():
+        if some:
+            path = study.report.with_name(f"{study.report.name}-{name}-best.yaml")
+            head = f"# The best of {len(some)} trials of {study.num_seeds} runs each: ttt sweep --trials"
+            save_text(path, extend(name, some[0].settings, head))
+            yield path

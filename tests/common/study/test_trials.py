@@ -1,0 +1,70 @@
+"""`ttt sweep --trials`: the same search for each configuration, and the best as a file to run."""
+
+import argparse
+import json
+import math
+
+import pytest
+
+from common.evidence.log import read_log
+from common.repository import ROOT
+from common.study import trials
+from common.study.cells import Study
+from common.training.load import load_config
+
+ARGUMENTS = argparse.Namespace(
+    benchmark="image_classification", configurations=["baseline", "optimized"], size="mini", set=[], trials=9
+)
+
+
+def settings_of(cell):
+    return dict(setting.split("=") for setting in cell.settings)
+
+
+def test_every_configuration_gets_the_same_draws_around_its_own_values():
+    cells = trials.trial_cells(ARGUMENTS)
+    assert len(cells) == 18
+    recipe, drawn = settings_of(cells[0]), [settings_of(cell) for cell in cells[2::2]]
+    assert not set(recipe) & set(trials.FACTORS)
+    config = load_config("image_classification", "baseline", size="mini", settings=()).config
+    rates = [float(each["optimizer.learning_rate"]) / config.optimizer.learning_rate for each in drawn]
+    assert min(rates) < 1 / 2 and max(rates) > 2 and all(1 / 4 <= rate <= 4 for rate in rates)
+    budgets = [float(each["budget"]) for each in drawn]
+    assert len(set(budgets)) == 8 and all(1 / 3 <= budget <= 1 for budget in budgets)
+    assert [settings_of(cell)["budget"] for cell in cells[3::2]] == [each["budget"] for each in drawn]
+    for cell in cells:
+        load_config("image_classification", cell.configuration, size="mini", settings=cell.settings)
+
+
+def test_the_best_trial_misses_least_and_is_kept_as_a_file_to_run(tmp_path):
+    cells = trials.trial_cells(argparse.Namespace(**vars(ARGUMENTS) | {"trials": 3}))
+    study = Study(
+        name="trials",
+        benchmark="image_classification",
+        size="mini",
+        cells=tuple(cells),
+        num_seeds=2,
+        results=tmp_path,
+    )
+    folder = ROOT / "results/reference-2cpu-mini-optimized/resnet"
+    fast, fast_too = (read_log(folder / f"result_{number}.txt") for number in (0, 1))
+    slow = [read_log(ROOT / f"results/reference-2cpu-mini-baseline/resnet/result_{n}.txt") for n in (2, 3)]
+    missed = read_log(next((ROOT / "results/study/sweep/reference-2cpu-mini-baseline-0.15/resnet").iterdir()))
+    logs = {
+        "baseline-trial0": [fast, missed],  # one miss loses to the slower runs that converge
+        "baseline-trial1": slow,
+        "baseline-trial2": [fast],  # not all of its runs are there
+        "optimized-trial0": [fast, fast_too],
+        "optimized-trial1": slow,
+        "optimized-trial2": [],
+    }
+    ranked = trials.rank_trials(study, logs)
+    assert [trial.rank[0] for trial in ranked["baseline"]] == [0, 1]
+    assert ranked["baseline"][0].settings and not ranked["optimized"][0].settings
+    assert all(0.3 < each < math.inf for each in ranked["optimized"][0].minutes)
+    as_json, best, of_optimized = trials.save(study, ranked)
+    assert json.loads(as_json.read_text())["baseline"][1]["minutes"][1] is None
+    rate = dict(setting.split("=") for setting in ranked["baseline"][0].settings)["optimizer.learning_rate"]
+    config = load_config("image_classification", str(best), size="mini", settings=()).config
+    assert config.optimizer.learning_rate == pytest.approx(float(rate))
+    assert "extends: optimized" in of_optimized.read_text()
