@@ -18,6 +18,7 @@ from common.errors import UserError, nearest
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+FOLDER = re.compile(r"[A-Za-z0-9._+=-]{1,64}")  # of a system's results: a name, and what is changed
 NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
 PATTERNS = ("*.py", "*.yaml")

@@ -15,6 +15,7 @@ is a YAML file beside the results, which a later run of the same command uses ag
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
+  ttt run language_bert optimized-unpad --size mini
   ttt run image_classification optimized --size full --dry-run
   ttt run language_bert baseline --size mini -O1 --dry-run
   ttt run language_bert optimized --size mini --runs official --continue
@@ -28,6 +29,7 @@ import sys
 from pathlib import Path
 
 from common.arguments import add_benchmark, add_nproc, add_results, add_settings, add_systems, seed
+from common.config.names import split_name
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
@@ -41,7 +43,7 @@ from common.training.load import load_config
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
     named = "; ".join(f"{name}: {', '.join(configurations(name))}" for name in benchmarks())
-    parser.add_argument("configuration", help=f"one of {named}; or the path of a YAML file")
+    parser.add_argument("configuration", help=f"one of {named}; or the path of a YAML file; +METHOD adds one")
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
     parser.add_argument(
         "--runs", default="1", metavar="N", help="a number, or official: 5 (resnet), 10 (bert)"
@@ -71,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the set; the exit code is the first that was not 0."""
+    args.configuration, changes = split_name(args.benchmark, args.configuration, size=args.size)
+    args.set = [*changes, *args.set]
     loaded = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set)
     if tune_command.wants_tuning(args):
         if args.dry_run:

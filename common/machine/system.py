@@ -18,7 +18,7 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
 from common.machine import hardware
-from common.repository import NAME, ROOT
+from common.repository import FOLDER, NAME, ROOT
 
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
 NONE = "none"
@@ -96,8 +96,9 @@ def system_id(config: RunConfig, cell: str = "") -> str:
     The `cell` of a study stands for its configuration.
     """
     name = f"{machine_id(config)}-{cell or config.configuration}"
-    if not NAME.fullmatch(name):
-        raise UserError(f"system name '{name}' is not {NAME.pattern}", where="submission.hardware")
+    pattern = FOLDER if cell else NAME
+    if not pattern.fullmatch(name):
+        raise UserError(f"system name '{name}' is not {pattern.pattern}", where="submission.hardware")
     return name
 
 

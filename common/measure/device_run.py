@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config import schema as configs
+from common.config.names import split_name
 from common.errors import UserError
 from common.repository import benchmark_module
 from common.training.load import load_config
@@ -26,8 +27,8 @@ def load(
     batch_size: int | None = None,
     micro_batch_size: int | None = None,
 ) -> configs.RunConfig:
-    """Return the configuration of a full name, NAME+KEY=VALUE..., with the batch of one device."""
-    configuration, *settings = name.split("+")
+    """Return the configuration of a full name, see common/config/names.py, with the batch of one device."""
+    configuration, settings = split_name(benchmark, name, size=size)
     if batch_size is None:
         config = load_config(benchmark, configuration, size=size, settings=settings).config
         batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)

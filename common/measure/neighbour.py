@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from common.config.names import split_name
 from common.errors import UserError
 from common.evidence import intervals
 from common.evidence.log import read_log
@@ -109,7 +110,7 @@ def measure_neighbour(
 
     Then `num_pairs` quiet runs of the first and the last setting, which may differ by less than two runs do.
     """
-    configuration, *settings = name.split("+")
+    configuration, settings = split_name(benchmark, name, size=size)
     last = f"{num_steps}ba"
     settings += ["target=0.99", f"max_duration={last}", f"evaluate_every={last}", f"evaluate_from={last}"]
     settings += [f"schedule.warmup={max(1, num_steps // 10)}ba"]

@@ -25,7 +25,7 @@ from common.evidence.paths import STUDY
 from common.evidence.text import make_table, open_console
 from common.machine import system
 from common.machine.preflight import preflight
-from common.repository import NAME, ROOT, SIZES, build_probes, mlperf_name
+from common.repository import FOLDER, NAME, ROOT, SIZES, build_probes, mlperf_name
 from common.run import launch, run_sets
 from common.run.launch import RunSet
 from common.study.predict.sources import max_samples, newest_bench
@@ -161,7 +161,8 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
         raise UserError("a study starts its ranks itself", hint="use --nproc, not torchrun or srun")
     names = [cell.name for cell in study.cells]
     for name in (study.name, *names):
-        if not NAME.fullmatch(name) or name == STUDY or names.count(name) > 1:
+        pattern = NAME if name == study.name else FOLDER
+        if not pattern.fullmatch(name) or name == STUDY or names.count(name) > 1:
             raise UserError(f"'{name}' cannot name a study, or a cell of one, or does so twice")
     planned: list[RunSet] = []
     directories = set[str]()

@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 
+from common.config.names import find_base
 from common.errors import UserError
 from common.evidence.log import Log
 from common.evidence.plots import (
@@ -45,12 +46,20 @@ def parse_budgets(text: str) -> list[float]:
     return budgets
 
 
-def sweep_cells(configurations: Sequence[str], budgets: Sequence[float]) -> list[Cell]:
-    """Return a cell for each configuration and budget; the shortest come first."""
+def sweep_cells(benchmark: str, configurations: Sequence[str], budgets: Sequence[float]) -> list[Cell]:
+    """Return a cell for each configuration and budget; the shortest come first.
+
+    The budget stands in a cell's name behind the configuration: `baseline-0.5+ema`.
+    """
+    bases = {name: find_base(benchmark, name) for name in configurations}
     return [
-        Cell(name=f"{name}-{budget:g}", configuration=name, budget=budget)
+        Cell(
+            name=f"{Path(base).name.removesuffix('.yaml')}-{budget:g}{name.removeprefix(base)}",
+            configuration=name,
+            budget=budget,
+        )
         for budget in budgets
-        for name in dict.fromkeys(configurations)
+        for name, base in bases.items()
     ]
 
 

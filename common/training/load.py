@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
+from common.config.names import split_name
 from common.config.schema import Loaded, RunConfig
 from common.config.validation import validate
 from common.errors import UserError, nearest
@@ -15,12 +16,14 @@ MAX_EVALUATIONS = 10**6  # a plan lists them all
 def load_config(benchmark: str, configuration: str, *, size: str, settings: list[str]) -> Loaded:
     """Merge, check and freeze a configuration; `settings` are `key.path=value` texts.
 
+    What its name adds or leaves out, see common/config/names.py, counts as the first settings.
     Raises UserError that names file:line and the nearest valid key.
     """
     from common.training.registry import build_methods  # torch, which a command's --help does without
 
     module = benchmark_module(benchmark)
-    source, document = configuration, None
+    source, changes_of_name = split_name(benchmark, configuration, size=size)
+    configuration, document = source, None
     if source.endswith(".yaml"):
         document, configuration = read_path(Path(source))
     if configuration not in configurations(benchmark):
@@ -30,7 +33,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     if document:
         merge(values, document, origins)
         configuration = Path(source).stem
-    for setting in settings:
+    for setting in (*changes_of_name, *settings):
         merge(values, parse_setting(setting), origins)
     fixed = {"benchmark": benchmark, "configuration": configuration, "size": size}
     for key in sorted(fixed.keys() & values.keys()):

@@ -29,6 +29,7 @@ from typing import Any
 from rich.console import Console
 
 from common.arguments import add_benchmark, add_results, add_settings, list_benchmarks, whole_number
+from common.config.names import split_name
 from common.errors import EXIT_OK, UserError
 from common.measure import figures
 from common.measure.scaling import FORMULA
@@ -66,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Estimate, or look back at estimates."""
     prices = choose_prices(load_prices(args.prices), args.price)
+    if args.configuration is not None:
+        args.configuration, changes = split_name(args.benchmark, args.configuration, size=args.size)
+        args.set = [*changes, *args.set]
     if args.check_published:
         checks = published.check_published(ROOT)
         print(published.as_json(checks) if args.json else "\n".join(published.describe(checks)))

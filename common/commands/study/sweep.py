@@ -15,7 +15,11 @@ examples:
   ttt sweep language_bert baseline optimized --size mini --budgets 0.25,0.5,0.75,1 --seeds 3
   ttt sweep image_classification baseline optimized --size mini --dry-run
   ttt sweep language_bert baseline optimized --size mini --price 0.35
-  ttt sweep language_bert baseline optimized --size mini --trials 8 --seeds 2 --study trials
+    if args.trials:
+        cells_of_sweep = trials.trial_cells(args)
+    else:
+        budgets = sweep.parse_budgets(args.budgets)
+        cells_of_sweep = sweep.sweep_cells(args.benchmark, args.configurations, budgets)
 """
 
 import argparse
@@ -32,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser)
     parser.add_argument(
-        "configurations", nargs="+", metavar="CONFIGURATION", help="the first is compared with"
+        "configurations",
+        nargs="+",
+        metavar="CONFIGURATION",
+        help="the first is compared with; NAME+METHOD adds a method, NAME-METHOD leaves one out",
     )
     parser.add_argument("--budgets", default="0.25,0.33,0.5,0.67,0.8,1", help="shares of the training")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour of this system")
@@ -48,7 +55,8 @@ def main(args: argparse.Namespace) -> int:
     if args.trials:
         cells_of_sweep = trials.trial_cells(args)
     else:
-        cells_of_sweep = sweep.sweep_cells(args.configurations, sweep.parse_budgets(args.budgets))
+        budgets = sweep.parse_budgets(args.budgets)
+        cells_of_sweep = sweep.sweep_cells(args.benchmark, args.configurations, budgets)
     study = cells.from_arguments(args, args.benchmark, cells_of_sweep)
     code = cells.run(study, args)
     if args.dry_run or code == EXIT_INTERRUPTED:

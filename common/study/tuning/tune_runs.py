@@ -14,10 +14,11 @@ import torch
 import yaml
 from torch import Tensor
 
-from common.config.merge import extend, merge_files
+from common.config.merge import extend
+from common.config.names import read_methods
 from common.config.schema import Loaded, RunConfig
 from common.methods.compile import missing_compiler
-from common.repository import available_methods, benchmark_module, configurations
+from common.repository import available_methods, benchmark_module
 from common.study.tuning.subjects import Apart, Steps
 from common.study.tuning.traces import Trace, take_trace
 from common.study.tuning.tune import Change, State
@@ -125,22 +126,6 @@ def cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
         for name, value in batch.inputs.items()
     }
     return replace(batch, inputs=inputs)
-
-
-def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return by configuration the methods that it has, with their settings at a size.
-
-    One that the size switches off has its settings of the full size.
-    """
-    methods = {}
-    for name in configurations(benchmark):
-        full, sized = (
-            merge_files(benchmark, name, which)[0].get("methods") or {} for which in ("full", size)
-        )
-        methods[name] = {
-            method: sized.get(method) or full[method] for method in full if full[method] is not False
-        }
-    return methods
 
 
 def candidates(tuner: Tuner, level: int) -> list[Change]:

@@ -58,7 +58,7 @@ def test_a_mistake_is_answered_with_one_line(tmp_path, more, message):
 
 
 def test_the_first_configuration_is_the_reference_also_without_its_first_budget():
-    cells = sweep_cells(["baseline", "optimized"], [0.5, 1.0])
+    cells = sweep_cells("language_bert", ["baseline", "optimized"], [0.5, 1.0])
     study = Study(name="sweep", benchmark="language_bert", size="mini", cells=tuple(cells))
     folder = ROOT / "results/study/sweep"
     logs = {

@@ -1,0 +1,104 @@
+"""Names of configurations with changes: `baseline+ema`, `optimized-unpad`, `baseline+optimizer.momentum=0.8`.
+
+A name begins with a configuration of the benchmark, or with the path of a YAML file. After it `+METHOD` adds
+a method and `-METHOD` leaves one out; `+METHOD.KEY=VALUE` changes one setting of a method, which it adds if
+it is off; `+KEY=VALUE` changes any other key, as --set does. A method that is added has the settings that
+another configuration of the benchmark gives it at this size (the one with the most methods first), else its
+defaults.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from common.config.merge import mapping, merge, merge_files, read_path
+from common.errors import UserError, nearest
+from common.repository import available_methods, configurations
+
+METHODS = "methods"
+CHANGE = re.compile(
+    r"\+(?P<key>[A-Za-z_][\w.]*)=(?P<value>[^+]*)|(?P<sign>[+-])(?P<method>[A-Za-z_]\w*)(?=[+-]|$)"
+)
+
+
+def split_name(benchmark: str, name: str, *, size: str) -> tuple[str, list[str]]:
+    """Split a name into a configuration, or the path of its file, and settings as in --set.
+
+    Raises UserError for an unknown configuration or method, and for a change that changes nothing.
+    """
+    base = find_base(benchmark, name)
+    rest = name[len(base) :]
+    if not rest:
+        return base, []
+    known, is_on = available_methods(benchmark), find_active_methods(benchmark, base, size)
+    settings: list[str] = []
+    while rest:
+        change = CHANGE.match(rest)
+        if change is None:
+            hint = "write NAME+METHOD, NAME-METHOD, NAME+METHOD.KEY=VALUE or NAME+KEY=VALUE"
+            raise UserError(f"cannot read '{rest}'", where=name, hint=hint)
+        rest = rest[change.end() :]
+        key, method = change["key"], change["method"]
+        if key and key.removeprefix(f"{METHODS}.").partition(".")[0] not in known:
+            settings.append(f"{key}={change['value']}")
+            continue
+        method, _, inner = (method or key.removeprefix(f"{METHODS}.")).partition(".")
+        if method not in known:
+            raise UserError(f"no such method '{method}'", where=name, hint=nearest(method, known))
+        if change["method"] and (change["sign"] == "+") == (method in is_on):
+            hint = f"+{method}.KEY=VALUE changes one of its settings" if method in is_on else ""
+            state = "on already" if method in is_on else "not on"
+            raise UserError(f"'{method}' is {state} at size {size}", where=name, hint=hint)
+        if change["sign"] == "-":
+            is_on.discard(method)
+            settings.append(f"{METHODS}.{method}=false")
+            continue
+        if method not in is_on and (inner or not key):
+            settings.append(f"{METHODS}.{method}={json.dumps(settings_of(benchmark, method, size))}")
+        is_on.add(method)
+        if key:
+            settings.append(f"{METHODS}.{method}{'.' if inner else ''}{inner}={change['value']}")
+    return base, settings
+
+
+def find_base(benchmark: str, name: str) -> str:
+    """Return the longest beginning of a name that is a configuration, or the path of a YAML file."""
+    if ".yaml" in name:
+        return name[: name.rindex(".yaml") + len(".yaml")]
+    known = configurations(benchmark)
+    fitting = [base for base in known if name == base or name.startswith((f"{base}+", f"{base}-"))]
+    if not fitting:
+        base = re.split(r"[+-]", name, maxsplit=1)[0]
+        hint = nearest(name if name not in known else base, known)
+        raise UserError(f"unknown configuration '{base}' of {benchmark}", hint=hint)
+    return max(fitting, key=len)
+
+
+def find_active_methods(benchmark: str, base: str, size: str) -> set[str]:
+    """Merge a configuration, or a YAML file, and collect the methods that are on at a size."""
+    document, configuration = read_path(Path(base)) if base.endswith(".yaml") else (None, base)
+    values, origins = merge_files(benchmark, configuration, size)
+    if document:
+        merge(values, document, origins)
+    return {name for name, entry in mapping(values, METHODS, origins).items() if entry is not False}
+
+
+def settings_of(benchmark: str, method: str, size: str) -> dict[str, Any]:
+    """Return the settings that a configuration gives a method; none where no configuration has it on."""
+    longest_first = sorted(read_methods(benchmark, size).values(), key=len, reverse=True)
+    return next((methods[method] for methods in longest_first if method in methods), {})
+
+
+def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return by configuration the methods that it has, with their settings at a size.
+
+    One that the size switches off has its settings of the full size.
+    """
+    methods = {}
+    for name in configurations(benchmark):
+        full, sized = (merge_files(benchmark, name, which)[0].get(METHODS) or {} for which in ("full", size))
+        methods[name] = {
+            method: sized.get(method) or full[method] for method in full if full[method] is not False
+        }
+    return methods
