@@ -139,6 +139,9 @@ class Probes(probes.Probes):
             first = last
         return phases
 
+    def loaded_shape(self, step: int) -> str:
+        return f"{self.config.data.crop_px(step // self.config.steps_per_epoch)} px"
+
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""
         sizes = self.epoch_sizes_px()

@@ -1,30 +1,25 @@
 """Times of a training step for `ttt ablate`: of several states side by side, and of its parts.
 
-Batches are synthetic and in memory, so that no step waits for a loader; each shape counts with its share of
-the training samples. All times are seconds.
+Batches are synthetic and in memory, so that no step waits for a loader. Steps are those at several points of
+the training, see points.py. All times are seconds.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from itertools import repeat
-
-import torch
+from itertools import cycle, repeat
 
 from common.config.schema import RunConfig
-from common.errors import UserError
-from common.measure.clock import interleave, time_call, warm_up
+from common.measure.clock import interleave, time_call
+from common.measure.points import points_of
 from common.measure.profiling.feed import Feed
 from common.measure.profiling.marks import time_parts
-from common.measure.throughput import STEPS_PER_TURN, last_steps, stepper, turn_length
+from common.measure.throughput import bench_batches, loaded_batch, steppers, time_sample, turn_length
 from common.run.loop import TrainingRun
 from common.training.benchmark import Benchmark
-from common.training.method import Batch, Method
-from common.training.probes import probes_of
+from common.training.method import Batch
 from common.training.step import Training
 
-Steps = list[tuple[Callable[[], object], float]]  # of each shape, and the weight of its seconds
-LONG_STEP_S = 0.1  # one of these is a turn of its own, unless a method acts every few
 PART_OF = {  # the part that ablate names, by the part that marks name
     "batch methods": "host-to-device copy",
     "host to device": "host-to-device copy",
@@ -32,7 +27,7 @@ PART_OF = {  # the part that ablate names, by the part that marks name
     "backward": "backward pass",
     "optimizer": "optimizer",
 }
-PART_STEPS = 6  # of each shape, timed part by part, at least
+PART_STEPS = 6  # at each point, timed part by part, at least
 LOADED_STEPS = 24  # with batches from the loader
 FIRST_LOADED = 4  # not counted: the loader starts
 
@@ -50,46 +45,16 @@ def measure_turns(
     return interleave(trials, rounds=num_turns, rotates=True, report=report)
 
 
-def time_sample(steps: Steps, device: torch.device) -> float:
-    return sum(time_call(step, device) * weight for step, weight in steps)
-
-
-def steppers(run: TrainingRun) -> Steps:
-    """Return a warm turn of each shape, with the weight by which its seconds add up to those of a sample."""
-    steps: Steps = []
-    for batch, share in shapes(run):
-        once = stepper(run, batch, 1)
-        warm_up(once)
-        num_steps = steps_of_turn(run.methods, time_call(once, run.device))
-        turn = stepper(run, batch, num_steps)
-        turn()  # the first actions of methods
-        steps.append((turn, share / num_steps / batch.num_samples))
-    return steps
-
-
-def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
-    return turn_length(methods, 1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
-
-
-def shapes(run: TrainingRun) -> Iterator[tuple[Batch, float]]:
-    """Yield a batch of each shape that this run sees, and its share of the training samples."""
-    probes = probes_of(run.benchmark)
-    batches = probes.bench_batches(run.config.global_batch_size)
-    for shape, share in probes.shape_shares().items():
-        if shape not in batches:
-            raise UserError(f"no batch of {shape} to measure", where=run.config.configuration)
-        yield batches[shape], share
-
-
 def measure_parts(run: TrainingRun) -> dict[str, float]:
     """Return the share of a step that each part takes on batches in memory; their sum is 1."""
     totals = dict.fromkeys(PART_OF.values(), 0.0)
     num_steps = turn_length(run.methods, PART_STEPS)
-    for batch, share in shapes(run):  # the first actions of methods settle
-        next_batch = repeat(batch).__next__
-        _, parts = time_parts(run, next_batch, last_steps(run), settling=1, num_steps=num_steps)
+    batches = bench_batches(run)
+    for point in points_of(run):  # the first actions of methods settle
+        next_batch = repeat(loaded_batch(run, batches, point)).__next__
+        _, parts = time_parts(run, next_batch, cycle(point.window), settling=1, num_steps=num_steps)
         for part, name in PART_OF.items():
-            totals[name] += parts[part] * share
+            totals[name] += parts[part] * point.share
     return {part: seconds / sum(totals.values()) for part, seconds in totals.items()}
 
 

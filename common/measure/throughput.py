@@ -1,4 +1,7 @@
-"""Throughput of configurations side by side: training steps on synthetic batches, shape by shape."""
+"""Throughput of configurations side by side: training steps on synthetic batches, shape by shape.
+
+The steps are those at several points of the training, see points.py.
+"""
 
 import itertools
 import math
@@ -11,13 +14,16 @@ import torch
 
 from common.errors import UserError
 from common.measure.clock import Peaks, interleave, synchronize, time_call, warm_up
+from common.measure.points import Point, common_period, points_of
 from common.run.loop import TrainingRun
 from common.training.memory import OutOfMemory
 from common.training.method import Batch, Method
 from common.training.probes import probes_of
 
-STEPS_PER_TURN = 4  # the host may run ahead of the device, as in training
-LAST_STEPS = 20  # of a training, which are timed: what happens every 4, 10 or 20 of them has its share
+STEPS_PER_TURN = 4  # at a point, at least: the host may run ahead of the device, as in training
+LONG_STEP_S = 0.1  # one of these is enough, unless a method acts every few
+
+Steps = list[tuple[Callable[[], object], float]]  # of steps, at each point, and the weight of its seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +69,6 @@ def measure(
     `step_memory` of each. A configuration that is out of memory at a shape is a Failure there.
     """
     batches = {name: bench_batches(run, shapes) for name, run in runs.items()}
-    lengths = {name: turn_length(run.methods) for name, run in runs.items()}
     first, *others = batches
     for name in others:
         if batches[name].keys() != batches[first].keys():
@@ -72,15 +77,13 @@ def measure(
     for shape in batches[first]:
         trials = {}
         for name, run in runs.items():
-            turn = stepper(run, batches[name][shape], lengths[name])
             try:
-                warm_up(turn)
-                trials[name] = partial(time_call, turn, run.device)
+                trials[name] = partial(time_sample, steppers(run, shape), run.device)
             except OutOfMemory as error:
                 free_memory(run)
                 yield Failure(configuration=name, shape=shape, error=error.what)
-        for name, turns_s in interleave(trials, rounds=2, seconds=seconds * len(trials)).items():
-            times = [turn_s / lengths[name] for turn_s in turns_s]
+        for name, samples_s in interleave(trials, rounds=2, seconds=seconds * len(trials)).items():
+            times = [sample_s * batches[name][shape].num_samples for sample_s in samples_s]
             step_s, work = statistics.median(times), probes_of(runs[name].benchmark).work(shape)
             per_s = batches[name][shape].num_samples / step_s
             yield Rate(
@@ -112,33 +115,58 @@ def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Bat
     return {name: batches[name] for name in chosen}
 
 
-def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> int:
-    """Return a number of steps in which methods that act every few steps do so as often as in training.
+def steppers(run: TrainingRun, shape: str | None = None) -> Steps:
+    """Return warm turns of steps at the points of a training, or of one shape.
 
-    A method that acts less often than every `LAST_STEPS` steps is left out: its cost per step is negligible.
+    Their weighted seconds add up to those of a sample, as `time_sample` takes them.
     """
-    period = math.lcm(*(method.period for method in methods if method.period <= LAST_STEPS))
+    batches, turns = bench_batches(run), Steps()
+    for point in points_of(run, shape):
+        batch = loaded_batch(run, batches, point)
+        once = stepper(run, batch, point, 1)
+        warm_up(once)
+        num_steps = steps_of_turn(run.methods, time_call(once, run.device))
+        turn = stepper(run, batch, point, num_steps)
+        turn()  # the first actions of methods
+        turns.append((turn, point.share / num_steps / batch.num_samples))
+    return turns
+
+
+def time_sample(turns: Steps, device: torch.device) -> float:
+    """Return the seconds of a sample, on average over the training."""
+    return sum(time_call(turn, device) * weight for turn, weight in turns)
+
+
+def loaded_batch(run: TrainingRun, batches: dict[str, Batch], point: Point) -> Batch:
+    """Return the batch of `bench_batches` that the loader would yield at a point."""
+    if point.loaded not in batches:
+        raise UserError(f"no batch of {point.loaded} to measure", where=run.config.configuration)
+    return batches[point.loaded]
+
+
+def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
+    """Return the number of steps at a point in a turn, by the seconds of a step."""
+    return turn_length(methods, 1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
+
+
+def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> int:
+    """Return a number of steps in which methods that act every few steps do so as often as in training."""
+    period = common_period(methods)
     return math.ceil(at_least / period) * period
 
 
-def stepper(run: TrainingRun, batch: Batch, num_steps: int) -> Callable[[], object]:
-    """Return a function that takes a turn of training steps: the last ones of a training, over and over.
+def stepper(run: TrainingRun, batch: Batch, point: Point, num_steps: int) -> Callable[[], object]:
+    """Return a function that takes a turn of training steps: those of a point, over and over.
 
     The batch is one of `bench_batches`, where a loader that keeps up would have it.
     """
-    numbers = last_steps(run)
+    numbers = itertools.cycle(point.window)
 
     def step() -> None:
         for number in itertools.islice(numbers, num_steps):
             run.train_step(batch, number)
 
     return step
-
-
-def last_steps(run: TrainingRun) -> Iterator[int]:
-    """Yield the numbers of the last steps of a training without end."""
-    num_steps = run.plan.num_steps
-    return itertools.cycle(range(max(0, num_steps - LAST_STEPS), num_steps))
 
 
 def free_memory(run: TrainingRun) -> None:
@@ -164,12 +192,14 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
     peak_gb: dict[str, float] = {}
     if run.device.type != "cuda":
         return peak_gb
-    for shape, batch in bench_batches(run, shapes).items():
+    batches = bench_batches(run)
+    for shape in bench_batches(run, shapes):
         torch.cuda.empty_cache()  # forgets what a larger shape has left
         torch.cuda.reset_peak_memory_stats()
-        step = stepper(run, batch, turn_length(run.methods))
         try:
-            warm_up(step)
+            for point in points_of(run, shape):
+                batch = loaded_batch(run, batches, point)
+                warm_up(stepper(run, batch, point, turn_length(run.methods)))
         except OutOfMemory:
             free_memory(run)
             continue

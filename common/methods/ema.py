@@ -81,6 +81,9 @@ class Ema(Method):
     def period(self) -> int:
         return int(self.settings.every_steps)
 
+    def phase_starts(self, num_steps: int) -> list[int]:
+        return [self.settings.first_step]
+
     def after_step(self, model: nn.Module, num_steps: int) -> None:
         if num_steps % self.settings.every_steps or num_steps < self.settings.first_step:
             return

@@ -14,12 +14,14 @@ frozen parameters stay in the optimizer without a gradient, there they leave it.
 Composer lets them search for unused parameters.
 """
 
+from math import ceil
+
 from pydantic import Field
 from torch import nn
 
 from common.config.schema import Fraction, RunConfig, Strict
 from common.training import ranks
-from common.training.method import Batch, Method, Progress
+from common.training.method import Batch, Method, Progress, split_gradual
 from common.training.registry import refuse_compiled
 
 FROZEN_HERE = "is_frozen_by_freeze_layers"  # attribute of a parameter
@@ -64,6 +66,9 @@ class LayerFreezing(Method):
             default=0.5, ge=0, lt=1, description="fraction of the training before the first layer"
         )
         level: Fraction = Field(default=1.0, description="share of layers at the end")
+
+    def phase_starts(self, num_steps: int) -> list[int]:
+        return split_gradual(ceil(self.settings.start * num_steps), num_steps)
 
     def configure(self, config: RunConfig) -> RunConfig:
         refuse_compiled(config, self.name)

@@ -22,6 +22,7 @@ by default there.
 """
 
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import torch
@@ -80,6 +81,9 @@ class SelectiveBackprop(Method):
     @property
     def period(self) -> int:
         return int(self.settings.whole_every or 1)
+
+    def phase_starts(self, num_steps: int) -> list[int]:
+        return [ceil(self.settings.start * num_steps), ceil(self.settings.end * num_steps)]
 
     def configure(self, config: RunConfig) -> RunConfig:
         refuse_compiled(config, self.name)

@@ -53,6 +53,9 @@ class Swa(Method):
     def period(self) -> int:
         return max(1, self.config.steps(self.settings.every))
 
+    def phase_starts(self, num_steps: int) -> list[int]:
+        return [ceil(self.settings.start * num_steps)]
+
     def sample_steps(self, config: RunConfig) -> range:
         every, last = max(1, config.steps(self.settings.every)), config.plan().num_steps
         return range(max(1, ceil(self.settings.start * last / every)) * every, last + 1, every)

@@ -22,6 +22,8 @@ from common.errors import UserError
 from common.files import hash_file
 from common.training.ranks import part
 
+GRADUAL_PARTS = 4  # of a phase in which the work of a step changes gradually
+
 Loss = Callable[[Any, dict[str, Tensor]], Tensor]
 
 
@@ -97,6 +99,11 @@ def replace_layers(model: nn.Module, replacement: Callable[[nn.Module], nn.Modul
     return num_replaced
 
 
+def split_gradual(first: int, last: int) -> list[int]:
+    """Return the first steps of equal parts of a phase in which work changes gradually, and its end."""
+    return [first + (last - first) * number // GRADUAL_PARTS for number in range(GRADUAL_PARTS + 1)]
+
+
 class Method:
     """Every hook does nothing unless a method overrides it.
 
@@ -159,6 +166,13 @@ class Method:
     def period(self) -> int:
         """The length of its cycle in steps; 1: it does the same in every step."""
         return 1
+
+    def phase_starts(self, num_steps: int) -> list[int]:
+        """Return the steps, of so many, from which its work in a step is another; it may be the same again.
+
+        Where it changes gradually these are steps near enough to each other, see `split_gradual`.
+        """
+        return []
 
     def after_step(self, model: nn.Module, num_steps: int) -> None:
         """Act after a step; `num_steps` is how many have been taken."""

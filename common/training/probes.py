@@ -157,6 +157,11 @@ class Probes(ABC):
         (shape,) = self.shape_shares()
         return [(shape, range(self.config.plan().num_steps))]
 
+    def loaded_shape(self, step: int) -> str:
+        """Return the shape of the batch that the loader yields for a step, before methods change it."""
+        (shape,) = self.shape_shares()
+        return shape
+
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes to the target on devices of these rates by shape; None if it cannot be known."""
         return None

@@ -25,6 +25,7 @@ hold the end of one sequence and the start of the next, and the end of the batch
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Literal
 
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config.schema import Fraction, RunConfig, Strict
-from common.training.method import Batch, Method, Progress
+from common.training.method import Batch, Method, Progress, split_gradual
 from common.training.registry import refuse_compiled
 from language_bert.data.batches import IGNORED
 
@@ -132,6 +133,9 @@ class SeqLengthWarmup(Method):
             refuse_next_sentence(config, self, hint="how: truncate")
         refuse_compiled(config, self.name)
         return move_before_packing(config, self.name)
+
+    def phase_starts(self, num_steps: int) -> list[int]:
+        return split_gradual(0, ceil(self.settings.duration * num_steps))
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
         if progress is None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.cli import dispatch
-from common.measure import throughput
+from common.measure import points, throughput
 from common.measure.device_run import build
 from common.training.method import Batch
 from image_classification.benchmark import Benchmark
@@ -88,8 +88,13 @@ def test_the_memory_of_a_configuration_is_what_it_takes_beside_the_others(monkey
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     batches = {f"{n} px": Batch(inputs={}, targets={}, num_samples=n) for n in (4, 2)}
-    probes = SimpleNamespace(bench_batches=lambda num_samples: batches)
-    monkeypatch.setattr(throughput, "probes_of", lambda benchmark: probes)
+    probes = SimpleNamespace(
+        bench_batches=lambda num_samples: batches,
+        phases=lambda: [("4 px", range(50)), ("2 px", range(50, 100))],
+        loaded_shape=lambda step: "4 px" if step < 50 else "2 px",
+    )
+    for module in (throughput, points):
+        monkeypatch.setattr(module, "probes_of", lambda benchmark: probes)
     run = SimpleNamespace(
         device=torch.device("cuda"),
         config=SimpleNamespace(global_batch_size=4),

@@ -1,5 +1,7 @@
 """Take the steps of a configuration apart, in the real loop with the real loader, a few of each shape.
 
+Batches are the first of each shape; the steps taken on them are those at several points of the training with
+this shape, each counted by its share (points.py).
 Variants that leave something out take turns with the loop as it is, so that drift and noise cancel: batches
 that were just used again (no loader), the same on the device (no transfer), settings of the loader, and no
 exchange between ranks.
@@ -26,6 +28,7 @@ from common.errors import UserError
 from common.machine import system
 from common.measure.clock import interleave, measure_peaks, time_call
 from common.measure.device_run import open_run
+from common.measure.points import Point, points_of
 from common.measure.profiling.feed import Feed
 from common.measure.profiling.marks import PARTS, time_parts
 from common.measure.profiling.verdict import (
@@ -37,6 +40,7 @@ from common.measure.profiling.verdict import (
     describe_bottleneck,
     format_phase,
 )
+from common.measure.throughput import turn_length
 from common.run.loop import TrainingRun
 from common.training import distributed
 from common.training.benchmark import Benchmark
@@ -47,10 +51,11 @@ from common.training.step import to_device
 
 Load = Callable[[Sequence[str]], Loaded]  # returns the configuration with more settings
 
+Steps = tuple[Iterator[int], float]  # numbers of the steps at a point, and its share
 Turn = tuple[float, dict[str, float]]  # seconds of a step, and of its parts
 AS_IT_IS, KEPT = "as it is", "kept batches"
 ON_KEPT = ("no transfer", "no communication")  # variants on kept batches
-TURN_S, MIN_STEPS, MAX_STEPS = 0.5, 4, 64
+TURN_S, MIN_STEPS, MAX_STEPS = 0.5, 2, 64  # MIN_STEPS at a point
 SETTLING = 2  # steps of a turn that are not counted
 FASTER = 1.2  # than the step has to be a loader that is tried in place of one that is too slow
 
@@ -71,15 +76,27 @@ class Profiler:
     def change_benchmark(self, settings: Sequence[str]) -> Benchmark:
         return type(self.run.benchmark)(self.load(settings).config, seed=0, rank_info=self.run.rank_info)
 
-    def turn(self, next_batch: Callable[[], Batch], steps: Iterator[int], *, exchanged: bool = True) -> Turn:
-        """Train on a turn of batches."""
+    def turn(
+        self, next_batch: Callable[[], Batch], steps: Sequence[Steps], *, exchanged: bool = True
+    ) -> Turn:
+        """Train on a turn of batches, some with the steps of each point; returns the weighted means."""
+        step_s, parts_s = 0.0, dict.fromkeys(PARTS, 0.0)
         with nullcontext() if exchanged else distributed.no_sync(self.run.replica):
-            return time_parts(self.run, next_batch, steps, settling=SETTLING, num_steps=self.num_steps)
+            for numbers, share in steps:
+                seconds, parts = time_parts(
+                    self.run, next_batch, numbers, settling=SETTLING, num_steps=self.num_steps
+                )
+                step_s += share * seconds
+                parts_s = {name: parts_s[name] + share * part_s for name, part_s in parts.items()}
+        return step_s, parts_s
 
-    def list_trials(self, feed: Feed, others: dict[str, Feed]) -> dict[str, Callable[[], Turn]]:
+    def list_trials(
+        self, feed: Feed, others: dict[str, Feed], points: Sequence[Point]
+    ) -> dict[str, Callable[[], Turn]]:
         """Return the turns of the loop as it is and of each variant, by name."""
-        run, numbers, used = self.run, cycle(feed.steps), list[Batch]()
-        num_batches = SETTLING + self.num_steps
+        run, used = self.run, list[Batch]()
+        steps = [(cycle(point.window), point.share) for point in points]
+        num_batches = len(points) * (SETTLING + self.num_steps)
 
         def load_and_keep() -> Batch:
             used.append(next(feed))
@@ -88,15 +105,15 @@ class Profiler:
         def take_as_it_is() -> Turn:
             used.clear()
             feed.skip_prefetched(num_batches)
-            return self.turn(load_and_keep, numbers)
+            return self.turn(load_and_keep, steps)
 
         def take_kept(*, transferred: bool = True, exchanged: bool = True) -> Turn:
             batches = iter(used if transferred else [to_device(batch, run.device) for batch in used])
-            return self.turn(batches.__next__, numbers, exchanged=exchanged)
+            return self.turn(batches.__next__, steps, exchanged=exchanged)
 
         def take_other(other: Feed) -> Turn:
             other.skip_prefetched(num_batches)
-            return self.turn(other.__next__, numbers)
+            return self.turn(other.__next__, steps)
 
         trials = {AS_IT_IS: take_as_it_is, KEPT: take_kept}
         if run.device.type == "cuda":
@@ -108,7 +125,9 @@ class Profiler:
     def measure_phase(self, shape: str, steps: range) -> Phase:
         """Take the steps of one shape apart; a turn takes about `TURN_S`, at most a quarter of the steps."""
         run, size = self.run, self.run.config.global_batch_size
-        self.num_steps = max(MIN_STEPS, min(self.most_steps, len(steps) // 4 - SETTLING))
+        points = points_of(run, shape)
+        most = min(self.most_steps, len(steps) // 4) // len(points) - SETTLING
+        self.num_steps = turn_length(run.methods, max(MIN_STEPS, most))
         with ExitStack() as loaders:
 
             def open_feed(benchmark: Benchmark) -> Feed:
@@ -117,7 +136,7 @@ class Profiler:
             feed = open_feed(run.benchmark)
             others = {name: open_feed(benchmark) for name, benchmark in self.variants.items()}
             loader_per_s = feed.measure_rate()
-            turns = interleave(self.list_trials(feed, others), rounds=self.num_turns)
+            turns = interleave(self.list_trials(feed, others, points), rounds=self.num_turns)
         times = {name: [seconds for seconds, _ in results] for name, results in turns.items()}
         step_s, savings = statistics.fmean(times[AS_IT_IS]), compute_savings(times)
         parts_s = {name: statistics.fmean(parts[name] for _, parts in turns[AS_IT_IS]) for name in PARTS}
@@ -166,7 +185,7 @@ class Profiler:
         with closing(Feed(self.run.benchmark, steps)) as feed:
             feed.skip_prefetched(SETTLING + self.num_steps)
             with torch.profiler.profile() as profiler:
-                self.turn(feed.__next__, cycle(steps))
+                self.turn(feed.__next__, [(cycle(steps), 1.0)])
         if self.run.rank_info.rank == 0:
             profiler.export_chrome_trace(str(path))
 

@@ -12,7 +12,8 @@ from torch._C._autograd import DeviceType
 from common.config.schema import RunConfig
 from common.measure.clock import time_call, time_call_and_host, warm_up
 from common.measure.device_run import open_run
-from common.measure.throughput import bench_batches, stepper
+from common.measure.points import points_of
+from common.measure.throughput import bench_batches, loaded_batch, stepper
 
 CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
     "own": r"^(blur|cross_entropy|crop_resize)_kernel",  # the suite's Triton kernels
@@ -38,13 +39,16 @@ def summarize_trace(
 ) -> dict[str, Any]:
     """Return by shape the milliseconds a step of each class of kernel, the idle share and the host's time.
 
+    The steps are of the part of training that is the longest of the shape.
     On a CPU the operators of torch stand in for kernels. `file` is given a Chrome trace (.json or .json.gz).
     """
     summaries = {}
     with open_run(config, warms_up=False) as run:
         list_spans = list_kernels if run.device.type == "cuda" else list_operators
-        for shape, batch in bench_batches(run, shapes).items():
-            step = stepper(run, batch, NUM_STEPS)
+        batches = bench_batches(run)
+        for shape in bench_batches(run, shapes):
+            point = max(points_of(run, shape), key=lambda point: point.share)
+            step = stepper(run, loaded_batch(run, batches, point), point, NUM_STEPS)
             warm_up(step)
             step_s, host_s = time_call_and_host(step, run.device)  # a profiler slows the host down
             with torch.profiler.profile(acc_events=True) as profiler:

@@ -10,7 +10,8 @@ from common.cli import dispatch
 from common.errors import EXIT_FINDINGS, UserError
 from common.measure import bench as bench_module
 from common.measure import steptime
-from common.measure.throughput import LAST_STEPS, stepper, turn_length
+from common.measure.points import Point
+from common.measure.throughput import stepper, turn_length
 from common.training.load import load_config
 from common.training.method import Batch
 from common.training.registry import build_methods
@@ -35,17 +36,15 @@ def test_a_turn_holds_whole_periods_of_methods(size, settings, at_least, num_ste
     assert turn_length(build_methods(config), at_least) == num_steps
 
 
-def test_turns_take_the_last_steps_one_after_the_other():
+def test_turns_take_the_steps_of_a_point_one_after_the_other():
     taken = []
     run = SimpleNamespace(
-        device=torch.device("cpu"),
-        plan=SimpleNamespace(num_steps=100),
-        train_step=lambda batch, step: taken.append(step),
+        device=torch.device("cpu"), train_step=lambda batch, step: taken.append(step), methods=[]
     )
-    turn = stepper(run, BATCH, 4)
+    turn = stepper(run, BATCH, Point(window=range(30, 50), share=1.0, shape="", loaded=""), 4)
     for _ in range(25):
         turn()
-    assert taken[:LAST_STEPS] == list(range(100 - LAST_STEPS, 100)) and taken[LAST_STEPS] == taken[0]
+    assert taken[:20] == list(range(30, 50)) and taken[20] == taken[0]
     updates = [sum((step + 1) % 4 == 0 for step in taken[i : i + 4]) for i in range(0, 100, 4)]
     assert updates == [1] * 25  # of an average that moves every 4 steps
 

@@ -1,0 +1,102 @@
+"""The points of a training at which its steps are timed, and the share of all steps that each stands for.
+
+The work of a step changes in the course of a training: images and sequences grow, layers freeze, samples are
+selected. So a time is taken in the middle of each part of the schedule and counts by the length of the part,
+which integrates it over the training. Parts end where the shape of the batches changes and where a method
+says so (`Method.phase_starts`); the longest are halved until there are enough.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from common.run.loop import TrainingRun
+from common.training.method import Method
+from common.training.probes import Probes, probes_of
+
+MIN_POINTS = 4
+WINDOW_STEPS = 20  # at a point, at most: what happens every 4, 10 or 20 steps has its share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A part of a training and the `window` of steps in its middle; `share` is that of the part in all steps.
+
+    `shape` is that of the batches that are trained on, `loaded` that of those which the loader yields.
+    """
+
+    window: range
+    share: float
+    shape: str
+    loaded: str
+
+
+def points_of(run: TrainingRun, shape: str | None = None) -> list[Point]:
+    """Return the points of a run in their order, or those of one shape; their shares add up to 1.
+
+    A shape that the training does not have is taken as the loader's in the part of its last shape.
+    """
+    points = choose_points(probes_of(run.benchmark), run.methods, run.plan.num_steps)
+    if shape is None:
+        return points
+    chosen = [point for point in points if point.shape == shape]
+    chosen = chosen or [
+        Point(window=point.window, share=point.share, shape=shape, loaded=shape)
+        for point in points
+        if point.shape == points[-1].shape
+    ]
+    whole = math.fsum(point.share for point in chosen)
+    return [
+        Point(window=point.window, share=point.share / whole, shape=point.shape, loaded=point.loaded)
+        for point in chosen
+    ]
+
+
+def choose_points(probes: Probes, methods: Sequence[Method], num_steps: int) -> list[Point]:
+    """Return the points of a training of so many steps."""
+    phases = [(shape, steps) for shape, steps in probes.phases() if steps]
+    starts = [steps.start for _, steps in phases]
+    for method in methods:
+        starts += [start for start in method.phase_starts(num_steps) if 0 < start < num_steps]
+    points, period = [], common_period(methods)
+    for part in halve_longest(sorted({0, *starts}), num_steps):
+        middle = (part.start + part.stop) // 2
+        (shape,) = (shape for shape, steps in phases if middle in steps)
+        points.append(
+            Point(
+                window=window_around(middle, part, num_steps, period),
+                share=len(part) / num_steps,
+                shape=shape,
+                loaded=probes.loaded_shape(middle),
+            )
+        )
+    return points
+
+
+def halve_longest(starts: Sequence[int], num_steps: int) -> list[range]:
+    """Divide a training at these starts, then halve the longest part until there are enough."""
+    parts = [range(first, last) for first, last in itertools.pairwise([*starts, num_steps])]
+    while len(parts) < min(MIN_POINTS, num_steps):
+        number = max(range(len(parts)), key=lambda number: len(parts[number]))
+        part = parts[number]
+        middle = (part.start + part.stop) // 2
+        parts[number : number + 1] = [range(part.start, middle), range(middle, part.stop)]
+    return parts
+
+
+def window_around(middle: int, part: range, num_steps: int, period: int) -> range:
+    """Take steps around the middle of a part: at least one period of the methods, whole periods."""
+    length = min(WINDOW_STEPS, len(part))
+    length = max(length // period, 1) * period
+    first = max(0, min(middle - length // 2, num_steps - length))
+    return range(first, min(first + length, num_steps))
+
+
+def common_period(methods: Iterable[Method]) -> int:
+    """Return after how many steps methods that act every few steps act as before.
+
+    A method that acts less often than every `WINDOW_STEPS` steps is left out: its cost per step is
+    negligible.
+    """
+    return math.lcm(*(method.period for method in methods if method.period <= WINDOW_STEPS))
