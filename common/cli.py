@@ -24,6 +24,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in
     "package": "assemble results, code and systems as an MLPerf submission, checked",
     "system": "describe this machine in MLPerf's fields, or check descriptions",
     "sweep": "measure trade-off curves: quality against time and cost, budget by budget",
+    "compare": "decide pair by pair which of two configurations is better",
     "bench": "measure the throughput of configurations side by side",
     "inspect": "captured graphs, kernels by class, or start-up of a configuration here",
     "compile": "compile a training step for a GPU that is not here; count what it launches",
@@ -37,7 +38,7 @@ COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in
 
 FOLDERS = {
     "measure": ("bench", "compile", "inspect", "profile"),
-    "study": ("ablate", "estimate", "explore", "sweep"),
+    "study": ("ablate", "compare", "estimate", "explore", "sweep"),
 }
 OLD_NAMES = {"plan": ("estimate", "--scaling")}  # until the next release
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."

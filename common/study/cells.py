@@ -88,13 +88,23 @@ class Expected(NamedTuple):
     source: str
 
 
-def add_options(parser: argparse.ArgumentParser, *, study: str) -> None:
-    """Declare what every study takes; `study` is its name unless a person gives another."""
+def add_options(
+    parser: argparse.ArgumentParser,
+    *,
+    study: str,
+    runs: str = "--seeds",
+    num_runs: int = 3,
+    of_runs: str = "runs of each cell",
+) -> None:
+    """Declare what every study takes; `study` is its name unless a person gives another.
+
+    `runs` is the option for the number of runs of a cell, `num_runs` its default, `of_runs` its help.
+    """
     seeds = whole_number(1, MAX_SEEDS)
     name = "results/study/NAME; other settings, another name"
     first = "the first seed, the next ones count up"
     parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
-    parser.add_argument("--seeds", type=seeds, default=3, metavar="N", help="runs of each cell")
+    parser.add_argument(runs, dest="seeds", type=seeds, default=num_runs, metavar="N", help=of_runs)
     parser.add_argument("--seed", type=seed, default=1, metavar="N", help=first)
     parser.add_argument("--study", default=study, metavar="NAME", help=name)
     add_settings(parser, "change a key of every cell")

@@ -141,14 +141,14 @@ def _outcome(low: float, high: float, margin: float) -> Outcome:
 
 
 def _sums_of_squares(values: np.ndarray) -> np.ndarray:
-    """Return the sums of squared deviations from the mean of the first 1, 2, ... values."""
+    """Sum the squared deviations from the mean of the first 1, 2, ... values."""
     centred = values - values[0]  # keeps digits where the deviation is small
     counts = np.arange(1, len(values) + 1)
     return np.maximum(np.cumsum(centred**2) - np.cumsum(centred) ** 2 / counts, 0.0)
 
 
 def _log_evidence(counts: np.ndarray, means: np.ndarray, squares: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the mixed likelihood ratio of some mean against a mean of 0."""
+    """Compute the logarithm of the mixed likelihood ratio of some mean against a mean of 0."""
     total = squares + counts * means**2
     explained = counts**2 * means**2 / (counts + PRIOR_PRECISION)
     share = np.divide(explained, total, out=np.zeros(len(counts)), where=total > 0)
@@ -157,7 +157,7 @@ def _log_evidence(counts: np.ndarray, means: np.ndarray, squares: np.ndarray) ->
 
 
 def _half_widths(counts: np.ndarray, squares: np.ndarray, alpha: float) -> np.ndarray:
-    """Return half of the confidence sequence after each count: the means with evidence below 1 / alpha."""
+    """Compute half of the confidence sequence after each count: means with evidence below 1 / alpha."""
     factor = np.exp(np.minimum((np.log1p(counts / PRIOR_PRECISION) - 2 * math.log(alpha)) / counts, 700.0))
     room = 1 - factor * PRIOR_PRECISION / (counts + PRIOR_PRECISION)
     halves = np.full(len(counts), np.inf)

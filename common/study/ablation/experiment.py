@@ -6,7 +6,6 @@ Both are kept and never made twice.
 import argparse
 import contextlib
 import gc
-import hashlib
 import json
 import statistics
 import time
@@ -19,20 +18,19 @@ from typing import Any
 from rich.console import Console
 
 from common import repository
-from common.config.merge import to_yaml
 from common.config.schema import RunConfig
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log
 from common.files import save_text
-from common.machine import system
 from common.measure.device_run import NUM_DEVICES, open_run
-from common.repository import ROOT, benchmark_module, relative_path
+from common.repository import benchmark_module, relative_path
 from common.run import launch
 from common.study import cells
 from common.study.ablation.design import Ablation
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study
+from common.study.compare.step_pairs import describe_dependences
 from common.study.predict.sources import max_samples
 from common.training.load import load_config
 
@@ -87,19 +85,10 @@ class Experiment:
         return figures
 
     def describe_steps(self) -> dict[str, Any]:
-        """Return what step times depend on; each configuration by a digest."""
-        texts = {state: to_yaml(self.config_on_one_device(state)) for state in self.ablation.states}
-        return {
-            "hardware": system.hardware_name(),
-            "versions": system.versions(),
-            "num_turns": self.args.turns,
-            "configurations": {
-                self.switches.cell_name(state): hashlib.sha256(
-                    text.replace(f"{ROOT}/", "").encode()
-                ).hexdigest()
-                for state, text in texts.items()
-            },
-        }
+        """Describe what step times depend on, see describe_dependences."""
+        states = self.ablation.states
+        configs = {self.switches.cell_name(state): self.config_on_one_device(state) for state in states}
+        return describe_dependences(configs) | {"num_turns": self.args.turns}
 
     def config_on_one_device(self, state: State) -> RunConfig:
         switches, config = self.switches, self.switches.load(state).config

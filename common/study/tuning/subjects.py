@@ -7,6 +7,7 @@ do: before Python 3.14 it has no public way to end a process that hangs.
 import contextlib
 import multiprocessing
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from common.errors import UserError, name_error
-from common.measure.clock import time_call
+from common.measure.clock import interleave, time_call
 
 GRACE_S = 5.0
 
@@ -28,6 +29,24 @@ class Subject(Protocol):
 
     def close(self) -> None:
         """Let go of what is held."""
+
+
+def take_pairs(
+    one: Subject, other: Subject, *, seconds: float, num_pairs: tuple[int, int]
+) -> list[tuple[float, float]]:
+    """Time two subjects in turns for about `seconds`; returns the seconds of both in every pair of turns.
+
+    `num_pairs` are the fewest and the most. The number is decided before the first one counts, and every pair
+    begins with the other subject.
+    """
+    trials = {"one": one.turn, "other": other.turn}
+    interleave(trials)  # the first step of a shape, first use of memory
+    start = time.monotonic()
+    interleave(trials)
+    lap_s = time.monotonic() - start
+    number = min(max(round(seconds / lap_s), num_pairs[0]), num_pairs[1])
+    turns = interleave(trials, rounds=number, rotates=True)
+    return [*zip(turns["one"], turns["other"], strict=True)]
 
 
 @dataclass(kw_only=True)

@@ -23,8 +23,7 @@ import torch
 
 from common.errors import UserError
 from common.evidence import intervals
-from common.measure.clock import interleave
-from common.study.tuning.subjects import Subject, describe_error
+from common.study.tuning.subjects import Subject, describe_error, take_pairs
 from common.study.tuning.traces import Trace, distance
 
 CONFIDENCE = 0.99
@@ -250,15 +249,9 @@ class Search:
 
 
 def race(before: Subject, after: Subject) -> Gain:
-    """Time two subjects in turns; the number of pairs is decided before the first one counts."""
-    trials = {"before": before.turn, "after": after.turn}
-    interleave(trials)  # the first step of a shape, first use of memory
-    start = time.monotonic()
-    interleave(trials)
-    lap_s = time.monotonic() - start
-    num_pairs = min(max(round(RACE_S / lap_s), NUM_PAIRS[0]), NUM_PAIRS[1])
-    turns = interleave(trials, rounds=num_pairs, rotates=True)
-    return median_gain([one / other for one, other in zip(turns["before"], turns["after"], strict=True)])
+    """Time two subjects in turns."""
+    turns = take_pairs(before, after, seconds=RACE_S, num_pairs=NUM_PAIRS)
+    return median_gain([one / other for one, other in turns])
 
 
 def median_gain(ratios: Sequence[float]) -> Gain:

@@ -1,0 +1,64 @@
+"""Compare two configurations pair by pair, until the question is decided.
+
+A run of each in turn, with the same seed, compares seconds and samples to the target and the quality at the
+end; with --steps new processes of both time training steps in turns, which needs no data and no training to
+the target. After each pair a test whose error rate holds at every stop says of each measure: B is better,
+worse, equivalent within the margin, or how many more pairs would decide. It ends when all is decided, when
+--max-runs pairs cannot decide it, or when you interrupt it: what is there is reported, and the same command
+goes on. JSON and plot lie in results/study/compare-A-B/.
+
+A and B are configurations with changes, such as baseline, baseline+ema or optimized-fused_qkv, or YAML files.
+
+examples:
+  ttt compare language_bert baseline optimized --size mini --steps
+  ttt compare image_classification baseline baseline+ema --size mini --measures quality
+  ttt compare language_bert optimized optimized-fused_qkv --size mini --max-runs 8 --margin 0.1
+  ttt compare language_bert baseline optimized --size mini --dry-run
+"""
+
+import argparse
+import contextlib
+import math
+
+from common.arguments import add_benchmark
+from common.study import cells
+from common.study.compare import compare
+from common.study.compare.comparison import OF_RUNS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_benchmark(parser)
+    parser.add_argument("a", metavar="A", help="the configuration that B is compared with")
+    parser.add_argument("b", metavar="B", help="the configuration that is judged")
+    parser.add_argument("--steps", action="store_true", help="throughput only, from pairs of steps")
+    parser.add_argument(
+        "--measures",
+        nargs="+",
+        choices=list(OF_RUNS),
+        default=list(OF_RUNS),
+        metavar="M",
+        help="what runs are to decide, of: time and samples to the target, quality at the end",
+    )
+    parser.add_argument(
+        "--margin", type=positive, default=0.05, metavar="X", help="a fraction of a ratio that matters not"
+    )
+    parser.add_argument(
+        "--quality-margin", type=positive, default=0.005, metavar="X", help="the same, of quality as it is"
+    )
+    cells.add_options(
+        parser, study="", runs="--max-runs", num_runs=20, of_runs="pairs of runs or of steps, at most"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Make pairs until they decide, then report."""
+    return compare.compare(args)
+
+
+def positive(text: str) -> float:
+    """Parse a positive number."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")

@@ -1,0 +1,206 @@
+"""`ttt compare`: makes pairs of two configurations, decides after each, reports what is there at any end."""
+
+import argparse
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common import repository
+from common.config.schema import RunConfig
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.evidence.recipes import all_differences
+from common.measure import device_run
+from common.repository import benchmark_module, relative_path
+from common.run import run_sets
+from common.run.set_folder import of_values
+from common.study import cells
+from common.study.cells import Cell, Study
+from common.study.compare import run_pairs, step_pairs
+from common.study.compare.comparison import (
+    OF_RUNS,
+    THROUGHPUT,
+    Margins,
+    Result,
+    Rule,
+    Side,
+    judge,
+    judge_runs,
+    judge_targets,
+)
+from common.study.compare.report import Comparison, progress, save, show
+from common.study.compare.run_pairs import NUM_EVALUATIONS, Logs
+
+MAX_NAME = 64
+DIGEST_LENGTH = 8
+NAME_KEY = "configuration"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One call of `ttt compare`."""
+
+    args: argparse.Namespace
+    console: Console
+
+    @cached_property
+    def names(self) -> tuple[str, str]:
+        """The names of both sides: that of a YAML file for its path."""
+        one, other = map(name_side, (self.args.a, self.args.b))
+        return one, other
+
+    @cached_property
+    def study(self) -> Study:
+        args = self.args
+        args.study = args.study or name_study(self.names)
+        sides = [
+            Cell(name=name, configuration=configuration)
+            for name, configuration in zip(self.names, (args.a, args.b), strict=True)
+        ]
+        return replace(cells.from_arguments(args, args.benchmark, sides), num_evaluations=NUM_EVALUATIONS)
+
+    @cached_property
+    def path(self) -> Path:
+        """The path of JSON and plot, without their suffix."""
+        report = self.study.report
+        return report.with_name(f"{report.name}.steps") if self.args.steps else report
+
+    @cached_property
+    def configs(self) -> tuple[RunConfig, RunConfig]:
+        """The configurations as they run: on one device, for steps. Raises UserError for twice the same."""
+        args, study = self.args, self.study
+        if args.steps:
+            names = ("+".join([name, *args.set]) for name in (args.a, args.b))
+            one, other = (device_run.load(args.benchmark, name, size=args.size) for name in names)
+            return one, other
+        one, other = (cells.load_cell(study, cell).config for cell in study.cells)
+        if not list_differences(one, other):
+            what = f"{args.a} and {args.b} are the same configuration at size {args.size}"
+            raise UserError(what, hint="--steps compares one with itself")
+        return one, other
+
+    @property
+    def rule(self) -> Rule:
+        args = self.args
+        margins = Margins(ratio=args.margin, quality=args.quality_margin)
+        return Rule.shared(margins, args.seeds, 1 if args.steps else len(set(args.measures)))
+
+    def describe(self, results: Sequence[Result], **more: Any) -> Comparison:
+        return Comparison(
+            benchmark=self.args.benchmark,
+            size=self.args.size,
+            names=self.names,
+            differences=list_differences(*self.configs),
+            quality_name=benchmark_module(self.args.benchmark).Benchmark.names.quality,
+            rule=self.rule,
+            results=tuple(results),
+            **more,
+        )
+
+    def report(self, comparison: Comparison) -> None:
+        """Print a comparison and keep it; one without pairs leaves nothing."""
+        if comparison.num_pairs:
+            show(comparison)
+            for path in save(comparison, self.path):
+                self.console.print(f"-> {relative_path(path)}")
+
+    def show_progress(self, number: int, results: Sequence[Result]) -> None:
+        self.console.print(f"after {number} of at most {self.rule.max_pairs} pairs:")
+        for result in results:
+            self.console.print(progress(result, self.rule), markup=False)
+
+    def compare_runs(self) -> int:
+        """Make pairs of runs; returns the exit code."""
+        study = self.study
+        if self.args.dry_run:
+            cells.show(study, cells.plan_run_sets(study, self.args))
+            return EXIT_OK
+
+        def is_over(logs: Logs) -> bool:
+            results = self.judge(logs)
+            self.show_progress(min(map(len, logs)), results)
+            return all(result.is_over for result in results)
+
+        code = run_pairs.make_pairs(study, self.args, is_over)
+        logs = run_pairs.read_pairs(study)
+        commits = {log.header("commit") or "unknown" for runs in logs for log in runs}
+        targets = {}
+        if "quality" in self.args.measures:
+            targets = judge_targets(dict(zip(self.names, logs, strict=True)), self.rule)
+        self.report(self.describe(self.judge(logs), targets=targets, commits=tuple(sorted(commits))))
+        return code
+
+    def judge(self, logs: Logs) -> list[Result]:
+        measures = [measure for name, measure in OF_RUNS.items() if name in self.args.measures]
+        return judge_runs(measures, logs, self.names, self.rule)
+
+    def compare_steps(self) -> int:
+        """Make pairs of steps, each kept as soon as it is there; returns the exit code."""
+        dependences = step_pairs.describe_dependences(dict(zip("AB", self.configs, strict=True)))
+        pairs, commits = self.read_step_pairs(dependences)
+        if self.args.dry_run:
+            self.console.print(f"{len(pairs)} of at most {self.rule.max_pairs} pairs of steps are there")
+            return EXIT_OK
+        commits = {*commits, repository.commit()}
+
+        def decide() -> Comparison:
+            results = [judge(THROUGHPUT, pairs, self.rule)]
+            return self.describe(results, commits=tuple(sorted(commits)), dependences=dependences)
+
+        code, comparison = EXIT_OK, decide()
+        try:
+            with run_sets.lock_folders([self.study.folder]), self.console.status("") as status:
+                while not comparison.is_over and len(pairs) < self.rule.max_pairs:
+                    status.update(f"pair {len(pairs) + 1} of at most {self.rule.max_pairs}")
+                    pairs.append(step_pairs.time_pair(self.configs, len(pairs)))
+                    comparison = decide()
+                    self.show_progress(len(pairs), comparison.results)
+                    list(save(comparison, self.path))
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        self.report(comparison)
+        return code
+
+    def read_step_pairs(self, dependences: dict[str, Any]) -> tuple[list[Side], set[str]]:
+        """Return the pairs of steps that are there, and their commits. Raises UserError for others'."""
+        path = self.path.with_name(f"{self.path.name}.json")
+        if not path.is_file():
+            return [], set()
+        there = json.loads(path.read_text())
+        for key, value in dependences.items():
+            if there["dependences"].get(key) != value:
+                hint = "--study NAME begins another comparison"
+                raise UserError(f"its pairs are of other {key}", where=relative_path(path), hint=hint)
+        return [(one, other) for one, other in there["results"][0]["pairs"]], set(there["commits"])
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Compare two configurations as the arguments say; returns the exit code."""
+    command = Command(args, Console(highlight=False, soft_wrap=True))
+    command.configs  # noqa: B018 - a mistake is told before anything else
+    return command.compare_steps() if args.steps else command.compare_runs()
+
+
+def list_differences(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
+    changes = all_differences(of_values(one), of_values(other))
+    return tuple(change.key for change in changes if change.key != NAME_KEY)
+
+
+def name_side(configuration: str) -> str:
+    path, suffix, changes = configuration.rpartition(".yaml")
+    return f"{Path(path).name}{changes}" if suffix else configuration
+
+
+def name_study(names: tuple[str, str]) -> str:
+    """Name the folder of a comparison: `compare-baseline-baseline.ema`."""
+    whole = "-".join(["compare", *(re.sub(r"[^A-Za-z0-9._-]", ".", name) for name in names)])
+    if len(whole) <= MAX_NAME:
+        return whole
+    digest = hashlib.sha256(" ".join(names).encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"{whole[: MAX_NAME - DIGEST_LENGTH - 1]}-{digest}"

@@ -1,0 +1,226 @@
+"""A comparison of two configurations in pairs: what is compared, and what the pairs so far decide.
+
+Throughput is compared by the steps of a training, the other measures by whole runs of the same seed. Ratios
+are of the second configuration over the first, taken on logarithms; quality is a difference. The test is
+common/evidence/compare/sequential.py's. The error rate of 5 % is shared among the measures of one comparison.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from common.evidence.compare.factors import crossing, time_split
+from common.evidence.compare.sequential import Decision, decide
+from common.evidence.intervals import ALPHA
+from common.evidence.log import Log
+
+TEST = (
+    "always-valid t-test, normal mixture (Wang and Ramdas 2025, arXiv:2310.03722): "
+    "its error rate holds at every stop"
+)
+Verdict = Literal["better", "worse", "equivalent", "undecided", "unknown"]
+Side = tuple[float | None, float | None]  # values of the first and the second configuration in a pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A quantity that is compared: as a ratio, or as a difference. `what` heads its row."""
+
+    name: str
+    what: str
+    is_ratio: bool = True
+    more_is_better: bool = False
+
+
+THROUGHPUT = Measure(name="throughput", what="samples/s", more_is_better=True)
+OF_RUNS = {
+    measure.name: measure
+    for measure in (
+        Measure(name="time", what="seconds"),
+        Measure(name="samples", what="samples"),
+        Measure(name="quality", what="quality", is_ratio=False, more_is_better=True),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins:
+    """Differences that do not matter: a fraction of a ratio, and of a quality as it is."""
+
+    ratio: float
+    quality: float
+
+    def of(self, measure: Measure) -> float:
+        return math.log1p(self.ratio) if measure.is_ratio else self.quality
+
+    def describe(self, measure: Measure) -> str:
+        return f"{100 * self.ratio:g} %" if measure.is_ratio else f"{self.quality:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One measure. `means` are those of both sides, `value` their ratio or difference with its limits.
+
+    Limits are None while they are infinite. The verdict is on the second configuration: it is unknown where
+    a run has no value, as `note` says. `detectable` is a factor, or a difference, that the most pairs show.
+    """
+
+    measure: Measure
+    pairs: tuple[Side, ...]
+    means: tuple[float | None, float | None]
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    verdict: Verdict
+    decided_after: int | None = None
+    more: int | None = None
+    is_futile: bool = False
+    detectable: float | None = None
+    resolution: float = 0.0
+    note: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """True if no further pair is of use."""
+        return self.verdict != "undecided" or self.is_futile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """The conditions of a decision: `alpha` is that of each measure, after it was shared."""
+
+    margins: Margins
+    max_pairs: int
+    alpha: float
+
+    @classmethod
+    def shared(cls, margins: Margins, max_pairs: int, num_measures: int) -> "Rule":
+        return cls(margins=margins, max_pairs=max_pairs, alpha=ALPHA / num_measures)
+
+
+def judge(
+    measure: Measure, pairs: Sequence[Side], rule: Rule, resolution: float = 0.0, note: str = ""
+) -> Result:
+    """Return what the pairs of a measure decide; `note` says why some have no value."""
+    sides = tuple(zip(*pairs, strict=True)) or ((), ())
+    whole = [(one, other) for one, other in pairs if one is not None and other is not None]
+    means = tuple(_mean(measure, [value for value in side if value is not None]) for side in sides)
+    if len(whole) < len(pairs) or not pairs:
+        return Result(
+            measure=measure,
+            pairs=tuple(pairs),
+            means=(means[0], means[1]),
+            value=None,
+            low=None,
+            high=None,
+            p=None,
+            verdict="unknown" if pairs else "undecided",
+            note=note,
+        )
+    decision = decide(
+        [difference(measure, one, other) for one, other in whole],
+        margin=rule.margins.of(measure),
+        max_pairs=rule.max_pairs,
+        alpha=rule.alpha,
+        resolution=resolution,
+    )
+    low, high, detectable = (
+        _undo(measure, value) for value in (decision.low, decision.high, decision.detectable)
+    )
+    return Result(
+        measure=measure,
+        pairs=tuple(pairs),
+        means=(means[0], means[1]),
+        value=_undo(measure, decision.mean),
+        low=low,
+        high=high,
+        p=min(1.0, decision.p * ALPHA / rule.alpha),
+        verdict=verdict_of(measure, decision),
+        decided_after=decision.decided_after,
+        more=decision.more,
+        is_futile=decision.is_futile,
+        detectable=detectable,
+        resolution=resolution,
+    )
+
+
+def difference(measure: Measure, one: float, other: float) -> float:
+    return math.log(other / one) if measure.is_ratio else other - one
+
+
+def verdict_of(measure: Measure, decision: Decision) -> Verdict:
+    if decision.outcome in ("higher", "lower"):
+        return "better" if (decision.outcome == "higher") == measure.more_is_better else "worse"
+    return "equivalent" if decision.outcome == "equivalent" else "undecided"
+
+
+def _mean(measure: Measure, values: Sequence[float]) -> float | None:
+    """Average so that the ratio, or difference, of two sides is the mean of their pairs."""
+    if not values:
+        return None
+    return statistics.geometric_mean(values) if measure.is_ratio else statistics.fmean(values)
+
+
+def _undo(measure: Measure, value: float | None) -> float | None:
+    return math.exp(value) if measure.is_ratio and value is not None else value
+
+
+def judge_runs(
+    measures: Sequence[Measure], logs: tuple[Sequence[Log], Sequence[Log]], names: Sequence[str], rule: Rule
+) -> list[Result]:
+    """Return what the runs of both sides, paired in their order, decide about each measure."""
+    pairs = [*zip(*logs, strict=False)]
+    results = []
+    for measure in measures:
+        sides = [(read_value(measure, one), read_value(measure, other)) for one, other in pairs]
+        notes = [
+            f"{name} did not cross the target between two evaluations in {missing} of {len(sides)} runs"
+            for name, side in zip(names, zip(*sides, strict=True), strict=bool(sides))
+            if (missing := side.count(None))
+        ]
+        steps = [resolution_of(log) for pair in pairs for log in pair]
+        resolution = 0.0 if measure.is_ratio else max(steps, default=0.0)
+        results.append(judge(measure, sides, rule, resolution, "; ".join(notes)))
+    return results
+
+
+def read_value(measure: Measure, log: Log) -> float | None:
+    """Read a measure from a run that went to its end; None where it did not cross the target.
+
+    Times are of start-up and training, without evaluations: a study has more of them than a timed run. A run
+    whose first evaluation is past the target has no known crossing either.
+    """
+    if measure.name == "quality":
+        return log.curve[-1].accuracy
+    passed, split = crossing(log.curve, log.target), time_split(log)
+    if passed is None or passed.before is None or split is None:
+        return None
+    return split.samples if measure.name == "samples" else 60 * (split.startup + split.training)
+
+
+def resolution_of(log: Log) -> float:
+    """Compute the step of a run's accuracy: one evaluated sample."""
+    number = log.value("eval_samples")
+    return 1 / number if isinstance(number, int) and number > 0 else 0.0
+
+
+def judge_targets(
+    logs: Mapping[str, Sequence[Log]], rule: Rule
+) -> dict[str, tuple[float, float, float, int]]:
+    """Return by configuration whether its runs end at the target: target, mean quality, p-value, runs.
+
+    It is the question that records of a fixed length answer: whether the mean of further runs would be at the
+    target or above.
+    """
+    answers = {}
+    for name, runs in logs.items():
+        if runs:
+            above = [log.curve[-1].accuracy - log.target for log in runs]
+            steps = max(map(resolution_of, runs))
+            decision = decide(above, margin=0.0, max_pairs=rule.max_pairs, resolution=steps)
+            target, mean = runs[0].target, statistics.fmean(log.curve[-1].accuracy for log in runs)
+            answers[name] = (target, mean, decision.p, len(runs))
+    return answers

@@ -1,0 +1,208 @@
+"""The report of a comparison: lines after each pair, a table of 80 columns, JSON, and a plot as SVG."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.text import Text
+
+from common.evidence.compare.sequential import decide
+from common.evidence.intervals import CONFIDENCE
+from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, stand_alone
+from common.evidence.text import DASH, make_table, open_console
+from common.files import save_text
+from common.study.compare.comparison import TEST, Measure, Result, Rule, difference
+
+WIDTH = 80  # columns, where there is no terminal to ask
+MAX_LISTED = 6  # differences of the two configurations
+VERDICTS = {"undecided": "undecided", "unknown": "not known"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two configurations, the rule, and what it decides about each measure.
+
+    `targets` answer whether each configuration's runs end at the target, see judge_targets. `dependences`
+    are those of step times, empty for runs.
+    """
+
+    benchmark: str
+    size: str
+    names: tuple[str, str]
+    differences: tuple[str, ...]
+    quality_name: str
+    rule: Rule
+    results: tuple[Result, ...]
+    targets: dict[str, tuple[float, float, float, int]] = field(default_factory=dict)
+    commits: tuple[str, ...] = ()
+    dependences: dict[str, Any] = field(default_factory=dict)
+    test: str = TEST
+    confidence: float = CONFIDENCE  # of all measures together
+
+    @property
+    def is_over(self) -> bool:
+        return all(result.is_over for result in self.results)
+
+    @property
+    def num_pairs(self) -> int:
+        return max(len(result.pairs) for result in self.results)
+
+
+def save(comparison: Comparison, path: Path) -> Iterator[Path]:
+    """Write JSON and plot in place of those of fewer pairs; `path` has no suffix. Yields their paths."""
+    text = json.dumps(dataclasses.asdict(comparison), indent=1) + "\n"
+    for suffix, content in ((".json", text), (".svg", draw(comparison))):
+        written = path.with_name(path.name + suffix)
+        save_text(written, content)
+        yield written
+
+
+def show(comparison: Comparison) -> None:
+    """Print the table and, in sentences, what is decided and what would decide the rest."""
+    console = open_console(WIDTH)
+    rows = [
+        [
+            result.measure.what,
+            *(figure(result.measure, mean) for mean in result.means),
+            limits_of(result),
+            p_value(result.p),
+            VERDICTS.get(result.verdict, result.verdict),
+        ]
+        for result in comparison.results
+    ]
+    proxy = " (a proxy)" if comparison.size == "mini" else ""
+    title = f"{comparison.benchmark}, {comparison.size}{proxy}, {comparison.num_pairs} pairs"
+    columns = ["", "A", "B", "B over A", "p", "B is"]
+    console.print(Text("\n".join(describe_sides(comparison))))
+    console.print(make_table(title, columns, rows, left=("", "B is")))
+    for line in describe(comparison):
+        console.print(Text(line))
+
+
+def describe_sides(comparison: Comparison) -> Iterator[str]:
+    """Yield the names of both sides and the keys in which they differ."""
+    for letter, name in zip("AB", comparison.names, strict=True):
+        yield f"{letter}: {name}"
+    listed, rest = comparison.differences[:MAX_LISTED], comparison.differences[MAX_LISTED:]
+    more = f" and {len(rest)} more" if rest else ""
+    yield f"they differ in {', '.join(listed)}{more}" if listed else "they are the same configuration"
+
+
+def describe(comparison: Comparison) -> Iterator[str]:
+    """Yield a sentence for each measure, the p-values of the target, and how the test was made."""
+    for result in comparison.results:
+        yield f"{result.measure.name}: {sentence(result, comparison.rule)}"
+    for name, (target, mean, p, number) in comparison.targets.items():
+        side = "above" if mean > target else "below"
+        yield f"{name} ends {side} the target {target:g}: mean {mean:.4f} of {number} runs, p={p:.4f}"
+    shares = len(comparison.results)
+    together = f", {shares} measures together" if shares > 1 else ""
+    yield f"limits of {100 * comparison.confidence:g} %{together}; {comparison.test}"
+
+
+def sentence(result: Result, rule: Rule) -> str:
+    """Say what is decided about a measure, or what would decide it."""
+    margin = rule.margins.describe(result.measure)
+    if result.verdict == "unknown":
+        return f"not known: {result.note}; --set target=Q compares at a lower quality"
+    if result.verdict == "equivalent":
+        return f"B is equivalent to A within {margin}, after {result.decided_after} pairs"
+    if result.verdict != "undecided":
+        return f"B is {result.verdict} than A, after {result.decided_after} pairs (p={result.p:.4f})"
+    if not result.pairs:
+        return "no pair is finished yet"
+    if result.more is None:
+        needs = "too few pairs for a forecast"
+    else:
+        needs = f"pairs still needed at this mean and spread: about {result.more:,}"
+    if result.is_futile:
+        needs = f"{rule.max_pairs} pairs cannot decide; {needs}"
+    if result.detectable is None:
+        return f"undecided: {needs}"
+    size = f"{result.detectable:.2f}x" if result.measure.is_ratio else f"{result.detectable:.4f}"
+    return f"undecided: {needs}; {rule.max_pairs} pairs would show a difference of {size} (80 % power)"
+
+
+def progress(result: Result, rule: Rule) -> str:
+    """Return a measure after a pair, in one line."""
+    value = f"{limits_of(result)}, p={p_value(result.p)}: " if result.value is not None else ""
+    return f"  {result.measure.name}: {value}{sentence(result, rule).partition('; ')[0]}"
+
+
+def limits_of(result: Result) -> str:
+    """Write the ratio or difference with its limits, if there are any; a dash stands for no value."""
+    if result.value is None:
+        return DASH
+    form = "{:.2f}x" if result.measure.is_ratio else "{:+.4f}"
+    if result.low is None or result.high is None:
+        return form.format(result.value)
+    plain = form.removesuffix("x")
+    return f"{form.format(result.value)} ({plain.format(result.low)} to {plain.format(result.high)})"
+
+
+def figure(measure: Measure, value: float | None) -> str:
+    if value is None:
+        return DASH
+    if not measure.is_ratio:
+        return f"{value:.4f}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def p_value(p: float | None) -> str:
+    return DASH if p is None else f"{p:.4f}"
+
+
+def draw(comparison: Comparison) -> Markup:
+    """Return an SVG file: the mean of each measure with its limits after every pair, and the single pairs."""
+    with matplotlib.rc_context(STYLE):
+        number = len(comparison.results)
+        drawing = Figure(figsize=(7, 0.4 + 2.2 * number), layout="constrained")
+        panels = drawing.subplots(number, 1, squeeze=False)[:, 0]
+        for axes, result in zip(panels, comparison.results, strict=True):
+            _plot_result(axes, result, comparison.rule)
+        panels[-1].set_xlabel("pairs")
+        one, other = map(ascii_name, comparison.names)
+        panels[0].set_title(f"{other} over {one}", loc="left")
+        return stand_alone(as_svg(drawing, "mean and limits of each measure after every pair"))
+
+
+def _plot_result(axes: Axes, result: Result, rule: Rule) -> None:
+    measure, margin = result.measure, rule.margins.of(result.measure)
+    undo = math.exp if measure.is_ratio else float
+    axes.axhspan(undo(-margin), undo(margin), color=PALETTE[0], alpha=0.25, lw=0, label="margin")
+    axes.axhline(undo(0.0), color=INK, lw=0.8)
+    differences = _known_differences(measure, result.pairs)
+    counts = range(1, len(differences) + 1)
+    options: dict[str, Any] = {"margin": margin, "max_pairs": rule.max_pairs}
+    if differences:
+        states = [
+            decide(differences[:count], alpha=rule.alpha, resolution=result.resolution, **options)
+            for count in counts
+        ]
+        axes.plot(counts, [undo(state.mean) for state in states], color=PALETTE[1], lw=1.2, label="mean")
+        limited = [
+            (state.num_pairs, undo(state.low), undo(state.high))
+            for state in states
+            if state.low is not None and state.high is not None
+        ]
+        if limited:
+            places, lows, highs = zip(*limited, strict=True)
+            axes.fill_between(places, lows, highs, color=PALETTE[1], alpha=0.25, lw=0, label="limits")
+        axes.plot(counts, np.vectorize(undo)(differences), "o", ms=3, color=PALETTE[2], label="a pair")
+    axes.set(ylabel=ascii_name(measure.what), xlim=(0.5, max(len(differences), 1) + 0.5))
+    if measure.is_ratio:
+        axes.set_yscale("log")
+    axes.legend(frameon=False, fontsize=7, loc="best")
+
+
+def _known_differences(measure: Measure, pairs: Sequence[tuple[float | None, float | None]]) -> list[float]:
+    return [difference(measure, one, other) for one, other in pairs if one is not None and other is not None]

@@ -1,0 +1,196 @@
+"""`ttt compare` as a person types it, on pairs with a known truth, and on real ones of a few steps."""
+
+import json
+import math
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from common.evidence.log import read_log
+from common.repository import ROOT
+from common.study.compare import step_pairs
+from common.study.compare.comparison import OF_RUNS, THROUGHPUT, Margins, Rule, judge, judge_runs, read_value
+from tests.command import one_line, ttt, ttt_here
+
+MINI = ("--size", "mini")
+TINY = ("--set", "max_duration=60ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
+RULE = Rule.shared(Margins(ratio=0.05, quality=0.005), 20, 1)
+SWEEP = ROOT / "results/study/sweep"
+
+
+@pytest.fixture
+def steps(monkeypatch, tmp_path):
+    """Return a function that compares two configurations by steps; pairs are drawn around a ratio."""
+
+    def compare(ratio, *more, noise=0.05, stops_at=None, names=("baseline", "optimized")):
+        made = []
+
+        def time_pair(configs, number):
+            if number == stops_at:
+                raise KeyboardInterrupt
+            made.append(number)
+            return 100.0, 100 * ratio * math.exp(np.random.default_rng(number).normal(0, noise))
+
+        monkeypatch.setattr(step_pairs, "time_pair", time_pair)
+        done = ttt_here("compare", "bert", *names, *MINI, "--steps", "--results", tmp_path, *more)
+        return done, made
+
+    return compare
+
+
+def read(folder, name="compare-baseline-optimized", file="bert-mini.steps.json"):
+    return json.loads((folder / "study" / name / file).read_text())
+
+
+def test_steps_are_timed_until_the_question_is_decided(steps, tmp_path):
+    done, made = steps(1.5)
+    assert done.returncode == 0, done.stderr
+    (result,) = read(tmp_path)["results"]
+    assert result["verdict"] == "better" and 3 <= result["decided_after"] == len(made) < 10
+    assert result["low"] > 1 and result["p"] < 0.05 and result["value"] == pytest.approx(1.5, rel=0.1)
+    assert "B is better than A" in done.stdout and f"p={result['p']:.4f}" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80 + len(str(tmp_path))
+    table = [line for line in done.stdout.splitlines() if line.startswith("samples/s")]
+    assert len(table) == 1 and len(table[0]) <= 80
+    picture = tmp_path / "study/compare-baseline-optimized/bert-mini.steps.svg"
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+    again, made = steps(1.5)
+    assert again.returncode == 0 and made == [] and "B is better than A" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "verdict"),
+    [(0.6, 0.05, "worse"), (1.0, 0.005, "equivalent"), (1.02, 0.3, "undecided")],
+)
+def test_each_verdict_is_reached(steps, tmp_path, ratio, noise, verdict):
+    done, made = steps(ratio, "--max-runs", "12", noise=noise)
+    assert done.returncode == 0, done.stderr
+    (result,) = read(tmp_path)["results"]
+    assert result["verdict"] == verdict and len(made) <= 12
+    if verdict == "undecided":
+        assert result["more"] > 0 and "pairs still needed" in done.stdout and result["is_futile"]
+
+
+def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_path):
+    done, made = steps(1.02, "--max-runs", "6", noise=0.02, stops_at=2)
+    assert done.returncode == 130 and made == [0, 1] and "2 pairs" in done.stdout
+    assert len(read(tmp_path)["results"][0]["pairs"]) == 2
+    done, made = steps(1.02, "--max-runs", "6", "--continue", noise=0.02)
+    assert done.returncode == 0 and made[0] == 2 and len(read(tmp_path)["results"][0]["pairs"]) > 2
+    message = one_line(steps(1.02, "--set", "optimizer.learning_rate=0.1")[0])
+    assert "other configurations" in message and "--study NAME" in message
+
+
+def test_a_configuration_may_be_compared_with_itself_by_steps(steps, tmp_path):
+    done, _ = steps(1.0, noise=0.01, names=("baseline", "baseline"))
+    assert done.returncode == 0 and "the same configuration" in done.stdout
+    assert read(tmp_path, "compare-baseline-baseline")["results"][0]["verdict"] == "equivalent"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["baseline", "fast"], "unknown configuration 'fast'"),
+        (["baseline", "baseline"], "--steps compares one with itself"),
+        (["baseline", "optimized", "--margin", "0"], "'0' is not a positive number"),
+        (["baseline", "optimized", "--quality-margin", "nan"], "'nan' is not a positive number"),
+        (["baseline", "optimized", "--max-runs", "0"], "'0' is not a number from 1"),
+        (["baseline", "optimized", "--measures", "speed"], "invalid choice: 'speed'"),
+        (["baseline", "optimized", "--study", "../x"], "'../x' cannot name a study"),
+        (["baseline", "optimized", "--set", "targt=0.1"], "target?"),
+        (["baseline"], "the following arguments are required: B"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_answered_with_one_line(tmp_path, words, message):
+    assert message in one_line(ttt_here("compare", "bert", *words, *MINI, "--results", tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_would_run_at_most(tmp_path):
+    words = ("compare", "bert", "baseline", "optimized", *MINI, "--dry-run", "--results", tmp_path)
+    done = ttt_here(*words, "--max-runs", "4")
+    assert done.returncode == 0 and "to run: 8 runs" in done.stdout and list(tmp_path.iterdir()) == []
+    done = ttt_here(*words, "--steps")
+    assert done.returncode == 0 and "0 of at most 20 pairs" in done.stdout and list(tmp_path.iterdir()) == []
+
+
+def sweep_logs(configuration, budget="1"):
+    folder = SWEEP / f"reference-2cpu-mini-{configuration}-{budget}" / "bert"
+    return [read_log(path) for path in sorted(folder.glob("result_*.txt"))]
+
+
+def test_measures_are_read_from_committed_runs():
+    logs = (sweep_logs("baseline"), sweep_logs("optimized"))
+    names = ("baseline", "optimized")
+    time, samples, quality = judge_runs(list(OF_RUNS.values()), logs, names, RULE)
+    for result, is_ratio in ((time, True), (samples, True), (quality, False)):
+        assert len(result.pairs) == 3 and result.measure.is_ratio is is_ratio and result.note == ""
+    assert time.value < 0.5 and time.verdict == "undecided" and time.more == 1
+    assert quality.pairs[0] == tuple(side[0].curve[-1].accuracy for side in logs)
+    log = logs[0][0]
+    below, above = (
+        [point for point in log.curve if (point.accuracy >= log.target) is is_above]
+        for is_above in (False, True)
+    )
+    assert below[-1].samples <= samples.pairs[0][0] <= above[0].samples
+    assert 0 < time.pairs[0][0] < 60 * log.minutes
+
+
+def test_a_run_without_a_crossing_leaves_the_measure_unknown_and_says_whose():
+    long, short = sweep_logs("baseline"), sweep_logs("baseline", "0.15")
+    assert all(read_value(OF_RUNS["time"], log) is None for log in short)
+    (result,) = judge_runs([OF_RUNS["time"]], (long, short), ("long", "short"), RULE)
+    assert result.verdict == "unknown" and result.is_over and result.value is None
+    assert "short did not cross the target" in result.note and "in 3 of 3 runs" in result.note
+
+
+def test_the_direction_of_better_is_that_of_the_measure():
+    pairs = [(1.0, 2.0), (1.0, 2.1), (1.0, 1.9), (1.0, 2.05)]
+    verdicts = {
+        measure.name: judge(measure, pairs, RULE).verdict for measure in (THROUGHPUT, *OF_RUNS.values())
+    }
+    assert verdicts == {"throughput": "better", "time": "worse", "samples": "worse", "quality": "better"}
+
+
+def test_the_error_rate_is_shared_among_the_measures_of_a_comparison():
+    """Of 2,000 comparisons of equal configurations with three measures 5 % at most find a difference."""
+    rng, rule = np.random.default_rng(0), Rule.shared(Margins(ratio=1e-9, quality=1e-9), 20, 3)
+    false = 0
+    for _ in range(2000):
+        results = [
+            judge(measure, np.exp(rng.normal(0, 0.1, (20, 2))).tolist(), rule) for measure in OF_RUNS.values()
+        ]
+        verdicts = {result.verdict for result in results}
+        false += bool({"better", "worse"} & verdicts)
+        for result in results:
+            assert (result.p <= 0.05) is (result.verdict in ("better", "worse"))
+    assert false / 2000 <= 0.05
+
+
+@pytest.mark.slow
+def test_real_pairs_of_runs_and_of_steps_are_made_and_continued(tmp_path):
+    words = ("compare", "bert", "baseline", "optimized", *MINI, *TINY, "--results", tmp_path, "--max-runs")
+    done = ttt(*words, "1")
+    assert done.returncode == 0, done.stderr
+    comparison = read(tmp_path, file="bert-mini.json")
+    assert [len(result["pairs"]) for result in comparison["results"]] == [1, 1, 1]
+    assert (
+        comparison["names"] == ["baseline", "optimized"]
+        and "methods.unpad.round_to" in comparison["differences"]
+    )
+    done = ttt(*words, "2", "--measures", "quality")
+    assert done.returncode == 0, done.stderr
+    (quality,) = read(tmp_path, file="bert-mini.json")["results"]
+    assert len(quality["pairs"]) == 2 and quality["verdict"] in ("undecided", "equivalent")
+    assert "ends below the target 0.2" in done.stdout
+    assert len([*tmp_path.rglob("result_*.txt")]) == 4
+    heads = [path.read_text() for path in tmp_path.rglob("result_*.txt")]
+    assert all('"key": "stop_at_target", "value": false' in head for head in heads)
+
+    done = ttt(*words, "1", "--steps")
+    assert done.returncode == 0, done.stderr
+    ((one, other),) = read(tmp_path)["results"][0]["pairs"]
+    assert 0 < one < other  # unpadding is worth more than any noise
