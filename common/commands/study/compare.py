@@ -17,10 +17,9 @@ examples:
 """
 
 import argparse
-import contextlib
-import math
 
 from common.arguments import add_benchmark
+from common.measure.scaling import positive_number
 from common.study import cells
 from common.study.compare import compare
 from common.study.compare.comparison import OF_RUNS
@@ -58,7 +57,6 @@ def main(args: argparse.Namespace) -> int:
 
 def positive(text: str) -> float:
     """Parse a positive number."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
+    if (number := positive_number(text)) is not None:
+        return number
     raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")

@@ -117,6 +117,16 @@ def test_a_dry_run_says_what_would_run_at_most(tmp_path):
     assert done.returncode == 0 and "0 of at most 20 pairs" in done.stdout and list(tmp_path.iterdir()) == []
 
 
+def test_a_side_may_have_a_method_more_or_be_a_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "extends: baseline\nmethods: {ema: {half_life_steps: 100, every_steps: 20}}\n"
+    )
+    words = (*MINI, "--dry-run", "--max-runs", "2", "--results", tmp_path / "results")
+    for name, cell in (("baseline+ema", "baseline+ema"), (tmp_path / "mine.yaml", "mine")):
+        done = ttt_here("compare", "bert", "baseline", name, *words)
+        assert done.returncode == 0 and f"\n{cell} " in done.stdout, done.stderr
+
+
 def sweep_logs(configuration, budget="1"):
     folder = SWEEP / f"reference-2cpu-mini-{configuration}-{budget}" / "bert"
     return [read_log(path) for path in sorted(folder.glob("result_*.txt"))]
