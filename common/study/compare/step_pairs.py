@@ -25,7 +25,7 @@ class Turns:
     """Takes turns of training steps of each shape, in memory."""
 
     def __init__(self, config: RunConfig) -> None:
-        from common.measure.steptime import steppers, time_sample
+        from common.measure.throughput import steppers, time_sample
 
         self.stack = ExitStack()
         run = self.stack.enter_context(open_run(config, warms_up=False))
