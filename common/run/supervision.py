@@ -41,7 +41,8 @@ def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
     """Return what tells each rank of this machine its place, as torchrun would.
 
     The ranks meet in a file in `folder`: torchrun opens a port on every interface, whose messages it
-    unpickles, and one machine needs none. A lone rank needs nothing.
+    unpickles, and one machine needs none. What gloo and NCCL listen at is the loopback interface. A lone rank
+    needs nothing.
     """
     if num_ranks == 1:
         return [{}]
@@ -49,8 +50,9 @@ def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         STORE: str(Path(folder, "store")),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_of_rank(num_ranks))),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or LOOPBACK,
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME") or f"={LOOPBACK}",  # = is for: no other
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_of_rank(num_ranks)),
     }
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 

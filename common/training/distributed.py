@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,15 +41,18 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
     if rank_info.world_size == 1:
         yield
         return
-    file = os.environ.get(STORE)
-    if file is None:
+    if file := os.environ.get(STORE):
+        store = FileStore(file, rank_info.world_size)  # by its path: a URL would end at a # or ?
+        store.set_timeout(TIMEOUT)
+    else:
+        store = None
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
     set_device(rank_info)
     on_gpu = torch.cuda.is_available()
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            init_method=f"file://{file}" if file else "env://",
+            store=store,
             rank=rank_info.rank,
             world_size=rank_info.world_size,
             timeout=TIMEOUT,

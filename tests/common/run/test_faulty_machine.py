@@ -78,9 +78,14 @@ def test_a_port_that_is_taken_is_named(place):
 
 
 @pytest.mark.slow
-def test_ranks_of_one_machine_listen_on_its_loopback_only(place):
-    launcher = place.start(*place.arguments(BERT, "--nproc", 2))
+def test_ranks_of_one_machine_listen_on_its_loopback_only_wherever_their_files_are(place):
+    """A # or ? in the name of a folder would end a URL."""
+    odd = place.temporary / "a#b?c d"
+    odd.mkdir()
+    place.results_folder = place.folder / "r#e?s [1]"
+    launcher = place.start(*place.arguments(BERT, "--nproc", 2), TMPDIR=str(odd))
     place.until_logged('"block_start"')
+    assert list(odd.glob("ttt-*/store")) and [path.name for path in place.temporary.iterdir()] == [odd.name]
     ranks = place.processes("common.run.worker")
     sockets = [
         connection
@@ -88,9 +93,10 @@ def test_ranks_of_one_machine_listen_on_its_loopback_only(place):
         for connection in process.net_connections("inet")
     ]
     addresses = {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
-    assert len(ranks) == 2 and addresses <= {"127.0.0.1"}
+    assert len(ranks) == 2 and addresses == {"127.0.0.1"}
     launcher.terminate()
     launcher.communicate(timeout=END_S)
+    odd.rmdir()
     place.check_nothing_left()
 
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from common.errors import EXIT_INTERRUPTED, UserError
-from common.run import launch, mllog
+from common.run import launch, mllog, supervision
 from tests.command import run, start
 from tests.runs import until
 
@@ -66,6 +67,19 @@ def supervised(folder, *signals, closes_in_s):
 def test_an_ended_run_gets_time_to_close_its_log(signals, closes_in_s, is_closed, tmp_path):
     assert supervised(tmp_path, *signals, closes_in_s=closes_in_s) == EXIT_INTERRUPTED
     assert (tmp_path / "closed").exists() == is_closed
+
+
+def test_what_gloo_and_nccl_open_is_on_the_loopback_interface_unless_a_person_says_otherwise(monkeypatch):
+    names = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert supervision.rank_environments(1, "here") == [{}]  # which opens none
+    first, second = supervision.rank_environments(2, "here")
+    lo = supervision.LOOPBACK
+    assert lo in psutil.net_if_addrs() and [first[name] for name in names] == [lo, f"={lo}"]
+    assert second == first | {"RANK": "1", "LOCAL_RANK": "1"}
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    assert supervision.rank_environments(2, "here")[0]["NCCL_SOCKET_IFNAME"] == "eth0"
 
 
 @pytest.mark.parametrize(("where", "code"), [("parent", EXIT_INTERRUPTED), ("child", 0)])
