@@ -76,10 +76,12 @@ def main(args: argparse.Namespace) -> int:
     args.configuration, changes = split_name(args.benchmark, args.configuration, size=args.size)
     args.set = [*changes, *args.set]
     loaded = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set)
+    tuned_from = ""
     if tune_command.wants_tuning(args):
         if args.dry_run:
             return tune_command.tune_here(args, loaded)
         path = tune_command.choose_file(args, loaded)
+        tuned_from = "" if args.write_config else loaded.source
         loaded = load_config(args.benchmark, str(path), size=args.size, settings=args.set)
     if args.dry_run:
         from common.measure.dry_run import describe_run
@@ -93,7 +95,12 @@ def main(args: argparse.Namespace) -> int:
         return launch.take_part(args.hung_after)
     print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
     run_set = launch.plan_run_set(
-        loaded, results=args.results.resolve(), runs=args.runs, seed=args.seed, num_ranks=num_ranks
+        loaded,
+        results=args.results.resolve(),
+        runs=args.runs,
+        seed=args.seed,
+        num_ranks=num_ranks,
+        tuned_from=tuned_from,
     )
     check_data(loaded)
     if args.index is not None and (run_set.num_runs > 1 or args.continues):

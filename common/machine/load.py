@@ -29,6 +29,7 @@ NAMES_S = 0.15  # to find the busiest program
 NUM_LOOKS = 3  # before other programs are believed to stay
 BUSY_SHARE = 0.1  # of a core, which a program needs to be named
 NAMED = 3
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,8 @@ def program_seconds() -> dict[tuple[int, str], float]:
 
 
 def may_choose_threads() -> bool:
-    return "OMP_NUM_THREADS" not in os.environ
+    """True unless a person has: torch takes its threads from the first two, OpenMP obeys the third."""
+    return not any(map(os.environ.get, THREADS))
 
 
 def most_threads(num_ranks: int) -> tuple[int | None, str]:

@@ -128,7 +128,14 @@ def verify_recipe(loaded: Loaded, asked: int | None) -> tuple[Loaded, int]:
 
 
 def plan_run_set(
-    loaded: Loaded, *, results: Path, runs: str, seed: int | None, num_ranks: int = 1, cell: str = ""
+    loaded: Loaded,
+    *,
+    results: Path,
+    runs: str,
+    seed: int | None,
+    num_ranks: int = 1,
+    cell: str = "",
+    tuned_from: str = "",
 ) -> RunSet:
     """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
     name = mlperf_name(loaded.config.benchmark)
@@ -140,7 +147,7 @@ def plan_run_set(
     if cell:
         directory, why_apart = results / system.system_id(loaded.config, cell) / name, ""
     else:
-        directory, why_apart = choose_folder(loaded, results, name, num_ranks)
+        directory, why_apart = choose_folder(loaded, results, name, num_ranks, tuned_from=tuned_from)
     return RunSet(
         loaded=loaded,
         why_apart=why_apart,

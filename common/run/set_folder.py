@@ -35,7 +35,7 @@ from common.evidence.recipes import (
     software,
 )
 from common.machine import hardware, system
-from common.machine.load import threads_of_rank
+from common.machine.load import may_choose_threads, threads_of_rank
 from common.repository import ROOT
 from common.training import ranks
 from common.training.load import load_config
@@ -45,21 +45,19 @@ HASH_LENGTH = 8
 TEXT = re.compile(r"[A-Za-z0-9._-]{1,24}")  # of a value that stands in a name as it is
 
 
-def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, num_ranks: int) -> tuple[Path, str]:
+def choose_folder(
+    loaded: Loaded, results: Path, mlperf_name: str, num_ranks: int, *, tuned_from: str = ""
+) -> tuple[Path, str]:
     """Choose the folder of a configuration's runs, which holds no others; returns also why it is not plain.
 
-    It is results/<system>/<resnet|bert>. Raises UserError when no name is left.
+    It is results/<system>/<resnet|bert>. Raises UserError when no name is left. A configuration that -O1 or
+    -O2 has written is `tuned_from` another one.
     """
     config, name = loaded.config, system.system_id(loaded.config)
-    plain = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
-    now, default = choose_ways(config, num_ranks)
-    changes = all_differences(of_values(plain) | default, of_values(config) | now)
-    changed = [change.key for change in changes]
+    named, now = find_changes(loaded, num_ranks, tuned_from)
     state = repository.code_state()
-    now = of_values(config) | now | software(system.versions_line(), state.digest, state.commit)
-    named = [key for key in changed if is_asked(loaded, key)] or changed
-    candidates = [name_variant(name, named, now)] if named else [name]
-    why = ""
+    now |= software(system.versions_line(), state.digest, state.commit)
+    candidates, why = [name_variant(name, named, now)], ""
     while True:
         directory = results / candidates[-1] / mlperf_name
         other = first_other(directory, config, now)
@@ -74,6 +72,21 @@ def choose_folder(loaded: Loaded, results: Path, mlperf_name: str, num_ranks: in
         if unused is None:
             raise UserError(why, where=str(directory), hint="give these runs a --results folder of their own")
         candidates.append(unused)
+
+
+def find_changes(loaded: Loaded, num_ranks: int, tuned_from: str = "") -> tuple[list[str], Recipe]:
+    """Return the keys that a folder's name states, and the recipe of a run that starts now, without software.
+
+    They are what a person changed of the configuration's file, or of the one that it is `tuned_from`, else
+    what a method changed. What tuning changed is in the name of the tuned configuration.
+    """
+    config = loaded.config
+    plain = load_config(config.benchmark, tuned_from or loaded.source, size=config.size, settings=[]).config
+    way, default = choose_ways(config, num_ranks)
+    now = of_values(config) | way
+    changed = [change.key for change in all_differences(of_values(plain) | default, now)]
+    asked = [key for key in changed if is_asked(loaded, key)]
+    return asked or ([] if tuned_from else changed), now
 
 
 def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Recipe, Recipe]:
@@ -133,7 +146,7 @@ def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, A
 
 
 def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool = False) -> str:
-    """Return `<name>+<key>=<value>...`; with a hash where that is too long or not plain text.
+    """Return `<name>+<key>=<value>...`, with a hash where that is too long or not plain.
 
     Raises UserError when the plain name leaves no room for that.
     """
@@ -171,14 +184,16 @@ def name_part(key: str, now: Recipe) -> tuple[str, bool]:
 
 
 def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
-    """Return the threads of a rank on the CPU: OMP_NUM_THREADS, else the default.
+    """Return the threads of a rank on the CPU: what a person's environment says, else the default.
 
     Beside other programs fewer may compute; the log of a block says how many.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked):
-        return int(asked) if is_asked else threads_of_rank(num_ranks)
-    import torch  # the configuration's benchmark has imported it
+    asked, number = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0], threads_of_rank(num_ranks)
+    if is_asked and asked.isdecimal() and int(asked):
+        number = int(asked)
+    elif num_ranks == 1 and (is_asked or may_choose_threads()):
+        import torch  # the configuration's benchmark has imported it
 
-    number = threads_of_rank(num_ranks)
-    return min(number, torch.get_num_threads()) if num_ranks == 1 else number
+        number = min(number, torch.get_num_threads())
+    limit = os.environ.get("OMP_THREAD_LIMIT", "") if is_asked else ""
+    return min(number, int(limit)) if limit.isdecimal() and int(limit) else number

@@ -14,6 +14,7 @@ from common.files import save_text
 from common.machine import system
 from common.repository import ROOT, mlperf_name, relative_path
 from common.run import launch
+from common.run.set_folder import find_changes, name_variant
 from common.training import ranks
 
 LEVELS = (0, 1, 2)
@@ -99,9 +100,11 @@ def describe_command(args: argparse.Namespace, loaded: Loaded) -> str:
 
 
 def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
+    """Name the file beside the results of this configuration, --set, ranks and threads."""
     config = loaded.config.replaced(configuration=f"{loaded.config.configuration}-O{args.level}")
-    folder: Path = args.results.resolve() / system.system_id(config) / mlperf_name(config.benchmark)
-    return folder / f"{config.configuration}.yaml"
+    num_ranks = launch.choose_ranks(loaded.config, args.nproc)
+    folder = name_variant(system.system_id(config), *find_changes(loaded, num_ranks, loaded.source))
+    return Path(args.results.resolve(), folder, mlperf_name(config.benchmark), f"{config.configuration}.yaml")
 
 
 def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:

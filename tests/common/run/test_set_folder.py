@@ -1,6 +1,7 @@
 """A run set is one recipe: where the runs of a configuration go, and what judges a folder that mixes two."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from common import repository
 from common.evidence.audit import audit_paths
 from common.evidence.log import read_log
 from common.evidence.recipes import first_difference, mixture, recipe_of
+from common.evidence.report import render
+from common.machine import load
 from common.repository import ROOT
 from common.run import launch, run_sets, set_folder
 from common.study.explore import page_data
@@ -74,8 +77,38 @@ def test_the_first_method_of_a_configuration_without_any_is_in_the_name(tmp_path
 
 def test_ranks_and_threads_that_were_asked_for_are_in_the_name(tmp_path, monkeypatch):
     assert planned(tmp_path, num_ranks=2).system.startswith(f"{PLAIN}+ranks=2")
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert planned(tmp_path).system == f"{PLAIN}+threads=7"
+    for value, threads in (("7", "7"), ("7,1", "7"), ("", None)):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert planned(tmp_path).system == PLAIN + (f"+threads={threads}" if threads else "")
+
+
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT"])
+def test_a_run_with_another_number_of_threads_never_begins_the_plain_set(variable):
+    """torch and OpenMP read a variable when they are loaded, so this needs a process of its own."""
+    if load.threads_of_rank(1) == 1:
+        pytest.skip("one processor: there is no other number")
+    code = f"""
+from common.run import launch
+from common.training.load import load_config
+from pathlib import Path
+loaded = load_config("language_bert", "optimized", size="mini", settings=["{HERE}"])
+run_set = launch.plan_run_set(loaded, results=Path("nowhere"), runs="1", seed=None)
+print(run_set.system, [line for line in launch.compose_head(run_set, []).splitlines() if "threads" in line])
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in load.THREADS}
+    done = run(sys.executable, "-c", code, env=environment | {variable: "1"})
+    assert done.stdout == f"{PLAIN}+threads=1 ['# threads: 1']\n", done.stderr
+
+
+def test_the_threads_that_the_launcher_takes_on_a_busy_machine_are_no_other_set(tmp_path, monkeypatch):
+    leave_result(planned(tmp_path))
+    monkeypatch.setattr(load, "look", lambda: load.Load(cores=4, others=3.0, steal=0.0))
+    number, why = load.most_threads(1)
+    assert number == 1 and "other programs" in why
+    assert planned(tmp_path).system == PLAIN
+    leave_result(planned(tmp_path), ('"num_threads", "value": [0-9]+', '"num_threads", "value": 1'))
+    logs = [read_log(path) for path in sorted(planned(tmp_path).directory.iterdir())]
+    assert len(logs) == 2 and mixture(logs) == ""
 
 
 def test_a_long_name_is_shortened_and_unique(tmp_path):
@@ -146,7 +179,9 @@ def test_a_mixed_folder_has_no_score_one_finding_of_each_kind_and_two_cells_in_t
     assert "optimizer.learning_rate 0.1, not 0.002 as in " in findings["S414"]
     assert "opt_base_learning_rate 0.1, not 0.002 as in " in findings["S411"]
     assert "warmup" not in findings["S411"]  # what does not differ
-    data = page_data(audit_paths([mixed]), [], [], mixed)
+    audited = audit_paths([mixed])
+    assert "optimizer.learning_rate is 0.002 in result_0.txt" in render(audited, {}, mixed / "report")
+    data = page_data(audited, [], [], mixed)
     assert data["runs"]["cell"] == [0, 0, 1]
     assert "optimizer.learning_rate 0.1" in data["cells"][1]["folder"]
 

@@ -1,6 +1,7 @@
 """`ttt run -O0`, `-O1`, `-O2` as a person types them, and configurations that are run by their path."""
 
 import os
+from argparse import Namespace
 
 import pytest
 import yaml
@@ -8,6 +9,8 @@ import yaml
 from common.config.merge import to_yaml
 from common.errors import UserError
 from common.evidence.log import read_log
+from common.run import launch
+from common.study.tuning import tune_command
 from common.study.tuning.tune_runs import Tuner, candidates, make_yaml
 from common.training.load import load_config
 from tests.command import ttt, ttt_here
@@ -146,7 +149,8 @@ def test_bad_usage_is_one_line(tmp_path, monkeypatch, options, words):
     one_line(ttt_here(*RUN, *options), *words)
 
 
-def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path):
+def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     folder = tmp_path / "results" / "here-mini-baseline-O1" / "bert"
     folder.mkdir(parents=True)
     made_for = "ttt run language_bert baseline --size mini -O1 --set submission.hardware=here"
@@ -155,8 +159,40 @@ def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path):
     again = ttt_here(*command, "--index", 0, "--runs", 2)  # which is refused, but later
     assert "as chosen before" in again.stdout
     one_line(again, "--index")
-    one_line(ttt_here(*command, "--set", "target=0.5"), "other settings or ranks; remove it to choose anew")
-    one_line(ttt_here(*command, "--nproc", 2), "other settings or ranks; remove it to choose anew")
+    other = ttt_here(*command, "--set", "submission.org=me")  # which changes no recipe, so not the folder
+    one_line(other, "other settings or ranks; remove it to choose anew")
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_ranks", "threads", "changes"),
+    [
+        ([], 1, None, ""),
+        ([], 1, "7", "+threads=7"),
+        (["target=0.5"], 1, None, "+target=0.5"),
+        (["target=0.5", "methods.no_norm_decay=false"], 2, None, None),
+        (["model.hidden_size=16", "optimizer.learning_rate=0.01", "global_batch_size=4"], 1, "7", None),
+    ],
+)
+def test_what_was_chosen_is_beside_the_results_of_its_own_settings_ranks_and_threads(
+    settings, num_ranks, threads, changes, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    settings = ["submission.hardware=here", *settings]
+    loaded = load_config("language_bert", "baseline", size="mini", settings=settings)
+    args = Namespace(level=1, nproc=num_ranks, results=tmp_path)
+    path = tune_command.default_path(args, loaded)
+    path.parent.mkdir(parents=True)
+    path.write_text(make_yaml(tuner("language_bert", "baseline", *settings), ("methods.unpad={}",), "# head"))
+    tuned = load_config("language_bert", str(path), size="mini", settings=settings)
+    assert "unpad" in tuned.config.methods
+    run_set = launch.plan_run_set(
+        tuned, results=tmp_path, runs="1", seed=None, num_ranks=num_ranks, tuned_from="baseline"
+    )
+    assert run_set.directory == path.parent and run_set.system.startswith("here-mini-baseline-O1")
+    assert changes is None or run_set.system == f"here-mini-baseline-O1{changes}"
+    assert ("+" in run_set.system) == (len(settings) > 1 or threads is not None)
 
 
 def test_o1_below_torchrun_is_refused(monkeypatch):
