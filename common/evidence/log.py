@@ -26,6 +26,7 @@ NUM_RUNS = {"resnet": 5, "bert": 10}  # of an official run set (training_rules, 
 IMAGENET_SAMPLES = 1281167  # one epoch of resnet; foreign logs count epochs only
 MAX_BYTES = 16 * 2**20  # published logs: up to 2.1 MB
 MAX_LINES = 100_000  # published logs: up to 30,944
+MAX_EVALUATIONS = 10_000  # published logs: up to 28; rules and checkers compare each with many
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop")
@@ -267,6 +268,7 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
     records: list[Event] = []
     problems: list[Problem] = []
     preamble: list[str] = []
+    num_evaluations = 0
     try:
         lines = split_lines(data)
     except ValueError as error:
@@ -277,12 +279,16 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
             parsed = parse_record(payload, number, problems)
             if isinstance(parsed, Event):
                 records.append(parsed)
+                num_evaluations += parsed.key == "eval_accuracy"
             else:
                 problems.append(parsed)
         elif line.startswith("#") and not records:
             preamble.append(printable(line, 500))
         if LOOKALIKE.search(before if token else line):
             problems.append(Problem("token", number, "the official parser drops what stands here"))
+        if num_evaluations > MAX_EVALUATIONS:
+            records, problems = [], [Problem("file", 0, f"more than {MAX_EVALUATIONS:,} evaluations")]
+            break
     if not records and not problems:
         problems.append(Problem("file", 0, f"no record (no line with '{TOKEN}')"))
     if len(problems) > MAX_PROBLEMS:

@@ -4,40 +4,65 @@ import bz2
 import errno
 import gzip
 import io
+import json
 import lzma
 import os
-import resource
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zlib
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
-from common.evidence.log import MAX_BYTES, MAX_LINES, parse_log, read_log
+from common.evidence.log import MAX_BYTES, MAX_EVALUATIONS, MAX_LINES, parse_log
+from common.evidence.records import TOKEN
 from common.evidence.rules.sets import smallest_total
 from common.evidence.submission import official
 from common.repository import ROOT
 from common.yaml_file import parse_head
+from tests.command import run
 from tests.command import ttt_here as ttt
 
-MEMORY = 2**20 * 400  # of addresses, with numpy's and Python's own 250 MiB
+SECONDS = 1  # of processor time beside what the start of a command takes
+MEGABYTES = 200
+MEASURE = """
+import json, resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+seconds, megabytes = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+print(json.dumps([done.returncode, done.stdout, done.stderr, seconds, megabytes]))
+"""
 
 
-def limited(*arguments, cwd, seconds=6):
-    """Run `ttt` under limits of processor time (its start takes two or three seconds) and of memory."""
+def measured(*arguments, cwd):
+    """Run `ttt`; returns what it did, its seconds of processor time and its megabytes of memory.
 
-    def limit():
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-
-    command = [sys.executable, "-m", "common.cli", *map(str, arguments)]
+    It is the child of a small process, of whose memory its own figure begins.
+    """
+    command = [sys.executable, "-S", "-E", "-c", MEASURE, sys.executable, "-m", "common.cli", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=cwd, env=environment, preexec_fn=limit, capture_output=True, text=True, timeout=300
-    )
+    code, out, err, seconds, megabytes = json.loads(run(*command, cwd=cwd, env=environment).stdout)
+    print(f"{' '.join(map(str, arguments))}: {seconds:.2f} s, {megabytes:.0f} MB")
+    return subprocess.CompletedProcess(arguments, code, out, err), seconds, megabytes
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory):
+    """Return `ttt` that may take a second more than its start, and 200 MB."""
+    starts = {}
+
+    def run_limited(verb, *arguments, cwd):
+        if verb not in starts:
+            starts[verb] = measured(verb, "nothing.txt", cwd=tmp_path_factory.mktemp("empty"))[1]
+        done, seconds, megabytes = measured(verb, *arguments, cwd=cwd)
+        assert seconds < starts[verb] + SECONDS and megabytes < MEGABYTES, (seconds, megabytes)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run_limited
 
 
 def refused(done, *words):
@@ -92,20 +117,21 @@ ARCHIVES = {
 
 
 @pytest.mark.parametrize(("make", "word"), ARCHIVES.values(), ids=ARCHIVES)
-def test_a_crafted_archive_is_refused_in_one_line(tmp_path, make, word):
+def test_a_crafted_archive_is_refused_in_one_line(tmp_path, limited, make, word):
     (tmp_path / "package.tar.gz").write_bytes(make())
     refused(limited("check", "package.tar.gz", cwd=tmp_path), "package.tar.gz", word)
+    refused(limited("score", "package.tar.gz", cwd=tmp_path), "package.tar.gz", "is no log")
 
 
-def test_a_large_member_ends_the_reading_at_its_header(tmp_path):
+def test_a_large_member_ends_the_reading_at_its_header(tmp_path, limited):
     content = gzip.compress(header("weights.bin", 8 * 2**30)) + zeros(2**25)
     (tmp_path / "package.tar.gz").write_bytes(content)
     done = limited("check", "package.tar.gz", cwd=tmp_path)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.returncode == 2
     assert "A001 error" in done.stderr and "more than 2 GiB" in done.stderr
 
 
-def test_a_changed_byte_that_only_the_checksum_knows_is_found(golden, tmp_path):
+def test_a_changed_byte_that_only_the_checksum_knows_is_found(golden, tmp_path, limited):
     golden.write(tmp_path / "results", golden.set())
     path = tmp_path / "package.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
@@ -115,35 +141,78 @@ def test_a_changed_byte_that_only_the_checksum_knows_is_found(golden, tmp_path):
     plain[at : at + 4] = b"2000"
     data = gzip.compress(bytes(plain))
     path.write_bytes(data[:-8] + bytes(b ^ 1 for b in data[-8:-4]) + data[-4:])
-    refused(ttt("check", "--no-official", path), "package.tar.gz", "CRC")
+    refused(limited("check", path, cwd=tmp_path), "package.tar.gz", "CRC")
 
 
-def test_an_archive_without_a_log_is_named_with_its_refused_members(tmp_path):
+def test_an_archive_without_a_log_is_named_with_its_refused_members(tmp_path, limited):
     with tarfile.open(tmp_path / "package.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("../result_0.txt"), io.BytesIO())
-    done = ttt("check", tmp_path / "package.tar.gz")
+    done = limited("check", "package.tar.gz", cwd=tmp_path)
     first, last = done.stderr.splitlines()
     assert done.returncode == 2 and "A001 error" in first and "../result_0.txt" in first
     assert "no result_" in last and "package.tar.gz" in last and tempfile.gettempdir() + "/tmp" not in last
 
 
-def test_a_sparse_file_of_200_gigabytes_reaches_no_checker(golden, tmp_path):
-    folder = golden.write(tmp_path / "results", golden.set(num_logs=1))
-    path = folder / "result_5.txt"
-    path.touch()
-    os.truncate(path, 200 * 2**30)
-    done = limited("check", "results", cwd=tmp_path, seconds=10)
+def add_sparse(folder, lines):
+    (folder / "result_5.txt").touch()
+    os.truncate(folder / "result_5.txt", 200 * 2**30)
+
+
+def add_flood(line):
+    return lambda folder, lines: (folder / "result_5.txt").write_bytes(line * (MAX_BYTES // len(line)))
+
+
+def add_accuracies(number, distance):
+    """Return what adds a log with so many accuracies, `distance` apart."""
+
+    def add(folder, lines):
+        at = next(index for index, line in enumerate(lines) if '"eval_accuracy"' in line)
+        event = json.loads(lines[at].removeprefix(TOKEN)) | {"metadata": {}}
+        more = [TOKEN + json.dumps(event | {"value": 1 / 3 + distance * place}) for place in range(number)]
+        (folder / "result_5.txt").write_text("\n".join([*lines[:at], *more, *lines[at:]]))
+
+    return add
+
+
+LOGS = {
+    "200 GB on no disk": (add_sparse, "larger than 16 MiB"),
+    "newlines": (add_flood(b"\n"), f"more than {MAX_LINES:,} lines"),
+    "comments": (add_flood(b"#ab\n"), f"more than {MAX_LINES:,} lines"),
+    "empty records": (add_flood(b":::MLLOG \n"), f"more than {MAX_LINES:,} lines"),
+    "one accuracy very often": (add_accuracies(75_000, 0), f"more than {MAX_EVALUATIONS:,} evaluations"),
+    "very many accuracies": (add_accuracies(75_000, 1e-6), f"more than {MAX_EVALUATIONS:,} evaluations"),
+}
+
+
+@pytest.mark.parametrize(("add", "word"), LOGS.values(), ids=LOGS)
+def test_a_crafted_log_is_refused_in_one_line_and_reaches_no_checker(golden, tmp_path, limited, add, word):
+    lines = golden.log("bert")
+    add(tmp_path, lines)
+    done = limited("check", ".", cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
-    lines = [line for line in done.stdout.splitlines() if "result_5" in line]
-    assert len(lines) == 1 and "P001 error" in lines[0] and "larger than" in lines[0]
+    refusal, summary = done.stdout.splitlines()
+    assert "result_5.txt: P001 error" in refusal and word in refusal
+    assert "rules: 1 errors, 0 warnings; official checkers: not run" in summary
+    done = limited("score", ".", cwd=tmp_path)
+    assert done.returncode == 1 and "no score" in done.stdout and done.stderr == ""
 
 
-@pytest.mark.parametrize("line", [b"\n", b"#ab\n", b":::MLLOG \n"])
-def test_a_flood_of_lines_is_one_problem(tmp_path, line):
-    (tmp_path / "result_0.txt").write_bytes(line * (MAX_BYTES // len(line)))
-    log = read_log(tmp_path / "result_0.txt")
-    assert not log.is_readable
-    assert [problem.text for problem in log.problems] == [f"more than {MAX_LINES:,} lines"]
+def test_as_many_evaluations_as_a_log_may_have_are_judged_in_time(golden, tmp_path, limited):
+    add_accuracies(MAX_EVALUATIONS - 100, 1e-6)(tmp_path, golden.log("bert"))
+    done = limited("check", "--no-official", ".", cwd=tmp_path)
+    assert done.returncode == 1 and "S409 error" in done.stdout and "P001" not in done.stdout
+
+
+def test_a_folder_deeper_than_a_path_may_be_long_is_refused(tmp_path, limited):
+    with ExitStack() as stack:
+        parent = os.open(tmp_path, os.O_RDONLY)
+        for _ in range(20):
+            stack.callback(os.close, parent)
+            os.mkdir("d" * 250, dir_fd=parent)
+            parent = os.open("d" * 250, os.O_RDONLY, dir_fd=parent)
+        os.close(parent)
+    for verb in ("check", "score"):
+        refused(limited(verb, ".", cwd=tmp_path), "File name too long")
 
 
 def test_lines_end_as_the_parser_ends_them():
@@ -170,7 +239,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(golden, tmp_path, monkeypatch
     refused(ttt("check", "--no-official", tmp_path), "secret", "cannot be read")
 
 
-def test_a_bomb_of_merge_keys_in_a_head_is_not_read(golden):
+def test_a_bomb_of_merge_keys_in_a_head_is_not_read(golden, tmp_path, limited):
     bomb = ["a0: &a0 {x: 1}"]
     bomb += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 4)}]}}" for n in range(1, 26)]
     lines = golden.log()
@@ -178,6 +247,9 @@ def test_a_bomb_of_merge_keys_in_a_head_is_not_read(golden):
     lines[at:at] = [f"#   {line}" for line in bomb]
     settings = parse_log("\n".join(lines).encode(), "here").settings
     assert settings[0] == bomb[0] and parse_head(settings) is None
+    (tmp_path / "result_0.txt").write_text("\n".join(lines))
+    for verb in ("check", "score"):
+        assert limited(verb, "result_0.txt", cwd=tmp_path).returncode in (0, 1)
 
 
 @pytest.mark.parametrize(
