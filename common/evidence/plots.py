@@ -6,6 +6,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from cycler import cycler
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +16,7 @@ from common.evidence.log import RunSet
 from common.evidence.score import Score
 from common.evidence.text import number
 
-PALETTE = ("#7d8590", "#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c")  # readable on black and on white
+PALETTE = ("#7d8590", "#2f7ed8", "#d9702c", "#3a9d5d", "#a371f7", "#b58a1a")  # readable on black and on white
 PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
 INK = "#010203"  # becomes currentColor, so that a plot follows the page's theme
 OWN_THEME = Markup(  # of a file of its own, where currentColor is black on whatever the viewer has
@@ -27,6 +28,7 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "svg.hashsalt": "ttt",  # equal input gives an equal page
     "text.parse_math": False,  # a name may contain dollar signs
     "text.color": INK,
+    "axes.prop_cycle": cycler(color=PALETTE),
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "xtick.color": INK,

@@ -3,7 +3,7 @@
 // set as text. An item is a run, or the mean of the complete runs of a cell: both have cell, minutes, quality.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PALETTE = ["#2f7ed8", "#e07b39", "#3a9d5d", "#a371f7", "#d4a72c", "#7d8590"]; // as in the report
+const PALETTE = ["#2f7ed8", "#d9702c", "#3a9d5d", "#a371f7", "#b58a1a", "#7d8590"]; // as in the report
 const SHAPES = ["circle", "square", "triangle", "diamond", "cross", "plus", "inverted"];
 const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4]];
 const SORTS = {

@@ -10,8 +10,9 @@ from markupsafe import Markup
 from common.evidence.audit import Audited, audit
 from common.evidence.compare.reported import load_reported
 from common.evidence.log import RunSet, load, parse_log
-from common.evidence.plots import stand_alone
+from common.evidence.plots import PALETTE, stand_alone
 from common.evidence.report import render
+from common.repository import ROOT
 from tests.browser import Browser
 from tests.command import one_line
 from tests.command import ttt_here as ttt
@@ -98,6 +99,11 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def contrast(one, other):
+    darker, lighter = sorted(map(luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
 def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(two_sets):
     svg = pictures(page(two_sets))[0]
     assert "prefers-color-scheme" not in svg  # on a page its style would be the page's
@@ -106,8 +112,17 @@ def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(two_sets):
     pairs = re.findall(r"svg { color: (#[0-9a-f]{6}); background: (#[0-9a-f]{6}) }", alone)
     assert len(pairs) == 2 and "(prefers-color-scheme: dark)" in alone
     for ink, paper in pairs:
-        darker, lighter = sorted(map(luminance, (ink, paper)))
-        assert (lighter + 0.05) / (darker + 0.05) > 7  # WCAG's enhanced contrast
+        assert contrast(ink, paper) > 7  # WCAG's enhanced contrast of text
+        assert all(contrast(colour, paper) > 3 for colour in PALETTE)  # and its contrast of graphics
+    for picture in pictures(page(two_sets)):
+        colours = set(re.findall(r"(?:fill|stroke): ?([^;\"]+)", picture)) | set(
+            re.findall(r'(?:fill|stroke)="([^"]+)"', picture)
+        )
+        assert {"currentColor", "none"} < colours <= {"currentColor", "none", *PALETTE}
+        texts = re.findall("<text [^>]*>", picture)
+        assert texts and all("fill: currentColor" in text for text in texts)  # else a viewer takes black
+    script = (ROOT / "common/study/templates/explore.js").read_text()
+    assert set(re.findall('"(#[0-9a-f]{6})"', script)) == set(PALETTE)
 
 
 @pytest.mark.parametrize("key", ["submission_platform", "configuration_name", "submission_org", "method"])
