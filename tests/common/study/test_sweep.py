@@ -1,16 +1,18 @@
 """`ttt sweep` as a person types it: what is missing is run, what is finished never again."""
 
 import json
+import re
 import signal
 import subprocess
 import time
+from dataclasses import asdict
 
 import pytest
 
 from common.evidence.log import read_log
-from common.repository import ROOT
+from common.repository import ROOT, benchmark_module, benchmarks, mlperf_name
 from common.study.cells import Study
-from common.study.sweep import compare_curves, sweep_cells
+from common.study.sweep import compare_curves, draw, sweep_cells
 from tests.command import TTT, one_line, ttt, ttt_here
 
 TINY = ("max_duration=40ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
@@ -68,6 +70,27 @@ def test_the_first_configuration_is_the_reference_also_without_its_first_budget(
     answers = compare_curves(study, logs | {"baseline-0.5": []}, None)
     assert [curve.configuration for curve in answers.curves] == ["baseline", "optimized"]
     assert all(logs.values())
+
+
+@pytest.mark.parametrize("benchmark", benchmarks())
+def test_the_committed_curves_are_drawn_from_their_logs_for_light_and_dark(benchmark):
+    cells = sweep_cells(benchmark, ["baseline", "optimized"], [0.15, 0.3, 0.5, 1.0])
+    study = Study(name="sweep", benchmark=benchmark, size="mini", cells=tuple(cells))
+    folder, name = ROOT / "results/study/sweep", mlperf_name(benchmark)
+    logs = {
+        cell.name: [
+            read_log(path)
+            for path in sorted(folder.glob(f"reference-2cpu-mini-{cell.name}/{name}/result_*.txt"))
+        ]
+        for cell in cells
+    }
+    answers = compare_curves(study, logs, None)
+    kept = (folder / f"{name}-mini.svg").read_text()
+    drawn = str(draw(answers, benchmark_module(benchmark).Benchmark.names.quality))
+    assert re.sub("Matplotlib v.*", "", kept) == re.sub("Matplotlib v.*", "", drawn)
+    assert "(prefers-color-scheme: dark)" in kept
+    assert all("fill: currentColor" in text for text in re.findall("<text [^>]*>", kept))
+    assert json.loads((folder / f"{name}-mini.json").read_text()) == json.loads(json.dumps(asdict(answers)))
 
 
 @pytest.mark.slow
