@@ -59,7 +59,7 @@ def find_logs(path: Path) -> Iterator[Path]:
 def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:
     """Return the files below folders whose last parts match a pattern, such as `throughput/*/*.json`."""
     below = (folder / name for path in paths for folder, _, files in walk(path) for name in files)
-    return sorted({file for file in below if file.match(pattern)})
+    return sorted({file for file in below if file.match(pattern)}, key=_natural)
 
 
 def find_studies(paths: Iterable[Path]) -> list[Path]:

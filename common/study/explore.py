@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,20 @@ from common.config.merge import merge_files
 from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
-from common.evidence.log import MAX_BYTES, Log, Point
+from common.evidence.log import Log, Point
 from common.evidence.page import fill_template
-from common.evidence.paths import find_files, label
 from common.evidence.records import finite, printable
 from common.evidence.report import link
 from common.evidence.score import BASELINE, NOTES, run_of
 from common.repository import benchmarks, configurations
+from common.study.points import Points
 from common.study.prices import Price
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_POINTS = 200  # of a run's curve; longer ones are thinned
 MAX_FINDINGS = 5  # told of one run; all are counted
-MAX_RATES = 1000  # of one bench result
-REACHED, ENDED, BROKEN_OFF, RESUMED, UNREADABLE = range(5)
-STATUSES = ("reached its target", "ended without it", "broken off", "resumed", "unreadable")
-RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
+REACHED, ENDED, BROKEN_OFF, RESUMED, UNREADABLE, PREDICTED = range(6)
+STATUSES = ("reached its target", "ended without it", "broken off", "resumed", "unreadable", "predicted")
 COLUMNS = (
     "cell", "file", "href", "seed", "status", "minutes", "evaluation", "quality", "samples", "samples_per_s",
     "commit", "errors", "warnings", "findings", "curve",
@@ -65,11 +63,15 @@ def render(data: dict[str, Any]) -> str:
 
 
 def page_data(
-    audited: Sequence[Audited], benches: Sequence[dict[str, Any]], prices: Sequence[Price], folder: Path
+    audited: Sequence[Audited],
+    benches: Sequence[dict[str, Any]],
+    prices: Sequence[Price],
+    folder: Path,
+    points: Sequence[Points] = (),
 ) -> dict[str, Any]:
     """Return what the page knows: cells (runs of one folder with the same settings), runs by column, prices.
 
-    Links to logs are relative to `folder`, where the page will lie.
+    `points` are of no log: published and predicted. Links are relative to `folder`, where the page will lie.
     """
     methods, lines, texts = (defaultdict[str, int](itertools.count().__next__) for _ in range(3))
     cells: list[dict[str, Any]] = []
@@ -92,6 +94,12 @@ def page_data(
         others = list(itertools.chain(*by_log.values()))  # of the system's description
         for number in numbers.values():
             cells[number]["about"] = verdict(others, texts)
+    for point in points:
+        cells.append(point_cell(point, methods, lines) | {"about": verdict([], texts)})
+        for row_ in point_rows(point):
+            row = {"cell": len(cells) - 1, "href": link(point.path, folder)} | row_ | verdict([], texts)
+            for name in COLUMNS:
+                columns[name].append(row[name])
     hardware = sorted({shared["hardware"] for shared in cells})
     return {
         "reference": BASELINE,
@@ -112,6 +120,8 @@ def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> 
     study, hardware, name = place(log)
     size = log.text("benchmark_size") or "full"
     return {
+        "kind": "measured",
+        "range": None,
         "folder": folder + same,
         "study": study,
         "name": name + same,
@@ -119,7 +129,7 @@ def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> 
         "size": size,
         "proxy": log.is_proxy,
         "hardware": hardware,
-        "configuration": recipes.recipe_name(log),
+        "configuration": recipe_name(log, name),
         "methods": sorted({methods[printable(event.value, 64)] for event in log.events("method")}),
         "duration": setting(log, "max_duration"),
         "budget": budget(log, size),
@@ -128,6 +138,67 @@ def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> 
         "trains_on": log.is_study,
         "settings": [lines[line] for line in log.settings],
     }
+
+
+def recipe_name(log: Log, name: str) -> str:
+    """Return a configuration and what its cell turns: `baseline+unpad` of an ablation's cell `with-unpad`.
+
+    A switch `no_ema` that is on leaves `ema` out: `baseline-ema`, as `ttt run` takes it.
+    """
+    turned = re.fullmatch(r"(with|without)-(.+)", name) if log.is_ours and log.lies_in_study else None
+    if turned is None:
+        return recipes.recipe_name(log)
+    methods, is_on = {event.value for event in log.events("method")}, turned[1] == "with"
+    changes = []
+    for switch in turned[2].split("."):
+        removed = switch.removeprefix("no_")
+        is_removal = switch not in methods if is_on else removed in methods
+        if removed != switch and is_removal:
+            changes.append("+-"[is_on] + removed)
+        else:
+            changes.append("-+"[is_on] + switch)
+    return log.configuration + "".join(changes)
+
+
+def point_cell(points: Points, methods: Numbers, lines: Numbers) -> dict[str, Any]:
+    """Return the cell of a published set or a prediction."""
+    return {
+        "kind": points.kind,
+        "range": points.interval,
+        "folder": f"{points.kind}: {points.benchmark} {points.name} on {points.hardware}",
+        "study": points.kind,
+        "name": points.name,
+        "benchmark": points.benchmark,
+        "size": points.size,
+        "proxy": points.size != "full",
+        "hardware": points.hardware,
+        "configuration": points.configuration,
+        "methods": sorted({methods[printable(name, 64)] for name in points.methods}),
+        "duration": "",
+        "budget": None,
+        "batch": None,
+        "target": points.target,
+        "trains_on": False,
+        "settings": [lines[f"source: {printable(points.source, 300)}"]],
+    }
+
+
+def point_rows(points: Points) -> Iterator[dict[str, Any]]:
+    """Yield the columns of the runs of a published set, or of a prediction."""
+    for row in points.rows:
+        status = PREDICTED if points.kind == "predicted" else REACHED if row.minutes else ENDED
+        yield {
+            "file": row.file,
+            "seed": "",
+            "status": status,
+            "minutes": rounded(row.minutes),
+            "evaluation": rounded(row.evaluation),
+            "quality": rounded(row.quality),
+            "samples": rounded(row.samples),
+            "samples_per_s": rounded(row.samples_per_s),
+            "commit": "",
+            "curve": [],
+        }
 
 
 def describe_difference(logs: Sequence[Log], log: Log) -> str:
@@ -266,42 +337,3 @@ def price_row(price: Price, hardware: Sequence[str]) -> dict[str, Any]:
                 for spot in (False, True)
             ]
     return price.model_dump() | {"fits": fits}
-
-
-def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
-    benches = []
-    for file in find_files((path.absolute() for path in paths), "throughput/*/*.json"):
-        try:
-            benches.append(bench(file))
-        except (OSError, ValueError) as error:
-            report(f"{label(file)} is left out: {printable(str(error))}")
-    return benches
-
-
-def bench(file: Path) -> dict[str, Any]:
-    """Return one bench result. Raises ValueError for anything but what `ttt bench` writes."""
-    with file.open("rb") as stream:
-        data = stream.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError("too large")
-    try:
-        figures = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(figures, dict) or not isinstance(rates := figures.get("rates"), list):
-        raise ValueError("not what `ttt bench` writes")
-    rows = []
-    for rate in rates[:MAX_RATES]:
-        if not isinstance(rate, dict) or finite(rate.get("samples_per_s")) is None:
-            raise ValueError("a rate states no samples_per_s")
-        row = {name: printable(rate.get(name, ""), 80) for name in ("configuration", "shape")}
-        rows.append(row | {name: rounded(finite(rate.get(name))) for name in RATE})
-    return {
-        "file": label(file),
-        "benchmark": printable(figures.get("benchmark", ""), 64),
-        "size": printable(figures.get("size", ""), 16),
-        "batch": finite(figures.get("batch_size")),
-        "hardware": printable(file.parent.name, 64),
-        "rates": rows,
-    }

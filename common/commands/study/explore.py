@@ -2,8 +2,9 @@
 
 The page is one file that needs no network. It lays quality-against-time and quality-against-cost curves over
 each other, draws the Pareto front, answers which recipe is the cheapest at the same quality and the best at
-the same cost, re-prices runs by $/h, and lists every run with its log and what `ttt check` finds in it. What
-is chosen stands in its address, so a view can be shared.
+the same cost, re-prices runs by $/h, and lists every run with its log and what `ttt check` finds in it.
+Published sets and predictions for other hardware stand beside the runs, marked. What is chosen stands in the
+page's address, so a view can be shared.
 
 examples:
   ttt explore
@@ -12,6 +13,7 @@ examples:
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -36,23 +38,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Read everything and write the page."""
-    from common.study import explore
+    from common.study import benches, explore, points
     from common.study.prices import PRICES, load_prices
 
     prices = load_prices(args.prices or PRICES)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    benches = explore.read_benches(args.paths, lambda line: console.print(line, markup=False))
+    report = partial(console.print, markup=False)
+    rates = benches.read_benches(args.paths, report)
     paths = args.paths + find_studies(args.paths)
     audited: list[Audited] = []
-    if not benches or any(True for path in paths for _ in find_logs(path)):
+    if not rates or any(True for path in paths for _ in find_logs(path)):
         audited = read(paths, console)
     if args.out.is_dir():
         raise UserError("is a folder", where=printable(str(args.out)), hint="-o explore.html")
-    page = explore.render(explore.page_data(audited, benches, prices, args.out.parent))
+    run_sets = [entry.run_set for entry in audited]
+    others = points.published_points() + points.predicted_points(args.paths, rates, run_sets, report)
+    page = explore.render(explore.page_data(audited, rates, prices, args.out.parent, others))
     save_text(args.out, page)
     num_runs = sum(len(entry.run_set.logs) for entry in audited)
     size = args.out.stat().st_size / 1e6
-    print(f"wrote {printable(str(args.out))}: {num_runs:,} runs, {len(benches)} bench results, {size:.1f} MB")
+    predicted = sum(point.kind == "predicted" for point in others)
+    print(
+        f"wrote {printable(str(args.out))}: {num_runs:,} runs, {len(rates)} bench results, "
+        f"{predicted} predictions, {size:.1f} MB"
+    )
     return EXIT_OK
 
 

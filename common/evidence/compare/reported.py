@@ -63,6 +63,7 @@ class Reported:
     """The published results of one benchmark: the sets to reproduce, the closest others, and the claims."""
 
     benchmark: str
+    folder: str  # of the benchmark
     target: float
     sets: tuple[Published, ...]
     peers: tuple[Published, ...]
@@ -90,7 +91,7 @@ def load_reported(root: Path = ROOT) -> dict[str, Reported]:
     for path in sorted(root.glob("*/reported.yaml")):
         try:
             facts = yaml.safe_load(path.read_text(encoding="utf-8"))
-            matches[facts["benchmark"]] = _reported(facts)
+            matches[facts["benchmark"]] = _reported(facts, path.parent.name)
         except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
             raise UserError(printable(str(error)), where=f"{path.parent.name}/{path.name}") from error
     return matches
@@ -101,7 +102,7 @@ def reported(root: Path = ROOT) -> list[Score]:
     return [entry.score for facts in load_reported(root).values() for entry in facts.sets]
 
 
-def _reported(facts: dict[str, Any]) -> Reported:
+def _reported(facts: dict[str, Any], folder: str) -> Reported:
     sets, peers = (
         tuple(_published(facts, entry) for entry in facts.get(part, ())) for part in ("sets", "peers")
     )
@@ -113,7 +114,12 @@ def _reported(facts: dict[str, Any]) -> Reported:
         for claim in facts.get("claims", ())
     )
     return Reported(
-        benchmark=facts["benchmark"], target=facts["quality_target"], sets=sets, peers=peers, claims=claims
+        benchmark=facts["benchmark"],
+        folder=folder,
+        target=facts["quality_target"],
+        sets=sets,
+        peers=peers,
+        claims=claims,
     )
 
 

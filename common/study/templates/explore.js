@@ -1,20 +1,25 @@
 "use strict";
 // The page's own script: filters the rows of the data block, draws them, answers questions. Text is only ever
-// set as text. An item is a run, or the mean of the complete runs of a cell: both have cell, minutes, quality.
+// set as text. An item is a run, or the mean of the complete runs of a cell: both have cell, minutes, quality. A
+// cell is measured, or published, or one prediction, which is in no answer and on no front.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const PALETTE = ["#2f7ed8", "#d9702c", "#3a9d5d", "#a371f7", "#b58a1a", "#7d8590"]; // as in the report
 const SHAPES = ["circle", "square", "triangle", "diamond", "cross", "plus", "inverted"];
+const KINDS = { published: "published, not measured here", predicted: "predicted, not measured" };
+const KIND_SHAPES = { published: "hexagon", predicted: "star" }; // of no category
 const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4]];
 const SORTS = {
   timeSameQuality: "fastest at the same quality", costSameQuality: "cheapest at the same quality",
   qualitySameTime: "best in the same time", qualitySameCost: "best at the same cost",
 };
 const CLOCKS = { run: "the whole run", training: "without evaluations" };
-const FIELDS = ["clock", "q", "model", "size", "from", "to", "baseline", "quality", "minutes", "dollars", "x", "show",
+const ENDS = { target: "stopped at the target", budget: "trained to the end of a budget" };
+const SCALES = { "": "linear", x: "logarithmic", xy: "logarithmic, 1 - quality too" };
+const FIELDS = ["clock", "q", "model", "size", "ends", "scale", "from", "to", "baseline", "quality", "minutes", "dollars", "x", "show",
   "colour", "sortBy", "cloud"];
-const DEFAULTS = { clock: "run", x: "time", show: "runs", colour: "recipe", sortBy: "timeSameQuality" }; // and below
-const ROW_PX = 32, NUM_ROWS = 36, MAX_DASHED = 200, MAX_LEGEND = 30, MAX_BENCH_ROWS = 400;
+const DEFAULTS = { clock: "run", x: "time", show: "means", colour: "recipe", sortBy: "timeSameQuality" }; // and below
+const ROW_PX = 32, NUM_ROWS = 36, MAX_DASHED = 200, MAX_LEGEND = 30, MAX_BANDS = 20, MAX_BENCH_ROWS = 400;
 
 const $ = (id) => document.getElementById(id);
 const form = $("filters"), field = (name) => form.elements.namedItem(name);
@@ -38,8 +43,9 @@ const cells = DATA.cells.map((cell, id) => ({
 }));
 for (const cell of cells) {
   const budget = cell.budget === null || cell.budget === 1 || cell.name.includes(cell.budget) ? "" : `, budget ${cell.budget}`;
-  const what = cell.name.includes(cell.configuration) ? cell.name : `${cell.configuration}: ${cell.name}`;
-  cell.title = `${cell.study && cell.study + "/"}${what} on ${cell.hardware}${budget}`;
+  const isNamed = cell.name.includes(cell.configuration) || cell.kind !== "measured", isTurned = /^with(out)?-/.test(cell.name);
+  const what = isNamed ? cell.name : isTurned ? cell.configuration : `${cell.configuration}: ${cell.name}`;
+  cell.title = `${cell.study && cell.study + (cell.kind === "measured" ? "/" : ": ")}${what} on ${cell.hardware}${budget}`;
   cell.model = `${cell.benchmark} ${cell.size}${cell.proxy ? " (proxy)" : ""}`;
   const names = cell.methods.map((method) => DATA.methods[method]);
   cell.methodNames = names.join(", ");
@@ -51,7 +57,6 @@ const runs = columns.cell.map((cell, id) => {
   for (const name in columns) if (name !== "cell") run[name] = columns[name][id];
   run.whole = run.minutes;
   run.points = run.curve;
-  run.complete = run.status <= 1 && run.minutes > 0 && run.quality !== null; // reached its target or its end
   run.text = `${run.file} seed ${run.seed} ${run.commit}`.toLowerCase();
   return run;
 });
@@ -63,7 +68,10 @@ function setClock() {
   clock = state.clock;
   const isTraining = clock === "training";
   for (const run of runs) {
-    run.minutes = isTraining && run.whole !== null ? Math.max(0, run.whole - run.evaluation) : run.whole;
+    run.minutes = !isTraining || run.whole === null ? run.whole : run.evaluation === null ? null : Math.max(0, run.whole - run.evaluation);
+    const hasEnded = run.status <= 1 || run.cell.kind === "predicted"; // reached its target or its end
+    run.complete = hasEnded && run.minutes > 0 && run.quality !== null;
+    run.minutesRange = run.cell.range && run.cell.range.map((minutes) => Math.max(0, minutes - run.whole + run.minutes));
     run.curve = [];
     for (let i = 0; i < run.points.length; i += 4) {
       run.curve.push(run.points[i] - (isTraining ? run.points[i + 1] : 0), run.points[i + 2], run.points[i + 3]);
@@ -77,8 +85,13 @@ const most = (values) => {
   for (const value of values) counts.set(value, (counts.get(value) || 0) + 1);
   return [...counts].sort((a, b) => b[1] - a[1] || collator.compare(a[0], b[0]))[0]?.[0] || "";
 };
-DEFAULTS.model = most(runs.map((run) => run.cell.benchmark)); // qualities of two benchmarks do not compare
-DEFAULTS.size = most(runs.filter((run) => run.cell.benchmark === DEFAULTS.model).map((run) => run.cell.size));
+const isMeasured = (run) => run.cell.kind === "measured", numMeasured = runs.filter(isMeasured).length;
+let typical = numMeasured ? runs.filter(isMeasured) : runs; // qualities of two benchmarks do not compare
+DEFAULTS.model = most(typical.map((run) => run.cell.benchmark));
+typical = typical.filter((run) => run.cell.benchmark === DEFAULTS.model);
+DEFAULTS.size = most(typical.map((run) => run.cell.size));
+// Nor does the time to a target with that to the end of a budget.
+DEFAULTS.ends = typical.some((run) => run.cell.size === DEFAULTS.size && !run.cell.trains_on) ? "target" : "budget";
 const FACETS = {
   recipe: { of: (run) => run.cell.configuration },
   hardware: { of: (run) => run.cell.hardware },
@@ -87,6 +100,9 @@ const FACETS = {
   audit: { of: (run) => (run.errors ? "errors" : run.warnings ? "warnings only" : "no finding") },
 };
 for (const facet of Object.values(FACETS)) facet.values = unique(runs.map(facet.of));
+const isPlain = (recipe) => !/.[+-]|^[A-Z]/.test(recipe); // not that of an ablation, nor published
+const plainFirst = (recipes) => recipes.sort((a, b) => isPlain(b) - isPlain(a));
+plainFirst(FACETS.recipe.values);
 runs.forEach((run) => { run.facets = Object.values(FACETS).map((facet) => facet.of(run)); });
 
 // ---- what is chosen: in the form, and in the address ----
@@ -96,7 +112,7 @@ const state = { algorithms: new Map(), prices: new Map() };
 function readAddress() {
   const said = new URLSearchParams(location.hash.slice(1));
   for (const name of FIELDS) state[name] = said.get(name) || DEFAULTS[name] || "";
-  for (const name of ["model", "size", "cloud"]) if (state[name] === "all") state[name] = "";
+  for (const name of ["model", "size", "ends", "cloud"]) if (state[name] === "all") state[name] = "";
   for (const name in FACETS) state[name] = new Set(said.getAll(name).filter((value) => value !== "all"));
   state.spot = said.get("spot") === "1";
   state.algorithms.clear();
@@ -131,7 +147,7 @@ function fillForm() {
   for (const name in FACETS) for (const box of facetBoxes[name].values()) box.input.checked = state[name].has(box.input.value);
   methodBoxes.forEach((box, method) => { box.select.value = state.algorithms.has(method) ? (state.algorithms.get(method) ? "has" : "not") : ""; });
   field("spot").checked = state.spot;
-  for (const name of ["model", "size", "cloud", "sortBy", "x", "show", "colour", "clock"]) {
+  for (const name of ["model", "size", "ends", "scale", "cloud", "sortBy", "x", "show", "colour", "clock"]) {
     if (field(name).selectedIndex < 0) { field(name).value = DEFAULTS[name] || ""; state[name] = field(name).value; }
   }
 }
@@ -146,7 +162,7 @@ function readForm() {
 
 // ---- what it comes to ----
 
-let visible = [], means = [], items = [], reference = null;
+let visible = [], numElsewhere = 0, means = [], items = [], reference = null;
 
 function filter() {
   // A bit for each filter that a run fails: a value of a facet counts the runs that fail no other filter.
@@ -158,9 +174,12 @@ function filter() {
     cell.passes = (!state.model || cell.benchmark === state.model) && (!state.size || cell.size === state.size)
       && (!isBounded || (cell.budget !== null && cell.budget >= low && cell.budget <= high))
       && [...state.algorithms].every(([method, has]) => cell.methodSet.has(method) === has);
+    cell.isElsewhere = state.ends !== "" && cell.trains_on !== (state.ends === "budget"); // on another axis
     cell.missing = cell.passes ? terms.filter((term) => !cell.text.includes(term)) : terms;
   }
+  const ofModel = runs.filter(({ cell }) => (!state.model || cell.benchmark === state.model) && (!state.size || cell.size === state.size));
   visible = [];
+  numElsewhere = 0;
   for (const run of runs) {
     if (!run.cell.passes || run.cell.missing.some((term) => !run.text.includes(term))) continue;
     let failed = 0;
@@ -168,6 +187,7 @@ function filter() {
       const chosen = state[facets[i]];
       if (chosen.size && !chosen.has(run.facets[i])) failed |= 1 << i;
     }
+    if (run.cell.isElsewhere) { numElsewhere += !failed; continue; }
     for (let i = 0; i < facets.length; i++) {
       if ((failed & ~(1 << i)) === 0) counts[i].set(run.facets[i], (counts[i].get(run.facets[i]) || 0) + 1);
     }
@@ -176,7 +196,11 @@ function filter() {
     for (const method of run.cell.methods) methodCounts[method]++;
   }
   facets.forEach((name, i) => {
-    for (const [value, box] of facetBoxes[name]) box.count.textContent = counts[i].get(value) || 0;
+    const known = new Set(ofModel.map((run) => run.facets[i]));
+    for (const [value, box] of facetBoxes[name]) {
+      box.count.textContent = counts[i].get(value) || 0;
+      box.input.parentNode.hidden = !known.has(value) && !state[name].has(value);
+    }
   });
   methodBoxes.forEach((box, method) => { box.count.textContent = methodCounts[method]; });
 }
@@ -194,14 +218,16 @@ function interval(values) {
 function meanOf(cell, ofCell) {
   const complete = ofCell.filter((run) => run.complete), minutes = complete.map((run) => run.minutes);
   const all = (name) => { const known = complete.map((run) => run[name]).filter((v) => v !== null); return known.length ? mean(known) : null; };
-  const range = interval(minutes.map(Math.log));
+  const ofLogs = (values) => { const range = values.every((v) => v > 0) && interval(values.map(Math.log)); return range && range.map(Math.exp); };
   const length = complete.length ? Math.min(...complete.map((run) => run.curve.length)) : 0;
   const curve = [];
   for (let i = 0; i < length; i++) curve.push(complete.some((run) => run.curve[i] === null) ? null : mean(complete.map((run) => run.curve[i])));
+  const ends = [all("minutes"), all("samples"), all("quality")];
+  if (length && complete.some((run) => run.curve.length > length)) curve.push(...ends); // others went on where the first stopped
   return {
     cell, n: complete.length, num: ofCell.length, curve, runs: ofCell, complete: complete.length > 0,
-    minutes: all("minutes"), quality: all("quality"), samples: all("samples"), samples_per_s: all("samples_per_s"),
-    minutesRange: range && range.map(Math.exp), qualityRange: interval(complete.map((run) => run.quality)),
+    minutes: ends[0], quality: ends[2], samples: ends[1], samples_per_s: all("samples_per_s"),
+    minutesRange: cell.range ? ofCell[0].minutesRange : ofLogs(minutes), samplesRange: ofLogs(complete.map((run) => run.samples)), qualityRange: interval(complete.map((run) => run.quality)),
     errors: ofCell.reduce((sum, run) => sum + run.errors, 0), warnings: ofCell.reduce((sum, run) => sum + run.warnings, 0),
   };
 }
@@ -230,9 +256,9 @@ function xOf(item) { return state.x === "cost" ? cost(item) : state.x === "sampl
 
 function chooseReference() {
   const known = new Map(visible.map((run) => [run.cell.key, 0]));
-  const ofModel = allMeans.filter((item) => item.complete && known.has(item.cell.key));
+  const ofModel = allMeans.filter((item) => item.complete && item.cell.kind !== "predicted" && !item.cell.isElsewhere && known.has(item.cell.key));
   const named = ofModel.find((item) => item.cell.folder === state.baseline);
-  const rank = (item) => [item.cell.configuration === DATA.reference, !item.cell.study, item.cell.budget === 1 || item.cell.budget === null, item.n];
+  const rank = (item) => [item.cell.kind === "measured", item.cell.configuration === DATA.reference, !item.cell.study, item.cell.budget === 1 || item.cell.budget === null, item.n];
   reference = named || ofModel.reduce((best, item) => {
     if (!best) return item;
     const [a, b] = [rank(item), rank(best)];
@@ -310,7 +336,7 @@ function drawAnswers() {
   const list = $("answers");
   $("proxy").hidden = !reference || !reference.cell.proxy;
   if (!reference) { list.replaceChildren(el("li", {}, "No complete run is shown.")); return; }
-  const pool = means.filter((item) => item.complete && item.cell.key === reference.cell.key);
+  const pool = means.filter((item) => item.complete && item.cell.kind !== "predicted" && item.cell.key === reference.cell.key);
   if (!pool.some((item) => item.cell === reference.cell)) pool.push(reference);
   const minutes = (item) => item.minutes, limit = limits();
   const answers = [
@@ -341,11 +367,19 @@ function categorise() {
   if (categories.by === state.colour) return;
   const of = { recipe: (c) => c.configuration, name: (c) => c.name, hardware: (c) => c.hardware,
     study: (c) => c.study || "scored runs", budget: (c) => (c.budget === null ? "unknown" : `${c.budget}`) }[state.colour];
-  categories = new Map(unique(cells.map(of)).map((name, i) => [name, {
+  const names = state.colour === "recipe" ? plainFirst(unique(cells.map(of))) : unique(cells.map(of));
+  categories = new Map(names.map((name, i) => [name, {
     name, colour: PALETTE[i % PALETTE.length], shape: SHAPES[i % SHAPES.length], dash: DASHES[i % DASHES.length],
   }]));
   categories.by = state.colour;
   for (const cell of cells) cell.category = categories.get(of(cell));
+}
+
+function corner(count, outer, inner) {
+  return Array.from({ length: count }, (_, i) => {
+    const [r, angle] = [i % 2 ? inner : outer, (2 * Math.PI * i) / count];
+    return [r * Math.sin(angle), -r * Math.cos(angle)];
+  });
 }
 
 function mark(context, shape, x, y, r) {
@@ -359,21 +393,22 @@ function mark(context, shape, x, y, r) {
   const corners = {
     square: [[-1, -1], [1, -1], [1, 1], [-1, 1]], triangle: [[0, -1.2], [1.1, 0.9], [-1.1, 0.9]],
     inverted: [[0, 1.2], [1.1, -0.9], [-1.1, -0.9]], diamond: [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
+    hexagon: corner(6, 1.2, 1.2), star: corner(10, 1.5, 0.6),
   }[shape];
   corners.forEach(([dx, dy], i) => (i ? context.lineTo(x + dx * r, y + dy * r) : context.moveTo(x + dx * r, y + dy * r)));
   context.closePath();
 }
 
-function drawMarks(context, category, points, radius, alpha) {
+function drawMarks(context, category, points, radius, alpha, kind) {
   // One mark is drawn, then copied: a path of thousands of marks is slow to fill.
-  const scale = 2 * (window.devicePixelRatio || 1), half = Math.ceil(radius * 1.5) + 1;
+  const scale = 2 * (window.devicePixelRatio || 1), half = Math.ceil(radius * 1.6) + 2, shape = KIND_SHAPES[kind] || category.shape;
   const stamp = el("canvas", { width: 2 * half * scale, height: 2 * half * scale }), pen = stamp.getContext("2d");
   pen.scale(scale, scale);
   pen.fillStyle = pen.strokeStyle = category.colour;
   pen.lineWidth = 1.6;
   pen.beginPath();
-  mark(pen, category.shape, half, half, radius);
-  if (category.shape === "cross" || category.shape === "plus") pen.stroke(); else pen.fill();
+  mark(pen, shape, half, half, radius);
+  if (shape in { cross: 1, plus: 1, hexagon: 1, star: 1 }) pen.stroke(); else pen.fill();
   context.globalAlpha = alpha;
   for (const [x, y] of points) context.drawImage(stamp, x - half, y - half, 2 * half, 2 * half);
   context.globalAlpha = 1;
@@ -381,17 +416,19 @@ function drawMarks(context, category, points, radius, alpha) {
 
 function drawLegend() {
   const shown = [...new Set(items.filter((item) => item.quality !== null).map(categoryOf))].sort((a, b) => compare(a.name, b.name));
-  const entries = shown.slice(0, MAX_LEGEND).map((category) => {
+  const kinds = [...new Set(items.map((item) => item.cell.kind))].filter((kind) => kind in KINDS);
+  const keys = [...shown.slice(0, MAX_LEGEND), ...kinds.map((kind) => ({ kind, name: KINDS[kind], colour: getComputedStyle(document.body).color, dash: [0, 99] }))];
+  const entries = keys.map((category) => {
     const key = el("canvas", { width: 68, height: 28, "aria-hidden": "true" }), context = key.getContext("2d");
     context.scale(2, 2);
     context.strokeStyle = category.colour;
     context.lineWidth = 1.6;
     context.setLineDash(category.dash);
     context.beginPath(); context.moveTo(1, 7); context.lineTo(33, 7); context.stroke();
-    drawMarks(context, category, [[17, 7]], 4, 1);
+    drawMarks(context, category, [[17, 7]], 4, 1, category.kind);
     return el("li", {}, key, category.name);
   });
-  if (shown.length > MAX_LEGEND) entries.push(el("li", {}, `and ${shown.length - MAX_LEGEND} more`));
+  if (shown.length > MAX_LEGEND) entries.splice(MAX_LEGEND, 0, el("li", {}, `and ${shown.length - MAX_LEGEND} more`));
   $("legend").replaceChildren(...entries);
 }
 
@@ -403,6 +440,14 @@ function ticks(low, high, count) {
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step || 0); // not -0
   return { found, digits: Math.max(0, -Math.floor(Math.log10(step) + 1e-9)) };
+}
+
+function logTicks(low, high, count) {
+  const found = [];
+  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
+    for (const factor of [1, 2, 5]) if (factor * power >= low && factor * power <= high) found.push(factor * power);
+  }
+  return found.length > 2 * count ? found.filter((value) => `${value.toExponential()}`.startsWith("1e")) : found;
 }
 
 class Chart {
@@ -423,7 +468,8 @@ class Chart {
 
   clear() { this.xs = []; this.ys = []; this.of = []; this.values = []; this.at = -1; this.order = null; }
 
-  start(low, high, left, right, label) {
+  start(low, high, least, right, label, pad) {
+    // From the lowest to the highest quality, from 0, or on a logarithmic axis from the least x, to the right.
     const { clientWidth: width, clientHeight: height } = this.host, scale = window.devicePixelRatio || 1;
     for (const canvas of [this.base, this.over]) { canvas.width = width * scale; canvas.height = height * scale; }
     this.clear();
@@ -431,22 +477,34 @@ class Chart {
     context.scale(scale, scale);
     this.over.getContext("2d").scale(scale, scale);
     this.ink = style.color;
-    if (!(high > low)) { low -= Math.abs(low) * 0.05 || 0.05; high += Math.abs(high) * 0.05 || 0.05; }
-    if (!(right > left)) { left = Math.min(left, 0); right = right > 0 ? right * 1.1 : 1; }
+    const isLog = state.scale !== "" && least > 0 && right > least, isLogError = state.scale === "xy" && high < 1;
+    const ofX = isLog ? Math.log10 : (value) => value, ofY = isLogError ? (value) => -Math.log10(Math.max(1 - value, 1e-9)) : (value) => value;
+    if (!(high > low)) { low -= Math.abs(low) * 0.05 || 0.05; high += isLogError ? (1 - high) / 2 : Math.abs(high) * 0.05 || 0.05; }
+    if (!(right > 0)) right = 1;
+    let [left, end] = isLog ? [ofX(least), ofX(right)] : [0, right], [bottom, top] = [ofY(low), ofY(high)];
+    const [across, up] = [(end - left) * pad, (top - bottom) * 1.6 * pad];
+    [left, end, bottom, top] = [left - isLog * across, end + across, bottom - up, top + up];
     const box = { left: 66, top: 10, right: width - 12, bottom: height - 40 };
-    this.x = (value) => box.left + (value - left) / (right - left) * (box.right - box.left);
-    this.y = (value) => box.bottom - (value - low) / (high - low) * (box.bottom - box.top);
+    this.x = (value) => box.left + (ofX(value) - left) / (end - left) * (box.right - box.left);
+    this.y = (value) => box.bottom - (ofY(value) - bottom) / (top - bottom) * (box.bottom - box.top);
     this.box = box; this.width = width; this.height = height;
     context.font = `12px ${style.fontFamily}`;
     context.fillStyle = context.strokeStyle = this.ink;
     context.lineWidth = 1;
-    const across = ticks(left, right, Math.max(2, width / 110)), up = ticks(low, high, Math.max(2, height / 55));
+    const numX = Math.max(2, width / 110), numY = Math.max(2, height / 55);
+    const powers = isLog ? logTicks(10 ** left, 10 ** end, numX) : [], errors = isLogError ? logTicks(10 ** -top, 10 ** -bottom, numY) : [];
+    const linear = ticks(isLog ? 10 ** left : left, isLog ? 10 ** end : end, numX);
+    const upwards = ticks(isLogError ? 1 - 10 ** -bottom : bottom, isLogError ? 1 - 10 ** -top : top, numY);
     context.textAlign = "center"; context.textBaseline = "top";
-    for (const value of across.found) context.fillText(value.toLocaleString("en", { minimumFractionDigits: across.digits, maximumFractionDigits: across.digits }), this.x(value), box.bottom + 6);
+    const atX = powers.length > 1 ? powers.map((value) => [value, number(value, 3)])
+      : linear.found.map((value) => [value, value.toLocaleString("en", { minimumFractionDigits: linear.digits, maximumFractionDigits: linear.digits })]);
+    for (const [value, label_] of atX) context.fillText(label_, this.x(value), box.bottom + 6);
     context.fillText(label, (box.left + box.right) / 2, box.bottom + 22);
     context.textAlign = "right"; context.textBaseline = "middle";
-    for (const value of up.found) {
-      context.fillText(value.toFixed(up.digits), box.left - 6, this.y(value));
+    const atY = errors.length > 1 ? errors.map((error) => [1 - error, (1 - error).toFixed(Math.max(1, -Math.floor(Math.log10(error) + 1e-9)))])
+      : upwards.found.map((value) => [value, value.toFixed(upwards.digits)]);
+    for (const [value, label_] of atY) {
+      context.fillText(label_, box.left - 6, this.y(value));
       context.globalAlpha = 0.15;
       context.beginPath(); context.moveTo(box.left, this.y(value)); context.lineTo(box.right, this.y(value)); context.stroke();
       context.globalAlpha = 1;
@@ -458,7 +516,7 @@ class Chart {
   }
 
   empty(text) {
-    const context = this.start(0, 1, 0, 1, "");
+    const context = this.start(0, 1, 0, 1, "", 0);
     context.clearRect(0, 0, this.width, this.height);
     context.textAlign = "center"; context.textBaseline = "middle";
     context.fillText(text, this.width / 2, this.height / 2);
@@ -518,11 +576,11 @@ function described(item, values) {
   const [x, y] = values, paid = state.x === "cost" ? x : cost(item);
   const parts = [
     item.isRun ? `${item.cell.title}\n${item.file}, seed ${item.seed || "unknown"}` : `${item.cell.title}\nmean of ${runsText(item)}`,
-    `${item.cell.model}: quality ${quality(y)}`,
-    state.x === "time" ? `after ${time(x)}` : state.x === "samples" ? `after ${number(x, 6)} samples` : `for ${dollars(x)}`,
+    `${item.cell.model}: quality ${quality(y)}${item.quality === y ? between(item.qualityRange, quality) : ""}`,
+    state.x === "time" ? `after ${time(x)}${x === item.minutes ? between(item.minutesRange, time) : ""}` : state.x === "samples" ? `after ${number(x, 6)} samples` : `for ${dollars(x)}`,
   ];
   if (state.x === "time" && paid !== null && x === item.minutes) parts.push(`for ${dollars(paid)}`);
-  if (item.isRun) parts.push(DATA.statuses[item.status]);
+  if (item.isRun || item.cell.kind in KINDS) parts.push(KINDS[item.cell.kind] || DATA.statuses[item.status]);
   return parts.join("\n");
 }
 
@@ -558,15 +616,52 @@ function extent(values) {
 
 const nothing = () => (state.x === "cost" ? "no cost is known: enter $/h under Prices" : "no run to draw");
 
+function xRange(item) {
+  if (state.x === "samples") return item.samplesRange;
+  const perMinute = state.x === "cost" ? rates.get(item.cell.hardware) / 60 : 1;
+  return item.minutesRange && item.minutesRange.map((minutes) => minutes * perMinute);
+}
+
+function widened([low, high], ranges) {
+  // By intervals, but at most by half of what the points span: those of two runs are wide.
+  const most = (high - low || Math.abs(high) * 0.2) / 2, [down, up] = [Math.max(low - most, low / 2), high + most];
+  for (const range of ranges) if (range) { low = Math.min(low, Math.max(range[0], down)); high = Math.max(high, Math.min(range[1], up)); }
+  return [low, high];
+}
+
+function drawIntervals(context, chart, drawn, unit) {
+  const { box } = chart, within = (value, low, high) => Math.min(Math.max(value, low), high);
+  context.lineWidth = 1.2; context.globalAlpha = drawn.length > 100 ? 0.3 : 0.75;
+  for (const item of drawn) {
+    const across = xRange(item), up = item.qualityRange, [x, y] = [chart.x(xOf(item) * unit), chart.y(item.quality)];
+    if (!across && !up) continue;
+    context.strokeStyle = categoryOf(item).colour;
+    context.setLineDash(item.cell.kind === "predicted" ? [3, 3] : []);
+    context.beginPath();
+    if (across) {
+      const [from, to] = across.map((value) => within(value > 0 ? chart.x(value * unit) : box.left, box.left, box.right));
+      context.moveTo(from, y); context.lineTo(to, y);
+    }
+    if (up) {
+      const [from, to] = up.map((value) => within(chart.y(value), box.top, box.bottom));
+      context.moveTo(x, from); context.lineTo(x, to);
+    }
+    context.stroke();
+  }
+  context.globalAlpha = 1; context.setLineDash([]);
+}
+
 function drawScatter(chart) {
   const drawn = items.filter((item) => item.complete && item.quality !== null && xOf(item) !== null);
   $("front").textContent = "";
   if (!drawn.length) { chart.empty(nothing()); return; }
-  const [low, high] = extent(drawn.map((item) => item.quality)), largest = extent(drawn.map(xOf))[1];
-  const { unit, label } = axis(largest), pad = (high - low) * 0.08;
-  const context = chart.start(low - pad, high + pad, 0, largest * unit * 1.05, label);
+  const measured = drawn.filter((item) => item.cell.kind !== "predicted");
+  const [low, high] = widened(extent(drawn.map((item) => item.quality)), drawn.map((item) => item.qualityRange));
+  const [least, largest] = widened(extent(drawn.map(xOf)), drawn.map(xRange));
+  const { unit, label } = axis(largest);
+  const context = chart.start(low, high, least * unit, largest * unit, label, 0.05);
   const place = (item) => [chart.x(xOf(item) * unit), chart.y(item.quality)];
-  const fronts = front(drawn);
+  const fronts = front(measured);
   context.strokeStyle = chart.ink; context.setLineDash([5, 4]); context.lineWidth = 1;
   for (const members of fronts) {
     context.beginPath();
@@ -578,7 +673,10 @@ function drawScatter(chart) {
     context.stroke();
   }
   const radius = drawn.length > 1000 ? 2.5 : drawn.length > 150 ? 3.5 : 4.5, alpha = drawn.length > 400 ? 0.55 : 0.85;
-  for (const [category, same] of grouped(drawn, categoryOf)) drawMarks(context, category, same.map(place), radius, alpha);
+  drawIntervals(context, chart, drawn, unit);
+  for (const [category, same] of grouped(drawn, categoryOf)) {
+    for (const [kind, points] of grouped(same, (item) => item.cell.kind)) drawMarks(context, category, points.map(place), radius, alpha, kind);
+  }
   for (const item of drawn) chart.add(item, ...place(item), [xOf(item), item.quality]);
   context.strokeStyle = chart.ink; context.setLineDash([]);
   for (const item of fronts.flat()) { context.beginPath(); context.arc(...place(item), radius + 3, 0, 7); context.stroke(); }
@@ -588,7 +686,7 @@ function drawScatter(chart) {
     return `Pareto front of ${members[0].cell.model}: ${named.join("; ")}${members.length > 8 ? `; and ${members.length - 8} more` : ""}.`;
   });
   $("front").textContent = told.slice(0, 6).join(" ");
-  chart.over.setAttribute("aria-label", `Scatter of ${drawn.length} points, quality against ${label}. ${told[0]}`);
+  chart.over.setAttribute("aria-label", `Scatter of ${drawn.length} points, quality against ${label}. ${told[0] || ""}`);
 }
 
 function drawCurves(chart) {
@@ -599,18 +697,19 @@ function drawCurves(chart) {
     const values = [];
     for (let i = 0; i < item.curve.length; i += 3) {
       const x = state.x === "samples" ? item.curve[i + 1] : item.curve[i] * perMinute / 60;
-      if (x !== null && item.curve[i + 2] !== null) values.push([x, item.curve[i + 2]]);
+      if (x !== null && item.curve[i + 2] !== null && (x > 0 || !state.scale)) values.push([x, item.curve[i + 2], i + 2]);
     }
     if (values.length) lines.push({ item, values });
   }
   if (!lines.length) { chart.empty(nothing()); return; }
-  let largest = 0, low = 1, high = 0;
-  for (const { values } of lines) for (const [x, y] of values) { if (x > largest) largest = x; if (y < low) low = y; if (y > high) high = y; }
-  const { unit, label } = axis(largest), pad = (high - low) * 0.05;
-  const context = chart.start(low - pad, high + pad, 0, largest * unit * 1.03, label);
+  let least = Infinity, largest = 0, low = 1, high = 0;
+  for (const { values } of lines) for (const [x, y] of values) { if (x > largest) largest = x; if (x < least) least = x; if (y < low) low = y; if (y > high) high = y; }
+  const { unit, label } = axis(largest);
+  const context = chart.start(low, high, least * unit, largest * unit, label, 0.03);
   for (const line of lines) line.points = line.values.map(([x, y]) => [chart.x(x * unit), chart.y(y)]);
   const many = lines.length > MAX_DASHED;
   drawTargets(context, chart, lines);
+  if (lines.length <= MAX_BANDS) for (const line of lines) if (!line.item.isRun) drawBand(context, chart, line);
   for (const [category, same] of grouped(lines, ({ item }) => categoryOf(item))) {
     context.strokeStyle = category.colour;
     context.lineWidth = many ? 1 : 1.5;
@@ -629,7 +728,19 @@ function drawCurves(chart) {
     drawMarks(context, category, same.map(({ points }) => points.at(-1)), many ? 2 : 3.5, many ? 0.5 : 0.9);
   }
   for (const { item, points, values } of lines) points.forEach(([x, y], i) => chart.add(item, x, y, values[i]));
-  chart.over.setAttribute("aria-label", `Curves of ${lines.length} ${state.show === "means" ? "means of runs" : "runs"}, quality against ${label}.`);
+  chart.over.setAttribute("aria-label", `Curves of ${lines.length} ${state.show === "means" ? "means of runs" : "runs"}, quality against ${label}${lines.length <= MAX_BANDS && state.show === "means" ? ", bands are 95 % intervals of the quality" : ""}.`);
+}
+
+function drawBand(context, chart, { item, values, points }) {
+  const complete = item.runs.filter((run) => run.complete), { box } = chart;
+  const ranges = values.map(([, , i]) => (i === item.curve.length - 1 ? item.qualityRange : interval(complete.map((run) => run.curve[i]))));
+  if (!ranges[0]) return;
+  const edge = (side) => points.map(([x], i) => [x, Math.min(Math.max(chart.y(ranges[i][side]), box.top), box.bottom)]);
+  context.fillStyle = categoryOf(item).colour; context.globalAlpha = 0.15;
+  context.beginPath();
+  for (const [x, y] of [...edge(0), ...edge(1).reverse()]) context.lineTo(x, y);
+  context.fill();
+  context.globalAlpha = 1;
 }
 
 function drawTargets(context, chart, lines) {
@@ -648,17 +759,17 @@ function drawTargets(context, chart, lines) {
 
 const text = (value, as) => (value === null || value === undefined || Number.isNaN(value) ? "-" : as(value));
 const TABLE = [
-  { id: "name", title: "run", width: 19, left: true, of: (i) => i.cell.title + (i.file || ""), show: nameCell },
+  { id: "name", title: "run", width: 31, left: true, of: (i) => i.cell.title + (i.file || ""), show: nameCell },
   { id: "model", title: "benchmark", width: 10.5, left: true, of: (i) => i.cell.key, show: modelCell },
-  { id: "recipe", title: "configuration", width: 8, left: true, of: (i) => i.cell.configuration },
+  { id: "recipe", title: "configuration", width: 15, left: true, of: (i) => i.cell.configuration },
   { id: "budget", title: "budget", width: 5, of: (i) => i.cell.budget, show: (i) => text(i.cell.budget, (v) => `${v}`) },
   { id: "seed", title: "seed", width: 7, of: (i) => (i.isRun ? i.seed : i.n), show: (i) => (i.isRun ? i.seed || "-" : runsText(i)) },
   { id: "time", title: "time", width: 6.5, of: (i) => i.minutes, show: (i) => text(i.minutes, time) },
-  { id: "cost", title: "cost", width: 5, of: cost, show: (i) => text(cost(i), dollars) },
+  { id: "cost", title: "cost", width: 7, of: cost, show: (i) => text(cost(i), dollars) },
   { id: "quality", title: "quality", width: 5, of: (i) => i.quality, show: (i) => text(i.quality, quality) },
   { id: "samples", title: "samples", width: 6.5, of: (i) => i.samples, show: (i) => text(i.samples, (v) => number(v, 9)) },
   { id: "rate", title: "samples/s", width: 6, of: (i) => i.samples_per_s, show: (i) => text(i.samples_per_s, number) },
-  { id: "status", title: "status", width: 9, left: true, of: (i) => (i.isRun ? i.status : i.num - i.n), show: (i) => (i.isRun ? DATA.statuses[i.status] : `${i.n} of ${i.num} complete`) },
+  { id: "status", title: "status", width: 9, left: true, of: (i) => (i.isRun ? i.status : i.num - i.n), show: (i) => (i.isRun || i.cell.kind === "predicted" ? DATA.statuses[i.isRun ? i.status : i.runs[0].status] : `${i.n} of ${i.num} complete`) },
   { id: "audit", title: "audit", width: 9, left: true, of: (i) => i.errors * 1e6 + i.warnings, show: auditCell },
   { id: "methods", title: "methods", width: 16, left: true, of: (i) => i.cell.methodNames },
 ];
@@ -683,14 +794,15 @@ function sortItems() {
   const order = { timeSameQuality: [(i) => i.minutes], costSameQuality: [cost] }[state.sortBy];
   const best = { qualitySameTime: (i) => i.minutes, qualitySameCost: cost }[state.sortBy];
   const bounds = reference ? limits() : null;
+  const isRanked = (i) => i.cell.kind !== "predicted" && i.cell.key === reference.cell.key;
   let key, meets = null;
   if (order) {
     key = order[0];
-    if (bounds) meets = (i) => i.cell.key === reference.cell.key && i.quality !== null && i.quality >= bounds.quality;
+    if (bounds) meets = (i) => isRanked(i) && i.quality !== null && i.quality >= bounds.quality;
   } else if (best) {
     key = (i) => (i.quality === null ? null : -i.quality);
     const most = bounds && (state.sortBy === "qualitySameTime" ? bounds.minutes : bounds.dollars);
-    if (bounds) meets = (i) => i.cell.key === reference.cell.key && best(i) !== null && most !== null && best(i) <= most;
+    if (bounds) meets = (i) => isRanked(i) && best(i) !== null && most !== null && best(i) <= most;
   } else {
     key = TABLE.find((column) => column.id === state.sortBy.replace("-", ""))?.of || TABLE[0].of;
   }
@@ -814,7 +926,7 @@ function drawBenches() {
 
 function showDetails(item) {
   const cell = item.cell, facts = [
-    ["benchmark", `${cell.model}${cell.proxy ? ", says nothing about the full benchmark" : ""}`], ["system", cell.hardware], ["study", cell.study || "none: scored runs"],
+    ["benchmark", `${cell.model}${cell.proxy ? ", says nothing about the full benchmark" : ""}`], ["system", cell.hardware], ["study", cell.study || "none: scored runs"], ...(cell.kind in KINDS ? [["source", `${KINDS[cell.kind]}: ${cell.lines[0].replace("source: ", "")}`]] : []),
     ["configuration", cell.configuration], ["methods", cell.methodNames || "none"], ["training", `${cell.duration || "unknown"}, budget ${text(cell.budget, (v) => v)}`],
     ["quality", text(item.quality, quality) + (item.qualityRange ? between(item.qualityRange, quality) : "")],
     ["time", text(item.minutes, time) + (item.minutesRange ? between(item.minutesRange, time) : "")],
@@ -831,10 +943,10 @@ function showDetails(item) {
   const findings = item.isRun ? told(item) : [];
   if (findings.length) parts.push(el("h3", {}, "Findings"), el("ul", {}, ...findings));
   if (cell.about.findings.length) parts.push(el("h3", {}, "Findings about its system's description"), el("ul", {}, ...told(cell.about)));
-  const logs = el("p", {}, item.isRun ? "Log: " : "Logs: ");
-  for (const run of item.isRun ? [item] : item.runs.slice(0, 50)) logs.append(el("a", { href: run.href }, run.file), " ");
+  const isOfLogs = cell.kind === "measured", logs = el("p", {}, isOfLogs ? (item.isRun ? "Log: " : "Logs: ") : "Stated in: ");
+  for (const run of item.isRun ? [item] : item.runs.slice(0, isOfLogs ? 50 : 1)) logs.append(el("a", { href: run.href }, isOfLogs ? run.file : decodeURI(run.href)), " ");
   parts.push(logs);
-  if (reference && cell !== reference.cell && cell.key === reference.cell.key) {
+  if (reference && isOfLogs && reference.cell.kind === "measured" && cell !== reference.cell && cell.key === reference.cell.key) {
     const [there, here] = [new Set(reference.cell.lines), new Set(cell.lines)];
     const lines = [...reference.cell.lines.filter((line) => !here.has(line)).map((line) => `- ${line}`), ...cell.lines.filter((line) => !there.has(line)).map((line) => `+ ${line}`)];
     parts.push(el("h3", {}, `Differs from ${reference.cell.title}`), el("pre", { tabIndex: 0 }, lines.join("\n") || "in nothing that its log states"));
@@ -852,6 +964,8 @@ function buildForm() {
   const options = (values, all, title = (value) => value) => [el("option", { value: "" }, all), ...values.map((value) => el("option", { value }, title(value)))];
   field("model").append(...options(unique(cells.map((cell) => cell.benchmark)), "all", (value) => named[value] || value));
   field("size").append(...options(unique(cells.map((cell) => cell.size)), "all", (value) => (value === "full" ? value : `${value}: a proxy`)));
+  field("ends").append(...options(Object.keys(ENDS), "both, on one axis", (value) => ENDS[value]));
+  field("scale").append(...Object.entries(SCALES).map(([value, title]) => el("option", { value }, title)));
   field("clock").append(...Object.entries(CLOCKS).map(([value, title]) => el("option", { value }, title)));
   field("sortBy").append(...Object.entries(SORTS).map(([value, title]) => el("option", { value }, title)));
   for (const column of TABLE) for (const sign of ["", "-"]) field("sortBy").append(el("option", { value: sign + column.id }, `${column.title}${sign && ", descending"}`));
@@ -896,10 +1010,16 @@ function update() {
   items = state.show === "means" ? means.filter((item) => item.num) : visible;
   categorise();
   chooseReference();
-  const left = visible.filter((run) => !run.complete).length;
+  const shown = visible.filter(isMeasured), left = shown.filter((run) => !run.complete).length;
+  const cellsOf = (kind) => means.filter((item) => item.cell.kind === kind).length;
+  const count = (number_, one, many) => (number_ ? `; ${number_.toLocaleString("en")} ${number_ === 1 ? one : many}` : "");
+  const other = state.ends === "budget" ? "stopped at the target" : "trained to the end of a budget";
   $("table-title").textContent = state.show === "means" ? "Means of runs" : "Runs";
-  $("status").textContent = `${visible.length.toLocaleString("en")} of ${runs.length.toLocaleString("en")} runs in ${means.length.toLocaleString("en")} ${means.length === 1 ? "recipe" : "recipes"}`
-    + (left ? `; ${left.toLocaleString("en")} incomplete: in no mean, answer or front` : "");
+  const recipes = cellsOf("measured");
+  $("status").textContent = `${shown.length.toLocaleString("en")} of ${numMeasured.toLocaleString("en")} runs in ${recipes.toLocaleString("en")} ${recipes === 1 ? "recipe" : "recipes"}`
+    + count(left, "incomplete: in no mean, answer or front", "incomplete: in no mean, answer or front")
+    + count(cellsOf("published"), "published set", "published sets") + count(cellsOf("predicted"), "prediction", "predictions")
+    + count(numElsewhere, `run ${other} is left out`, `runs ${other} are left out`);
   drawAnswers();
   drawLegend();
   drawScatter(charts.scatter);

@@ -17,7 +17,9 @@ from common.evidence.log import load
 from common.evidence.records import printable
 from common.evidence.score import score
 from common.repository import ROOT
-from common.study.explore import COLUMNS, page_data, read_benches, render
+from common.study.benches import read_benches
+from common.study.explore import COLUMNS, page_data, render
+from common.study.points import Points, Row, published_points
 from common.study.prices import load_prices
 from tests.browser import Browser
 from tests.command import one_line
@@ -198,7 +200,9 @@ def test_a_person_gets_a_page_or_one_line(tmp_path):
     num_runs = 1 + len(list(RESULTS.rglob("result_*.txt")))
     num_benches = len(list(RESULTS.glob("throughput/*/*.json")))
     assert done.returncode == 0 and f"{num_runs} runs, {num_benches} bench results" in done.stdout
-    assert len(block(page.read_text())["runs"]["cell"]) == num_runs
+    data = block(page.read_text())
+    kinds = [data["cells"][number]["kind"] for number in data["runs"]["cell"]]
+    assert kinds.count("measured") == num_runs and {"published", "predicted"} < {*kinds}
     for arguments in (["nowhere"], [RESULTS, "-o", tmp_path], [RESULTS, "--prices", "x"]):
         one_line(ttt("explore", *arguments))
     assert "0 runs, 2 bench results" in ttt("explore", RESULTS / "throughput", "-o", page).stdout
@@ -238,7 +242,7 @@ MEASURE = """(async () => {
     field(name).value = value;
     field(name).dispatchEvent(new Event("input", { bubbles: true }));
   };
-  set("model", ""); await painted();
+  set("model", ""); set("show", "runs"); await painted();
   const times = [];
   for (const [name, value] of [["q", "e"], ["q", "ema"], ["q", ""], ["show", "means"], ["show", "runs"],
     ["from", "0.5"], ["from", ""], ["x", "samples"], ["x", "time"], ["colour", "hardware"],
@@ -323,7 +327,7 @@ class TestInABrowser:
 
     def test_keys_reach_points_runs_and_logs(self, view, committed):
         browser, canvas = (
-            view(committed, "#model=resnet"),
+            view(committed, "#model=resnet&show=runs"),
             "document.querySelector('#scatter canvas[tabindex]')",
         )
         browser.evaluate(f"{canvas}.focus()")
@@ -338,3 +342,75 @@ class TestInABrowser:
         inputs = "[...document.querySelectorAll('input, select')]"
         unlabelled = f"{inputs}.filter((input) => !input.labels?.length && !input.ariaLabel).length"
         assert browser.evaluate(unlabelled) == 0
+
+    def test_means_with_intervals_come_first_and_studies_stay_on_an_axis_of_their_own(self, view, committed):
+        browser = view(data_of(RESULTS, RESULTS / "study"), "#model=bert")
+        status = "document.getElementById('status').textContent"
+        assert re.search(r"33 runs trained to the end of a budget are left out$", browser.evaluate(status))
+        assert browser.evaluate("[...new Set(visible.map((run) => run.cell.trains_on))]") == [False]
+        assert browser.evaluate("items.every((item) => !item.isRun)")
+        drawn = """(() => {
+          const lines = [], pen = { beginPath() {}, moveTo() {}, stroke() {}, setLineDash() {} };
+          pen.lineTo = (x, y) => lines.push([x, y]);
+          drawIntervals(pen, charts.scatter, items, 60);
+          const { x, box } = charts.scatter;
+          return [lines, items.map((item) => [x(item.minutesRange[1] * 60), box.right])];
+        })()"""
+        lines, ends = browser.evaluate(drawn)
+        for right, edge in ends:
+            assert any(x == pytest.approx(min(right, edge)) for x, _ in lines)
+
+    def test_predictions_are_shown_told_apart_and_in_no_answer(self, view, committed, tmp_path):
+        prediction = Points(
+            kind="predicted",
+            benchmark="bert",
+            size="mini",
+            hardware="1xH100",
+            configuration="optimized",
+            name="optimized (bench)",
+            target=0.2,
+            source="<b>by hand</b>",
+            path=str(PLACE / "bench.json"),
+            rows=(Row(file="p", minutes=0.01, quality=0.9, samples=1e3, samples_per_s=1e5, evaluation=0.0),),
+            interval=(0.005, 0.02),
+        )
+        audited = audit_paths([RESULTS])
+        data = page_data(audited, [], load_prices(), PLACE, [*published_points(), prediction])
+        browser = view(data, "#model=bert&cloud=aws")
+        assert "1 prediction" in browser.evaluate("document.getElementById('status').textContent")
+        for part in ("answers", "front"):
+            text = browser.evaluate(f"document.getElementById('{part}').innerText")
+            assert "optimized" in text and "H100" not in text and "predicted" not in text
+        assert "predicted, not measured" in browser.evaluate("$('legend').innerText")
+        shapes = browser.evaluate("[KIND_SHAPES.predicted, SHAPES.includes(KIND_SHAPES.predicted)]")
+        assert shapes == ["star", False]
+        cost = "cost(items.find((item) => item.cell.kind === 'predicted'))"
+        assert browser.evaluate(cost) == pytest.approx(0.01 / 60 * browser.evaluate("rates.get('1xH100')"))
+        browser.evaluate("showDetails(items.find((item) => item.cell.kind === 'predicted'))")
+        assert "<b>by hand</b>" in browser.evaluate("$('details').innerText")
+        browser = view(data, "#model=bert&size=full")
+        assert re.match(r"0 of 30 runs.* 11 published sets$", browser.evaluate("$('status').textContent"))
+        assert "published: " in browser.evaluate("$('answers').innerText")
+
+    def test_logarithmic_axes_and_a_whole_cost_column(self, view, committed):
+        address = "#model=bert&price=reference-2cpu:12345678"
+        for scale in ("", "x", "xy"):
+            browser = view(committed, f"{address}&scale={scale}")
+            steps = "[10, 20, 40].map((x) => charts.scatter.x(x))"
+            first, second, third = browser.evaluate(steps)
+            assert (third - second) / (second - first) == pytest.approx(1 if scale else 2)
+            ups = browser.evaluate("[0.2, 0.6, 0.8].map((q) => charts.scatter.y(q))")
+            assert (ups[1] - ups[2]) / (ups[0] - ups[1]) == pytest.approx(1 if scale == "xy" else 0.5)
+        column = browser.evaluate("TABLE.findIndex((column) => column.id === 'cost') + 1")
+        cells = f"[...document.querySelectorAll('#rows tbody td:nth-child({column})')]"
+        assert browser.evaluate(f"{cells}.every((td) => td.scrollWidth <= td.clientWidth)")
+        assert any(len(text) > 8 for text in browser.evaluate(f"{cells}.map((td) => td.textContent)"))
+
+    @pytest.mark.parametrize("width", [400, 1280])
+    def test_the_first_screen_reads_at_each_width(self, view, width):
+        data, size = data_of(RESULTS, RESULTS / "study"), {"width": width, "height": 900}
+        view(data)("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=1, mobile=False)
+        browser = view(data)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("$('answers').getBoundingClientRect().top") < 900
+        assert browser.evaluate("$('status').getBoundingClientRect().right") <= width

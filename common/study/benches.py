@@ -1,0 +1,65 @@
+"""The results of `ttt bench` for the explorer: throughput/<hardware>/<benchmark>_N.json below any folder."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.evidence.log import MAX_BYTES
+from common.evidence.paths import find_files, label
+from common.evidence.records import finite, printable
+
+MAX_RATES = 1000  # of one bench result
+RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
+NOISE = ("deviation", "num_turns")
+
+
+def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
+    benches = []
+    for file in find_files((path.absolute() for path in paths), "throughput/*/*.json"):
+        try:
+            benches.append(bench(file))
+        except (OSError, ValueError) as error:
+            report(f"{label(file)} is left out: {printable(str(error))}")
+    return benches
+
+
+def bench(file: Path) -> dict[str, Any]:
+    """Return one bench result. Raises ValueError for anything but what `ttt bench` writes."""
+    with file.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError("too large")
+    try:
+        figures = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(figures, dict) or not isinstance(rates := figures.get("rates"), list):
+        raise ValueError("not what `ttt bench` writes")
+    rows = []
+    for rate in rates[:MAX_RATES]:
+        if not isinstance(rate, dict) or finite(rate.get("samples_per_s")) is None:
+            raise ValueError("a rate states no samples_per_s")
+        row: dict[str, Any] = {name: printable(rate.get(name, ""), 80) for name in ("configuration", "shape")}
+        noise = {name: value for name in NOISE if (value := finite(rate.get(name))) is not None}
+        rows.append(row | {name: finite(rate.get(name)) for name in RATE} | noise)
+    return {
+        "file": label(file),
+        "benchmark": printable(figures.get("benchmark", ""), 64),
+        "size": printable(figures.get("size", ""), 16),
+        "batch": finite(figures.get("batch_size")),
+        "hardware": printable(file.parent.name, 64),
+        "rates": rows,
+        "projected": projected(figures.get("projected")),
+    }
+
+
+def projected(stated: object) -> dict[str, tuple[float, str]]:
+    """Return the minutes that a bench projects, and its assumptions, by configuration."""
+    entries = stated.items() if isinstance(stated, dict) else ()
+    return {
+        printable(name, 80): (minutes, printable(projection.get("assuming", ""), 300))
+        for name, projection in entries
+        if isinstance(projection, dict) and (minutes := finite(projection.get("minutes"))) and minutes > 0
+    }

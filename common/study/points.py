@@ -1,0 +1,283 @@
+"""Points for the explorer that no log here measured: published run sets, and predictions.
+
+A prediction is an estimate that was kept, the projection of a bench, or what `ttt estimate` would say now:
+the samples to the target of scored runs, at the rates that a profile or bench found on a hardware. A bench is
+taken where its batches have one shape: it does not state how much of a training has each.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from common.evidence.compare.reported import Published, Reported, load_reported
+from common.evidence.log import MAX_BYTES, RunSet
+from common.evidence.paths import find_files, label
+from common.evidence.records import finite, printable, read_bytes
+from common.measure.device_run import NUM_DEVICES
+from common.repository import ROOT
+from common.study.predict.minutes import Rates, estimate
+from common.study.predict.sources import measured_samples, rates_of_bench, rates_of_profile, stated_config
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
+Profile = tuple[Path, dict[str, Any]]
+Bench = Mapping[str, Any]  # as common.study.benches reads it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run, or a prediction. Minutes are None where a run missed its target, others where not known."""
+
+    file: str
+    minutes: float | None
+    quality: float | None
+    samples: float | None
+    samples_per_s: float | None
+    evaluation: float | None  # minutes of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """The runs of a published set, or one prediction with the 95 % interval of its minutes.
+
+    `benchmark` is MLPerf's name; `hardware` begins with the number of devices, where that is known.
+    """
+
+    kind: Literal["published", "predicted"]
+    benchmark: str
+    size: str
+    hardware: str
+    configuration: str
+    name: str
+    target: float
+    source: str
+    path: str  # of the file that states it
+    rows: tuple[Row, ...]
+    methods: tuple[str, ...] = ()
+    interval: tuple[float, float] | None = None
+
+
+@cache
+def by_folder() -> dict[str, Reported]:
+    return {facts.folder: facts for facts in load_reported().values()}
+
+
+def published_points() -> list[Points]:
+    """Return the sets of each reported.yaml."""
+    return [
+        published_set(entry, facts.target, label(ROOT / facts.folder / "reported.yaml"))
+        for facts in by_folder().values()
+        for entry in facts.sets + facts.peers
+    ]
+
+
+def published_set(entry: Published, target: float, path: str) -> Points:
+    what = entry.score.configuration if entry.configurations else ""
+    return Points(
+        kind="published",
+        benchmark=entry.score.benchmark,
+        size="full",
+        hardware=re.sub(r"^(\d+x) | (?=GB)", r"\1", entry.accelerators).replace(" ", "-"),
+        configuration=f"{entry.submitter} {what}".strip(),
+        name=f"{entry.submitter} {entry.round} {entry.name}",
+        target=target,
+        source=f"{entry.division} division, {entry.score.source}",
+        path=path,
+        rows=tuple(
+            Row(
+                file=run.name,
+                minutes=finite(run.minutes),
+                quality=run.quality,
+                samples=run.samples,
+                samples_per_s=run.samples_per_s or run.samples_per_s_overall,
+                evaluation=run.evaluation,
+            )
+            for run in entry.score.runs
+        ),
+    )
+
+
+class KeptConfig(BaseModel):
+    benchmark: Name
+    configuration: Name
+    size: Name
+    target: float = Field(allow_inf_nan=False)
+    methods: dict[str, Any]
+
+
+class KeptEstimate(BaseModel):
+    """The part of a file of `ttt estimate` that a point shows."""
+
+    minutes: PositiveFloat = Field(allow_inf_nan=False)
+    low: PositiveFloat = Field(allow_inf_nan=False)
+    high: PositiveFloat = Field(allow_inf_nan=False)
+    evaluation_s: NonNegativeFloat = Field(allow_inf_nan=False)
+    hardware: Name
+    devices: PositiveInt
+    time: str = Field(max_length=64)
+    samples: dict[str, Any]
+    config: KeptConfig
+
+
+class Measured(NamedTuple):
+    """Rates of a hardware, the file that states them, and the shares of a training that its shapes have."""
+
+    rates: Rates
+    path: str
+    shares: dict[str, float]
+
+
+def predicted_points(
+    paths: Sequence[Path], benches: Sequence[Bench], run_sets: Sequence[RunSet], report: Callable[[str], None]
+) -> list[Points]:
+    """Return the predictions that estimates and profiles below `paths`, benches and run sets allow.
+
+    `report` is told of files that are left out.
+    """
+    folders = [path.absolute() for path in paths]
+    kept = read_each(find_files(folders, "estimates/*/*.json"), KeptEstimate.model_validate, report)
+    profiles = list(read_each(find_files(folders, "profile/*/*.json"), dict, report))
+    points = [kept_estimate(*pair) for pair in kept]
+    points += [point for bench in benches for point in projections(bench)]
+    return points + [point for run_set in run_sets for point in elsewhere(run_set, benches, profiles)]
+
+
+def read_each(
+    files: Iterable[Path], parse: Callable[[Any], Any], report: Callable[[str], None]
+) -> Iterator[tuple[Path, Any]]:
+    for file in files:
+        try:
+            yield file, parse(json.loads(read_bytes(file, MAX_BYTES)))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            report(f"{label(file)} is left out: {printable(str(error))}")
+
+
+def kept_estimate(file: Path, kept: KeptEstimate) -> Points:
+    return predicted_point(
+        kept.config.model_dump(),
+        f"{kept.config.configuration} (estimate {file.stem})",
+        all_devices(kept.hardware, kept.devices),
+        {"minutes": kept.minutes, "low": kept.low, "high": kept.high, "evaluation_s": kept.evaluation_s},
+        samples=finite(kept.samples.get("typical")),
+        source=f"`ttt estimate` on {kept.time}",
+        path=label(file),
+    )
+
+
+def projections(bench: Bench) -> Iterator[Points]:
+    """Yield the minutes that a bench at size full projects for the devices of a published system."""
+    for configuration, (minutes, assuming) in bench["projected"].items():
+        if facts := by_folder().get(bench["benchmark"]):
+            config = {"benchmark": facts.folder, "configuration": configuration, "target": facts.target}
+            yield predicted_point(
+                config | {"size": bench["size"]},
+                f"{configuration} ({Path(bench['file']).stem})",
+                all_devices(bench["hardware"], NUM_DEVICES),
+                {"minutes": minutes},
+                samples=None,
+                source=f"the projection of `ttt bench`, {assuming}",
+                path=bench["file"],
+            )
+
+
+def elsewhere(run_set: RunSet, benches: Sequence[Bench], profiles: Sequence[Profile]) -> list[Points]:
+    """Return what the runs of a set that reached the target would take on each hardware with rates."""
+    lead, config = run_set.lead, stated_config(run_set.lead)
+    num_steps, batch = (
+        finite(lead.value(key)) for key in ("opt_learning_rate_training_steps", "global_batch_size")
+    )
+    samples = measured_samples(run_set.logs, config) if config and not lead.lies_in_study else None
+    if samples is None or not num_steps or not batch:
+        return []
+    evaluated_at = max((log.curve for log in run_set.logs), key=len)
+    points = []
+    for hardware, (rates, path, shares) in rates_by_hardware(config, benches, profiles).items():
+        phases = [(shape, range(round(share * num_steps))) for shape, share in shares.items()]
+        predicted = estimate(
+            phases,
+            batch=int(batch),
+            evaluated_at=[round(point.samples / batch) for point in evaluated_at if point.samples],
+            num_evaluated=int(finite(lead.value("eval_samples")) or 0),
+            rates=rates,
+            samples=samples,
+        )
+        points.append(
+            predicted_point(
+                config,
+                f"{config['configuration']} ({Path(path).stem})",
+                hardware,
+                predicted,
+                samples=samples.typical,
+                source=f"samples to the target of {samples.source} in {run_set.folder}; {rates.source}",
+                path=path,
+            )
+        )
+    return points
+
+
+def rates_by_hardware(
+    config: Mapping[str, Any], benches: Sequence[Bench], profiles: Sequence[Profile]
+) -> dict[str, Measured]:
+    """Return the rates of a configuration: of the newest profile, else of the newest bench."""
+    by_hardware: dict[str, Measured] = {}
+    for bench in benches:
+        shapes = {rate["shape"] for rate in bench["rates"]}
+        is_of = (bench["benchmark"], bench["size"]) == (config["benchmark"], config["size"])
+        if is_of and len(shapes) == 1:
+            name = Path(bench["file"]).name
+            if rates := rates_of_bench(dict(bench), config["configuration"], shapes, name):
+                by_hardware[bench["hardware"]] = Measured(rates, bench["file"], dict.fromkeys(shapes, 1.0))
+    for file, figures in profiles:
+        with suppress(LookupError, TypeError, AttributeError, ArithmeticError):  # nothing of a profile
+            if rates := rates_of_profile(figures, dict(config), file.name):
+                shares = {phase["shape"]: phase["share"] for phase in figures["phases"]}
+                by_hardware[file.parent.name] = Measured(rates, label(file), shares)
+    return by_hardware
+
+
+def all_devices(hardware: str, num_devices: int) -> str:
+    """Name so many of a hardware's devices: 8xH100 for 8 times 1xH100."""
+    return hardware if num_devices == 1 else f"{num_devices}x{re.sub(r'^[0-9]+x', '', hardware)}"
+
+
+def predicted_point(
+    config: Mapping[str, Any],
+    name: str,
+    hardware: str,
+    figures: Mapping[str, float],
+    *,
+    samples: float | None,
+    source: str,
+    path: str,
+) -> Points:
+    """Return a point at the target; `figures` are those of `estimate`, or its minutes alone."""
+    evaluation_s = figures.get("evaluation_s")
+    facts = by_folder().get(config["benchmark"])
+    row = Row(
+        file="prediction",
+        minutes=figures["minutes"],
+        quality=config["target"],
+        samples=samples,
+        samples_per_s=samples / figures["training_s"] if samples and "training_s" in figures else None,
+        evaluation=None if evaluation_s is None else evaluation_s / 60,
+    )
+    return Points(
+        kind="predicted",
+        benchmark=facts.benchmark if facts else config["benchmark"],
+        size=config["size"],
+        hardware=hardware,
+        configuration=config["configuration"],
+        name=name,
+        target=config["target"],
+        source=source,
+        path=path,
+        rows=(row,),
+        methods=tuple(config.get("methods") or ()),
+        interval=(figures["low"], figures["high"]) if "low" in figures else None,
+    )

@@ -1,0 +1,160 @@
+"""Points that no log measured: published sets as published, predictions by the formula of estimates."""
+
+import json
+import re
+from statistics import fmean, geometric_mean
+
+import pytest
+import yaml
+
+from common.evidence.audit import audit_paths
+from common.evidence.log import load
+from common.repository import ROOT
+from common.study.benches import read_benches
+from common.study.explore import page_data, recipe_name, render
+from common.study.points import predicted_points, published_points
+from common.study.prices import load_prices
+from tests.common.study.test_explore import PLACE, RESULTS, block, rows, study_run
+
+OPTIMIZED = RESULTS / "reference-2cpu-mini-optimized" / "bert"
+
+
+def write_bench(folder, hardware, *, name="language_bert_0", size="mini", shapes=("160 tokens",), **others):
+    rates = [{"configuration": "optimized", "shape": shape, "samples_per_s": 2000.0} for shape in shapes]
+    path = folder / "throughput" / hardware / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"benchmark": name.rpartition("_")[0], "size": size, "rates": rates} | others))
+
+
+def predicted(folder, *logs, report=print):
+    return predicted_points([folder], read_benches([folder], print), load(logs) if logs else [], report)
+
+
+def test_published_sets_are_those_of_the_files():
+    points = published_points()
+    files = [yaml.safe_load(path.read_text()) for path in ROOT.glob("*/reported.yaml")]
+    entries = [entry for facts in files for entry in facts["sets"] + facts["peers"]]
+    assert len(points) == len(entries) >= 20
+    by_source = {re.sub("^.*, ", "", point.source): point for point in points}
+    for entry in entries:
+        point, missed = by_source[entry["source"]], entry["samples_to_target"]
+        stated = [m if reached else None for m, reached in zip(entry["minutes"], missed, strict=True)]
+        assert [row.minutes for row in point.rows] == stated
+        assert [row.quality for row in point.rows] == entry["quality"]
+        assert point.hardware.startswith("8x") and point.kind == "published" and point.size == "full"
+    assert any(row.minutes is None for point in points for row in point.rows), "one missed its target"
+
+
+def test_a_prediction_is_samples_over_rate_and_evaluations(tmp_path):
+    write_bench(tmp_path, "1xH100")
+    (point,) = predicted(tmp_path, OPTIMIZED)
+    logs = load([OPTIMIZED])[0].logs
+    samples = geometric_mean([log.reached.samples for log in logs])
+    longest = max((log.curve for log in logs), key=len)
+    num_evaluations = sum(place.samples <= samples for place in longest)
+    evaluation_s = num_evaluations * logs[0].value("eval_samples") / 3 / 2000
+    startup_s = fmean(
+        min(event.time_ms for event in log.events("block_start")) - log.first("run_start").time_ms
+        for log in logs
+    )
+    minutes = (samples / 2000 + evaluation_s + startup_s / 1e3) / 60
+    assert num_evaluations > 0 and point.rows[0].minutes == pytest.approx(minutes, rel=1e-9)
+    assert point.interval[0] < minutes < point.interval[1]
+    assert (point.kind, point.benchmark, point.hardware) == ("predicted", "bert", "1xH100")
+    assert (point.rows[0].quality, point.rows[0].samples_per_s) == (0.2, pytest.approx(2000))
+
+
+def test_the_newest_bench_of_one_shape_counts_and_runs_of_studies_do_not(tmp_path):
+    write_bench(tmp_path, "1xH100", name="language_bert_2")
+    write_bench(tmp_path, "1xH100", name="language_bert_9")
+    write_bench(tmp_path, "1xH100", name="language_bert_10")
+    write_bench(tmp_path, "1xA100", shapes=("128 tokens", "160 tokens"))
+    write_bench(tmp_path, "8xA100", size="full")
+    (point,) = predicted(tmp_path, OPTIMIZED)
+    assert point.path.endswith("language_bert_10.json")
+    assert predicted(tmp_path, RESULTS / "study" / "tuned") == []
+    assert predicted(tmp_path) == []
+
+
+def test_a_profile_of_the_same_recipe_goes_before_a_bench(tmp_path):
+    write_bench(tmp_path, "1xH100")
+    log = load([OPTIMIZED])[0].lead
+    config = yaml.safe_load("\n".join(line.removeprefix("#   ") for line in log.settings))
+    phase = {"shape": "160 tokens", "share": 1.0, "batch": 16, "step_ms": 4.0, "deviation": 0.01}
+    phase |= {"first_pass_per_s": None, "num_turns": 8}
+    figures = {"config": config, "num_ranks": 1, "delay_data_ms": 0, "evaluation_s": [0.3, 0.3]}
+    path = tmp_path / "profile" / "1xH100" / "language_bert_0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(figures | {"phases": [phase]}))
+    (point,) = predicted(tmp_path, OPTIMIZED)
+    assert point.rows[0].samples_per_s == pytest.approx(4000) and "profile" in point.path
+    config["optimizer"]["learning_rate"] *= 2
+    path.write_text(json.dumps(figures | {"phases": [phase]}))
+    (point,) = predicted(tmp_path, OPTIMIZED)
+    assert point.rows[0].samples_per_s == pytest.approx(2000)
+
+
+def test_kept_estimates_and_projections_name_all_their_devices(tmp_path):
+    write_bench(
+        tmp_path,
+        "1xH100",
+        size="full",
+        projected={"mosaic": {"minutes": 9.5, "assuming": "as published"}, "odd": {"minutes": "9"}, "no": 3},
+    )
+    (kept,) = (RESULTS / "estimates").glob("*/*.json")
+    record = json.loads(kept.read_text()) | {"devices": 4, "hardware": "2xH200"}
+    path = tmp_path / "estimates" / "here" / "language_bert_0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record))
+    estimate, projection = predicted(tmp_path)
+    assert (projection.hardware, projection.rows[0].minutes, projection.interval) == ("8xH100", 9.5, None)
+    assert (estimate.hardware, estimate.rows[0].minutes) == ("4xH200", record["minutes"])
+    assert estimate.interval == (record["low"], record["high"])
+    data = page_data([], read_benches([tmp_path], print), load_prices(), PLACE, [estimate, projection])
+    (price,) = [price for price in data["prices"] if price["name"] == "aws-p5en-2026"]
+    assert price["fits"] == {"4xH200": [pytest.approx(63.296 / 2), None]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "{}", "[" * 50_000, '{"minutes": NaN}', '{"minutes": 1, "low": -1}', "null", "\x00"],
+)
+def test_a_file_that_is_no_estimate_is_named_and_left_out(tmp_path, text):
+    (kept,) = (RESULTS / "estimates").glob("*/*.json")
+    for name, content in (("good", kept.read_text()), ("bad", text)):
+        path = tmp_path / "estimates" / name / "language_bert_0.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    said = []
+    assert len(predicted(tmp_path, report=said.append)) == 1
+    assert len(said) == 1 and "bad" in said[0] and "left out" in said[0]
+
+
+def test_a_page_of_points_alone_marks_each_kind(tmp_path):
+    points = published_points() + predicted(RESULTS, RESULTS / "reference-2cpu-mini-baseline" / "bert")
+    data = block(render(page_data([], [], load_prices(), tmp_path, points)))
+    kinds = {cell["folder"]: cell["kind"] for cell in data["cells"]}
+    assert len(kinds) == len(points) and {*kinds.values()} == {"published", "predicted"}
+    for row in rows(data):
+        cell = data["cells"][row["cell"]]
+        assert (row["status"] == 5) == (cell["kind"] == "predicted") == (cell["range"] is not None)
+        assert (tmp_path / row["href"]).resolve().is_file()
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("with-unpad", "optimized+unpad"),
+        ("without-ema", "optimized-ema"),
+        ("without-fixres.progressive_crops", "optimized-fixres-progressive_crops"),
+        ("without-no_unpad", "optimized+unpad"),
+        ("with-no_blurpool", "optimized-blurpool"),
+        ("optimized-0.3", "optimized"),
+    ],
+)
+def test_a_cell_of_an_ablation_is_called_by_what_it_turns(tmp_path, cell, expected):
+    study_run(tmp_path, cell=cell, source=OPTIMIZED / "result_0.txt")
+    (entry,) = audit_paths([tmp_path / "study"])
+    assert recipe_name(entry.run_set.lead, cell) == expected
+    (shared,) = page_data([entry], [], [], tmp_path)["cells"]
+    assert (shared["name"], shared["configuration"]) == (cell, expected)
