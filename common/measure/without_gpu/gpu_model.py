@@ -20,7 +20,14 @@ from scipy.optimize import least_squares
 from common.errors import UserError
 from common.evidence.intervals import error_factors
 from common.measure import scaling
-from common.measure.without_gpu.kernels import ATTENTION, CONVOLUTION, LIBRARY, MATRIX, OPTIMIZER
+from common.measure.without_gpu.kernels import (
+    ATTENTION,
+    CONVOLUTION,
+    LIBRARY,
+    MATRIX,
+    OPTIMIZER,
+    SCALED_PRODUCT,
+)
 from common.repository import ROOT
 
 FORMULA = (
@@ -97,15 +104,16 @@ def predict(
     counts, num_samples = figures["training"][shape], figures["batch_size"]
     shares = shares or fit_shares(sheet["architecture"])
     per_s = sheet["bandwidth"] * 1e9 * shares.bandwidth
-    matrix = sheet["fp8"] * shares.fp8 if row.get("matrix") == "fp8" else sheet["bf16"] * shares.matrix
+    in_8_bits = (sheet["fp8"] or 0.0) * shares.fp8 * 1e12
     flops_per_s = {
         CONVOLUTION: sheet["bf16"] * shares.convolution * 1e12,
-        MATRIX: matrix * 1e12,
+        MATRIX: in_8_bits if row.get("matrix") == "fp8" else sheet["bf16"] * shares.matrix * 1e12,
         ATTENTION: assumed["attention"][sheet["architecture"]] * 1e12,
     }
     seconds = dict.fromkeys(counts["classes"], 0.0)
-    for kind, _, count, gigabytes, teraflop in counts["library"]:
-        seconds[kind] += max(gigabytes * 1e9 / per_s, teraflop * 1e12 / flops_per_s[kind])
+    for kind, name, count, gigabytes, teraflop in counts["library"]:
+        rate = in_8_bits if name == SCALED_PRODUCT else flops_per_s[kind]
+        seconds[kind] += max(gigabytes * 1e9 / per_s, teraflop * 1e12 / rate)
         seconds[kind] += count * assumed["launch_us"] * 1e-6
     for kind, sums in counts["classes"].items():
         if kind not in LIBRARY:

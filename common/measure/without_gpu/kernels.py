@@ -44,7 +44,8 @@ CASTS = {
     "transpose",
     "detach",
 }
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "mv", "addmv", "dot")
+SCALED_PRODUCT = "_scaled_mm"  # of factors in 8 bits
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", SCALED_PRODUCT, "mv", "addmv", "dot")
 NAMES = (*CLASSES, "casts", OTHER)
 
 
