@@ -1,17 +1,17 @@
 """Attention over packed sequences: of different lengths, concatenated without padding.
 
 Tokens of all sequences are the rows of one tensor (num_tokens, num_heads, head_size); sequence i has the rows
-cu_seqlens[i] to cu_seqlens[i + 1]. Only attention needs these offsets. On a GPU one fused kernel takes them:
-the one of the `flash-attn` package where it is installed, else torch's own. Queries have offsets of their
-own, because the last layer needs few queries and all keys. Elsewhere sequences are sorted by length and split
-into groups; each group is padded to its longest sequence and computed in batched matrix products, and the
-result is put back in order. The layout of the groups depends on the lengths alone, so it is computed once a
-batch and shared by all layers.
+cu_seqlens[i] to cu_seqlens[i + 1]. Only attention needs these offsets. On a GPU one fused kernel takes them,
+one of KERNELS, chosen by name. Queries have offsets of their own, because the last layer needs few queries
+and all keys. Elsewhere sequences are sorted by length and split into groups; each group is padded to its
+longest sequence and computed in batched matrix products, and the result is put back in order. The layout of
+the groups depends on the lengths alone, so it is computed once a batch and shared by all layers.
 """
 
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +21,17 @@ from torch import Tensor
 from common.errors import UserError
 from common.training.benchmark import Backend
 
+KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version tells them
+    "flash_attn_interface": "flash_attn_interface",  # FlashAttention 3, which torch calls in place of its own
+    "flash_attn": "flash_attn",  # FlashAttention 2, the only one with ALiBi's biases
+    "torch_flash": "torch",  # FlashAttention 2 inside torch
+    "torch_cudnn": "torch",  # only by name: nothing here has run it on a sequence of no token
+}
+CUDNN_VERSION = 91800  # the first with packed sequences that torch takes
+CUDNN_MAJORS, FA3_MAJORS = (9, 10), (9,)  # of the compute capability
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more groups have less padding and more calls
-HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None  # compiled code cannot look it up
+HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None
+HAS_FLASH_ATTENTION_3 = importlib.util.find_spec("flash_attn_interface") is not None
 ROUND_TO = 16  # few distinct shapes, so that libraries reuse their kernels
 Kernel = Callable[..., Tensor]
 
@@ -46,7 +55,8 @@ class Sequences:
 
     `cu_seqlens` and `cu_queries` (num_sequences + 1,) int32 are the offsets of keys and queries. No sequence
     has more than `max_length` keys or more than `max_queries` queries: a GPU's kernel leaves the rows of
-    further ones unwritten. Compiled code holds both numbers as constants. `groups` are in order of length;
+    further ones unwritten. `kernel`, one of KERNELS, computes attention on a GPU. Compiled code holds these
+    three as constants. `groups` are in order of length;
     `places` (num_queries,) are the indices of the queries in the concatenated groups.
     """
 
@@ -54,6 +64,7 @@ class Sequences:
     cu_queries: Tensor
     max_length: int
     max_queries: int
+    kernel: str
     groups: tuple[Group, ...] = ()
     places: Tensor | None = None
     keys: list[Any] = field(default_factory=list)  # layout of the keys, shared with selections of this plan
@@ -97,10 +108,19 @@ class Sequences:
         return replace(self, groups=groups, places=places)
 
 
-def plan_attention(lengths: Tensor, max_length: int) -> Sequences:
-    """Plan the attention of a batch from its lengths (num_sequences,) int64; some may be 0."""
+def plan_attention(lengths: Tensor, max_length: int, kernel: str = "") -> Sequences:
+    """Plan the attention of a batch from its lengths (num_sequences,) int64; some may be 0.
+
+    `kernel` is what `choose_kernel` has returned; without it, what it returns now.
+    """
     offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
-    return Sequences(cu_seqlens=offsets, cu_queries=offsets, max_length=max_length, max_queries=max_length)
+    return Sequences(
+        cu_seqlens=offsets,
+        cu_queries=offsets,
+        max_length=max_length,
+        max_queries=max_length,
+        kernel=kernel or choose_kernel("auto"),
+    )
 
 
 def lay_out(offsets: Tensor, members: Sequence[Tensor]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
@@ -126,21 +146,81 @@ def has_kernel(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def kernel_backend(device: torch.device) -> Backend:
+def kernel_backend(device: torch.device, kernel: str) -> Backend:
     if not has_kernel(device):
         return Backend("batched products", "torch")
-    name = "flash_attn" if HAS_FLASH_ATTENTION else "torch.nn.attention.varlen"
-    return Backend(name, name)
+    return Backend(kernel, KERNELS[kernel])
 
 
-def gpu_kernel() -> Kernel:
-    if HAS_FLASH_ATTENTION:
+def has_capability(majors: tuple[int, ...]) -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in majors
+
+
+def why_absent(kernel: str, *, needs_bias: bool) -> str:
+    """Return why this machine has no such kernel, "" if it has it."""
+    if needs_bias and kernel != "flash_attn":
+        return "it takes no ALiBi"
+    if kernel == "flash_attn":
+        return "" if HAS_FLASH_ATTENTION else "it is not installed"
+    if kernel == "flash_attn_interface":
+        if not HAS_FLASH_ATTENTION_3:
+            return "it is not installed"
+        return "" if has_capability(FA3_MAJORS) else "it needs a GPU of compute capability 9.0"
+    if kernel == "torch_cudnn":
+        from torch.nn.attention import varlen  # noqa: F401  # defines the operator
+
+        arguments = torch.ops.torch_attn._varlen_attn.default._schema.arguments
+        if "backend" not in {argument.name for argument in arguments}:
+            return f"torch {torch.__version__} has it for padded sequences only"
+        if (torch.backends.cudnn.version() or 0) < CUDNN_VERSION or not has_capability(CUDNN_MAJORS):
+            return "it needs cuDNN 9.18 and a GPU of compute capability 9 or 10"
+    return ""
+
+
+def choose_kernel(name: str, *, needs_bias: bool = False) -> str:
+    """Return the kernel of this name, for `auto` the first that is there, and make torch's operator call it.
+
+    Raises UserError, without a place, for a kernel that is not there, or that takes no ALiBi.
+    """
+    usable = (kernel for kernel in KERNELS if not why_absent(kernel, needs_bias=needs_bias))
+    if name == "auto":
+        name = next((kernel for kernel in usable if kernel != "torch_cudnn"), "torch_flash")
+    elif reason := why_absent(name, needs_bias=needs_bias):
+        raise UserError(f"{name} cannot be used: {reason}", hint=f"there is {', '.join(['auto', *usable])}")
+    activate_flash_attention_3(name == "flash_attn_interface")
+    return name
+
+
+def activate_flash_attention_3(is_chosen: bool) -> None:
+    """Let FlashAttention 3 take the place of torch's own flash kernel, in the whole process, or not."""
+    from torch.nn import attention as of_torch
+
+    is_active = of_torch.current_flash_attention_impl() == "FA3"
+    if is_active and not is_chosen:
+        of_torch.restore_flash_attention_impl()
+    if is_active or not is_chosen:
+        return
+    try:
+        of_torch.activate_flash_attention_impl("FA3")
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise UserError(f"flash_attn_interface cannot be used ({error})", hint="name another") from error
+
+
+def gpu_kernel(name: str) -> Kernel:
+    """Get a kernel by its name, in compiled code too: nothing is looked up."""
+    if name == "flash_attn":
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
         return flash_attn_varlen_func  # type: ignore[no-any-return]
-    from torch.nn.attention.varlen import varlen_attn
+    return partial(torchs_kernel, "CUDNN_ATTENTION" if name == "torch_cudnn" else "FLASH_ATTENTION")
 
-    return varlen_attn  # type: ignore[return-value]
+
+def torchs_kernel(backend: str, *arguments: Any) -> Tensor:
+    """Call one kernel of torch's operator; left alone, torch 2.15 prefers cuDNN's on Hopper."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
+
+    with sdpa_kernel(getattr(SDPBackend, backend)):
+        return varlen.varlen_attn(*arguments)  # type: ignore[return-value]
 
 
 def varlen_attention(
@@ -159,7 +239,7 @@ def varlen_attention(
     offsets = (sequences.cu_queries, sequences.cu_seqlens)
     longest = (sequences.max_queries, sequences.max_length)
     biased = {} if slopes is None else {"alibi_slopes": slopes.float()}  # an argument of flash-attn alone
-    return gpu_kernel()(query, key, value, *offsets, *longest, **biased)
+    return gpu_kernel(sequences.kernel)(query, key, value, *offsets, *longest, **biased)
 
 
 def grouped_attention(

@@ -25,6 +25,7 @@ from language_bert.data.batches import IGNORED, padded_batch, random_batch, shif
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
+from language_bert.methods.unpad import Unpad
 from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
@@ -221,12 +222,13 @@ class Benchmark(benchmark.Benchmark):
         return random_batch(np.random.default_rng(0), lengths, num_masked, vocab_size, longest)
 
     def backends(self) -> dict[str, Backend]:
-        on_gpu = self.device.type == "cuda"
-        every = {
-            "unpad": ("attention", kernel_backend(self.device)),
-            "chunked_head": ("cross entropy", TRITON if on_gpu else Backend("operators", "torch")),
-        }
-        return dict(every[method] for method in every if method in self.config.methods)
+        parts, unpad = {}, self.methods.get("unpad")
+        if isinstance(unpad, Unpad):
+            parts["attention"] = kernel_backend(self.device, unpad.choose_kernel(self.device))
+        if "chunked_head" in self.methods:
+            on_gpu = self.device.type == "cuda"
+            parts["cross entropy"] = TRITON if on_gpu else Backend("operators", "torch")
+        return parts
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's part of shuffled batches without end, with the masked tokens of all ranks."""

@@ -13,28 +13,28 @@ Unlike Composer. Composer 0.7 has no such method.
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config.schema import Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 from common.training.step import to_device
-from language_bert.attention import plan_attention
+from language_bert.attention import KERNELS, choose_kernel, has_kernel, plan_attention
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss
 
 
-def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
+def unpad_batch(batch: Batch, *, round_to: int = 1, kernel: str = "") -> Batch:
     """Return a padded batch (B, S) as the packed batch that PackedBert takes, targets included.
 
     T is rounded up to a multiple of `round_to`, so that kernels and compiled graphs see few distinct shapes.
     The padding tokens form sequences behind the real ones: as many in every batch, none longer than S, some
-    of length 0. `labels` becomes (T,).
+    of length 0. `labels` becomes (T,). `kernel` is that of `plan_attention`.
     """
     is_token = batch.inputs["attention_mask"].bool()
     max_length = is_token.shape[1]
@@ -53,7 +53,7 @@ def unpad_batch(batch: Batch, *, round_to: int = 1) -> Batch:
             **{name: F.pad(values, (0, num_padding)) for name, values in of_tokens.items()},
             "masked_tokens": (labels != IGNORED).nonzero()[:, 0],
             "first_tokens": first_tokens,
-            "sequences": plan_attention(torch.cat([lengths, padding]), max_length),
+            "sequences": plan_attention(torch.cat([lengths, padding]), max_length, kernel),
         },
         targets=batch.targets | {"labels": F.pad(labels, (0, num_padding), value=IGNORED)},
         num_samples=batch.num_samples,
@@ -140,9 +140,32 @@ class Unpad(Method):
             default=True,
             description="partition a batch by length, so that ranks and micro-batches have equal tokens",
         )
+        attention: Literal["auto", *KERNELS] = Field(  # type: ignore[valid-type]
+            default="auto",
+            description="the kernel of attention on a GPU: of FlashAttention 3 or 2, of torch, or of cuDNN; "
+            "auto is the first that is there, never cuDNN's",
+        )
+
+    kernel = ""
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        if torch.cuda.is_available():
+            self.choose_kernel(torch.device("cuda"))
+        return config
+
+    def choose_kernel(self, device: torch.device) -> str:
+        """Return the kernel that the setting names. Raises UserError where it is not there."""
+        name = self.settings.attention
+        if name != "auto" and not has_kernel(device):
+            self.refuse(f"{name} needs a GPU", setting="attention", hint="there is auto")
+        try:
+            return choose_kernel(name, needs_bias="alibi" in self.config.methods)
+        except UserError as error:
+            self.refuse(error.what, setting="attention", hint=error.hint)
 
     def model(self, model: nn.Module) -> nn.Module:
+        self.kernel = self.choose_kernel(next(model.parameters()).device)
         return PackedBert(model)
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        return unpad_batch(batch, round_to=self.settings.round_to)
+        return unpad_batch(batch, round_to=self.settings.round_to, kernel=self.kernel)

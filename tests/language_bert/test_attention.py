@@ -6,11 +6,16 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import _registry
 
 from common.errors import UserError
+from common.training.load import load_config
+from common.training.registry import build_methods
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
+from language_bert.benchmark import Benchmark
 from language_bert.methods.alibi import alibi_slopes
+from tests.common.training import train_compiled
 from tests.language_bert.test_parity import (
     EXACT,
     MAX_LENGTH,
@@ -43,7 +48,7 @@ def on_gpu(monkeypatch):
 
     def replace_kernel(kernel):
         monkeypatch.setattr(attention, "has_kernel", lambda device: True)
-        monkeypatch.setattr(attention, "gpu_kernel", lambda: kernel)
+        monkeypatch.setattr(attention, "gpu_kernel", lambda name: kernel)
 
     return replace_kernel
 
@@ -97,6 +102,132 @@ def test_torchs_own_kernel_has_the_arguments_that_it_is_called_with():
 
     names = list(inspect.signature(varlen_attn).parameters)[:7]
     assert names == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Return a function after which this machine has these packages and a GPU of this capability, or none."""
+
+    def pretend(packages=(), capability=None, *, has_cudnn=False):
+        monkeypatch.setattr(attention, "HAS_FLASH_ATTENTION", "flash_attn" in packages)
+        monkeypatch.setattr(attention, "HAS_FLASH_ATTENTION_3", "flash_attn_interface" in packages)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900 if has_cudnn else None)
+
+    return pretend
+
+
+@pytest.fixture
+def active(monkeypatch):
+    """Torch's registry of flash kernels with a FlashAttention 3 of this test; returns the active ones."""
+    names = []
+
+    class Handle:
+        def remove(self):
+            names.remove("FA3")
+
+    def activate():
+        names.append("FA3")
+        return Handle()
+
+    monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA3", activate)
+    yield names
+    attention.activate_flash_attention_3(False)
+    assert not names
+
+
+BOTH = ("flash_attn_interface", "flash_attn")
+
+
+@pytest.mark.parametrize(
+    ("packages", "capability", "needs_bias", "expected"),
+    [
+        (BOTH, (9, 0), False, "flash_attn_interface"),
+        (BOTH, (9, 0), True, "flash_attn"),
+        (BOTH, (8, 0), False, "flash_attn"),
+        (("flash_attn_interface",), (8, 0), False, "torch_flash"),
+        ((), (9, 0), False, "torch_flash"),
+        ((), None, False, "torch_flash"),
+    ],
+)
+def test_auto_takes_the_first_kernel_that_is_there(
+    packages, capability, needs_bias, expected, machine, active
+):
+    machine(packages, capability, has_cudnn=True)
+    assert attention.choose_kernel("auto", needs_bias=needs_bias) == expected
+    assert active == (["FA3"] if expected == "flash_attn_interface" else [])
+    assert attention.choose_kernel("torch_flash") == "torch_flash" and active == []
+
+
+@pytest.mark.parametrize(
+    ("name", "packages", "capability", "message"),
+    [
+        ("flash_attn_interface", (), (9, 0), "not installed; there is auto, torch_flash"),
+        (
+            "flash_attn_interface",
+            BOTH,
+            (8, 0),
+            "needs a GPU of compute capability 9.0; there is auto, flash_attn",
+        ),
+        ("flash_attn", (), (9, 0), "not installed; there is auto, torch_flash"),
+        ("torch_cudnn", (), (8, 0), "cannot be used: "),
+        ("torch_cudnn", BOTH, None, "torch_cudnn needs a GPU; there is auto"),
+        ("flash_attn_4", (), (9, 0), "flash_attn"),
+    ],
+)
+def test_a_kernel_that_is_not_there_is_refused_in_one_line(name, packages, capability, message, machine):
+    machine(packages, capability)
+    setting = f"methods.unpad.attention={name}"
+    with pytest.raises(UserError) as refusal:
+        config = load_config("language_bert", "optimized", size="full", settings=[setting]).config
+        build_methods(config)[0].model(make_model(False))
+    assert "methods.unpad.attention" in str(refusal.value) and message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_log_names_the_kernel(machine, monkeypatch):
+    machine(("flash_attn",), (9, 0))
+    for name, kernel in {"auto": "flash_attn", "torch_flash": "torch_flash"}.items():
+        setting = f"methods.unpad.attention={name}"
+        config = load_config("language_bert", "optimized", size="full", settings=[setting]).config
+        monkeypatch.setattr(Benchmark, "device", torch.device("cuda", 0))
+        assert Benchmark(config, seed=0).backends()["attention"].name == kernel
+        monkeypatch.setattr(Benchmark, "device", torch.device("cpu"))
+        if name == "auto":
+            assert Benchmark(config, seed=0).backends()["attention"].name == "batched products"
+
+
+@pytest.fixture(scope="module")
+def torchs_kernel():
+    """Kernels of a CPU for torch's operator, in the place of FlashAttention."""
+    train_compiled.register_kernels()
+
+
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+def test_torchs_kernel_computes_what_groups_do(compiler, torchs_kernel, monkeypatch):
+    heads = random_heads(45, torch.bfloat16)
+    plan = plan_attention(torch.tensor((5, 1, 0, 31, 8)), 37, "torch_flash")
+    weight, outcomes = torch.randn(45, 3, 5).bfloat16(), []
+    for is_on_gpu in (False, True):
+        monkeypatch.setattr(attention, "has_kernel", lambda device, answer=is_on_gpu: answer)
+        torch._dynamo.reset()
+        attend = varlen_attention
+        if compiler and is_on_gpu:
+            attend = torch.compile(varlen_attention, fullgraph=True, backend=compiler)
+        attended = attend(*heads, plan)
+        outcomes.append((attended, *torch.autograd.grad(attended, heads, weight)))
+    for one, other in zip(*outcomes, strict=True):
+        assert (one.float() - other.float()).norm() < 0.02 * one.float().norm()
+    assert not torch.equal(outcomes[0][0], outcomes[1][0]), "both are of the same kernel"
+
+
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch has no cuDNN attention for packed sequences")
+def test_cudnn_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setattr(attention, "has_kernel", lambda device: True)
+    heads = random_heads(5, torch.bfloat16)
+    with pytest.raises(RuntimeError, match="CUDNN_ATTENTION was requested"):
+        varlen_attention(*heads, plan_attention(torch.tensor([5]), 512, "torch_cudnn"))
 
 
 def test_every_query_is_computed_where_padding_gives_a_sequence_more_than_its_longest(on_gpu):
