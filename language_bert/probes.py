@@ -16,7 +16,7 @@ from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, typical_lengths
 from language_bert.methods.chunked_head import chunked_cross_entropy
-from language_bert.methods.fp8 import CAPABILITY, Fp8Product
+from language_bert.methods.fp8 import CAPABILITY, DTYPES, Fp8Product
 
 SAMPLES_TO_TARGET = 1_000_000  # 850,000 to 1,200,000 are expected from published curves, see README.md
 CHUNK_TOKENS = 4096
@@ -228,9 +228,12 @@ def fp8_pair(device: torch.device) -> KernelPair:
     generator = torch.Generator().manual_seed(0)
     shapes = ((NUM_ROWS, 2 * HEAD_SIZE), (HEAD_SIZE, 2 * HEAD_SIZE))
     inputs = [torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+    currents = torch.zeros(len(DTYPES), device=device).unbind()
+    scales = (zero + 8 / torch.finfo(kind).max for zero, kind in zip(currents, DTYPES.values(), strict=True))
+    state = *scales, *currents
     return KernelPair(
         name="8-bit product",
-        kernel=lambda: with_gradients(lambda *xw: Fp8Product.apply(*xw, torch.bfloat16), inputs),
+        kernel=lambda: with_gradients(lambda *xw: Fp8Product.apply(*xw, torch.bfloat16, *state), inputs),
         plain=lambda: with_gradients(F.linear, inputs),
         tolerance=0.1,  # E4M3 keeps 4 bits
     )

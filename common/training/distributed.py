@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -95,6 +95,13 @@ def all_reduce_mean(value: float) -> float:
     summed = torch.tensor(value, dtype=torch.float64, device=comm_device())
     dist.all_reduce(summed)
     return float(summed) / dist.get_world_size()
+
+
+def all_reduce_max(values: Tensor) -> Tensor:
+    """Return the largest of all ranks at each place; the tensor is changed, and no host waits."""
+    if dist.is_initialized():
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values
 
 
 def broadcast(value: T) -> T:

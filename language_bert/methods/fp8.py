@@ -1,60 +1,82 @@
 """Multiply in 8 bits.
 
 What. Computes the matrix products of the encoder's linear layers, forward and backward, in FP8: inputs and
-weights become E4M3, gradients E5M2, each tensor scaled by its current largest value; sums stay in 32 bits.
-Embeddings, normalisation, attention, the last layer and the heads do not change, and neither does evaluation.
-Effect on quality. Rounding to 3 or 2 bits of mantissa. NVIDIA's submissions with FP8 took as many samples to
-0.72 (2.4 to 2.55 M) as those in fp16 (2.4 to 2.7 M), with scales of earlier steps.
-Effect on time. Twice the rate of 16-bit products on Hopper, less the time to find the largest values and to
-round: 1.15 to 1.3 times in all is an estimate for BERT-large.
+weights become E4M3, gradients E5M2, each tensor scaled by its largest value in the last 16 steps; sums stay
+in 32 bits. Embeddings, normalisation, attention, the last layer and the heads do not change, and neither does
+evaluation.
+Effect on quality. Rounding to 3 or 2 bits of mantissa. NVIDIA's submissions with FP8 and delayed scaling took
+as many samples to 0.72 (2.4 to 2.55 M) as those in fp16 (2.4 to 2.7 M).
+Effect on time. Twice the rate of 16-bit products on Hopper, less the time to round; a prediction, no
+measurement: `ttt compile language_bert optimized optimized_fp8 --for sm_90`.
 Relieves. Forward pass, backward pass: compute; and the memory of activations saved for the backward pass.
-When not. GPUs before compute capability 8.9; small models. Needs `unpad` before it, with tokens rounded up to
-a multiple of 16, and after `fused_qkv` and `gated_linear_units` where they are used.
-Use. With the model: `model = unpad(model, round_to=16)`, `use_fp8(model)`.
-Source. https://arxiv.org/abs/2209.05433 (the formats); MLPerf Training v2.1 and v3.0, NVIDIA.
+When not. GPUs before compute capability 8.9; small models; fp16, whose overflows it would hide. Needs `unpad`
+before it, with tokens rounded up to a multiple of 16, and after `fused_qkv` and `gated_linear_units` where
+they are used.
+Use. With the model: `model = use_fp8(unpad(model, round_to=16))`. After each step: `update_scales(model)`.
+Source. https://arxiv.org/abs/2209.05433 (the formats); MLPerf Training v2.1 and v3.0, NVIDIA;
+https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html
+(delayed scaling).
 Unlike Composer. Composer 0.7 has no such method.
 """
 
 # E4M3 has 3 bits of mantissa and values up to 448, E5M2 2 bits and values up to 57,344: gradients need the
-# range, activations and weights the precision. A scale per tensor (largest value / largest FP8 value) makes
-# use of the whole range. It is computed when the tensor is quantized, on the device, so that there is no
-# state to checkpoint or to warm up; NVIDIA's Transformer Engine can take it from earlier steps instead, which
-# saves one pass over the tensor. The kernels want the second factor column-major and all dimensions multiples
-# of 16. The backward pass has two products: dX = dY W and dW = dY^T X. It reuses the quantized X and W, so
-# they are saved in 8 bits. Left out: scales per row or block, FP8 attention, FP8 all-reduce, weights kept in
-# FP8 between steps.
+# range, activations and weights the precision. A tensor is divided by a scale before it is rounded, so that
+# its largest value becomes the largest of its format; the matmul kernel multiplies by the scales of both
+# factors. Current scaling takes the largest value of the tensor itself, so it has to read the whole tensor
+# before it can round the first value: two passes over memory where 16 bits need none, which costs most of
+# what the faster product gains. Delayed scaling takes the largest value of the steps before, which is known
+# when the tensor is computed: rounding becomes the end of the kernel that makes the tensor, and the same pass
+# notes its largest value for later steps. The price is state (a scale, a running largest value and a history
+# for each input, weight and gradient), saved with the model's buffers; and a tensor that grows beyond the
+# history loses its largest values, which are clamped, for one step. The scales of the first step come from
+# its own batch, computed twice more. Largest values are those of all micro-batches and ranks, so that a
+# global batch rounds alike however it is divided. The backward pass has two products: dX = dY W and
+# dW = dY^T X. The kernels want the second factor column-major and all dimensions multiples of 16; X and W are
+# saved in 8 bits. Left out: scales per row or block, FP8 attention, FP8 all-reduce, weights kept in FP8
+# between steps.
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.training.method import Method
+from common.training import distributed
+from common.training.method import Method, Progress
 from language_bert.methods.unpad import require_packed
 from language_bert.model import PackedBert, autocast_dtype
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
-LEAST = 2.0**-100  # of a largest value, so that the scale of a tensor of zeros is not 0
+DTYPES = {"input": VALUES, "weight": VALUES, "gradient": GRADIENTS}
+START = {"input": 16.0, "weight": 1.0, "gradient": 2.0**-10}  # largest values, until a step has shown some
+LEAST = 2.0**-100  # of a largest value; below, the tensor counts as zeros and its scale stays
+HISTORY_STEPS = 16  # the default of Transformer Engine is 1024; gradients shrink faster at BERT's start
+FIRST_PASSES = 2  # the second corrects what rounding with the starting scales did to the first
 MULTIPLE = 16  # of all dimensions, for the kernels
 CAPABILITY = (8, 9)
 LAYERS_FROM = ("fused_qkv", "gated_linear_units")
+Packed = TypeVar("Packed", bound=PackedBert)
 
 
-def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x / scale in 8 bits and the scale, a scalar float32."""
+def quantize(x: Tensor, scale: Tensor, current: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x / scale in 8 bits, clamped.
+
+    `current`, a scalar float32, is raised in place to the scale at which no value of x is clamped.
+    """
     largest = torch.finfo(dtype).max
-    scale = x.abs().amax().float().clamp(min=LEAST) / largest
-    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
+    current.copy_(torch.maximum(current, x.abs().amax(dim=-1).amax().float() / largest))
+    return (x.float() / scale).clamp(-largest, largest).to(dtype)
 
 
-def product(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
+def product(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], dtype: torch.dtype, *, fast: bool) -> Tensor:
     """Return a (M, K) times b (K, N), both in 8 bits, rescaled, in `dtype`; b is column-major.
 
+    `fast` sums in Hopper's matrix units alone, with 14 bits: enough forward, not for gradients.
     torch.compile and CPUs support this private function earlier than the public `F.scaled_mm`.
     """
-    return torch._scaled_mm(a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=dtype)
+    return torch._scaled_mm(a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=dtype, use_fast_accum=fast)
 
 
 def to_column_major(x: Tensor) -> Tensor:
@@ -62,41 +84,60 @@ def to_column_major(x: Tensor) -> Tensor:
 
 
 class Fp8Product(torch.autograd.Function):
-    """x (T, K) times the transpose of weight (N, K) in `dtype`, and both gradients, all in 8 bits."""
+    """x (T, K) times the transpose of weight (N, K) in `dtype`, and both gradients, all in 8 bits.
+
+    `state` are the scales and then the current scales of input, weight and gradient; the latter are changed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        (x8, x_scale), (weight8, weight_scale) = quantize(x, VALUES), quantize(weight, VALUES)
-        ctx.save_for_backward(x8, x_scale, weight8, weight_scale)
-        return product(x8, weight8.t(), (x_scale, weight_scale), dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, *state: Tensor) -> Tensor:
+        x_scale, weight_scale, scale, x_current, weight_current, current = state
+        x8 = quantize(x, x_scale, x_current, VALUES)
+        weight8 = quantize(weight, weight_scale, weight_current, VALUES)
+        ctx.save_for_backward(x8, x_scale, weight8, weight_scale, scale, current)
+        return product(x8, weight8.t(), (x_scale, weight_scale), dtype, fast=True)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
-        x8, x_scale, weight8, weight_scale = ctx.saved_tensors
-        g8, scale = quantize(gradient, GRADIENTS)
-        for_x = product(g8, to_column_major(weight8), (scale, weight_scale), gradient.dtype)
-        for_weight = product(g8.t().contiguous(), to_column_major(x8), (scale, x_scale), gradient.dtype)
-        return for_x, for_weight, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x8, x_scale, weight8, weight_scale, scale, current = ctx.saved_tensors
+        g8, dtype = quantize(gradient, scale, current, GRADIENTS), gradient.dtype
+        for_x = product(g8, to_column_major(weight8), (scale, weight_scale), dtype, fast=False)
+        transposed = g8.t().contiguous()
+        for_weight = product(transposed, to_column_major(x8), (scale, x_scale), dtype, fast=False)
+        return for_x, for_weight, *[None] * (1 + 2 * len(DTYPES))
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer, with the parameters of a given one, that multiplies in FP8 in training mode."""
+    """A linear layer, with the parameters of a given one, that multiplies in FP8 in training mode.
+
+    Its buffers are, for each of DTYPES, its scale and the one that its values since `update_scales` ask for.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
+        for name, dtype in DTYPES.items():
+            zero = torch.zeros((), device=linear.weight.device)
+            self.register_buffer(f"{name}_scale", zero + START[name] / torch.finfo(dtype).max)
+            self.register_buffer(f"{name}_current", zero)
+
+    def buffers_of(self, kind: str) -> list[Tensor]:
+        """Return the `scale` or the `current` of input, weight and gradient."""
+        return [self.get_buffer(f"{name}_{kind}") for name in DTYPES]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x (T, K) weight^T + bias, (T, N), in the dtype of autocast."""
         if not self.training:
             return super().forward(x)
         dtype = autocast_dtype(x)
-        y: Tensor = Fp8Product.apply(x, self.weight, dtype)
+        y: Tensor = Fp8Product.apply(
+            x, self.weight, dtype, *self.buffers_of("scale"), *self.buffers_of("current")
+        )
         return y if self.bias is None else y + self.bias.to(dtype)
 
 
-def use_fp8(model: PackedBert) -> int:
-    """Replace the linear layers of every encoder layer except the last, in place; returns how many.
+def use_fp8(model: Packed) -> Packed:
+    """Replace the linear layers of every encoder layer except the last, in place; returns the model.
 
     Raises UserError for sizes that are no multiples of 16.
     """
@@ -112,11 +153,33 @@ def use_fp8(model: PackedBert) -> int:
             sizes = f"{linear.in_features} x {linear.out_features}"
             raise UserError(f"8-bit products need sizes that are multiples of {MULTIPLE}, not {sizes}")
         setattr(owner, name, Fp8Linear(linear))
-    return len(linears)
+    history = torch.zeros(HISTORY_STEPS, len(DTYPES) * len(linears), device=linears[0][2].weight.device)
+    model.register_buffer("fp8_history", history)
+    return model
+
+
+@torch.no_grad()
+def update_scales(model: nn.Module) -> None:
+    """Take the scales of the next step from the largest values of the last HISTORY_STEPS, of all ranks.
+
+    Collective. Nothing waits for the device. A value that is not finite is no largest value.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Fp8Linear)]
+    scales, currents = (
+        [value for layer in layers for value in layer.buffers_of(kind)] for kind in ("scale", "current")
+    )
+    history = model.get_buffer("fp8_history")
+    latest = distributed.all_reduce_max(torch.stack(currents))
+    history.copy_(torch.cat([latest.where(latest.isfinite(), 0.0)[None], history[:-1]]))
+    largest = history.amax(dim=0)
+    torch._foreach_copy_(scales, list(largest.where(largest > LEAST, torch.stack(scales)).unbind()))
+    torch._foreach_zero_(currents)
 
 
 class Fp8(Method):
     """Replaces linear layers. Refuses a model, an order of methods or a GPU on which FP8 cannot work."""
+
+    has_started = False
 
     def configure(self, config: RunConfig) -> RunConfig:
         order = list(config.methods)
@@ -125,14 +188,30 @@ class Fp8(Method):
                 self.refuse(f"needs {other} before it, which makes layers anew")
         if config.methods.get("unpad", {}).get("round_to", MULTIPLE) % MULTIPLE:
             raise UserError(f"not a multiple of {MULTIPLE}", where="methods.unpad.round_to")
-        if config.precision == "fp32":
-            raise UserError("8-bit products give 16 bits", where="precision", hint="bf16")
+        if config.precision != "bf16":
+            raise UserError("8-bit products need the range of bf16 beside them", where="precision")
         if config.model.num_hidden_layers == 1:  # type: ignore[attr-defined]
             self.refuse("the only layer is the last, which stays as it is")
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY:
-            self.refuse("this GPU has no 8-bit products", hint="leave it out")
+        self.check_hardware()
         return config
 
+    def check_hardware(self) -> None:
+        """Raise UserError on a GPU without 8-bit products; a CPU computes them slowly."""
+        if torch.cuda.is_available() and (capability := torch.cuda.get_device_capability()) < CAPABILITY:
+            has, needs = (".".join(map(str, version)) for version in (capability, CAPABILITY))
+            what = f"this GPU has no 8-bit products: its compute capability is {has}, they need {needs}"
+            self.refuse(what, hint=f"--set methods.{self.name}=false, or the configuration optimized")
+
     def model(self, model: nn.Module) -> nn.Module:
-        use_fp8(require_packed(model, self))
-        return model
+        self.check_hardware()
+        return use_fp8(require_packed(model, self))
+
+    def gradients(self, model: nn.Module, progress: Progress, closure: Callable[[], Tensor]) -> None:
+        if progress.step == 0 and not self.has_started:
+            for _ in range(FIRST_PASSES):
+                update_scales(model)
+                closure()
+        self.has_started = True
+
+    def after_step(self, model: nn.Module, num_steps: int) -> None:
+        update_scales(model)

@@ -208,6 +208,7 @@ def test_ranks_share_statistics_mistakes_and_what_rank_0_says(trained):
     for num_ranks, found in trained.items():
         mean = (num_ranks + 1) / 2
         assert found["statistics"] == {"mean": 3 * [mean] + 3 * [2 * mean], "rank_0": 3 * [1] + 3 * [2]}
+        assert found["largest"] == [num_ranks - 1]
         assert found["error"] == f"here: met by rank {num_ranks - 1}" and found["told"] == "by rank 0"
 
 

@@ -108,6 +108,7 @@ def main():
             found[world_size] = {
                 "trained": {case: train(case, rank_info) for case in CASES},
                 "statistics": {of: shared_statistics(rank_info, of) for of in ("mean", "rank_0")},
+                "largest": distributed.all_reduce_max(torch.tensor([rank_info.rank])).tolist(),
                 "error": agreed_error(rank_info),
                 "told": distributed.broadcast(f"by rank {rank_info.rank}"),
             }
