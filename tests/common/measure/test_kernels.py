@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 
 from common.evidence.intervals import error_factors
+from common.measure import scaling
 from common.measure.without_gpu import gpu_model
 from common.measure.without_gpu.gpu_model import Shares, predict
 from common.measure.without_gpu.kernels import (
     ATTENTION,
     CONVOLUTION,
     MATRIX,
+    OPTIMIZER,
     Launch,
     classify,
     classify_library,
@@ -78,6 +80,28 @@ def test_a_call_takes_as_long_as_its_bytes_or_its_flops():
     assert predicted.ms["casts"] == pytest.approx(10 + launch_ms)
     assert predicted.samples_per_s == pytest.approx(10 / predicted.step_ms * 1e3)
     assert predicted.next_class == "casts"
+
+
+def test_a_product_in_8_bits_has_the_rate_of_8_bits():
+    shares = Shares(bandwidth=1.0, convolution=1.0, matrix=0.5, fp8=1.0)
+    for name, factor in (("_scaled_mm", 1.0), ("mm", 1979 / 989 / 0.5)):
+        counts = {"classes": {MATRIX: {}}, "library": [[MATRIX, name, 0, 0.0, 19.79]]}
+        figures = {"batch_size": 10, "training": {"a": counts}}
+        assert predict(figures, "a", "H100", shares).ms[MATRIX] == pytest.approx(10 * factor)
+
+
+@pytest.mark.parametrize("device", ["A100", "H100", "H200"])
+def test_an_optimizer_divided_among_eight_gpus_changes_a_step_by_little(device):
+    """It saves 7 of 8 parts of the optimizer's bytes; each rank then gathers all parameters in float32."""
+    sheet, parameters = gpu_model.load_rates()["devices"][device], gpu_model.load_rates()["parameters"]
+    figures = gpu_model.load_counts(f"{sheet['architecture']}/language_bert-optimized-torch2.15.json")
+    (shape,) = figures["training"]
+    predicted = predict(figures, shape, device)
+    links = scaling.Links(inside=scaling.INSIDE[sheet["inside"]], network=1.0)
+    gathered_ms = scaling.exchange_s(4 * parameters["bert"], links, 1, 8) / 2 * 1e3  # half of an all-reduce
+    gained_ms = predicted.ms[OPTIMIZER] * 7 / 8 - gathered_ms
+    print(f"{device}: {gained_ms:.2f} of {predicted.step_ms:.1f} ms")
+    assert abs(gained_ms) < 0.015 * predicted.step_ms
 
 
 def test_published_rates_are_predicted_and_those_held_out_too():
