@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every study of the methodology at size mini, into results/: about 105 minutes on two cores. What is there already is kept.
+# Every study of the methodology at size mini, into results/: about 130 minutes on two cores. What is there already is kept.
 # HARDWARE=NAME names the machine in the results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"

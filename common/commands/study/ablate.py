@@ -18,8 +18,6 @@ examples:
 """
 
 import argparse
-import contextlib
-import math
 
 from rich.console import Console
 from rich.text import Text
@@ -29,6 +27,7 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import PATTERN
 from common.files import save_text
+from common.measure.scaling import positive_number
 from common.repository import relative_path
 from common.study import cells
 from common.study.ablation import design
@@ -46,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
     parser.add_argument("configuration", help="a YAML file of the benchmark that extends another")
     cells.add_options(parser, study=f"ablate-{IN_NAME}")
-    parser.set_defaults(seeds=1)
+    parser.set_defaults(seeds=2)
+    more = "add seeds while a test that may stop at any time can still decide something; default: --seeds"
+    parser.add_argument("--max-seeds", type=count, default=0, metavar="N", help=more)
     parser.add_argument(
         "--end-seeds",
         type=positive,
@@ -85,6 +86,7 @@ def main(args: argparse.Namespace) -> int:
     with console.status("finding out what can be built"):
         ablation = design.plan(switches, args.max_design)
     console.print(*map(Text, design.describe(ablation)), sep="\n")
+    args.max_seeds = max(args.max_seeds, args.seeds)
     args.study = args.study.replace(IN_NAME, args.configuration)
     study = cells.from_arguments(args, args.benchmark, [])
     experiment = Experiment(ablation=ablation, study=study, args=args, console=console)
@@ -100,8 +102,7 @@ def main(args: argparse.Namespace) -> int:
     code = EXIT_OK if args.step_only else experiment.train(figures)
     if code == EXIT_INTERRUPTED:
         return code
-    target = args.target or switches.load(switches.all).config.target
-    ledger = ledgers.make_ledger(experiment, figures, target)
+    ledger = ledgers.make_ledger(experiment, figures, experiment.target)
     path = study.report.with_suffix(PATTERN.removeprefix("*"))
     save_text(path, ledger.model_dump_json(indent=1) + "\n")
     ledgers.show(ledger)
@@ -111,7 +112,6 @@ def main(args: argparse.Namespace) -> int:
 
 def fraction(text: str) -> float:
     """Parse a quality between 0 and 1."""
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < 1 and math.isfinite(float(text)):
-            return float(text)
+    if (number := positive_number(text)) is not None and number < 1:
+        return number
     raise argparse.ArgumentTypeError(f"'{text}' is not a fraction between 0 and 1")

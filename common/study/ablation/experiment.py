@@ -27,6 +27,12 @@ from common.measure.device_run import NUM_DEVICES, open_run
 from common.repository import benchmark_module, relative_path
 from common.run import launch
 from common.study import cells
+from common.study.ablation.decisions import (
+    Decided,
+    decide_switches,
+    describe_decisions,
+    states_in_question,
+)
 from common.study.ablation.design import Ablation
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study
@@ -211,8 +217,38 @@ class Experiment:
             study = replace(self.study, cells=tuple(map(self.make_cell, states)), num_seeds=count)
             worst = max(worst, cells.run(study, self.args))
             if worst == EXIT_INTERRUPTED or (worst and self.args.fail_fast):
+                return worst
+        return worst if self.args.dry_run else max(worst, self.run_more_seeds())
+
+    def run_more_seeds(self) -> int:
+        """Make runs of further seeds, up to --max-seeds, of states about which one may decide something.
+
+        A state is left alone as soon as all that it is compared for is decided, or cannot be. Returns the
+        first exit code that was not 0, which ends it.
+        """
+        for number in range(self.args.seeds + 1, self.args.max_seeds + 1):
+            in_question = states_in_question(self.decide())
+            states = [state for state in self.ablation.states if state in in_question]
+            if not states:
+                self.console.print("no further seed can decide anything about a switch")
                 break
-        return worst
+            study = replace(self.study, cells=tuple(map(self.make_cell, states)), num_seeds=number)
+            if code := cells.run(study, self.args):
+                return code
+        return EXIT_OK
+
+    def decide(self) -> list[Decided]:
+        """Return what the runs so far decide about each switch."""
+        return decide_switches(self.switches, self.read_logs(), self.args.max_seeds, self.target)
+
+    @property
+    def target(self) -> float:
+        """The quality that samples are counted to."""
+        return float(self.args.target or self.switches.load(self.switches.all).config.target)
+
+    def describe_decisions(self) -> list[str]:
+        """Say what is decided where runs were added until it was; nothing of a fixed number of runs."""
+        return [*describe_decisions(self.decide())] if self.args.max_seeds > self.args.seeds else []
 
     def make_cell(self, state: State) -> Cell:
         configuration, settings = self.switches.recipe(state)

@@ -303,7 +303,11 @@ def make_ledger(experiment: Experiment, figures: Any, target: float) -> Ledger:
         pairs=pairs,
         compositions=make_compositions(measured, switches, rows),
         warnings=make_warnings(rows, pairs, 1e3 * measured.base_s),
-        notes=[*make_notes(measured, ablation), *other_commits(logs, figures["commit"])],
+        notes=[
+            *make_notes(measured, ablation),
+            *other_commits(logs, figures["commit"]),
+            *experiment.describe_decisions(),
+        ],
     )
 
 

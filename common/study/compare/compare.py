@@ -39,7 +39,7 @@ from common.study.compare.run_pairs import NUM_EVALUATIONS, Logs
 
 MAX_NAME = 64
 DIGEST_LENGTH = 8
-NAME_KEY = "configuration"
+NO_DIFFERENCES = ("configuration", "methods")  # a name, and whether there are any methods
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,10 @@ class Command:
             self.show_progress(min(map(len, logs)), results)
             return all(result.is_over for result in results)
 
-        code = run_pairs.make_pairs(study, self.args, is_over)
+        try:
+            code = run_pairs.make_pairs(study, self.args, is_over)
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
         logs = run_pairs.read_pairs(study)
         commits = {log.header("commit") or "unknown" for runs in logs for log in runs}
         targets = {}
@@ -189,7 +192,7 @@ def compare(args: argparse.Namespace) -> int:
 
 def list_differences(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
     changes = all_differences(of_values(one), of_values(other))
-    return tuple(change.key for change in changes if change.key != NAME_KEY)
+    return tuple(change.key for change in changes if change.key not in NO_DIFFERENCES)
 
 
 def name_side(configuration: str) -> str:

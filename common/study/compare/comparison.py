@@ -169,13 +169,22 @@ def _undo(measure: Measure, value: float | None) -> float | None:
 
 
 def judge_runs(
-    measures: Sequence[Measure], logs: tuple[Sequence[Log], Sequence[Log]], names: Sequence[str], rule: Rule
+    measures: Sequence[Measure],
+    logs: tuple[Sequence[Log], Sequence[Log]],
+    names: Sequence[str],
+    rule: Rule,
+    target: float | None = None,
 ) -> list[Result]:
-    """Return what the runs of both sides, paired in their order, decide about each measure."""
+    """Return what the runs of both sides, paired in their order, decide about each measure.
+
+    `target` is a quality in place of that of the logs; not for the measure of time.
+    """
     pairs = [*zip(*logs, strict=False)]
     results = []
     for measure in measures:
-        sides = [(read_value(measure, one), read_value(measure, other)) for one, other in pairs]
+        sides = [
+            (read_value(measure, one, target), read_value(measure, other, target)) for one, other in pairs
+        ]
         notes = [
             f"{name} did not cross the target between two evaluations in {missing} of {len(sides)} runs"
             for name, side in zip(names, zip(*sides, strict=True), strict=bool(sides))
@@ -187,7 +196,7 @@ def judge_runs(
     return results
 
 
-def read_value(measure: Measure, log: Log) -> float | None:
+def read_value(measure: Measure, log: Log, target: float | None = None) -> float | None:
     """Read a measure from a run that went to its end; None where it did not cross the target.
 
     Times are of start-up and training, without evaluations: a study has more of them than a timed run. A run
@@ -195,10 +204,13 @@ def read_value(measure: Measure, log: Log) -> float | None:
     """
     if measure.name == "quality":
         return log.curve[-1].accuracy
-    passed, split = crossing(log.curve, log.target), time_split(log)
-    if passed is None or passed.before is None or split is None:
+    passed = crossing(log.curve, log.target if target is None else target)
+    if passed is None or passed.before is None:
         return None
-    return split.samples if measure.name == "samples" else 60 * (split.startup + split.training)
+    if measure.name == "samples":
+        return passed.samples
+    split = time_split(log)
+    return 60 * (split.startup + split.training) if split else None
 
 
 def resolution_of(log: Log) -> float:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 
-from common.errors import EXIT_INTERRUPTED, EXIT_OK
+from common.errors import EXIT_OK
 from common.evidence.log import Log
 from common.machine import system
 from common.run import run_sets
@@ -30,20 +30,16 @@ def make_pairs(study: Study, args: argparse.Namespace, is_over: Callable[[Logs],
     """
     cells.plan_run_sets(study, args)  # a mistake is told before a folder is made
     with run_sets.lock_folders([study.folder]):
-        for number in range(1, study.num_seeds + 1):
+        num_there = min(map(len, read_pairs(study)))
+        for number in range(num_there + 1, study.num_seeds + 1):
             planned = cells.plan_run_sets(replace(study, num_seeds=number), args)
-            unfinished = [run_set for run_set in planned if cells.missing(run_set)]
-            if unfinished:
-                if number > 1 and is_over(read_pairs(study)):
-                    return EXIT_OK
-                config = planned[0].loaded.config
-                system.write_description(config, study.folder, system.machine_id(config))
-                turns = unfinished if number % 2 else unfinished[::-1]
-                try:
-                    code = run_sets.run_all(turns, sys.argv[1:], fail_fast=True)
-                except KeyboardInterrupt:
-                    code = EXIT_INTERRUPTED
-                if code:
-                    return code
+            if number > 1 and is_over(read_pairs(study)):
+                return EXIT_OK
+            config = planned[0].loaded.config
+            system.write_description(config, study.folder, system.machine_id(config))
+            turns = [run_set for run_set in planned if cells.missing(run_set)]
+            turns = turns if number % 2 else turns[::-1]
+            if code := run_sets.run_all(turns, sys.argv[1:], fail_fast=True):
+                return code
         is_over(read_pairs(study))
     return EXIT_OK

@@ -2,13 +2,16 @@
 
 import json
 from argparse import Namespace
+from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from common.errors import UserError
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
-from common.evidence.log import Log
+from common.evidence.log import Log, Point
 from common.files import save_text
 from common.study.ablation import experiment as experiments
 from common.study.ablation.design import plan
@@ -126,9 +129,50 @@ def test_runs_of_another_commit_than_the_step_times_are_named():
 def test_a_failure_keeps_no_other_cell_from_its_turn(resnet, monkeypatch, codes, fail_fast, tried, worst):
     asked = iter(codes)
     monkeypatch.setattr(experiments.cells, "run", lambda study, args: next(asked))
-    options = {"seeds": 1, "end_seeds": 2, "factorial_seeds": 0, "fail_fast": fail_fast}
+    options = {"seeds": 1, "max_seeds": 1, "end_seeds": 2, "factorial_seeds": 0, "fail_fast": fail_fast}
+    options["dry_run"] = False
     assert experiment(plan(resnet, 16), **options).run_cells() == worst
     assert len(list(asked)) == 2 - tried
+
+
+def test_seeds_are_added_only_where_they_may_decide_something(resnet, monkeypatch):
+    """One switch costs quality and samples, the others do nothing: all is over before the last seed."""
+    rng, harmful, counts = np.random.default_rng(1), resnet.switches[-1].name, Counter()
+
+    def make_log(state):
+        loss = 0.2 * (harmful in state) + rng.normal(0, 0.01)
+        curve = [Point(1.0, 100.0, 0.1), Point(2.0, 1000.0, 0.9 - loss)]
+        return SimpleNamespace(curve=curve, target=0.3, value=lambda key: None)
+
+    logs = {}
+
+    def run(study, args):
+        for cell in study.cells:
+            counts[cell.name] = study.num_seeds
+            logs.setdefault(cell.name, []).extend(
+                make_log(states[cell.name]) for _ in range(study.num_seeds - len(logs.get(cell.name, [])))
+            )
+        return 0
+
+    monkeypatch.setattr(experiments.cells, "run", run)
+    monkeypatch.setattr(
+        Experiment,
+        "read_logs",
+        lambda self: {state: tuple(logs[name]) for name, state in states.items() if name in logs},
+    )
+    options = {"seeds": 2, "max_seeds": 30, "end_seeds": 2, "factorial_seeds": 0, "fail_fast": False}
+    ablation = experiment(plan(resnet, 0), **options, dry_run=False, target=0.3, nproc=None)
+    states = {resnet.cell_name(state): state for state in ablation.ablation.states}
+    assert ablation.run_cells() == 0
+    assert set(counts) == set(states) and min(counts.values()) >= 3 and max(counts.values()) < 30
+    lines = ablation.describe_decisions()
+    claims = [line for line in lines if "it is worse" in line or "it is better" in line]
+    assert claims and all(line.startswith(harmful) for line in claims)
+    assert any(line.startswith(f"{harmful} alone, quality: -0.") for line in claims)
+
+    counts.clear()
+    fixed = experiment(plan(resnet, 0), **options | {"max_seeds": 2}, dry_run=False, target=0.3)
+    assert fixed.run_cells() == 0 and set(counts.values()) == {2} and fixed.describe_decisions() == []
 
 
 def test_a_configuration_that_extends_none_is_refused():
@@ -140,15 +184,15 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     done = ttt_here("ablate", *BERT, "--dry-run", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fused_qkv: with unpad (needs unpad before it)" in done.stdout
-    assert "11 states are timed, 12 runs of 10 cells trained" in done.stdout
-    assert "to run: 4 runs" in done.stdout and "to run: 8 runs" in done.stdout
+    assert "11 states are timed, 20 runs of 10 cells trained" in done.stdout
+    assert "to run: 20 runs" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
 def test_a_small_ablation_keeps_what_it_measured_and_reaches_the_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = ("ablate", *BERT, *TINY, "--end-seeds", "1", "--results", tmp_path / "results")
+    command = ("ablate", *BERT, *TINY, "--seeds", "1", "--end-seeds", "1", "--results", tmp_path / "results")
     first = ttt_here(*command)
     assert first.returncode == 0, first.stderr
     assert "10 runs of 10 cells" in first.stdout and "each alone on baseline" in first.stdout

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from xml.etree import ElementTree
 
 import numpy as np
@@ -11,7 +12,7 @@ from common.evidence.log import read_log
 from common.repository import ROOT
 from common.study.compare import step_pairs
 from common.study.compare.comparison import OF_RUNS, THROUGHPUT, Margins, Rule, judge, judge_runs, read_value
-from tests.command import one_line, ttt, ttt_here
+from tests.command import TTT, one_line, start, ttt, ttt_here
 
 MINI = ("--size", "mini")
 TINY = ("--set", "max_duration=60ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
@@ -183,8 +184,12 @@ def test_the_error_rate_is_shared_among_the_measures_of_a_comparison():
 @pytest.mark.slow
 def test_real_pairs_of_runs_and_of_steps_are_made_and_continued(tmp_path):
     words = ("compare", "bert", "baseline", "optimized", *MINI, *TINY, "--results", tmp_path, "--max-runs")
-    done = ttt(*words, "1")
-    assert done.returncode == 0, done.stderr
+    process = start(TTT, *map(str, words), "3")
+    lines = iter(process.stdout.readline, "")
+    assert any(line.startswith("after 1 of at most 3 pairs") for line in lines)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "bert-mini.json" in rest
     comparison = read(tmp_path, file="bert-mini.json")
     assert [len(result["pairs"]) for result in comparison["results"]] == [1, 1, 1]
     assert (
@@ -196,9 +201,9 @@ def test_real_pairs_of_runs_and_of_steps_are_made_and_continued(tmp_path):
     (quality,) = read(tmp_path, file="bert-mini.json")["results"]
     assert len(quality["pairs"]) == 2 and quality["verdict"] in ("undecided", "equivalent")
     assert "ends below the target 0.2" in done.stdout
-    assert len([*tmp_path.rglob("result_*.txt")]) == 4
-    heads = [path.read_text() for path in tmp_path.rglob("result_*.txt")]
-    assert all('"key": "stop_at_target", "value": false' in head for head in heads)
+    logs = [path.read_text() for path in tmp_path.rglob("result_*.txt")]
+    ended = [log for log in logs if '"run_stop"' in log and '"reason"' not in log]
+    assert len(ended) == 4 and all('"key": "stop_at_target", "value": false' in log for log in ended)
 
     done = ttt(*words, "1", "--steps")
     assert done.returncode == 0, done.stderr
