@@ -1,29 +1,37 @@
 """Trade-off curves: final quality against time, one point for each budget of a configuration.
 
-A run's time is run_start to run_stop without its evaluations, which a study makes at its own cadence. A curve
-goes straight from one budget to the next and never falls: whoever has more time can train on a smaller
-budget. For the same reason it stays level after its largest budget; before its smallest it has no value.
-Runs of one seed make a curve of their own, and those of seeds that not every budget has, in their order;
-intervals are over these. Parsed logs in, no torch.
+A run's time is run_start to run_stop without its evaluations, which a study makes at its own cadence. The
+runs that every budget has, by seed, are the seeds of a curve; intervals are Student's over them.
+
+The quality within a time is that of the best of these, by the means over the seeds: the straight line between
+the ends of budgets, whose qualities are made isotonic, as whoever has more time can train on a smaller
+budget; and a longer budget stopped at that time. The time to a quality is that of the budget whose runs,
+stopped there, need the least; all of them have to reach it. tests/common/study/test_simulations.py measures
+what the intervals hold, and how often two equal configurations seem to cross. Parsed logs in, no torch.
 """
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from common.evidence import intervals
 from common.evidence.compare.factors import evaluation_minutes
-from common.evidence.intervals import Estimate, Interval
+from common.evidence.intervals import ALPHA, Difference, Estimate, Interval
 from common.evidence.log import Log
 
 INTERPOLATION = (
-    "curves are straight between budgets, never fall, and stay level after the largest: `at least` is said "
-    "there, `at most` of what the smallest budget exceeds; times are without evaluations; 95 % intervals are "
-    "over the seeds"
+    "a quality is that of the best budget so far, stopped there or at its end, and of straight lines between "
+    "the ends of budgets, made isotonic; a time is that of the budget whose runs, stopped at the quality, "
+    "need the least, where all of them reach it; after the largest budget `at least` is said; times are "
+    "without evaluations; 95 % intervals are Student's over the seeds; differences are paired by seed, with "
+    "Holm's correction for the number of times"
 )
 Bound = Literal["", "at least", "at most"]
 
@@ -49,6 +57,10 @@ class Run:
     def end(self) -> Evaluation:
         return self.way[-1]
 
+    @property
+    def line(self) -> "Line":
+        return Line(tuple(place.seconds for place in self.way), tuple(place.quality for place in self.way))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -63,18 +75,15 @@ class Point:
 
 
 class Line(NamedTuple):
-    """Times, rising, and qualities that never fall."""
+    """Times, rising, and the qualities there."""
 
     times: tuple[float, ...]
     qualities: tuple[float, ...]
 
-    def quality_at(self, seconds: float) -> float:
-        """Interpolate; before the first time it is the first quality."""
-        return float(np.interp(seconds, self.times, self.qualities))
-
     def time_at(self, quality: float) -> float | None:
-        after = int(np.searchsorted(self.qualities, quality))
-        if after == len(self.times):
+        """Return when a quality is reached for the first time; the first time if it is exceeded there."""
+        after = next((place for place, value in enumerate(self.qualities) if value >= quality), None)
+        if after is None:
             return None
         if after == 0:
             return self.times[0]
@@ -89,43 +98,79 @@ class Curve:
     configuration: str
     points: tuple[Point, ...]
 
-    @property
+    @cached_property
     def mean(self) -> Line:
-        return line((point.seconds.value, point.quality.value) for point in self.points)
+        """The mean times of the budgets, and the isotonic fit of their mean qualities."""
+        qualities = [point.quality.value for point in self.points]
+        fit = isotonic_regression(qualities, weights=[len(point.runs) for point in self.points]).x
+        return Line(tuple(point.seconds.value for point in self.points), tuple(map(float, fit)))
 
-    @property
-    def seeds(self) -> list[Line]:
-        """A curve for each run that every budget has: by seeds that all have, then in their order."""
+    @cached_property
+    def seeds(self) -> list[tuple[Run, ...]]:
+        """The runs of each seed, one a budget: of seeds that every budget has, then in their order."""
         shared = set.intersection(*({run.seed for run in point.runs} for point in self.points))
         ordered = [
             sorted(point.runs, key=lambda run: (run.seed not in shared, run.seed)) for point in self.points
         ]
-        ends = ([run.end for run in runs] for runs in zip(*ordered, strict=False))
-        return [line((end.seconds, end.quality) for end in runs) for runs in ends]
+        return list(zip(*ordered, strict=False))
+
+    @cached_property
+    def ends(self) -> list[Line]:
+        """A line through the ends of each seed's runs, in the blocks of the isotonic fit of their means."""
+        times = np.array([[run.end.seconds for run in runs] for runs in self.seeds])
+        qualities = np.array([[run.end.quality for run in runs] for runs in self.seeds])
+        blocks = isotonic_regression(qualities.mean(axis=0)).blocks
+        for first, last in itertools.pairwise(blocks):
+            qualities[:, first:last] = qualities[:, first:last].mean(axis=1, keepdims=True)
+        return [Line(tuple(time), tuple(quality)) for time, quality in zip(times, qualities, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
     """The answer to a question on one or two curves; `estimate` is None where there is none.
 
-    Where each seed has one it is their mean, else the mean curve's. A time that is a bound has no interval.
+    A time that is a bound has no interval. `detectable`: the smallest ratio less 1 that the runs could show.
     """
 
     estimate: Estimate | None = None
     bound: Bound = ""
-    values: tuple[float, ...] = ()  # of the seeds, where each has an answer
+    values: tuple[float, ...] = ()  # of the seeds
+    detectable: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """The difference of two curves at a time, paired by seed; p after Holm for all times."""
+
+    seconds: float
+    difference: Difference
+
+    @property
+    def sign(self) -> int:
+        """Return 1 or -1 where the difference is shown, else 0."""
+        is_shown = self.difference.p_value is not None and self.difference.p_value < ALPHA
+        return (1 if self.difference.value > 0 else -1) if is_shown else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """The place where `leader` overtakes `other`; `interval` is None unless all seeds' curves do so once."""
+    """The place where `leader` overtakes `other`, between two times at which each is shown to be ahead."""
 
     leader: str
     other: str
     seconds: float
     quality: float
-    interval: Interval | None
+    interval: Interval
     is_extended: bool  # beyond the largest budget of one of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The gaps of `one` above `other` at the ends of the budgets of both."""
+
+    one: str
+    other: str
+    gaps: tuple[Gap, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +188,7 @@ class Answers:
     equal_quality: tuple[dict[str, Any], ...]
     equal_time: tuple[dict[str, Any], ...]
     crossings: tuple[Crossing, ...]
-
-
-def line(places: Iterable[tuple[float, float]]) -> Line:
-    """Return places (seconds, quality) by time, each quality at least that of the one before."""
-    times, qualities = zip(*sorted(places), strict=True)
-    return Line(times, tuple(itertools.accumulate(qualities, max)))
+    comparisons: tuple[Comparison, ...]
 
 
 def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point:
@@ -158,7 +198,7 @@ def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point
         budget=budget,
         samples=runs[0].end.samples,
         seconds=intervals.mean([run.end.seconds for run in runs]),
-        quality=intervals.mean([run.end.quality for run in runs]),
+        quality=intervals.mean([run.end.quality for run in runs], most=1.0),
         cost=None if price is None else intervals.mean([run.end.seconds / 3600 * price for run in runs]),
         runs=runs,
     )
@@ -178,33 +218,45 @@ def read_run(log: Log) -> Run:
 
 
 def time_at(curve: Curve, quality: float) -> Value:
-    """Return when a quality is reached, by each seed's curve where all reach it, else by their mean."""
-    seeds = curve.seeds
-    for lines in (seeds, [curve.mean]):
-        times = [time for line in lines if (time := line.time_at(quality)) is not None]
-        if len(times) < len(lines):
-            continue
-        is_bound = any(quality < line.qualities[0] for line in lines)
-        interval = None if is_bound else intervals.mean(times).interval
-        return Value(
-            estimate=Estimate(value=statistics.fmean(times), interval=interval),
-            bound="at most" if is_bound else "",
-            values=tuple(times) if lines is seeds else (),
-        )
-    return Value()
+    """Return the least mean time in which all runs of one budget, stopped at a quality, reach it."""
+    best, is_exceeded = None, False
+    for budget in zip(*curve.seeds, strict=True):
+        times = [time for run in budget if (time := run.line.time_at(quality)) is not None]
+        if len(times) == len(budget) and (best is None or statistics.fmean(times) < statistics.fmean(best)):
+            best, is_exceeded = times, any(run.way[0].quality > quality for run in budget)
+    if best is None:
+        return Value()
+    estimate = intervals.mean(best)
+    if is_exceeded:
+        estimate = Estimate(value=estimate.value, interval=None)
+    return Value(estimate=estimate, bound="at most" if is_exceeded else "", values=tuple(best))
+
+
+def qualities_at(curve: Curve, moments: Sequence[float]) -> np.ndarray:
+    """Return the best quality within each time, a row for each seed; NaN before the first evaluation.
+
+    A budget stopped early is there between its first evaluation, in all of its runs, and its mean end.
+    """
+    candidates = [np.stack([np.interp(moments, *line) for line in curve.ends])]
+    known = [np.greater_equal(moments, curve.mean.times[0])]
+    for end, budget in zip(curve.mean.times, zip(*curve.seeds, strict=True), strict=True):
+        lines = [run.line for run in budget]
+        start = max(line.times[0] for line in lines)
+        known.append(np.greater_equal(moments, start) & np.less_equal(moments, end))
+        candidates.append(np.stack([np.interp(moments, *line) for line in lines]))
+    values, is_known = np.stack(candidates), np.stack(known)
+    best = np.where(is_known, values.mean(axis=1), -math.inf).argmax(axis=0)
+    chosen = values[best, :, range(len(moments))].T
+    return np.where(is_known.any(axis=0), chosen, math.nan)
 
 
 def quality_at(curve: Curve, seconds: float) -> Value:
-    """Return the best quality within a time, which the curve's first point is within."""
-    times = curve.mean.times
-    if seconds < times[0]:
+    """Return the best quality within a time; nothing before the first evaluation."""
+    values = qualities_at(curve, [seconds])[:, 0].tolist()
+    if math.isnan(values[0]):
         return Value()
-    values = tuple(line.quality_at(seconds) for line in curve.seeds)
-    return Value(
-        estimate=Estimate(value=statistics.fmean(values), interval=intervals.mean(values).interval),
-        bound="at least" if seconds > times[-1] else "",
-        values=values,
-    )
+    bound: Bound = "at least" if seconds > curve.mean.times[-1] else ""
+    return Value(estimate=intervals.mean(values, most=1.0), bound=bound, values=tuple(values))
 
 
 def times_faster(first: Value, other: Value) -> Value:
@@ -214,56 +266,54 @@ def times_faster(first: Value, other: Value) -> Value:
     """
     if first.estimate is None or other.estimate is None or (first.bound and other.bound):
         return Value()
-    centre, limits = first.estimate.value / other.estimate.value, None
-    if first.values and other.values:
-        ratio = intervals.ratio(first.values, other.values)
-        centre, limits = ratio.value, ratio.interval
+    ratio = intervals.ratio(first.values, other.values)
     bound: Bound = "at most" if first.bound else "at least" if other.bound else ""
-    return Value(estimate=Estimate(value=centre, interval=None if bound else limits), bound=bound)
+    if bound:
+        return Value(estimate=Estimate(value=ratio.value, interval=None), bound=bound)
+    return Value(estimate=Estimate(value=ratio.value, interval=ratio.interval), detectable=ratio.detectable)
 
 
-def gaps(one: Line, other: Line) -> list[tuple[float, float]]:
-    """List how far the first line lies above the other, at each point's time that both have."""
-    first = max(one.times[0], other.times[0])
-    times = sorted({first, *(time for time in (*one.times, *other.times) if time > first)})
-    return [(time, one.quality_at(time) - other.quality_at(time)) for time in times]
+def compare_pair(one: Curve, other: Curve) -> Comparison:
+    """Compare two curves at the ends of their budgets, from the later first evaluation on."""
+    ends = sorted({*one.mean.times, *other.mean.times})
+    above, below = qualities_at(one, ends), qualities_at(other, ends)
+    count = min(len(above), len(below))
+    gaps = above[:count] - below[:count]
+    is_known = ~np.isnan(gaps[0])
+    moments = list(itertools.compress(ends, is_known))
+    differences = intervals.paired_family(gaps[:, is_known].T)
+    return Comparison(
+        one=one.configuration,
+        other=other.configuration,
+        gaps=tuple(
+            Gap(seconds=moment, difference=difference)
+            for moment, difference in zip(moments, differences, strict=True)
+        ),
+    )
 
 
-def find_overtakings(one: Line, other: Line) -> list[tuple[float, bool]]:
-    """Find the times at which the first line overtakes the other (True) or is overtaken (False)."""
-    overtakings, sign, before, low = [], 0.0, 0.0, 0.0
-    for time, gap in gaps(one, other):
-        if gap * sign < 0:
-            overtakings.append((before + (time - before) * low / (low - gap), gap > 0))
-        sign, before, low = gap or sign, time, gap
-    return overtakings
-
-
-def crossings(one: Curve, other: Curve) -> Iterator[Crossing]:
-    """Yield where the curves cross, by time."""
-    of_mean, limits = find_overtakings(one.mean, other.mean), None
-    of_seeds = [find_overtakings(*pair) for pair in zip(one.seeds, other.seeds, strict=False)]
-    if len(of_mean) == 1 and len(of_seeds) > 1:
-        above = of_mean[0][1]
-        if all([is_above for _, is_above in seed] == [above] for seed in of_seeds):
-            mean = intervals.mean([seed[0][0] for seed in of_seeds])
-            of_mean, limits = [(mean.value, above)], mean.interval
-    for seconds, is_one_above in of_mean:
-        leader, behind = (one, other) if is_one_above else (other, one)
+def find_crossings(one: Curve, other: Curve, gaps: Sequence[Gap]) -> Iterator[Crossing]:
+    """Yield where the sign of the shown gaps changes, by time; in between the means tell the place."""
+    shown = [place for place, gap in enumerate(gaps) if gap.sign]
+    for before, after in itertools.pairwise(shown):
+        sign = gaps[after].sign
+        if sign == gaps[before].sign:
+            continue
+        between = range(before + 1, after + 1)
+        first = next(place for place in between if gaps[place].difference.value * sign > 0)
+        low, high = (gaps[place].difference.value for place in (first - 1, first))
+        start, end = gaps[first - 1].seconds, gaps[first].seconds
+        seconds = start + (end - start) * low / (low - high)
+        leader, behind = (one, other) if sign > 0 else (other, one)
+        method = f"paired differences exclude 0 at both ends, Holm over {len(gaps)} times"
         yield Crossing(
             leader=leader.configuration,
             other=behind.configuration,
             seconds=seconds,
-            quality=leader.mean.quality_at(seconds),
-            interval=limits,
+            quality=float(qualities_at(leader, [seconds]).mean()),
+            interval=Interval(low=gaps[before].seconds, high=gaps[after].seconds, method=method),
             is_extended=seconds > min(one.mean.times[-1], other.mean.times[-1]),
         )
-
-
-def leader(one: Curve, other: Curve) -> str:
-    """Return which curve lies above, at any time that both have, where they never cross; '' if neither."""
-    gap = sum(gap for _, gap in gaps(one.mean, other.mean))
-    return one.configuration if gap > 0 else other.configuration if gap < 0 else ""
 
 
 def compare_curves(curves: Sequence[Curve], *, target: float, price: float | None) -> Answers:
@@ -273,6 +323,8 @@ def compare_curves(curves: Sequence[Curve], *, target: float, price: float | Non
     first, *others = curves
     levels = sorted({target, *(point.quality.value for point in first.points)})
     moments = sorted({*first.mean.times, *(curve.mean.times[-1] for curve in others)})
+    pairs = list(itertools.combinations(curves, 2))
+    comparisons = [compare_pair(*pair) for pair in pairs]
     return Answers(
         target=target,
         price_per_hour=price,
@@ -286,8 +338,11 @@ def compare_curves(curves: Sequence[Curve], *, target: float, price: float | Non
             for moment in moments
         ),
         crossings=tuple(
-            crossing for pair in itertools.combinations(curves, 2) for crossing in crossings(*pair)
+            crossing
+            for pair, comparison in zip(pairs, comparisons, strict=True)
+            for crossing in find_crossings(*pair, comparison.gaps)
         ),
+        comparisons=tuple(comparisons),
     )
 
 

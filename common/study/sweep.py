@@ -1,7 +1,6 @@
 """A sweep: configurations at several budgets, and the answers of their trade-off curves as tables and SVG."""
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from common.evidence.text import DASH, Form, make_table, open_console, spread, s
 from common.files import save_text
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study
-from common.study.curves import Answers, Curve, Value
+from common.study.curves import Answers, Curve, Gap, Value
 
 MAX_BUDGETS = 20
 ONE_DIGIT, FOUR_DIGITS = "{:.1f}".format, "{:.4f}".format
@@ -160,25 +159,41 @@ def show(answers: Answers, quality_name: str) -> None:
         for moment in answers.equal_time
     ]
     console.print(make_table("quality at equal time", ["seconds", *names], rows))
-    console.print(*describe_crossings(answers), answers.interpolation + ".", sep="\n")
+    console.print(*describe_comparisons(answers), answers.interpolation + ".", sep="\n")
 
 
 def with_bound(value: Value, form: Form, unit: str = "") -> str:
-    return f"{value.bound} {spread_of(value.estimate, form)}{unit}".lstrip() if value.estimate else DASH
+    if value.estimate is None:
+        return DASH
+    text, limits = f"{value.bound} {spread_of(value.estimate, form)}{unit}".lstrip(), value.estimate.interval
+    is_undecided = limits is not None and limits.low <= 1 <= limits.high
+    return f"{text}, could show {1 + value.detectable:.2f}x" if value.detectable and is_undecided else text
 
 
-def describe_crossings(answers: Answers) -> Iterator[str]:
-    """Yield where curves cross, or that they do not."""
-    for crossing in answers.crossings:
-        seconds = spread(crossing.seconds, crossing.interval, ONE_DIGIT, unit=" s")
-        beyond = ", beyond the largest budget of one of them" if crossing.is_extended else ""
-        yield (
-            f"{crossing.leader} overtakes {crossing.other} after {seconds}, "
-            f"at {crossing.quality:.4f}{beyond}."
-        )
-    crossed = {frozenset((crossing.leader, crossing.other)) for crossing in answers.crossings}
-    for one, other in itertools.combinations(answers.curves, 2):
-        if {one.configuration, other.configuration} not in crossed:
-            above, start = curves.leader(one, other), max(one.mean.times[0], other.mean.times[0])
-            outcome = f"{above} is above from {start:.1f} s on" if above else "the curves are the same"
-            yield f"{one.configuration} and {other.configuration} do not cross: {outcome}."
+def describe_comparisons(answers: Answers) -> Iterator[str]:
+    """Yield which of two curves is shown to be above, when, and where they are shown to cross."""
+    for pair in answers.comparisons:
+        names = {pair.one, pair.other}
+        crossings = [entry for entry in answers.crossings if {entry.leader, entry.other} == names]
+        for crossing in crossings:
+            beyond = ", beyond the largest budget of one of them" if crossing.is_extended else ""
+            yield (
+                f"{crossing.leader} overtakes {crossing.other} after "
+                f"{spread(crossing.seconds, crossing.interval, ONE_DIGIT, unit=' s')}, "
+                f"at {crossing.quality:.4f}{beyond}."
+            )
+        if not crossings:
+            yield f"{pair.one} and {pair.other}: no crossing is shown."
+        for name, sign in ((pair.one, 1), (pair.other, -1)):
+            ahead = [f"{gap.seconds:.1f}" for gap in pair.gaps if gap.sign == sign]
+            if ahead:
+                yield f"  {name} is ahead at {', '.join(ahead)} s."
+        undecided = [gap for gap in pair.gaps if not gap.sign]
+        if undecided:
+            yield f"  At {', '.join(map(describe_gap, undecided))} s no difference is shown."
+
+
+def describe_gap(gap: Gap) -> str:
+    """Write the time of a gap, and the smallest one that the runs could show there."""
+    smallest = gap.difference.detectable
+    return f"{gap.seconds:.1f}" + (f" (could show {smallest:.4f})" if smallest else "")

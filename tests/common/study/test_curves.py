@@ -10,7 +10,7 @@ from pytest import approx
 from common.evidence import intervals
 from common.evidence.log import parse_log
 from common.study import curves
-from common.study.curves import Curve, Evaluation, Line, Point, Run, line
+from common.study.curves import Curve, Evaluation, Line, Point, Run
 
 
 def of_runs(name, *points):
@@ -41,71 +41,102 @@ def curve(name, *points, spread=0.0):
     )
 
 
-def test_a_line_rises_with_time_and_its_quality_and_time_are_each_others_inverse():
-    rising = line([(40.0, 0.7), (10.0, 0.2), (20.0, 0.6)])
-    assert rising == Line((10.0, 20.0, 40.0), (0.2, 0.6, 0.7))
+def of_ways(name, *budgets):
+    """Return a curve of one list of ways a budget, one a seed: (seconds, quality) of its evaluations."""
+    points = []
+    for budget in budgets:
+        runs = tuple(
+            Run(log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=s, quality=q) for s, q in way))
+            for seed, way in enumerate(budget)
+        )
+        seconds, quality = ([getattr(run.end, key) for run in runs] for key in ("seconds", "quality"))
+        points.append(
+            Point(
+                budget=1.0, samples=1, cost=None, runs=runs,
+                seconds=intervals.mean(seconds), quality=intervals.mean(quality),
+            )
+        )  # fmt: skip
+    return Curve(configuration=name, points=tuple(points))
+
+
+def test_a_line_reaches_a_quality_where_it_first_does():
+    rising = Line((10.0, 20.0, 40.0), (0.2, 0.6, 0.7))
     for seconds, quality in ((10, 0.2), (12.5, 0.3), (19, 0.56), (20, 0.6), (33, 0.665), (40, 0.7)):
-        assert rising.quality_at(seconds) == approx(quality)
-        assert rising.time_at(rising.quality_at(seconds)) == approx(seconds)
-    assert rising.quality_at(1000) == 0.7 and rising.time_at(0.71) is None and rising.time_at(0.1) == 10.0
-    level = line([(10.0, 0.2), (20.0, 0.6), (30.0, 0.5), (40.0, 0.8)])  # which never falls
-    assert level.qualities == (0.2, 0.6, 0.6, 0.8) and level.time_at(0.6) == 20.0
+        assert rising.time_at(quality) == approx(seconds)
+    assert rising.time_at(0.71) is None and rising.time_at(0.1) == 10.0
+    assert Line((10.0, 20.0, 30.0, 40.0), (0.2, 0.6, 0.5, 0.8)).time_at(0.6) == 20.0
 
 
-def test_a_quality_below_the_smallest_budget_is_reached_at_most_then():
-    one, other = curve("one", (10, 0.2), (20, 0.6)), curve("other", (4, 0.5), (8, 0.7))
-    value = curves.time_at(other, 0.2)
-    assert (value.estimate.value, value.bound) == (4, "at most")
-    faster = curves.times_faster(curves.time_at(one, 0.2), value)
-    assert faster.estimate.value == approx(10 / 4)
-    assert (faster.estimate.interval, faster.bound) == (None, "at least")
-    slower = curves.times_faster(value, curves.time_at(one, 0.2))
-    assert slower.estimate.value == approx(4 / 10) and slower.bound == "at most"
-    assert curves.times_faster(value, value) == curves.Value()
-    late = curves.quality_at(other, 20)
-    assert (late.estimate.value, late.bound) == (0.7, "at least")
-    assert curves.quality_at(one, 5).estimate is None and curves.time_at(one, 0.65).estimate is None
+def test_the_means_of_a_curve_are_isotonic():
+    falls = curve("one", (10, 0.2), (20, 0.8), (30, 0.6), (40, 0.9))
+    assert falls.mean == Line((10, 20, 30, 40), (0.2, approx(0.7), approx(0.7), 0.9))
+    one = of_runs(
+        "one", [(1, 10, 0.1), (2, 10, 0.3)], [(1, 20, 0.9), (2, 20, 0.7)], [(1, 30, 0.5), (2, 30, 0.7)]
+    )
+    assert [line.qualities for line in one.ends] == [(0.1, *[approx(0.7)] * 2), (0.3, *[approx(0.7)] * 2)]
 
 
-def test_intervals_are_those_of_the_seeds_own_curves():
-    one = curve("one", (10, 0.2), (20, 0.6), spread=0.1)
+def test_a_time_is_that_of_the_budget_whose_stopped_runs_need_the_least():
+    long = [[(10, 0.3), (20, 0.5), (40, 0.9)], [(10, 0.3), (24, 0.5), (48, 0.9)]]
+    short = [[(8, 0.4), (16, 0.6)], [(8, 0.4), (16, 0.45)]]
+    one = of_ways("one", short, long)
+    value = curves.time_at(one, 0.5)  # of the short budget only one run reaches it
+    assert value.values == (20, 24) and value.estimate.value == 22 and value.bound == ""
+    assert curves.time_at(one, 0.42).values == approx((8.8, 8 + 8 * 0.02 / 0.05))  # less than 16.1 s
+    early = curves.time_at(one, 0.35)  # exceeded at the first evaluation
+    assert (early.estimate.value, early.estimate.interval, early.bound) == (8, None, "at most")
+    assert curves.time_at(one, 0.95) == curves.Value()
+
+
+def test_a_quality_is_that_of_the_best_budget_stopped_at_that_time():
+    short, long = [[(5, 0.1), (10, 0.5)]] * 2, [[(10, 0.3), (20, 0.8), (40, 0.9)]] * 2
+    one = of_ways("one", short, long)
+    assert curves.quality_at(one, 4) == curves.Value()
+    for seconds, quality in (
+        (7.5, 0.3),
+        (10, 0.5),
+        (20, 0.8),
+        (12, 0.5 + 0.4 * 2 / 30),
+        (30, 0.85),
+        (40, 0.9),
+    ):
+        assert curves.quality_at(one, seconds).estimate.value == approx(quality)
+    late = curves.quality_at(one, 50)
+    assert (late.estimate.value, late.bound) == (approx(0.9), "at least")
+
+
+def test_intervals_are_students_over_the_seeds():
+    one = curve("one", (10, 0.2), (20, 0.6), spread=0.02)
     value = curves.quality_at(one, 15)
-    low, high = 0.3, 0.5  # of the two seeds, halfway
+    low, high = 0.38, 0.42  # of the two seeds, halfway
     half = 12.706204736 * statistics.stdev([low, high]) / math.sqrt(2)  # t at 1 degree of freedom
     assert value.values == approx((low, high)) and value.estimate.value == approx(0.4)
     assert value.estimate.interval.high == approx(0.4 + half)
-    assert curves.time_at(one, 0.65).estimate is None  # one seed reaches it, their mean does not
-    at_end = curves.time_at(one, 0.6)  # the mean and one seed do
-    assert (at_end.estimate.value, at_end.estimate.interval, at_end.values) == (20, None, ())
 
 
-def test_a_value_is_the_mean_of_the_seeds_and_so_within_its_interval():
-    one = of_runs(
-        "one", [(1, 10, 0.2), (2, 10, 0.2)], [(1, 20, 0.5), (2, 20, 0.9)], [(1, 40, 0.9), (2, 40, 0.9)]
-    )
-    value = curves.time_at(one, 0.5)
-    of_seeds = (20.0, 10 + 10 * 0.3 / 0.7)
-    assert value.values == approx(of_seeds)
-    assert value.estimate.value == approx(sum(of_seeds) / 2) != approx(one.mean.time_at(0.5))
-    for estimate in (value.estimate, curves.times_faster(value, curves.time_at(one, 0.9)).estimate):
-        assert estimate.interval.low < estimate.value < estimate.interval.high
-
-
-def test_a_seed_has_its_own_first_point():
-    one = of_runs("one", [(1, 10, 0.1), (2, 10, 0.3)], [(1, 20, 0.6), (2, 20, 0.6)])
-    early = curves.time_at(one, 0.2)  # a seed is past it at the smallest budget
-    assert early.bound == "at most" and early.estimate.interval is None
-    assert curves.time_at(one, 0.4).bound == ""
-    other = of_runs("other", [(1, 9, 0.2), (2, 11, 0.3)], [(1, 20, 0.6), (2, 20, 0.7)])
-    value = curves.quality_at(other, 10.0)  # the mean of the first times
-    assert value.values == approx((0.2 + 0.4 / 11, 0.3)) and value.estimate.interval is not None
+def test_a_ratio_says_what_the_runs_could_show():
+    slow, fast = (curves.Value(estimate=intervals.mean(v), values=v) for v in ((10.0, 12.0), (5.0, 6.0)))
+    ratio, faster = intervals.ratio((10.0, 12.0), (5.0, 6.0)), curves.times_faster(slow, fast)
+    assert faster.estimate.value == approx(2) and faster.detectable == ratio.detectable > 0
+    bound = curves.Value(estimate=fast.estimate, values=fast.values, bound="at most")
+    assert curves.times_faster(slow, bound).bound == "at least"
+    assert curves.times_faster(bound, slow).bound == "at most"
+    assert curves.times_faster(bound, bound) == curves.times_faster(slow, curves.Value()) == curves.Value()
 
 
 def test_runs_of_one_seed_make_a_curve_though_another_was_replaced():
     one = of_runs(
         "one", [(1, 10, 0.1), (3, 10, 0.3), (4, 10, 0.4)], [(1, 20, 0.5), (2, 20, 0.6), (3, 20, 0.7)]
     )
-    assert [seed.qualities for seed in one.seeds] == [(0.1, 0.5), (0.3, 0.7), (0.4, 0.6)]
+    assert [tuple(run.end.quality for run in runs) for runs in one.seeds] == [
+        (0.1, 0.5),
+        (0.3, 0.7),
+        (0.4, 0.6),
+    ]
+
+
+def answer_crossings(one, other):
+    return curves.compare_curves([one, other], target=0.5, price=None).crossings
 
 
 @pytest.mark.parametrize(
@@ -119,40 +150,42 @@ def test_runs_of_one_seed_make_a_curve_though_another_was_replaced():
     ],
     ids=["straight lines", "beyond the largest budget", "at a budget", "a touch"],
 )
-def test_curves_cross_where_straight_lines_do(one, other, expected):
+def test_curves_without_noise_cross_where_straight_lines_do(one, other, expected):
     one, other = curve("one", *one), curve("other", *other)
     for pair in ((one, other), (other, one)):
-        crossings = list(curves.crossings(*pair))
+        crossings = answer_crossings(*pair)
         if expected is None:
-            assert crossings == [] and curves.leader(*pair) == "other"
+            assert crossings == ()
             continue
         (crossing,) = crossings
         assert (crossing.leader, crossing.other) == ("one", "other")
         assert (crossing.seconds, crossing.quality, crossing.is_extended) == approx(expected)
-        assert crossing.interval is not None
-    assert curves.leader(one, one) == ""
+        assert crossing.interval.low < crossing.seconds < crossing.interval.high
+    assert answer_crossings(one, one) == ()
 
 
-def test_a_crossing_has_an_interval_only_where_all_seeds_cross_in_its_direction():
-    one = of_runs("one", [(1, 10, 0.1), (2, 10, 0.1)], [(1, 30, 0.7), (2, 30, 0.9)])
-    other = of_runs("other", [(1, 10, 0.3), (2, 10, 0.3)], [(1, 30, 0.4), (2, 30, 0.4)])
-    (crossing,) = curves.crossings(one, other)
-    of_seeds = (10 + 20 * 0.2 / 0.5, 10 + 20 * 0.2 / 0.7)
-    assert crossing.seconds == approx(sum(of_seeds) / 2)
-    assert crossing.interval.low < crossing.seconds < crossing.interval.high
-    against = of_runs("one", [(1, 10, 0.0), (2, 10, 0.4)], [(1, 30, 1.0), (2, 30, 0.3)])
-    (crossing,) = curves.crossings(against, other)
-    assert crossing.leader == "one" and crossing.interval is None
+def test_a_crossing_is_shown_only_where_each_curve_is_ahead_by_more_than_noise():
+    other = of_runs("other", *([(s, t, 0.4 + 0.001 * s) for s in range(3)] for t in (10, 30)))
+    clear = of_runs("one", *([(s, t, q + 0.002 * s) for s in range(3)] for t, q in ((10, 0.1), (30, 0.7))))
+    (crossing,) = answer_crossings(clear, other)
+    assert crossing.leader == "one" and (crossing.interval.low, crossing.interval.high) == (10, 30)
+    noise = [(0, -0.3), (1, 0.0), (2, 0.3)]
+    vague = of_runs("one", [(s, 10, 0.1 + e) for s, e in noise], [(s, 30, 0.7) for s, _ in noise])
+    assert answer_crossings(vague, other) == ()
+    (pair,) = curves.compare_curves([vague, other], target=0.5, price=None).comparisons
+    assert [gap.sign for gap in pair.gaps] == [0, 1]
+    assert pair.gaps[0].difference.detectable > 0.3 > pair.gaps[1].difference.detectable
 
 
 def test_answers_ask_at_the_first_curves_places_and_at_the_target():
-    one, other = curve("one", (10, 0.2), (20, 0.6)), curve("other", (4, 0.5), (8, 0.7))
+    one = of_ways("one", [[(10, 0.2), (20, 0.6)]] * 2, [[(10, 0.1), (50, 0.7)]] * 2)
+    other = of_ways("other", [[(4, 0.5), (8, 0.7)]] * 2)
     answers = curves.compare_curves([one, other], target=0.55, price=3.6)
-    assert [level["quality"] for level in answers.equal_quality] == [0.2, 0.55, 0.6]
-    assert [moment["seconds"] for moment in answers.equal_time] == [8, 10, 20]
+    assert [level["quality"] for level in answers.equal_quality] == approx([0.55, 0.6, 0.7])
+    assert [moment["seconds"] for moment in answers.equal_time] == [8, 20, 50]
     expected = (10 + 10 * 0.35 / 0.4) / (4 + 4 * 0.05 / 0.2)
-    assert answers.equal_quality[1]["times_faster"]["other"].estimate.value == approx(expected)
-    assert curves.compare_curves([one], target=0.9, price=None).crossings == ()
+    assert answers.equal_quality[0]["times_faster"]["other"].estimate.value == approx(expected)
+    assert curves.compare_curves([one], target=0.9, price=None).comparisons == ()
 
 
 def test_time_is_without_evaluations_and_costs_what_it_takes():
