@@ -38,19 +38,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="count runs that went on from a checkpoint, in place of their interrupted logs",
     )
+    parser.add_argument(
+        "--leave-out-disturbed",
+        action="store_true",
+        help="leave out the runs that other programs or slow steps disturbed; MLPerf's rule counts them",
+    )
     parser.add_argument("--wide", action="store_true", help="print every column, also where they do not fit")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def main(args: argparse.Namespace) -> int:
-    return show(args.paths, include_resumed=args.include_resumed, as_json=args.json, is_wide=args.wide)
+    options = {"include_resumed": args.include_resumed, "include_disturbed": not args.leave_out_disturbed}
+    return show(args.paths, as_json=args.json, is_wide=args.wide, **options)
 
 
-def show(
-    paths: Sequence[Path], *, include_resumed: bool = False, as_json: bool = False, is_wide: bool = False
-) -> int:
-    """Print the scores of the sets below the paths; the exit code says whether there is one."""
-    measured = [score(run_set, include_resumed=include_resumed) for run_set in load(paths)]
+def show(paths: Sequence[Path], *, as_json: bool = False, is_wide: bool = False, **options: bool) -> int:
+    """Print the scores of the sets below the paths, counted as `options` of `score` say.
+
+    The exit code says whether there is one.
+    """
+    measured = [score(run_set, **options) for run_set in load(paths)]
     published = reported()
     faster = speedups(measured) | speedups(published)
     lines = [*notes(measured + published), SPEEDUP]

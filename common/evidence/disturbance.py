@@ -1,12 +1,22 @@
-"""Finds in a log what disturbed its run: other programs, a host that took processors back, slow GPUs."""
+"""Finds what disturbed a run: other programs, a host that took processors back, slow GPUs.
 
-from collections.abc import Iterator, Mapping
+Its log says so, or its training is slower than its siblings' in a set, in a way that they do not vary.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from common.evidence import intervals
+from common.evidence.intervals import ALPHA
 from common.evidence.log import Log
 from common.evidence.records import Event, finite
 
 SPARE = 0.3  # cores that other programs, or a host, may take
+JUMP = 1.75  # times slower than its siblings in one block
+SLOWER = 1.25  # the least that counts of a whole run, or of one half of it against the other
+FEWEST = 5  # runs whose spread says what is usual
 SLOWED = {  # NVML's bits for why a GPU runs below its clock
     0x08: "slowed down by its hardware",
     0x20: "slowed down by its temperature",
@@ -67,3 +77,70 @@ def summarize_disturbance(log: Log) -> str:
     if not blocks:
         return ""
     return f"{len(blocks)} of {num_blocks} blocks were disturbed ({blocks[0].text}): this time is no measure"
+
+
+def disturbed_runs(logs: Sequence[Log]) -> dict[int, str]:
+    """Return what says that a run of a set was disturbed, by its index: its own log, or its siblings."""
+    rates = [rates_of(log) for log in logs]
+    texts = slow_runs(rates)
+    texts |= {index: text for index, log in enumerate(logs) if (text := summarize_disturbance(log))}
+    return dict(sorted(texts.items()))
+
+
+def rates_of(log: Log) -> dict[float, float]:
+    """Return the samples/s of each block by the samples at its end."""
+    rates = {}
+    for event in log.events("throughput"):
+        samples, rate = finite(event.metadata.get("samples")), finite(event.value)
+        if samples is not None and rate is not None and rate > 0:
+            rates[samples] = rate
+    return rates
+
+
+def slow_runs(rates: Sequence[Mapping[float, float]]) -> dict[int, str]:
+    """Return which runs of one recipe jump, drift or are slow against the others; `rates` by place.
+
+    A block counts as a jump below 1 / 1.75 of the median of the other runs at the same place. Of 5 or more
+    runs one counts as slow, or as drifting, by 25 % or more that its siblings show to be unusual: Student's t
+    of one further value, Holm's correction for the runs.
+    """
+    slowness = [compare_with_siblings(rates, index) for index in range(len(rates))]
+    texts = {}
+    for index, blocks in enumerate(slowness):
+        worst = max(blocks, key=blocks.__getitem__, default=None)
+        if worst is not None and blocks[worst] > math.log(JUMP):
+            times = math.exp(blocks[worst])
+            texts[index] = f"{times:.1f} times slower than its siblings before sample {worst:,.0f}"
+    levels = {index: statistics.fmean(blocks.values()) for index, blocks in enumerate(slowness) if blocks}
+    drifts = {index: drift(list(blocks.values())) for index, blocks in enumerate(slowness) if len(blocks) > 1}
+    for what, figures in (("slower than its siblings", levels), ("slower in its second half", drifts)):
+        for index in unusual(figures):
+            texts.setdefault(index, f"{math.exp(figures[index]):.2f} times {what}")
+    return texts
+
+
+def compare_with_siblings(rates: Sequence[Mapping[float, float]], index: int) -> dict[float, float]:
+    """Divide the median rate of the others by the run's own, and take the logarithm, by place."""
+    blocks = {}
+    for place, rate in rates[index].items():
+        others = [other[place] for number, other in enumerate(rates) if number != index and place in other]
+        if others:
+            blocks[place] = math.log(statistics.median(others) / rate)
+    return blocks
+
+
+def drift(blocks: Sequence[float]) -> float:
+    half = len(blocks) // 2
+    return statistics.fmean(blocks[-half:]) - statistics.fmean(blocks[:half])
+
+
+def unusual(figures: Mapping[int, float]) -> list[int]:
+    """Find the keys of figures that are larger than all others together make likely, and that matter."""
+    if len(figures) < FEWEST:
+        return []
+    p_values = [
+        intervals.outlier_p_value(value, [other for number, other in figures.items() if number != index])
+        for index, value in figures.items()
+    ]
+    adjusted = zip(figures, intervals.holm(p_values), strict=True)
+    return [index for index, p in adjusted if p < ALPHA / 2 and figures[index] > math.log(SLOWER)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from common.evidence import intervals, recipes
 from common.evidence.compare.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
-from common.evidence.disturbance import summarize_disturbance
+from common.evidence.disturbance import disturbed_runs
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.records import printable
@@ -33,15 +33,18 @@ NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons
     "study": "study: trained to the end of its budget, not timed to the target: no score.",
     "scaling.json": "scaling.json: lies beside the logs and is not applied; it is for closed submissions.",
     "disturbed": "disturbed: other programs, a host or a slow GPU shared the machine during these runs, or "
-    "took threads from them; their times measure that, too. `ttt check` names the runs.",
+    "took threads from them, or their steps were slower than in the other runs of the set; their times "
+    "measure that, too. MLPerf's rule counts every run; --leave-out-disturbed shows the score without these.",
+    "missed": "missed: the run counts as infinitely slow. A score with one has no interval: one more of them "
+    "leaves no score, and the runs do not say how often that happens.",
     "more than one recipe": "more than one recipe: a set is one configuration, made in one way by one code. "
     "Each recipe has a folder of its own; `ttt check` names the results that differ.",
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
 }
 SPEEDUP = (
-    "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the converged "
-    "runs (Welch-t on log minutes). Runs could show: the smallest difference that they find with 80 % "
-    "probability at 5 %."
+    "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the runs, where "
+    "all converged (Welch-t on log minutes). Runs could show: the smallest difference that they find with "
+    "80 % probability at 5 %."
 )
 
 
@@ -74,6 +77,7 @@ class Score:
     target: float
     source: str
     mixture: str = ""  # where the runs stop to be of one recipe; such a set has no score
+    disturbed: tuple[str, ...] = ()  # the runs that were, and by what
 
     @property
     def group(self) -> tuple[str, bool, str]:
@@ -103,8 +107,10 @@ class Score:
 
     @property
     def interval(self) -> Interval | None:
-        """Of the score: Student's t on log minutes of the converged runs."""
-        return intervals.student_of_logs([run.minutes for run in self.converged]) if self.minutes else None
+        """Of the score: Student's t on log minutes of the runs that it counts; None where one missed."""
+        if not self.minutes or len(self.converged) < len(self.counting):
+            return None
+        return intervals.student_of_logs([run.minutes for run in self.converged])
 
     @property
     def samples_to_target(self) -> float | None:
@@ -153,7 +159,7 @@ class Speedup:
     """The ratio to the baseline of the same hardware, benchmark and size.
 
     The ratio is that of the scores; the interval and the smallest difference that these runs could show (a
-    fraction) are those of the geometric means of the converged runs.
+    fraction) are those of the geometric means of the runs. None where one of them missed its target.
     """
 
     ratio: float
@@ -161,15 +167,18 @@ class Speedup:
     detectable: float | None
 
 
-def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
+def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: bool = True) -> Score:
     """Score one run set. An unreadable log counts as a run that missed its target."""
     lead, num_runs = run_set.lead, NUM_RUNS.get(run_set.lead.benchmark, 0)
     timed = [log for log in run_set.logs if not log.is_study]
     logs = drop_repeats(timed, include_resumed=include_resumed)
+    disturbances = {logs[index].path: text for index, text in disturbed_runs(logs).items()}
+    if not include_disturbed:
+        logs = [log for log in logs if log.path not in disturbances]
     runs = tuple(run_of(log) for log in sort_by_launch(logs))
     window = counting_window([run.minutes for run in runs], num_runs)
     num_study, num_resumed = len(run_set.logs) - len(timed), sum(log.is_resumed for log in run_set.logs)
-    num_disturbed = sum(bool(summarize_disturbance(log)) for log in logs)
+    num_missed = sum(not math.isfinite(runs[index].minutes) for index in window)
     files = [log.file for log in run_set.logs if log.file]
     mixture = recipes.mixture(logs)
     labels = {
@@ -180,7 +189,8 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
         f"{num_study} of a study not counted": num_study,
         f"{num_resumed} resumed{'' if include_resumed else ' not counted'}": num_resumed,
         "scaling.json not applied": any(os.path.lexists(file.with_name("scaling.json")) for file in files),
-        f"{num_disturbed} disturbed": num_disturbed,
+        f"{len(disturbances)} disturbed{'' if include_disturbed else ' left out'}": disturbances,
+        f"{num_missed} missed": num_missed,
         f"more than one recipe: {mixture}": mixture,
     }
     return Score(
@@ -195,6 +205,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False) -> Score:
         target=lead.target,
         source=run_set.folder,
         mixture=mixture,
+        disturbed=tuple(f"{printable(path)}: {text}" for path, text in disturbances.items()),
     )
 
 
@@ -270,7 +281,8 @@ def speedup(baseline: Score, other: Score) -> Speedup | None:
     if not baseline.minutes or not other.minutes:
         return None
     slow, fast = ([run.minutes for run in entry.converged] for entry in (baseline, other))
-    means, is_spread = intervals.ratio(slow, fast), max(np.ptp(slow), np.ptp(fast)) > 0
+    has_all = all(len(entry.converged) == len(entry.counting) for entry in (baseline, other))
+    means, is_spread = intervals.ratio(slow, fast), has_all and max(np.ptp(slow), np.ptp(fast)) > 0
     return Speedup(
         ratio=baseline.minutes / other.minutes,
         interval=means.interval if is_spread else None,
@@ -287,14 +299,15 @@ def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
 
 def notes(scores: Sequence[Score]) -> list[str]:
     """Return what must be said beside these scores."""
-    return [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
+    lines = [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
+    return lines + [f"disturbed: {text}" for s in scores for text in s.disturbed]
 
 
 def score_json(score: Score, speedup: Speedup | None = None) -> dict[str, object]:
     """Return a score for JSON, where a run that missed its target has null minutes."""
     figures = (
         "benchmark system hardware configuration is_proxy label counted source minutes samples_to_target "
-        "samples_per_s evaluation_share quality"
+        "samples_per_s evaluation_share quality disturbed"
     )
     parts = {name: getattr(score, name) for name in ("interval", "split", "factors")} | {"speedup": speedup}
     return {

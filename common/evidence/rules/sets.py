@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from common.evidence.disturbance import rates_of, slow_runs
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.recipes import Difference, differing_logs
 from common.evidence.records import TOKEN, printable
@@ -17,11 +18,13 @@ from common.evidence.rules.rule import (
     Lines,
     Mutation,
     chain,
+    delay_run,
     edit,
     edit_all,
     first_record,
     has_key,
     record_of,
+    replace_record,
     retime,
     rewrite,
     rule,
@@ -290,6 +293,10 @@ def hurry(lines: Lines) -> Lines:
     return chain(throughput, duration)(faster)
 
 
+def rate_of(line: str) -> float:
+    return float(record_of(line)["value"])
+
+
 @rule("S410", "warning", "house: one system, one pace", breaks=change_last(hurry))
 def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
     """No run trains much faster or slower per sample than the others of its set."""
@@ -305,6 +312,23 @@ def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
         limit = OUTLIER[log.is_proxy]
         if not usual / limit < pace < usual * limit:
             yield Found(0, f"{pace / usual:.2f} times the samples per minute of the others", log)
+
+
+@rule(
+    "S415",
+    "warning",
+    "house: the machine is ours",
+    breaks=change_last(
+        chain(
+            delay_run("epoch_stop", 1, 32_000),  # a block of 40 s
+            replace_record("throughput", lambda line: [rewrite(line, value=rate_of(line) * 40 / 72)], at=1),
+        )
+    ),
+)
+def steps_keep_pace(logs: Sequence[Log]) -> Iterator[Found]:
+    """The steps of no run jump, drift or are slow against those of its siblings."""
+    slow = slow_runs([rates_of(log) for log in logs])
+    return (Found(0, text, logs[index]) for index, text in slow.items())
 
 
 # Between run sets.

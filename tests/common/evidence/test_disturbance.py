@@ -1,11 +1,12 @@
 """A run says what disturbed it, and the audit finds a pace that jumps."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from common.evidence.audit import audit_log
-from common.evidence.disturbance import disturbed_blocks, summarize_disturbance
+from common.evidence.disturbance import disturbed_blocks, disturbed_runs, slow_runs, summarize_disturbance
 from common.evidence.log import RunSet, parse_log
 from common.evidence.records import TOKEN
 from common.evidence.score import notes, score
@@ -66,3 +67,40 @@ def test_threads_that_gave_way_are_a_warning_and_stand_beside_the_score():
     assert "step 40" in summarize_disturbance(log)
     scored = score(RunSet(folder="set", logs=(log,)))
     assert "1 disturbed" in scored.label and any("threads" in note for note in notes([scored]))
+
+
+def places(*rates):
+    return dict(enumerate(rates))
+
+
+@pytest.mark.parametrize(
+    ("rates", "texts"),
+    [
+        ([(332, 144, 87, 107, 96, 358), (285, 299, 295, 349, 374, 288)], {0: "3.9 times slower"}),
+        ([(100, 100), (90, 110), (95, 60)], {}),  # 1.7 times
+        ([(100, 100), (90, 110), (95, 55)], {2: "1.9 times slower than its siblings before sample 1"}),
+        ([(100, 101, 99)] * 4 + [(100, 100, 98), (70, 71, 69)], {5: "1.43 times slower than its siblings"}),
+        ([(100, 101)] * 4 + [(101, 100), (120, 85)], {5: "times slower in its second half"}),
+        ([(100, 101)] * 4 + [(99, 100), (88, 87)], {}),  # unusual, and of no account
+        ([(60, 95), (100, 80), (75, 110), (120, 70), (85, 100), (65, 70)], {}),  # as they vary
+        ([(100, 100)], {}),
+        ([(), ()], {}),
+    ],
+)
+def test_a_run_that_jumps_drifts_or_is_slow_against_its_siblings_is_named(rates, texts):
+    slow = slow_runs([places(*run) for run in rates])
+    assert slow.keys() == texts.keys() and all(texts[index] in slow[index] for index in texts)
+
+
+def test_a_run_that_its_siblings_outpace_stands_beside_the_score_and_can_be_left_out():
+    def timed(rate):
+        return log_of(*(("throughput", rate, {"samples": number}) for number in (1, 2, 3)))
+
+    logs = tuple(replace(timed(rate), path=f"result_{rate}.txt") for rate in (100, 99, 40))
+    assert list(disturbed_runs(logs)) == [2]
+    run_set = RunSet(folder="set", logs=logs)
+    scored = score(run_set)
+    assert "1 disturbed" in scored.label and len(scored.runs) == 3
+    assert any("result_40.txt: 2.5 times slower" in note for note in notes([scored]))
+    left = score(run_set, include_disturbed=False)
+    assert "1 disturbed left out" in left.label and len(left.runs) == 2

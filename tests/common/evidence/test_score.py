@@ -112,6 +112,16 @@ def test_aborted_and_below_target_runs_count_as_infinite(golden):
     assert scored([*good, ["unreadable"]]).num_converged == 5
 
 
+def test_a_score_that_counts_a_miss_has_no_interval_of_the_others(golden):
+    good, slow = golden.set(), golden.set(configuration="baseline", block_s=80)
+    one = scored([*good[:4], aborted(good[4])], "fast")
+    assert one.minutes and one.interval is None and "1 missed" in one.label
+    assert any("no interval" in note for note in notes([one]))
+    faster = speedups([scored(slow, "slow"), one])["fast"] if one.configuration != "baseline" else None
+    assert faster is None or (faster.interval, faster.detectable) == (None, None)
+    assert scored(good).interval is not None
+
+
 @pytest.mark.parametrize(
     ("runs", "counted"),
     [

@@ -208,7 +208,9 @@ def test_the_claims_come_to_what_the_runs_give():
         verdict, value, metric = CLAIMS[claim["says"]]
         computed = claim["computed"][0]
         assert (claim["verdict"], computed["value"]) == (verdict, pytest.approx(value, rel=1e-3))
-        assert computed["interval"]["low"] < computed["value"] < computed["interval"]["high"]
+        limits = computed["interval"]  # none where a run missed its target
+        assert (limits is None) == claim["says"].startswith("17 %")
+        assert limits is None or limits["low"] < computed["value"] < limits["high"]
         assert len(computed["sources"]) == 2 and re.search(metric, claim["official_metric"])
 
 
