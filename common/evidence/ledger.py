@@ -5,13 +5,13 @@ are of times or rates with a switch over without it, differences with minus with
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from common.evidence.intervals import Estimate
+from common.evidence.intervals import ALPHA, Estimate
 from common.evidence.log import MAX_BYTES
 from common.evidence.paths import find_files, label
 from common.evidence.records import read_bytes
@@ -47,8 +47,25 @@ class State(Strict):
     runs: list[Trained] = []
 
 
+class EffectTest(Strict):
+    """A test of no effect: p after Holm for all switches of a table, and the effect that could be shown.
+
+    `detectable` has 80 % power at 5 % over the number of switches: a factor, or a difference of quality.
+    """
+
+    p_value: float
+    detectable: float | None = None
+
+    @property
+    def is_shown(self) -> bool:
+        return self.p_value < ALPHA
+
+
 class Effect(Strict):
-    """The changes that a switch makes, from a state `before` to `after`; others were turned `together`."""
+    """The changes that a switch makes, from a state `before` to `after`; others were turned `together`.
+
+    `tests` are by the name of a figure; ledgers of earlier versions have none.
+    """
 
     before: Text
     after: Text
@@ -61,6 +78,7 @@ class Effect(Strict):
     quality: Estimate | None
     minutes_saved: Estimate | None
     note: Text
+    tests: dict[Text, EffectTest] = {}
 
 
 class Row(Strict):
@@ -76,7 +94,9 @@ class Row(Strict):
 class Pair(Strict):
     """Two switches in the factorial: what they save of a sample, one by one and together; milliseconds.
 
-    `lost` is the first minus the second. `aliases` are pairs that the design cannot tell from this one.
+    `lost` is the first minus the second. `aliases` are pairs that the design cannot tell from this one. Where
+    its states were trained: `samples` to the target of both over the product of what each changes, and the
+    `quality` of both minus the sum; `tests` are by the name of a figure.
     """
 
     names: list[Text]
@@ -84,6 +104,9 @@ class Pair(Strict):
     one_by_one_ms: float
     together_ms: float
     lost_ms: Estimate
+    samples: Estimate | None = None
+    quality: Estimate | None = None
+    tests: dict[Text, EffectTest] = {}
 
 
 class Composition(Strict):
@@ -162,7 +185,10 @@ class Ledger(Strict):
                 "pair": " and ".join(pair.names),
                 "one by one, ms saved": f"{pair.one_by_one_ms:.3g}",
                 "together": f"{pair.together_ms:.3g}",
-                "lost together": spread_of(pair.lost_ms, "{:+.3g}".format),
+                "lost together": spread_of(pair.lost_ms, "{:+.3g}".format)
+                + unless_shown(pair.tests, "lost_ms"),
+                "samples, of the product": ratio(pair.samples) + unless_shown(pair.tests, "samples"),
+                "quality, beyond the sum": points(pair.quality) + unless_shown(pair.tests, "quality"),
                 "aliases": ", ".join(pair.aliases) or DASH,
             }
             for pair in sorted(self.pairs, key=lambda pair: -pair.lost_ms.value)
@@ -194,10 +220,27 @@ def effect_cells(effect: Effect, together: str, minutes: str) -> dict[str, str]:
         together: ", ".join(effect.together) or DASH,
         f"{minutes} saved": spread_of(saved, "{:+.2f}".format) if saved else DASH,
         "ms a sample": f"{effect.before_ms:.3g} -> {effect.after_ms:.3g}",
-        "throughput": ratio(effect.throughput),
-        "samples to target": ratio(effect.samples) if effect.samples else effect.note or DASH,
-        "quality": spread_of(quality, lambda q: f"{100 * q:+.1f}") + " points" if quality else DASH,
+        "throughput": ratio(effect.throughput) + unless_shown(effect.tests, "throughput"),
+        "samples to target": ratio(effect.samples) + unless_shown(effect.tests, "samples")
+        if effect.samples
+        else effect.note or DASH,
+        "quality": points(quality) + unless_shown(effect.tests, "quality"),
     }
+
+
+def unless_shown(tests: Mapping[str, EffectTest], name: str) -> str:
+    """Say beside a figure that its difference from none is not shown; '' where it is."""
+    test = tests.get(name)
+    if test is None or test.is_shown:
+        return ""
+    if test.detectable is None:
+        return ", not shown"
+    could = f"{100 * test.detectable:.1f} points" if name == "quality" else f"{1 + test.detectable:.2f}x"
+    return f", not shown ({could} could be)"
+
+
+def points(quality: Estimate | None) -> str:
+    return spread_of(quality, lambda q: f"{100 * q:+.1f}") + " points" if quality else DASH
 
 
 def ratio(estimate: Estimate | None) -> str:

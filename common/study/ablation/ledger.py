@@ -5,7 +5,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
@@ -21,53 +20,17 @@ from common.repository import benchmark_module
 from common.study.ablation import amdahl
 from common.study.ablation.design import Ablation
 from common.study.ablation.experiment import Experiment
-from common.study.ablation.factorial import Design, Word, effect, spelled
+from common.study.ablation.factorial import Design, Word, effect, sign, spelled
+from common.study.ablation.measurements import (
+    Measurements,
+    exceed_bounds,
+    test_effects,
+    test_pairs,
+)
 from common.study.ablation.switches import METHODS, State, Step, Switches
 from common.training.card import find_card
 
 PIPE_WIDTH = 160  # columns, where there is no terminal to ask
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """The measurements of each state.
-
-    `turns` are the seconds of a sample in each turn, over those of the base in the same turn; `base_s` are
-    the seconds of the base. `runs` are those of the states that were trained, `shares` the parts of a step.
-    """
-
-    base_s: float
-    turns: Mapping[State, Sequence[float]]
-    runs: Mapping[State, Sequence[Trained]]
-    shares: Mapping[str, float]
-
-    def seconds(self, state: State) -> float:
-        return self.base_s * statistics.median(self.turns[state])
-
-    def log_ratios(self, after: State, before: State) -> list[float]:
-        pairs = zip(self.turns[after], self.turns[before], strict=True)
-        return [math.log(one / other) for one, other in pairs]
-
-    def log_samples(self, state: State) -> list[float]:
-        """Take the logarithms of samples to the target; none where they are not known of all runs."""
-        runs = self.runs.get(state, ())
-        known = [math.log(run.samples) for run in runs if run.samples and not run.is_bound]
-        return known if len(known) == len(runs) else []
-
-    def qualities(self, state: State) -> list[float]:
-        return [run.quality for run in self.runs.get(state, ())]
-
-    def contrast(
-        self, values: Callable[[State], list[float]], factors: Mapping[State, float]
-    ) -> Estimate | None:
-        """Return the sum of states' means, each times its factor; None where a state has no values.
-
-        Its interval is from the spread that the values of all states have in common.
-        """
-        terms = [(factor, values(state)) for state, factor in factors.items()]
-        if not all(of_state for _, of_state in terms):
-            return None
-        return amdahl.contrast(terms, amdahl.spread([values(state) for state in self.runs]))
 
 
 def measure_effect(measured: Measurements, step: Step, describe: Callable[[State], str]) -> Effect:
@@ -119,19 +82,24 @@ def minutes(measured: Measurements, state: State) -> float:
 
 def make_rows(measured: Measurements, switches: Switches, cards: Mapping[str, Sequence[str]]) -> list[Row]:
     """Return a row of each switch; `cards` say what it relieves. Bounds are of the base, as shares are."""
-    rows = []
-    for switch in switches.switches:
-        relieves, alone = cards[switch.name], switches.alone(switch)
-        rows.append(
-            Row(
-                name=switch.name,
-                relieves=list(relieves),
-                bound=None if alone.before else amdahl.bound(relieves, measured.shares),
-                alone=measure_effect(measured, alone, switches.describe),
-                left_out=measure_effect(measured, switches.left_out(switch), switches.describe),
-            )
+    sides = [[turn(switch) for switch in switches.switches] for turn in (switches.alone, switches.left_out)]
+    effects = [
+        [
+            measure_effect(measured, step, switches.describe).model_copy(update={"tests": tests})
+            for step, tests in zip(steps, test_effects(measured, steps), strict=True)
+        ]
+        for steps in sides
+    ]
+    return [
+        Row(
+            name=switch.name,
+            relieves=list(cards[switch.name]),
+            bound=None if step.before else amdahl.bound(cards[switch.name], measured.shares),
+            alone=alone,
+            left_out=left_out,
         )
-    return rows
+        for switch, step, alone, left_out in zip(switches.switches, sides[0], *effects, strict=True)
+    ]
 
 
 def make_compositions(measured: Measurements, switches: Switches, rows: Sequence[Row]) -> list[Composition]:
@@ -186,10 +154,15 @@ def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair
         {run: 1e3 * measured.base_s * measured.turns[run | held][turn] for run in design.runs}
         for turn in range(num_turns)
     ]
-    pairs = []
+    pairs, losses, contrasts = [], [], []
     for string in design.interactions:
         names = sorted(string[0], key=design.factors.index)
-        lost = intervals.median([2 * effect(string[0], responses) for responses in turns])
+        of_turns = [2 * effect(string[0], responses) for responses in turns]
+        lost = intervals.median(of_turns)
+        factors = {run | held: 4 * sign(string[0], run) / len(design.runs) for run in design.runs}
+        log_samples = measured.contrast(measured.log_samples, factors)
+        losses.append(of_turns)
+        contrasts.append(factors)
         together = statistics.median(
             -sum(effect(Word({name}), responses) for name in names) for responses in turns
         )
@@ -200,18 +173,26 @@ def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair
                 one_by_one_ms=together + lost.value,  # each while the other is off
                 together_ms=together,
                 lost_ms=lost,
+                samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
+                quality=measured.contrast(measured.qualities, factors),
             )
         )
-    return pairs
+    tested = zip(pairs, test_pairs(measured, losses, contrasts), strict=True)
+    return [pair.model_copy(update={"tests": tests}) for pair, tests in tested]
 
 
-def make_warnings(rows: Sequence[Row], pairs: Sequence[Pair], base_ms: float) -> list[str]:
-    """Return what to know before adding savings up: pairs that overlap, and cards that promise too little."""
+def make_warnings(
+    rows: Sequence[Row], pairs: Sequence[Pair], base_ms: float, exceeding: Sequence[str] = ()
+) -> list[str]:
+    """Return what to know before adding savings up: pairs that overlap, and cards that promise too little.
+
+    `exceeding` are the switches whose gain exceeds their bound.
+    """
     by_name = {row.name: row for row in rows}
     lines, in_design = [], {frozenset(pair.names) for pair in pairs}
     for pair in pairs:
-        limits, both = pair.lost_ms.interval, [by_name[name] for name in pair.names]
-        is_clear = limits is not None and (limits.low > 0 or limits.high < 0)
+        both, test = [by_name[name] for name in pair.names], pair.tests.get("lost_ms")
+        is_clear = test is not None and test.is_shown
         is_large = abs(pair.lost_ms.value) > SMALLEST_LOSS * base_ms
         if is_clear and is_large and all(saves_time(row) for row in both):
             than = "less" if pair.lost_ms.value > 0 else "more"
@@ -226,8 +207,7 @@ def make_warnings(rows: Sequence[Row], pairs: Sequence[Pair], base_ms: float) ->
         if not is_known and shared_parts(one, other) and saves_time(one) and saves_time(other):
             lines.append(f"{name_both(one, other)}: expect less than the sum of what they save alone")
     for row in rows:
-        limits = row.alone.throughput.interval
-        if row.bound is not None and limits is not None and limits.low > row.bound:
+        if row.name in exceeding:
             lines.append(
                 f"{row.name} gains more than Amdahl's bound of what its card says it relieves "
                 f"({', '.join(row.relieves)}): it relieves something else too"
@@ -302,7 +282,7 @@ def make_ledger(experiment: Experiment, figures: Any, target: float) -> Ledger:
         rows=rows,
         pairs=pairs,
         compositions=make_compositions(measured, switches, rows),
-        warnings=make_warnings(rows, pairs, 1e3 * measured.base_s),
+        warnings=make_warnings(rows, pairs, 1e3 * measured.base_s, exceed_bounds(measured, switches, rows)),
         notes=[
             *make_notes(measured, ablation),
             *other_commits(logs, figures["commit"]),
@@ -318,6 +298,8 @@ def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
         "with its share; loader and evaluation are not in it. Minutes: samples to the target times that.",
         "Bound: Amdahl's on throughput, from the share of the parts that the method's card names in a step "
         f"of {ablation.switches.base} that waits for no loader; none for what is measured on top of others.",
+        "Not shown: p of no effect, after Holm's correction for all rows of the table, is 5 % or more; in "
+        "brackets the effect that the runs could show with 80 % probability.",
         "States that were not timed together are compared by way of the base, which is timed with each.",
     ]
     if ablation.switches.size == "full":

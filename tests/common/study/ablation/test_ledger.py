@@ -6,10 +6,10 @@ from itertools import chain, combinations
 
 import pytest
 
-from common.evidence.ledger import Trained
+from common.evidence.ledger import EffectTest, Trained, unless_shown
 from common.study.ablation import ledger as ledgers
 from common.study.ablation.factorial import design
-from common.study.ablation.ledger import Measurements
+from common.study.ablation.measurements import Measurements, exceed_bounds
 from common.study.ablation.switches import State, Step, Switch
 
 SAVED_MS = {"a": 4.0, "b": 2.0, "c": 1.0}  # of 10 ms; a and b have 1 ms in common
@@ -133,7 +133,10 @@ def test_pairs_tell_what_two_save_together():
     (line,) = ledgers.make_warnings(list(rows(made()).values()), [pair], 10.0)
     assert "a and b both relieve the backward pass: together they save 5 ms a sample, less" in line
     meek = ledgers.make_rows(made(), Three(), CARDS | {"a": ("forward pass",)})
-    assert any("more than Amdahl's bound" in line for line in ledgers.make_warnings(meek, [pair], 10.0))
+    assert exceed_bounds(made(), Three(), meek) == ["a"]
+    warnings = ledgers.make_warnings(meek, [pair], 10.0, ["a"])
+    assert any("a gains more than Amdahl's bound" in line for line in warnings)
+    assert exceed_bounds(made(), Three(), list(rows(made()).values())) == []
     (line,) = ledgers.make_warnings(list(rows(made()).values()), [], 10.0)  # by their cards alone
     assert "a and b both relieve the backward pass: expect less than the sum" in line
 
@@ -147,3 +150,38 @@ def test_what_a_pair_loses_is_one_by_one_minus_together_in_spite_of_noise():
     (pair,) = ledgers.make_pairs(replace(measured, turns=turns), design(("a", "b"), 8), State())
     assert pair.one_by_one_ms - pair.together_ms == pytest.approx(pair.lost_ms.value)
     assert pair.lost_ms.interval.low <= pair.lost_ms.value <= pair.lost_ms.interval.high
+
+
+def test_an_effect_is_shown_after_holms_correction_or_beside_it_stands_what_could_be():
+    two = rows(made(seeds=("1", "2")))
+    assert two["b"].alone.tests["samples"].is_shown and two["b"].alone.tests["throughput"].is_shown
+    idle = two["a"].alone.tests["samples"]
+    assert idle.p_value == 1 and 0.2 < idle.detectable < 0.6  # 7 % spread, two runs, three switches
+    text = unless_shown(two["a"].alone.tests, "samples")
+    assert text == f", not shown ({1 + idle.detectable:.2f}x could be)"
+    assert unless_shown(two["b"].alone.tests, "samples") == unless_shown({}, "samples") == ""
+    assert unless_shown({"quality": EffectTest(p_value=0.2, detectable=0.012)}, "quality").endswith(
+        "(1.2 points could be)"
+    )
+    one = rows(made())["b"].alone.tests
+    assert one.keys() == {"throughput"}  # one run a state has no spread
+
+
+def test_a_pair_tells_what_both_change_in_samples_and_quality():
+    def half(state, seed):  # a alone 0.8, b alone 0.5, both 0.3 of the samples
+        return samples(state, seed) * (0.8 if "a" in state else 1) * (0.75 if {"a", "b"} <= state else 1)
+
+    measured = made(seeds=("1", "2"))
+    runs = {
+        state: [
+            Trained(seed=seed, samples=half(state, seed), quality=0.9 + 0.02 * ({"a", "b"} <= state))
+            for seed in "12"
+        ]
+        for state in measured.turns
+    }
+    (pair,) = ledgers.make_pairs(replace(measured, runs=runs), design(("a", "b"), 8), State())
+    assert pair.samples.value == pytest.approx(0.75) and pair.quality.value == pytest.approx(0.02)
+    assert pair.samples.interval.low < 0.75 < pair.samples.interval.high
+    assert pair.tests.keys() == {"samples", "quality", "lost_ms"} and pair.tests["quality"].is_shown
+    (untrained,) = ledgers.make_pairs(replace(measured, runs={}), design(("a", "b"), 8), State())
+    assert untrained.samples is None and untrained.tests.keys() == {"lost_ms"}
