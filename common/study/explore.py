@@ -32,6 +32,7 @@ from common.evidence.score import BASELINE, NOTES, run_of
 from common.repository import benchmarks, configurations
 from common.study.points import Points
 from common.study.prices import Price
+from common.study.ranking import bound_cells
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_POINTS = 200  # of a run's curve; longer ones are thinned
@@ -100,6 +101,7 @@ def page_data(
             row = {"cell": len(cells) - 1, "href": link(point.path, folder)} | row_ | verdict([], texts)
             for name in COLUMNS:
                 columns[name].append(row[name])
+    add_bounds(cells, columns)
     hardware = sorted({shared["hardware"] for shared in cells})
     return {
         "reference": BASELINE,
@@ -113,6 +115,24 @@ def page_data(
         "prices": [price_row(price, hardware) for price in prices],
         "t": [round(float(stats.t.ppf(0.975, degrees)), 4) for degrees in range(1, 31)],
     }
+
+
+def add_bounds(cells: Sequence[dict[str, Any]], columns: dict[str, list[Any]]) -> None:
+    """Give each cell the bounds of its mean minutes, of whole runs and without their evaluations."""
+    rows = list(zip(*(columns[name] for name in ("status", "quality", "minutes", "evaluation")), strict=True))
+    is_complete = [status <= ENDED and quality is not None for status, quality, *_ in rows]
+    clocks = {
+        "run": [minutes for *_, minutes, _ in rows],
+        "training": [
+            None if minutes is None or evaluation is None else minutes - evaluation
+            for *_, minutes, evaluation in rows
+        ],
+    }
+    for clock, minutes in clocks.items():
+        counted = [value if fits else None for value, fits in zip(minutes, is_complete, strict=True)]
+        for shared, bounds in zip(cells, bound_cells(cells, columns["cell"], counted), strict=True):
+            limits = bounds and [round(value, 5) for value in bounds]
+            shared.setdefault("bounds", {})[clock] = limits
 
 
 def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> dict[str, Any]:

@@ -305,7 +305,7 @@ function apart(a, b, name) {
   if (a === b) return "";
   const [one, two] = [a[name], b[name]];
   if (!one || !two) return " A single run on a side: no interval.";
-  return one[0] <= two[1] && two[0] <= one[1] ? " Their 95 % intervals overlap." : " Their 95 % intervals are apart.";
+  return one[0] <= two[1] && two[0] <= one[1] ? " Their 95 % intervals overlap: no difference is shown." : " Their 95 % intervals are apart.";
 }
 
 function least(pool, value, most = false) {
@@ -314,12 +314,17 @@ function least(pool, value, most = false) {
 
 function answer(question, found, bold, rest) { return el("li", {}, `${question}: `, found ? el("strong", {}, bold) : bold, rest); }
 
+// The bounds of all recipes hold together: the least mean of many is that of a lucky one (common/study/ranking.py).
+const timeBound = (item, side) => item.cell.bounds[clock]?.[side] ?? null;
+
 function atSameQuality(question, better, pool, value, text, range, limit) {
-  const found = least(pool.filter((item) => item.quality >= limit), value);
-  if (!found) return answer(`${question} (${quality(limit)} or more)`, null, "no recipe shown here has it.", "");
-  const same = found.cell === reference.cell, base = value(reference);
-  const against = same ? " None is better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${apart(found, reference, "minutesRange")}`;
-  const spread = range ? between(found.minutesRange, range) : "";
+  const bound = (item, side) => { const minutes = timeBound(item, side); return minutes === null ? null : value(item) * minutes / item.minutes; };
+  const able = pool.filter((item) => item.quality >= limit), found = least(able.filter((item) => timeBound(item, 1) !== null), (item) => bound(item, 1));
+  if (!found) return answer(`${question} (${quality(limit)} or more)`, null, able.length ? "no recipe shown here has it in two runs." : "no recipe shown here has it.", "");
+  const same = found.cell === reference.cell, base = value(reference), least_ = bound(reference, 0);
+  const shown = least_ !== null && bound(found, 1) < least_ ? " The bounds show it." : " The bounds do not show a difference.";
+  const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${shown}`;
+  const spread = `${range ? between(found.minutesRange, range) : ""}, by all comparisons at most ${text(bound(found, 1))}`;
   return answer(`${question} (${quality(limit)} or more)`, found, found.cell.title, `: ${text(value(found))}${spread} for ${quality(found.quality)}, ${runsText(found)}.${against}`);
 }
 
@@ -791,7 +796,7 @@ function auditText(of) {
 function auditCell(item) { return el("span", { className: item.errors ? "error" : "" }, auditText(item)); }
 
 function sortItems() {
-  const order = { timeSameQuality: [(i) => i.minutes], costSameQuality: [cost] }[state.sortBy];
+  const order = { timeSameQuality: [(i) => timeBound(i, 1)], costSameQuality: [(i) => { const bound = timeBound(i, 1); return bound === null || cost(i) === null ? null : cost(i) * bound / i.minutes; }] }[state.sortBy];
   const best = { qualitySameTime: (i) => i.minutes, qualitySameCost: cost }[state.sortBy];
   const bounds = reference ? limits() : null;
   const isRanked = (i) => i.cell.kind !== "predicted" && i.cell.key === reference.cell.key;
