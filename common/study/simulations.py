@@ -1,0 +1,297 @@
+"""Simulated studies with a known truth: how often each rule is wrong, and what its intervals hold.
+
+Every rule is the function that the commands call. common/study/page.py puts the table into this folder's
+README.md; tests/common/study/test_simulations.py keeps it true. Seeded, no torch.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from common.evidence import intervals
+from common.evidence.disturbance import slow_runs
+from common.evidence.intervals import ALPHA
+from common.evidence.ledger import EffectTest, Trained
+from common.study import curves
+from common.study.ablation.factorial import design, sign
+from common.study.ablation.measurements import Measurements, test_effects, test_pairs
+from common.study.ablation.switches import State, Step, Switch
+from common.study.curves import Curve, Evaluation, Point, Run
+from common.study.ranking import bound_times
+
+NUM_STUDIES = 2000
+NUM_TURNS = 9
+BUDGETS = np.array([0.15, 0.3, 0.5, 0.75, 1.0])
+SHARES = np.arange(1, 7) / 6  # of a run, where it is evaluated
+WHOLE_S = 60.0
+TIME_SPREAD, QUALITY_SPREAD = 0.05, 0.008  # of a run's logarithmic time; of a measured quality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A rule, the truth that was simulated, and the share of studies in which it was wrong, or held."""
+
+    rule: str
+    truth: str
+    kind: str  # false positives, coverage
+    share: float
+    num_studies: int
+
+    @property
+    def is_fine(self) -> bool:
+        return 0.92 <= self.share <= 0.98 if self.kind == "coverage" else self.share <= 0.05
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The expected quality of every budget at every evaluation; `asymptote` minus a gap that training closes.
+
+    A run that ends sooner than planned has not had its learning rate lowered, and is worse for it.
+    """
+
+    asymptote: float
+    gap: float
+    speed: float
+
+    def qualities(self) -> np.ndarray:
+        """Return them, budgets by evaluations."""
+        samples = BUDGETS[:, None] * SHARES
+        reached = self.asymptote - self.gap * np.exp(-self.speed * samples)
+        return np.asarray(reached * (1 - 0.15 * (1 - SHARES)))
+
+
+RISING, SATURATING, LEVEL = Truth(0.9, 0.6, 3.0), Truth(0.96, 0.5, 9.0), Truth(0.95, 0.0, 0.0)
+SOONER = Truth(0.96, 0.5, 12.0)  # than SATURATING, to the same asymptote
+
+
+def simulate_curves(
+    truth: Truth, num_seeds: int, generator: np.random.Generator, num_studies: int = NUM_STUDIES
+) -> Iterator[Curve]:
+    """Yield curves of one truth: run times vary by 5 %, each measured quality by 0.8 points."""
+    shape = (num_studies, num_seeds, len(BUDGETS))
+    pace = np.exp(TIME_SPREAD * generator.standard_normal((*shape, 1)))
+    times = WHOLE_S * BUDGETS[:, None] * SHARES * pace
+    noise = QUALITY_SPREAD * generator.standard_normal((*shape, len(SHARES)))
+    qualities = truth.qualities() + noise
+    for study in range(num_studies):
+        yield make_curve(times[study].tolist(), qualities[study].tolist())
+
+
+def make_curve(
+    times: Sequence[Sequence[Sequence[float]]], qualities: Sequence[Sequence[Sequence[float]]]
+) -> Curve:
+    """Return the curve of seeds x budgets x evaluations."""
+    points = []
+    for budget, share in enumerate(BUDGETS):
+        ways = [list(zip(t[budget], q[budget], strict=True)) for t, q in zip(times, qualities, strict=True)]
+        runs = tuple(
+            Run(log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=s, quality=q) for s, q in way))
+            for seed, way in enumerate(ways)
+        )
+        points.append(
+            Point(
+                budget=float(share),
+                samples=0.0,
+                seconds=intervals.Estimate(value=float(np.mean([way[-1][0] for way in ways])), interval=None),
+                quality=intervals.Estimate(value=float(np.mean([way[-1][1] for way in ways])), interval=None),
+                cost=None,
+                runs=runs,
+            )
+        )
+    return Curve(configuration="", points=tuple(points))
+
+
+def expected_curve(truth: Truth) -> Curve:
+    times = WHOLE_S * BUDGETS[:, None] * SHARES * math.exp(TIME_SPREAD**2 / 2)
+    return make_curve([times.tolist()], [truth.qualities().tolist()])
+
+
+def holds(interval: intervals.Interval | None, value: float) -> bool:
+    return interval is not None and interval.low <= value <= interval.high
+
+
+def frontier_quality(truth: Truth, num_seeds: int, seconds: float, seed: int) -> float:
+    expected = float(curves.qualities_at(expected_curve(truth), [seconds])[0, 0])
+    studies = simulate_curves(truth, num_seeds, np.random.default_rng(seed))
+    values = (curves.quality_at(curve, seconds).estimate for curve in studies)
+    return float(np.mean([holds(value.interval, expected) for value in values if value]))
+
+
+def frontier_time(truth: Truth, num_seeds: int, quality: float, seed: int) -> float:
+    """The truth is the least expected time of a budget's runs, stopped there, from 5,000 runs."""
+    generator = np.random.default_rng(seed)
+    (many,) = simulate_curves(truth, 5_000, generator, 1)
+    value = curves.time_at(many, quality).estimate
+    assert value is not None
+    expected = value.value
+    studies = (curves.time_at(curve, quality) for curve in simulate_curves(truth, num_seeds, generator))
+    return float(np.mean([holds(v.estimate.interval, expected) for v in studies if v.estimate]))
+
+
+def false_crossings(one: Truth, other: Truth, num_seeds: int, seed: int) -> float:
+    """Measure how often two curves that do not cross seem to."""
+    generator = np.random.default_rng(seed)
+    pairs = zip(*(simulate_curves(truth, num_seeds, generator) for truth in (one, other)), strict=True)
+    crossed = [
+        any(curves.find_crossings(first, second, curves.compare_pair(first, second).gaps))
+        for first, second in pairs
+    ]
+    return float(np.mean(crossed))
+
+
+def ablations(
+    num_switches: int, num_seeds: int, seed: int, *, samples: float = 0.0
+) -> Iterator[Measurements]:
+    """Yield measurements of a base and of each switch alone; none does anything but change log samples."""
+    generator = np.random.default_rng(seed)
+    states = [State(), *(State({f"switch{number}"}) for number in range(num_switches))]
+    for _ in range(NUM_STUDIES):
+        logs = 8 + 0.1 * generator.standard_normal((len(states), num_seeds))
+        logs[1:] += samples
+        qualities = 0.9 + 0.01 * generator.standard_normal((len(states), num_seeds))
+        turns = np.exp(0.05 * generator.standard_normal((len(states), NUM_TURNS)))
+        yield Measurements(
+            base_s=1.0,
+            turns=dict(zip(states, turns.tolist(), strict=True)),
+            runs={
+                state: [
+                    Trained.model_construct(seed="", samples=math.exp(log), quality=quality, is_bound=False)
+                    for log, quality in zip(logs[row], qualities[row], strict=True)
+                ]
+                for row, state in enumerate(states)
+            },
+            shares={},
+        )
+
+
+@cache
+def tests_of_idle_switches(num_switches: int, num_seeds: int) -> list[list[dict[str, EffectTest]]]:
+    """Test the switches in every ablation, none of which does anything."""
+    steps = [
+        Step(switch=Switch(name=name, key=name, on=(), off=()), before=State(), after=State({name}))
+        for name in (f"switch{number}" for number in range(num_switches))
+    ]
+    return [test_effects(study, steps) for study in ablations(num_switches, num_seeds, num_switches)]
+
+
+def false_effects(num_switches: int, num_seeds: int, figure: str, seed: int) -> float:
+    """Measure how often an ablation of switches that do nothing shows an effect of one of them."""
+    studies = tests_of_idle_switches(num_switches, num_seeds)
+    return float(np.mean([any(tests[figure].is_shown for tests in rows) for rows in studies]))
+
+
+def effect_coverage(num_switches: int, num_seeds: int, seed: int) -> float:
+    """Measure how often the interval of a switch's samples holds the truth, a tenth fewer."""
+    truth, factors = math.log(0.9), {State({"switch0"}): 1.0, State(): -1.0}
+    studies = ablations(num_switches, num_seeds, seed, samples=truth)
+    estimates = (study.contrast(study.log_samples, factors) for study in studies)
+    return float(np.mean([holds(estimate.interval, truth) for estimate in estimates if estimate]))
+
+
+def false_interactions(num_factors: int, figure: str, seed: int) -> float:
+    """Measure how often a factorial of two runs a state shows an interaction where there is none."""
+    made = design([f"switch{number}" for number in range(num_factors)], 2**num_factors)
+    generator, shown = np.random.default_rng(seed), []
+    contrasts = [
+        {run: 4 * sign(pair[0], run) / len(made.runs) for run in made.runs} for pair in made.interactions
+    ]
+    for study in ablations(len(made.runs), 2, seed):
+        runs = dict(zip(made.runs, study.runs.values(), strict=False))
+        losses = generator.standard_normal((len(contrasts), NUM_TURNS)).tolist()
+        tests = test_pairs(replace(study, runs=runs), losses, contrasts)
+        shown.append(any(of_pair[figure].is_shown for of_pair in tests))
+    return float(np.mean(shown))
+
+
+def false_gains(num_switches: int, seed: int) -> float:
+    """Measure how often one of many switches that gain just their bound seems to gain more."""
+    turns = np.random.default_rng(seed).standard_normal((NUM_STUDIES, num_switches, NUM_TURNS))
+    p_values = ([intervals.sign_p_value(gains, is_above=True) for gains in study] for study in turns)
+    return float(np.mean([min(intervals.holm(values)) < ALPHA for values in p_values]))
+
+
+def false_leaders(num_recipes: int, num_runs: int, seed: int) -> float:
+    """Measure how often one of many equal recipes is shown to be faster than another."""
+    times = np.exp(0.15 * np.random.default_rng(seed).standard_normal((NUM_STUDIES, num_recipes, num_runs)))
+    shown = []
+    for study in times.tolist():
+        bounds = bound_times({"": dict(enumerate(study))}).values()
+        shown.append(min(high for _, high in bounds) < max(low for low, _ in bounds))
+    return float(np.mean(shown))
+
+
+def false_disturbances(num_runs: int, seed: int) -> float:
+    """Measure how often a run of an undisturbed set is flagged; runs and blocks vary by 8 % each."""
+    generator, flagged = np.random.default_rng(seed), []
+    for _ in range(NUM_STUDIES):
+        runs, blocks = (generator.standard_normal((num_runs, size)) for size in (1, 6))
+        rates = np.exp(0.08 * (runs + blocks)).tolist()
+        flagged.append(bool(slow_runs([dict(enumerate(run)) for run in rates])))
+    return float(np.mean(flagged))
+
+
+def score_coverage(num_runs: int, seed: int) -> float:
+    """Measure how often a score's interval holds the expected score of so many runs, which vary by 15 %."""
+    generator = np.random.default_rng(seed)
+    many = np.sort(np.exp(0.15 * generator.standard_normal((200_000, num_runs))), axis=1)
+    expected = float(many[:, 1:-1].mean())
+    sets = np.exp(0.15 * generator.standard_normal((NUM_STUDIES, num_runs)))
+    return float(np.mean([holds(intervals.student_of_logs(minutes), expected) for minutes in sets]))
+
+
+WRONG, HELD = "false positives", "coverage"
+SIMULATIONS: tuple[tuple[str, str, str, Callable[..., float], tuple[Any, ...]], ...] = (
+    ("sweep: a crossing", "equal curves, 3 seeds", WRONG, false_crossings, (SATURATING, SATURATING, 3)),
+    (
+        "sweep: a crossing",
+        "one is sooner at one asymptote, 5 seeds",
+        WRONG,
+        false_crossings,
+        (SOONER, SATURATING, 5),
+    ),
+    ("sweep: quality within a time", "rising, 3 seeds", HELD, frontier_quality, (RISING, 3, 20.0)),
+    ("sweep: quality within a time", "saturating, 5 seeds", HELD, frontier_quality, (SATURATING, 5, 50.0)),
+    ("sweep: quality within a time", "level, 3 seeds", HELD, frontier_quality, (LEVEL, 3, 50.0)),
+    ("sweep: time to a quality", "saturating, 3 seeds", HELD, frontier_time, (SATURATING, 3, 0.85)),
+    ("sweep: time to a quality", "rising, 5 seeds", HELD, frontier_time, (RISING, 5, 0.8)),
+    ("ablate: an effect on samples", "8 idle switches, 2 seeds", WRONG, false_effects, (8, 2, "samples")),
+    (
+        "ablate: an effect on throughput",
+        "8 idle switches, 9 turns",
+        WRONG,
+        false_effects,
+        (8, 2, "throughput"),
+    ),
+    ("ablate: samples of a switch", "a tenth fewer, 2 seeds", HELD, effect_coverage, (8, 2)),
+    ("ablate: more than Amdahl's bound", "14 switches gain just that", WRONG, false_gains, (14,)),
+    (
+        "ablate: an interaction of samples",
+        "3 idle switches, 2 seeds",
+        WRONG,
+        false_interactions,
+        (3, "samples"),
+    ),
+    ("explore: a recipe is faster", "20 equal recipes, 2 runs each", WRONG, false_leaders, (20, 2)),
+    ("score: a disturbed run", "none, 2 runs", WRONG, false_disturbances, (2,)),
+    ("score: a disturbed run", "none, 10 runs", WRONG, false_disturbances, (10,)),
+    ("score: its interval", "5 runs", HELD, score_coverage, (5,)),
+    ("score: its interval", "10 runs", HELD, score_coverage, (10,)),
+)
+
+
+def simulate_all() -> list[Rate]:
+    """Run every simulation; about 20 s."""
+    return [
+        Rate(rule=rule, truth=truth, kind=kind, share=measure(*arguments, seed), num_studies=NUM_STUDIES)
+        for seed, (rule, truth, kind, measure, arguments) in enumerate(SIMULATIONS, 1)
+    ]
+
+
+def write_table(rates: Sequence[Rate]) -> str:
+    """Return the rates as a table in Markdown."""
+    rows = [f"| {rate.rule} | {rate.truth} | {rate.kind} {100 * rate.share:.1f} % |" for rate in rates]
+    return "\n".join(["| rule | truth | in 2,000 studies |", "|---|---|---|", *rows, ""])
