@@ -15,11 +15,8 @@ examples:
   ttt sweep language_bert baseline optimized --size mini --budgets 0.25,0.5,0.75,1 --seeds 3
   ttt sweep image_classification baseline optimized --size mini --dry-run
   ttt sweep language_bert baseline optimized --size mini --price 0.35
-    if args.trials:
-        cells_of_sweep = trials.trial_cells(args)
-    else:
-        budgets = sweep.parse_budgets(args.budgets)
-        cells_of_sweep = sweep.sweep_cells(args.benchmark, args.configurations, budgets)
+  ttt sweep language_bert baseline baseline+ema optimized-unpad --size mini
+  ttt sweep language_bert baseline optimized --size mini --trials 8 --seeds 2 --study trials
 """
 
 import argparse
