@@ -322,9 +322,9 @@ function atSameQuality(question, better, pool, value, text, range, limit) {
   const able = pool.filter((item) => item.quality >= limit), found = least(able.filter((item) => timeBound(item, 1) !== null), (item) => bound(item, 1));
   if (!found) return answer(`${question} (${quality(limit)} or more)`, null, able.length ? "no recipe shown here has it in two runs." : "no recipe shown here has it.", "");
   const same = found.cell === reference.cell, base = value(reference), least_ = bound(reference, 0);
-  const shown = least_ !== null && bound(found, 1) < least_ ? " The bounds show it." : " The bounds do not show a difference.";
+  const shown = least_ !== null && bound(found, 1) < least_ ? " Their bounds are apart: the difference is shown." : " Their bounds overlap: no difference is shown.";
   const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${shown}`;
-  const spread = `${range ? between(found.minutesRange, range) : ""}, by all comparisons at most ${text(bound(found, 1))}`;
+  const spread = `${range ? between(found.minutesRange, range) : ""}, at most ${text(bound(found, 1))} by a bound that holds for all recipes together`;
   return answer(`${question} (${quality(limit)} or more)`, found, found.cell.title, `: ${text(value(found))}${spread} for ${quality(found.quality)}, ${runsText(found)}.${against}`);
 }
 
