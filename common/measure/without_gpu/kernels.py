@@ -15,6 +15,7 @@ GIGA, TERA = 1e9, 1e12
 MATRIX, CONVOLUTION, ATTENTION = "matrix products", "convolutions", "attention"
 LIBRARY = (CONVOLUTION, MATRIX, ATTENTION)
 BOOKKEEPING, OTHER, OPTIMIZER = "attention bookkeeping", "other", "optimizer"
+COMBINED = "combined"  # kernels of any class in one launch; Inductor does not say which
 OWN = "own"  # a kernel that a benchmark has written itself; outside of the step
 CLASSES = {  # the first with a word in the name of one of a kernel's operators takes the kernel
     OPTIMIZER: ("fused_adam", "fused_sgd", "_foreach_", "_amp_", "lerp"),
@@ -46,16 +47,18 @@ CASTS = {
 }
 SCALED_PRODUCT = "_scaled_mm"  # of factors in 8 bits
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", SCALED_PRODUCT, "mv", "addmv", "dot")
-NAMES = (*CLASSES, "casts", OTHER)
+NAMES = (*CLASSES, "casts", COMBINED, OTHER)
 
 
 def classify(operators: Iterable[str]) -> str:
     """Return the class of a kernel that computes these operators, named as in aten."""
     names = set(operators)
+    if not names:
+        return COMBINED
     for name, words in CLASSES.items():
         if any(word in operator for operator in names for word in words):
             return name
-    return "casts" if names and names <= CASTS else OTHER
+    return "casts" if names <= CASTS else OTHER
 
 
 def classify_library(operator: str) -> str:

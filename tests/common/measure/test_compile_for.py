@@ -116,6 +116,24 @@ def test_a_stage_of_resnet_compiles_without_a_gpu_which_is_gone_afterwards():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).tolist() == [[2, 2], [2, 2]]
 
 
+def test_combined_kernels_are_fewer_and_move_the_same_bytes():
+    def branches(values):
+        return [value.sum(dim=1) for value in values]
+
+    num_launches, num_bytes = [], []
+    with open_compiler(GPUS["sm_90"]) as compiler:
+        values = [torch.empty(64, 100 + 20 * number) for number in range(4)]
+        for is_combined in (False, True):
+            call = torch.compile(branches, dynamic=False, options={"combo_kernels": is_combined})
+            batch = Batch(inputs={}, targets={}, num_samples=64)
+            compiled = compiler.compile("x", batch, lambda: call(values))  # noqa: B023
+            num_launches.append(sum(compiled.tally.values()))
+            num_bytes.append(sum(one.num_bytes * count for one, count in compiled.tally.items()))
+            torch._dynamo.reset()
+    assert num_launches == [4, 1]
+    assert num_bytes[0] == pytest.approx(num_bytes[1], rel=1e-9) and num_bytes[0] > 0
+
+
 @pytest.mark.parametrize("architecture", sorted(GPUS))
 @pytest.mark.parametrize(
     ("benchmark", "kernels"),

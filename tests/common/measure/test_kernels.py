@@ -53,6 +53,7 @@ def test_generated_code_states_launches_bytes_and_library_calls():
         (classify, ["gelu", "add"], "activation"),
         (classify, ["_to_copy"], "casts"),
         (classify, ["sum"], "other"),
+        (classify, [], "combined"),
         (classify, ["_fused_adamw_"], "optimizer"),
         (classify, ["nll_loss_forward"], "loss"),
         (classify, ["cat", "view"], "attention bookkeeping"),
