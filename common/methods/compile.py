@@ -51,6 +51,22 @@ def compile_model(
     model.compile(**compile_options(mode, backend, options))
 
 
+def remove_batch_counters(model: nn.Module) -> None:
+    """Remove batch norm's counters of batches in place: a fixed momentum never reads them.
+
+    A counter costs a launch a step, and one more where it is copied. States with and without counters load.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
+            module.num_batches_tracked = None
+            module.register_load_state_dict_post_hook(expect_no_counter)  # type: ignore[no-untyped-call]
+
+
+def expect_no_counter(norm: nn.Module, keys: Any) -> None:
+    """Let a state load that has a counter, also one that torch adds where the state tells no version."""
+    keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if "num_batches_tracked" not in key]
+
+
 def missing_compiler() -> str:
     """Return what torch.compile lacks on this machine, an empty string if nothing."""
     names = (os.environ.get("CXX", "g++"), "clang++")
@@ -84,12 +100,17 @@ class Compile(Method):
         options: dict[str, bool | int | str] = Field(
             default={}, description="of Inductor, beside those of the mode, such as combo_kernels"
         )
+        counts_batches: bool = Field(
+            default=True, description="false removes batch norm's counters of batches, which nothing reads"
+        )
 
     @property
     def captures_graphs(self) -> bool:
         return bool(self.settings.mode == "reduce-overhead")
 
     def model(self, model: nn.Module) -> nn.Module:
+        if not self.settings.counts_batches:
+            remove_batch_counters(model)
         compile_model(model, self.settings.mode, self.settings.backend, self.settings.options)
         return model
 

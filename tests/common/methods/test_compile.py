@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.methods.compile import MAX_SHAPES, compile_model, missing_compiler
-from tests.common.methods.one_step import assert_same_step, network
+from common.methods.compile import MAX_SHAPES, compile_model, missing_compiler, remove_batch_counters
+from tests.common.methods.one_step import EXACT, assert_same_step, network
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,34 @@ def test_a_step_is_that_of_the_plain_model(backend):
     compile_model(model, "default", backend=backend)
     for num_images in (4, 7):
         assert_same_step(model, plain, torch.randn(num_images, 3, 9, 7, dtype=torch.float64))
+
+
+def test_without_counters_of_batches_a_compiled_step_is_the_same():
+    model, plain = network(), network()
+    remove_batch_counters(model)
+    compile_model(model, "default", backend="aot_eager")
+    images = torch.randn(4, 3, 9, 7, dtype=torch.float64)
+    losses = [each(images).square().mean() for each in (model, plain)]
+    torch.testing.assert_close(*losses, **EXACT)
+    for loss in losses:
+        loss.backward()
+    gradients = ([parameter.grad for parameter in each.parameters()] for each in (model, plain))
+    torch.testing.assert_close(*gradients, **EXACT)
+    state = plain.state_dict()
+    assert state.pop("1.num_batches_tracked") == 1
+    torch.testing.assert_close(model.state_dict(), state, **EXACT)
+    for earlier in (dict(model.state_dict()), plain.state_dict()):
+        model.load_state_dict(earlier)
+        assert "1.num_batches_tracked" not in model.state_dict()
+    with pytest.raises(RuntimeError, match="other"):
+        model.load_state_dict(state | {"other": state["1.bias"]})
+
+
+def test_a_mean_over_all_batches_keeps_its_counter():
+    norm = nn.BatchNorm2d(3, momentum=None)
+    remove_batch_counters(norm)
+    norm(torch.randn(2, 3, 4, 4))
+    assert norm.num_batches_tracked == 1
 
 
 def test_a_copy_of_a_compiled_model_can_be_evaluated_and_names_its_weights_alike():
