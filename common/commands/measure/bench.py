@@ -9,7 +9,7 @@ examples:
   ttt bench image_classification
   ttt bench image_classification baseline optimized optimized+methods.blurpool=false
   ttt bench image_classification optimized --shapes 96 224 --batch-size 256 --no-parts
-  ttt bench image_classification optimized optimized+methods.compile.options.combo_kernels=true
+  ttt bench image_classification optimized optimized+methods.compile.options.combo_kernels=false
   ttt bench language_bert optimized --batch-size 448 --micro-batch-size 112
   ttt bench language_bert --size mini --seconds 10
   ttt bench language_bert optimized --size mini --logging

@@ -44,7 +44,7 @@ class Case:
 CASES = {
     "image_classification": Case(
         settings=("global_batch_size=16",),  # 89 steps an epoch
-        compiled=("methods.compile={mode: default}",),
+        compiled=("methods.compile={mode: default, counts_batches: false, options: {combo_kernels: true}}",),
         first_step=89 - NUM_STEPS // 2,  # half of the steps at 56 pixels, half at 84
         is_synchronized=True,
     ),
