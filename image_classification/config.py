@@ -1,6 +1,6 @@
 """The keys of a configuration of this benchmark."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,6 +31,7 @@ class ImageDataConfig(DataConfig):
     num_workers: int = Field(ge=1)  # decoding processes or threads
     stored_px: SizePx  # loader resident: images are held squashed to this size ...
     stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
+    encoded_px: SizePx | None = None  # the shorter side of training images that preparation encodes again
     decoder: Decoder = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
 
     @model_validator(mode="after")
@@ -55,3 +56,13 @@ class Config(RunConfig):
 
     model: ModelConfig
     data: ImageDataConfig
+
+    @property
+    def prepared_hint(self) -> str:
+        """The command that prepares the data, with the size of images that are encoded again."""
+        size = self.data.encoded_px
+        return super().prepared_hint + (f" --set data.encoded_px={size}" if size else "")
+
+    def prepared_with(self) -> dict[str, Any]:
+        """Return also the size of images that are encoded again; None: all are as they came."""
+        return super().prepared_with() | {"data.encoded_px": self.data.encoded_px}

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from common.data import manifest, preparation, shards
 from common.errors import UserError
 from image_classification.data.ahead import begin_ahead
@@ -52,9 +54,9 @@ def prepare_digits(directory: Path, work: Path, config: Any) -> str:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     settings = write_digits(work)
-    if settings != config.prepared_with():
+    if settings != settings_of(config):
         shutil.rmtree(work)
-        raise UserError(f"the embedded set has {settings}, not {config.prepared_with()}", where="data")
+        raise UserError(f"the embedded set has {settings}, not {settings_of(config)}", where="data")
     result = manifest.write_manifest(work, {"settings": settings})
     manifest.put_in_place(work, directory)
     return result
@@ -66,18 +68,24 @@ class PlannedShard(shards.PlannedShard):
 
     records: list[Record]
     labels: dict[str, int]
+    encoded_px: int | None = None
 
     def describe_source(self) -> list[tuple[object, ...]]:
-        """Return the records with their labels."""
-        return [(*record, self.labels[record.synset]) for record in self.records]
+        """Return the records with their labels, and the size at which they are encoded again."""
+        size = [self.encoded_px] if self.encoded_px else []
+        return [(*record, self.labels[record.synset], *size) for record in self.records]
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of its images as they came."""
         return sum(record.num_bytes for record in self.records)
 
     def is_finished(self) -> bool:
         """Return whether an earlier preparation wrote it, whole, from these images."""
-        return super().is_finished() and self.path.stat().st_size == self.num_bytes
+        if not super().is_finished():
+            return False
+        last = np.load(self.rows, allow_pickle=False)[-1]
+        return self.path.stat().st_size == int(last["offset"]) + int(last["length"])
 
 
 def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, shard_bytes: int) -> str:
@@ -89,8 +97,16 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     print(f"listing {source}", flush=True)
     classes, parts = list_source(source, expected=expected, num_classes=config.model.num_classes)
     labels = {synset: number for number, synset in enumerate(classes)}
+    sizes = {"train": config.data.encoded_px}  # the evaluation is that of the images as they came
     planned = [
-        PlannedShard(work=work, part=part, number=number, records=records[members], labels=labels)
+        PlannedShard(
+            work=work,
+            part=part,
+            number=number,
+            records=records[members],
+            labels=labels,
+            encoded_px=sizes.get(part),
+        )
         for part, records in parts.items()
         for number, members in enumerate(split_by_bytes([one.num_bytes for one in records], shard_bytes))
     ]
@@ -102,7 +118,12 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     print(f"writing the index and the manifest of {len(planned)} shards", flush=True)
     for part in PARTS:
         shards.write_index(work, planned, part)
-    return preparation.finish(directory, work, {"settings": config.prepared_with(), "classes": classes})
+    return preparation.finish(directory, work, {"settings": settings_of(config), "classes": classes})
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Return what a manifest says of a configuration: not that images are as they came."""
+    return {key: value for key, value in config.prepared_with().items() if value is not None}
 
 
 def write_missing(missing: list[PlannedShard], source: Path) -> None:
@@ -136,7 +157,7 @@ def encoded_images(
     shard: PlannedShard, pool: ThreadPoolExecutor, faults: list[str], progress: preparation.Progress
 ) -> Iterator[EncodedImage]:
     """Yield the images of a shard in order; those that cannot be decoded are added to `faults` instead."""
-    begun = (pool.submit(read_image, record) for record in shard.records)
+    begun = (pool.submit(read_image, record, shard.encoded_px) for record in shard.records)
     pending = begin_ahead(begun, 4 * (os.cpu_count() or 1))
     for record, reading in zip(shard.records, pending, strict=True):
         try:

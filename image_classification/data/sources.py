@@ -6,11 +6,14 @@ classes; validation images are sorted by file name.
 """
 
 import hashlib
+import io
 import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+
+from PIL import Image
 
 from common.data import preparation
 from common.errors import UserError
@@ -22,6 +25,7 @@ OFFICIAL = {  # number of images and MD5 of the tar, https://image-net.org/downl
     "train": (1_281_167, "1d675b47d978889d74fa0da5fadfb00e"),
     "validation": (50_000, "29b22e2961454d5413ddabcf34fc5622"),
 }
+QUALITY = 92  # of JPEG, where an image is encoded again
 SYNSETS = "validation_synsets.txt"
 SYNSETS_HINT = (
     "it has the synset of each validation image (n01440764), one a line, in the order of the file names: "
@@ -149,8 +153,10 @@ def check_md5(directory: Path, expected: dict[str, int]) -> None:
             preparation.check_md5(path, md5, hint="download it again")
 
 
-def read_image(record: Record) -> tuple[bytes, int, int]:
+def read_image(record: Record, encoded_px: int | None = None) -> tuple[bytes, int, int]:
     """Return the bytes of an image, its height and width; it was decoded to its end.
+
+    Where its shorter side has more than `encoded_px` pixels, it is shrunk to that and encoded again.
 
     Raises UserError that names the image when it cannot be read or decoded.
     """
@@ -163,4 +169,14 @@ def read_image(record: Record) -> tuple[bytes, int, int]:
     if len(content) != record.num_bytes:
         raise UserError(f"{len(content)} bytes, expected {record.num_bytes}", where=record.where)
     image = decode_bytes(content, where=record.where)
+    if encoded_px and min(image.size) > encoded_px:
+        image, content = encode_again(image, encoded_px)
     return content, image.height, image.width
+
+
+def encode_again(image: Image.Image, shorter_px: int) -> tuple[Image.Image, bytes]:
+    """Shrink an image until its shorter side has so many pixels, and encode it; colours keep their detail."""
+    width, height = (round(side * shorter_px / min(image.size)) for side in image.size)
+    smaller, file = image.resize((width, height), Image.Resampling.BICUBIC), io.BytesIO()
+    smaller.save(file, "JPEG", quality=QUALITY, subsampling="4:4:4")
+    return smaller, file.getvalue()
