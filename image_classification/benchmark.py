@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from common.errors import UserError
 from common.training import benchmark
 from common.training.benchmark import TRITON, Backend, Names
 from common.training.method import Batch
+from common.training.ranks import RankInfo
 from common.training.step import DTYPES
 from image_classification.augmentation import build_transform
 from image_classification.config import Config as Config
+from image_classification.config import ImageDataConfig
 from image_classification.data.dali import dali_batches, import_dali
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import (
@@ -25,7 +28,13 @@ from image_classification.data.loader import (
     normalize,
     worker_batches,
 )
-from image_classification.data.resident import EvaluationCache, ResidentLoader, check_budget, uses_dali
+from image_classification.data.resident import (
+    EvaluationCache,
+    ResidentLoader,
+    check_budget,
+    choose_stored_px,
+    uses_dali,
+)
 from image_classification.kernels.crop_resize import crop_resize, uses_triton
 from image_classification.model import build_resnet
 
@@ -50,7 +59,7 @@ class Benchmark(benchmark.Benchmark):
         Raises UserError where decoded images would not fit into memory, DALI is missing, or the path of the
         temporary folder is too long for the sockets of worker processes.
         """
-        data = self.config.data
+        data = self.data
         if data.loader == "workers" and len(folder := tempfile.gettempdir()) > MAX_FOLDER:
             what = f"longer than {MAX_FOLDER} characters: no room for the sockets of worker processes"
             raise UserError(what, where=folder, hint="set TMPDIR to a shorter folder")
@@ -100,6 +109,8 @@ class Benchmark(benchmark.Benchmark):
         if self.config.data.loader == "resident":
             is_dali = uses_dali(self.config.data.decoder, self.device)
             backends["decoder"] = Backend("dali", "nvidia.dali") if is_dali else Backend("threads", "PIL")
+            if self.config.data.stored_px_if_it_fits:
+                backends["stored pixels"] = Backend(f"{self.data.stored_px} px", "torch")
             backends["crops"] = TRITON if uses_triton(on_gpu) else Backend("matrix products", "torch")
         if "blurpool" in self.config.methods:
             backends["blur"] = TRITON if on_gpu else Backend("convolution", "torch")
@@ -111,6 +122,17 @@ class Benchmark(benchmark.Benchmark):
         is_resident = self.config.data.loader == "resident"
         return DTYPES[self.config.precision] if is_resident else torch.float32
 
+    @cached_property
+    def data(self) -> ImageDataConfig:
+        """The settings of the data, with the size of stored pixels that all ranks of this machine take."""
+        config, world_size = self.config, self.rank_info.world_size
+        last = RankInfo(rank=world_size - 1, world_size=world_size)  # has the most images
+        num_images = sampler.shard_size(config.data.num_train_samples, config.global_batch_size, last)
+        size = config.micro_batch_size or len(last.part(config.global_batch_size))
+        stored_px = choose_stored_px(num_images, config.data, self.device, batch_size=size)
+        data: ImageDataConfig = config.data.model_copy(update={"stored_px": stored_px})
+        return data
+
     @property
     def num_rank_images(self) -> int:
         """The training images that are this rank's, where a loader keeps them."""
@@ -119,7 +141,7 @@ class Benchmark(benchmark.Benchmark):
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
-        data, plan = self.config.data, self.config.plan()
+        data, plan = self.data, self.config.plan()
         images = self.images("train", data.num_train_samples)
         settings = TrainSettings(
             data=data,

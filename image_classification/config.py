@@ -30,6 +30,7 @@ class ImageDataConfig(DataConfig):
     loader: Literal["workers", "dali", "resident"]
     num_workers: int = Field(ge=1)  # decoding processes or threads
     stored_px: SizePx  # loader resident: images are held squashed to this size ...
+    stored_px_if_it_fits: SizePx | None = None  # ... or to this one, where memory is known to hold it ...
     stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
     encoded_px: SizePx | None = None  # the shorter side of training images that preparation encodes again
     decoder: Decoder = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads

@@ -25,9 +25,17 @@ from image_classification.augmentation import augmentations
 from image_classification.benchmark import Benchmark, open_loader
 from image_classification.config import ImageDataConfig
 from image_classification.data.dali import has_dali
+from image_classification.data.first_epoch import describe_first_epoch
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings
-from image_classification.data.resident import open_decoder, stored_bytes
+from image_classification.data.resident import (
+    GIB,
+    PLANNED_SHARE,
+    bytes_to_fit,
+    open_decoder,
+    reserve_bytes,
+    stored_bytes,
+)
 from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
 from image_classification.methods.blurpool import Blur
 from image_classification.methods.progressive_resizing import ProgressiveResizing
@@ -54,8 +62,27 @@ class Probes(probes.Probes):
 
     @property
     def resident_bytes(self) -> int:
-        num_images, stored_px = self.benchmark.num_rank_images, self.config.data.stored_px
+        num_images, stored_px = self.benchmark.num_rank_images, self.benchmark.data.stored_px
         return stored_bytes(num_images, stored_px) if self.loads_once else 0
+
+    def describe_loading(self) -> list[str]:
+        """Describe the first epoch, the size of stored pixels, and what it is chosen by."""
+        data, larger = self.config.data, self.config.data.stored_px_if_it_fits
+        if not self.loads_once or self.config.size == "mini":
+            return []
+        lines = [describe_first_epoch(data, self.benchmark.rank_info.world_size)]
+        if larger is None:
+            return lines
+        batch_size = self.benchmark.micro_batch_sizes[0]
+        least = bytes_to_fit(self.benchmark.num_rank_images, larger, batch_size=batch_size)
+        place = "its GPU" if data.stored_on == "device" else "its part of the host's memory"
+        return [
+            *lines,
+            f"stored pixels: {self.benchmark.data.stored_px} px on this machine; {larger} px where a rank "
+            f"has at least {least / GIB:.1f} GiB ({place}; {PLANNED_SHARE:.0%} of it for pixels and "
+            f"{reserve_bytes(batch_size) / GIB:.1f} GiB of training), else {data.stored_px} px; by hand: "
+            "--set data.stored_px=N --set data.stored_px_if_it_fits=null",
+        ]
 
     @property
     def loads_once(self) -> bool:
@@ -107,7 +134,7 @@ class Probes(probes.Probes):
         """Yield the loaders and decoders of this machine, the crop, and two ways to blur a shortcut."""
         device, batch_size = self.benchmark.device, self.config.global_batch_size
         num_workers = min(self.num_readers, os.cpu_count() or 1)
-        data = self.config.data.model_copy(update=CROPS | {"num_workers": num_workers})
+        data = self.benchmark.data.model_copy(update=CROPS | {"num_workers": num_workers})
         images = SyntheticImages()
         yield from loader_parts(images, data, device)
         yield from decoder_parts(images, data, device)

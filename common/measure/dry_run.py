@@ -39,6 +39,7 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     benchmarks = [kind(config, seed=0, rank_info=rank_info) for rank_info in rank_infos]
     largest = max(benchmarks, key=lambda benchmark: benchmark.num_rank_samples)
     plan = [*describe_plan(loaded), *describe_shares(benchmarks, largest), *describe_rank(largest)]
+    plan += probes_of(largest).describe_loading()
     lines += ["# plan", *(f"#   {line}" for line in plan)]
     return "\n".join(lines)
 

@@ -116,6 +116,10 @@ class Probes(ABC):
         """The most training batches that the loader holds ready."""
         return 1
 
+    def describe_loading(self) -> list[str]:
+        """Describe for a dry run how data are loaded, on this machine and on others; nothing by default."""
+        return []
+
     def equal_settings(self) -> list[list[str]]:
         """Return settings that change the speed but not the results and are worth a trial on this machine."""
         return []

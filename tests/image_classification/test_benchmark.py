@@ -12,8 +12,11 @@ from common.config.schema import Plan
 from common.errors import UserError
 from common.measure.device_run import build
 from common.training.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
+from common.training.ranks import RankInfo
 from common.training.registry import build_methods
 from image_classification.benchmark import Benchmark
+from image_classification.data import resident
+from image_classification.data.first_epoch import predict_decoding_s
 from image_classification.model import build_resnet
 from image_classification.probes import Probes
 from tests.image_classification.loading import config_of
@@ -82,7 +85,7 @@ def test_loss_accepts_indices_and_probabilities() -> None:
     torch.testing.assert_close(loss(outputs, {"labels": labels}), loss(outputs, {"labels": dense}))
 
 
-@pytest.mark.parametrize("configuration", ["baseline", "mosaic", "optimized"])
+@pytest.mark.parametrize("configuration", ["baseline", "mosaic", "optimized", "optimized_short"])
 def test_a_step_of_either_configuration_has_a_finite_loss_and_gradient(configuration: str) -> None:
     torch.manual_seed(0)
     settings = ["global_batch_size=4"]
@@ -192,6 +195,33 @@ def test_the_resident_loader_crops_once_to_every_size_before_training(monkeypatc
     )
     benchmark("optimized", "mini").prepare_loader()
     assert sorted(sizes_px) == [56, 84]
+
+
+@pytest.mark.parametrize(("num_gib", "stored_px"), [(56, 256), (68, 320)])
+def test_larger_pixels_are_stored_where_memory_holds_them(num_gib, stored_px, monkeypatch):
+    """8 GPUs of `num_gib` GiB: 45.8 GiB of pixels and 14.5 GiB of training are 90 % of 67 GiB."""
+    monkeypatch.setattr(resident, "total_bytes", lambda device, where: num_gib * 2**30)
+    config = config_of("optimized", "full")
+    ranks = [
+        Benchmark(config, seed=0, rank_info=RankInfo(rank=rank, local_rank=rank, world_size=8))
+        for rank in (0, 7)
+    ]
+    assert [rank.data.stored_px for rank in ranks] == [stored_px] * 2
+    assert ranks[0].backends()["stored pixels"].name == f"{stored_px} px"
+    _, line = Probes(ranks[0]).describe_loading()
+    assert line.startswith(f"stored pixels: {stored_px} px on this machine; 320 px where")
+    assert "at least 67.0 GiB" in line
+    by_hand = config_of("optimized", "full", "data.stored_px=304", "data.stored_px_if_it_fits=null")
+    assert Benchmark(by_hand, seed=0).data.stored_px == 304
+
+
+def test_the_first_epoch_is_predicted_from_cores_threads_and_pixels():
+    data = config_of("optimized", "full").data
+    on_64, on_128, on_192 = (predict_decoding_s(data, num_cores, 8) for num_cores in (64, 128, 192))
+    assert on_64 == pytest.approx((36.03, 58.05), abs=0.01)  # 1,281,167 x 1.8 and 2.9 ms
+    assert on_128 == pytest.approx([seconds / 2 for seconds in on_64]) and on_192 == on_128  # 8 x 16 threads
+    smaller = config_of("optimized", "full", "data.encoded_px=300").data
+    assert predict_decoding_s(smaller, 64, 8) == pytest.approx([0.64 * seconds for seconds in on_64])
 
 
 def test_the_step_that_a_run_reports_is_that_of_its_first_size(tmp_path, monkeypatch):
