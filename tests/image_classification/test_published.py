@@ -21,7 +21,11 @@ RECIPES = yaml.safe_load((ROOT / "tests/golden/resnet_recipes.yaml").read_text()
 BASELINE = RECIPES["8xA100_80GB-baseline"]
 PARTIAL = ("data", "optimizer", "schedule")  # they hold keys that the published recipe has no word for
 OWN = {"evaluate_every", "evaluate_from", "precision", "evaluation_precision", "evaluated_statistics"}
-OWN |= {"data.crop_px_by_epoch", "data.loader"}  # and methods: what `optimized` changes of the recipe
+OWN |= {
+    "data.crop_px_by_epoch",
+    "data.loader",
+    "data.stored_px_if_it_fits",
+}  # and methods: what `optimized` changes of the recipe
 NUM_TRAIN, NUM_EVALUATION = 1281167, 50000
 GFLOPS = {224: 24.3, 192: 17.9, 176: 15.5, 160: 12.4, 128: 7.9, 96: 4.5}
 MEGABYTES = {224: 360, 176: 224, 160: 184, 128: 118, 96: 66}
@@ -54,6 +58,17 @@ def test_optimized_changes_nothing_else_of_the_published_recipe():
         assert optimized.methods[method] == mosaic.methods[method]
     order = ["scale_schedule", "fixres", "blurpool", "binary_cross_entropy", "progressive_resizing", "ema"]
     assert [name for name in mosaic.methods if name in order] == order
+
+
+def test_the_short_configuration_says_that_nobody_has_run_it():
+    header = (ROOT / "image_classification/optimized_short.yaml").read_text().splitlines()[0]
+    assert "NEVER RUN ON IMAGENET" in header and "HYPERPARAMETERS DIFFER" in header
+    page = (ROOT / "image_classification/README.md").read_text()
+    assert "`optimized_short` was **never run on ImageNet**" in page
+    short, optimized = config_of("optimized_short", "full"), config_of("optimized", "full")
+    assert len(short.data.crop_px_by_epoch) == short.num_epochs == 22
+    pixels = [sum(size**2 for size in config.data.crop_px_by_epoch) for config in (short, optimized)]
+    assert pixels[0] == pytest.approx(0.70 * pixels[1], rel=0.01)
 
 
 @pytest.mark.parametrize(
