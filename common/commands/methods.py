@@ -1,12 +1,13 @@
 """List the methods, or print the card of one: what it does, what it costs, how to call it in your own loop.
 
 A card is the docstring of the method's file, its settings are those of its Config; nothing is imported, so no
-torch is needed. --write makes the one page of all cards.
+torch is needed. --write makes the page of all cards. --measure SIZE times training steps with and without
+each method that can act at that size, into results/study/methods, where the cards find them.
 
 examples:
   ttt methods
-  ttt methods blurpool
   ttt methods --write METHODS.md
+  ttt methods --measure mini --dry-run
 """
 
 import argparse
@@ -16,8 +17,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from common import files
+from common.arguments import add_results, whole_number
 from common.errors import EXIT_OK, UserError
 from common.evidence.page import fill_template
+from common.repository import SIZES
 from common.training.card import Card, Setting, cards, find_card, plain_loop, used_by
 
 WIDTH = 110
@@ -26,22 +29,29 @@ WIDTH = 110
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="print the card of this method")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of all cards (Markdown)")
+    parser.add_argument("--measure", choices=SIZES, help="time the steps with and without each, or NAME")
+    parser.add_argument("--pairs", type=whole_number(2, 100), default=4, metavar="N", help="for each method")
+    parser.add_argument("--dry-run", action="store_true", help="with --measure: say how long, and stop")
+    add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.measure:
+        from common.study.method_steps import measure  # scipy and torch, which cards do without
+
+        return measure(args)
+    if args.dry_run:
+        raise UserError("--dry-run is of --measure")
     if args.name and args.write:
         raise UserError("--write makes the page of all methods", hint=f"leave out '{args.name}'")
     if args.write:
         write(args.write)
-    elif args.name:
-        print(card_text(find_card(args.name)))
     else:
-        print(overview())
+        print(card_text(find_card(args.name)) if args.name else overview())
     return EXIT_OK
 
 
 def write(path: Path) -> None:
-    """Write the page, whole or not at all."""
     if path.suffix != ".md":
         raise UserError("expected a file NAME.md", where=f"--write {path}")
     with files.explain_os_error("cannot be written", path), files.write_whole(path) as draft:
@@ -94,6 +104,7 @@ def card_text(card: Card) -> str:
     for heading, text in card.sections.items():
         if heading != "Use":
             lines += textwrap.wrap(f"{heading}. {text}", WIDTH, subsequent_indent="  ")
+    lines += textwrap.wrap(f"Measured. {card.measured}", WIDTH, subsequent_indent="  ")
     lines += ["", "settings:" if card.settings else "settings: none"]
     lines += [f"  {setting.name}: {signature(setting)}; {setting.description}" for setting in card.settings]
     lines += ["", f"in a configuration, under methods:  {switch(card)}", f"used by: {users(card)}"]

@@ -18,7 +18,9 @@ from functools import cache
 from pathlib import Path
 
 from common.config.merge import merge_files
+from common.config.schema import Strict
 from common.errors import UserError, nearest
+from common.evidence.paths import STUDY
 from common.repository import ROOT, available_methods, benchmarks, configurations
 
 SECTIONS = (
@@ -53,10 +55,44 @@ PLACES = (  # where a line of `Use` stands in a plain loop, in this order
     "Before each step",  # between backward and step
     "After each step",
 )
+MEASURED = ROOT / "results" / STUDY / "methods"
 USUAL = {"F": "torch.nn", "v2": "torchvision.transforms"}  # names that a person has imported anyway
 LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})\.(?: |$)", re.MULTILINE)
 LINE = re.compile(rf"(?:({'|'.join(PLACES)})(?: after ([a-z0-9_, ]+))?: )?`([^`]+)`")
+
+
+class Measured(Strict):
+    """The speed of training steps with a method over that without it, as `ttt methods --measure` writes it.
+
+    `pairs` are samples/s of both, in new processes for each pair; loader and evaluation are not in them.
+    """
+
+    method: str
+    benchmark: str
+    size: str
+    names: tuple[str, str]  # configurations without it and with it
+    pairs: tuple[tuple[float, float], ...]
+    ratio: float
+    low: float | None = None  # its interval; None of a single pair
+    high: float | None = None
+    hardware: str
+    versions: dict[str, str]
+    commit: str
+
+    @property
+    def speed(self) -> str:
+        limits = "" if self.low is None else f" ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.ratio:.2f}x{limits}"
+
+    def describe(self) -> str:
+        proxy = ", a proxy" if self.size == "mini" else ""
+        return (
+            f"Training steps {self.speed} as fast as without it, loader and evaluation "
+            f"apart: `{self.names[1]}` against `{self.names[0]}` in {len(self.pairs)} pairs, "
+            f"{self.benchmark} at size {self.size}{proxy}, {self.hardware}, commit {self.commit[:7]}. "
+            "Quality: not measured."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +121,13 @@ class Card:
         """The parts of a training that it relieves; an unknown word is returned as it is."""
         words = re.split(r"[.:;(]", self.sections["Relieves"])[0]
         return tuple(" ".join(part.split()).lower() for part in words.split(","))
+
+    @property
+    def measured(self) -> str:
+        """The figures of the committed files that are of this method, in words."""
+        files = sorted(MEASURED.glob(f"*-{self.name}.json"))
+        figures = [Measured.model_validate_json(file.read_text()) for file in files]
+        return " ".join(figure.describe() for figure in figures) or "Not measured."
 
     @property
     def summary(self) -> str:
