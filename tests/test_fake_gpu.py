@@ -35,7 +35,6 @@ OF_RESNET += ["swa={start: 0, every: 1ba}", *(f"{name}={{}}" for name in PLAIN)]
 OFF_EVERYWHERE = [  # but for alibi, which needs flash-attn, and selective_backprop, which moves batches
     *(("image_classification", "baseline", [f"methods.{method}"]) for method in OF_RESNET),
     ("language_bert", "optimized", ["methods.gated_linear_units={}", "model.start=random"]),
-    ("language_bert", "optimized", ["methods.low_precision_layernorm={}"]),
     ("language_bert", "optimized", ["methods.seq_length_warmup={}"]),
 ]
 

@@ -21,6 +21,7 @@ MAX_LENGTH, VOCAB_SIZE = 37, 61  # primes: no shape is a multiple of anything
 SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40}
 EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64; sums run in another order
 FURTHER = {"chunked_head": "{chunk_tokens: 3}", "compile_layers": "{backend: aot_eager}"}  # not of size mini
+EVERY = ("unpad", "fused_qkv", "sparse_head", "last_layer_subset", "chunked_head")
 METHODS = [
     ("unpad",),
     ("unpad", "fused_qkv"),
@@ -28,7 +29,8 @@ METHODS = [
     ("unpad", "sparse_head", "last_layer_subset"),
     ("unpad", "fused_qkv", "sparse_head", "last_layer_subset"),
     ("unpad", "sparse_head", "chunked_head"),
-    ("unpad", "fused_qkv", "sparse_head", "last_layer_subset", "chunked_head", "compile_layers"),
+    (*EVERY, "low_precision_layernorm"),
+    (*EVERY, "low_precision_layernorm", "compile_layers"),
 ]
 
 
@@ -62,7 +64,7 @@ def make_batch(lengths):
 
 def configuration(next_sentence, methods):
     settings = [f"model.next_sentence={str(next_sentence).lower()}"]
-    off = {"unpad", "fused_qkv", "sparse_head", "last_layer_subset", "chunked_head"} - set(methods)
+    off = {*EVERY, "low_precision_layernorm"} - set(methods)
     settings += [f"methods.{name}=false" for name in off]
     settings += [f"methods.{name}={FURTHER[name]}" for name in FURTHER.keys() & set(methods)]
     return load_config("language_bert", "optimized", size="mini", settings=settings).config
@@ -139,7 +141,7 @@ def test_code_of_inductor_equals_hugging_face_in_float64(next_sentence, monkeypa
     torch.testing.assert_close(trained(LENGTHS[-1], next_sentence, METHODS[-1]), expected, **EXACT)
 
 
-@pytest.mark.parametrize("methods", METHODS[-3:], ids="+".join)
+@pytest.mark.parametrize("methods", METHODS[-4:], ids="+".join)
 def test_losses_of_some_steps_in_bf16_stay_within_two_percent(methods):
     some, plain = (trained((37, 5, 20, 8), False, used, bf16=True, num_steps=5) for used in (methods, ()))
     torch.testing.assert_close(some["loss"].float(), plain["loss"].float(), rtol=0.02, atol=0)
@@ -162,7 +164,7 @@ def test_bf16_is_as_near_to_float64_as_that_of_hugging_face(lengths, next_senten
             yield float((one - other).norm() / other.norm())
 
     plain_gradients, plain_parameters = distances(())
-    for methods in METHODS[-3:]:
+    for methods in METHODS[-4:]:
         of_gradients, of_parameters = distances(methods)
         assert of_gradients < 0.05 and of_gradients < 1.5 * plain_gradients
         assert of_parameters < 1.5 * plain_parameters

@@ -37,7 +37,6 @@ SAM = "methods.sam={every_steps: 10}"
             (*SHORT, "methods.ema={half_life_steps: 4, every_steps: 2}"),
             "only one average",
         ),
-        ("bert mini", "low_precision_layernorm={}", ("precision=fp32",), "precision is fp32"),
         ("bert full", "alibi={}", (), "the starting weights were trained without it"),
         ("bert full", "gated_linear_units={}", (), "the starting weights were trained without it"),
         ("bert mini", "seq_length_warmup={}", (COMPILED,), "differ .*methods.compile=false"),

@@ -18,7 +18,6 @@ METHODS = (
     "seq_length_warmup={how: segment}",
     "alibi={}",
     "gated_linear_units={}",
-    "low_precision_layernorm={}",
 )
 
 
