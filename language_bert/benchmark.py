@@ -25,7 +25,7 @@ from language_bert.data.batches import IGNORED, padded_batch, random_batch, shif
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
-from language_bert.methods.unpad import Unpad
+from language_bert.methods.unpad import Unpad, resolve_rounding
 from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
@@ -36,6 +36,12 @@ EVALUATED = {
     "evaluation_masked_fraction": 0.15,
     "num_evaluation_samples": 10_000,
 }
+# Bytes that a packed layer keeps of a token for the backward pass, for each hidden unit, by bits of residual;
+# its MLP is 4 times as wide. Counted on tensors without values: tests/language_bert/test_memory.py.
+KEPT_BYTES = {16: 32, 32: 38}
+COPIES_BYTES = 7  # the same of the copies in 8 bits that `fp8` makes of the inputs of its products
+LOGIT_BYTES = 10  # where they exist whole: in 16 bits, in float32, and their gradient
+STATE_BYTES = 18  # of a parameter: itself, gradient and two averages in float32, and a copy in 16 bits
 STARTING_ACCURACY = 0.34085  # of the published weights; source: README.md of the MLPerf reference
 STARTING_TOLERANCE = 0.001  # room for products in 16 bits: 428 of the 428,235 masked tokens
 
@@ -87,6 +93,27 @@ class Config(RunConfig):
         settings = {f"data.{name}": getattr(self.data, name) for name in names}
         return super().prepared_with() | settings | {"model.vocab_size": self.model.vocab_size}
 
+    def training_bytes(self, num_samples: int) -> int:
+        """Return STATE_BYTES of all parameters and KEPT_BYTES of the most tokens that are computed together.
+
+        One more layer is counted for what the backward pass of one layer needs besides. Raises UserError for
+        padded batches.
+        """
+        if "unpad" not in self.methods:
+            hint = "--set micro_batch_size=N"
+            raise UserError("auto: not known for padded batches", where="micro_batch_size", hint=hint)
+        model, longest = self.model, self.data.max_seq_length
+        width, depth = model.hidden_size, model.num_hidden_layers
+        spread = MOST_DEVIATIONS * longest * LENGTH_DEVIATION * num_samples**0.5
+        num_tokens = min(num_samples * longest, typical_lengths(1000, longest).mean() * num_samples + spread)
+        parameters = model.vocab_size * width + depth * (4 * width + 2 * model.intermediate_size) * width
+        of_token = KEPT_BYTES[16 if "low_precision_layernorm" in self.methods else 32] * width * (depth + 1)
+        of_token += COPIES_BYTES * width * depth * ("fp8" in self.methods)
+        if "chunked_head" not in self.methods:
+            share = self.data.masked_fraction if "sparse_head" in self.methods else 1.0
+            of_token += int(LOGIT_BYTES * model.vocab_size * share)
+        return STATE_BYTES * parameters + of_token * int(num_tokens)
+
     def prepared_files(self) -> set[str]:
         """Name the indexes, the vocabulary of size mini, and the starting weights."""
         names = {f"{part}.index.npy" for part in ("train", "evaluation")}
@@ -131,10 +158,8 @@ class Benchmark(benchmark.Benchmark):
             raise UserError(what, where="model.next_sentence")
         if not self.compiles_layers:
             return
-        counts = np.array(
-            [[len(lengths), lengths.sum(), masked.sum()] for lengths, masked in self.synthetic_counts()]
-        )
-        shapes = -(-counts // [1, *self.rounding])
+        counts = [(len(lengths), lengths.sum(), masked.sum()) for lengths, masked in self.synthetic_counts()]
+        shapes = np.array([-(-np.array(count) // [1, *self.rounding(count[0])]) for count in counts])
         num_forms = len(np.unique(shapes[:, :2], axis=0))
         if "last_layer_subset" in self.config.methods:
             num_forms += len(np.unique(shapes, axis=0))
@@ -177,7 +202,7 @@ class Benchmark(benchmark.Benchmark):
         A form is a number of tokens and of masked tokens, rounded up as `unpad` and `sparse_head` do. Batches
         with equal tokens differ in masked tokens, because the number of each sequence is rounded.
         """
-        longest, (tokens_to, masked_to) = self.config.data.max_seq_length, self.rounding
+        longest, (tokens_to, masked_to) = self.config.data.max_seq_length, self.rounding(len(lengths))
         rounded = MOST_DEVIATIONS * 0.5 * len(lengths) ** 0.5  # change of masked tokens by rounding
         for last in range(-(-most // tokens_to) * tokens_to, least, -tokens_to):
             upper, lower = (shift_lengths(lengths, num, longest) for num in (last, last - tokens_to + 1))
@@ -199,11 +224,11 @@ class Benchmark(benchmark.Benchmark):
     def compiles_layers(self) -> bool:
         return "unpad" in self.methods and any(method.compiles for method in self.methods.values())
 
-    @property
-    def rounding(self) -> list[int]:
-        """The multiples to which the tokens and the masked tokens of a micro-batch are rounded up."""
+    def rounding(self, num_samples: int) -> list[int]:
+        """Return the multiples to which tokens and masked tokens of so many sequences are rounded up."""
         names = ("unpad", "sparse_head")
-        return [self.methods[name].settings.round_to if name in self.methods else 1 for name in names]
+        settings = [self.methods[name].settings.round_to if name in self.methods else 1 for name in names]
+        return [resolve_rounding(setting, num_samples) for setting in settings]
 
     @property
     def balances_parts(self) -> bool:

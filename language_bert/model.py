@@ -112,7 +112,7 @@ class PackedBert(nn.Module):
         self.config = config
         self.bert, self.cls = model.bert, model.cls
         self.masked_tokens_only = False
-        self.masked_round_to = 1  # sparse_head rounds their number up to a multiple of this
+        self.masked_round_to: int | str = 1  # sparse_head rounds their number up to a multiple of this
         self.transform_only = False  # in training the loss computes the product with the vocabulary
         self.compiled: dict[str, Callable[..., Any]] = {}
 

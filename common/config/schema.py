@@ -10,12 +10,23 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from common.config.validation import DURATION, validate
+from common.errors import UserError
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[str, Field(pattern=DURATION)]
+
+
+def check_count(value: Any) -> Any:
+    """Refuse, in one message, what is neither a positive whole number nor `auto`."""
+    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError("should be a positive whole number or auto")
+    return value
+
+
+CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(check_count)]
 
 
 class Strict(BaseModel):
@@ -106,7 +117,8 @@ class RunConfig(Strict):
     checkpoint_every: Duration | None = None  # while the clock runs; null: never
     evaluate_untrained: bool = False  # also before the first step: shows that starting weights were read
     global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
-    micro_batch_size: int | None = Field(default=None, gt=0)  # at most so many at a time on a rank; null: all
+    # At most so many at a time on a rank; null: all; auto: as many as its memory holds by `training_bytes`.
+    micro_batch_size: CountOrAuto | None = None
     gradient_compression: Literal["none", "bf16"] = "none"  # on the way between ranks
     evaluated_statistics: Literal["mean", "rank_0"] = "mean"  # of the ranks' batch norms
     evaluation_batch_size: int = Field(gt=0)
@@ -142,6 +154,14 @@ class RunConfig(Strict):
     def prepared_files(self) -> set[str]:
         """Return names of files that the prepared data cannot do without."""
         return set()
+
+    def training_bytes(self, num_samples: int) -> int:
+        """Return the most bytes that training takes with so many samples at a time, for `auto`.
+
+        Raises UserError where nobody has counted them.
+        """
+        hint = "--set micro_batch_size=N"
+        raise UserError("auto: not known for this benchmark", where="micro_batch_size", hint=hint)
 
     @property
     def prepared_hint(self) -> str:

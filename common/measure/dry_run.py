@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from common.config.merge import to_yaml
 from common.config.schema import Loaded
 from common.repository import benchmark_module
-from common.training import distributed
+from common.training import distributed, memory
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.optim import schedule_factor
@@ -81,8 +81,21 @@ def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
     return [
         f"batch per rank: {format_range(sizes)} of {sum(sizes):,} samples, in {largest.num_micro_batches} "
         f"micro-batch(es) of at most {largest.micro_batch_sizes[0]:,}",
+        *describe_automatic_size(largest),
         f"evaluation per rank: {format_range(evaluated)} of {sum(evaluated):,} samples, "
         f"at most {largest.rank_evaluation_batch_size:,} at a time",
+    ]
+
+
+def describe_automatic_size(benchmark: Benchmark) -> list[str]:
+    """Describe the bytes by which `micro_batch_size: auto` has chosen; nothing where a number is set."""
+    if benchmark.config.micro_batch_size != "auto":
+        return []
+    size, available = benchmark.micro_batch_sizes[0], memory.usable_bytes(benchmark.device)
+    needed = benchmark.config.training_bytes(size) / GIGA
+    return [
+        f"micro_batch_size auto: {size:,} samples take at most {needed:.1f} GB of the {available / GIGA:.1f} "
+        "that this machine lets a rank have"
     ]
 
 

@@ -31,12 +31,11 @@ class LowPrecisionLayerNorm(nn.LayerNorm):
         if not torch.is_autocast_enabled(device):
             return super().forward(input)
         dtype = torch.get_autocast_dtype(device)
-        weight, bias = self.weight, self.bias
         with torch.autocast(device, enabled=False):
             if torch.compiler.is_compiling():  # one kernel: nothing in float32 reaches memory
                 return super().forward(input.float()).to(dtype)
-            if device == "cuda":  # whose own kernel takes one dtype only
-                weight, bias = (None if x is None else x.to(dtype) for x in (weight, bias))
+            rounded = dtype if device == "cuda" else torch.float32  # a GPU's own kernel takes one dtype only
+            weight, bias = (None if x is None else x.to(rounded) for x in (self.weight, self.bias))
             return F.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.repository import ROOT
+from common.training import memory
 from common.training.method import Batch
 from common.training.ranks import SINGLE_RANK, RankInfo, part
 
@@ -131,8 +132,11 @@ class Benchmark(ABC):
     @final
     def num_micro_batches(self) -> int:
         """Micro-batches in which this rank takes its samples."""
-        largest: int = self.config.micro_batch_size or self.num_rank_samples
-        return math.ceil(self.num_rank_samples / largest)
+        size = self.config.micro_batch_size or self.num_rank_samples
+        if size == "auto":
+            available = memory.usable_bytes(self.device)
+            size = memory.fitting_size(self.num_rank_samples, available, self.config.training_bytes)
+        return math.ceil(self.num_rank_samples / size)
 
     @property
     @final

@@ -243,6 +243,8 @@ def read_setting(line: ast.AnnAssign) -> Setting:
     """Read one key: its type, and default, limits and description from its `Field` if it has one."""
     kind, value, description = ast.unparse(line.annotation), line.value, ""
     limits = [">= 0", "<= 1"] if kind == "Fraction" else []
+    if kind == "CountOrAuto":
+        kind, limits = "int", ["> 0, or auto"]
     kind = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", "float" if kind == "Fraction" else kind)
     default = None if value is None else ast.unparse(value)
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":

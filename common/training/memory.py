@@ -1,9 +1,10 @@
-"""Out of memory, answered with the smallest change of the configuration that keeps the global batch."""
+"""The largest micro-batch that fits into memory; out of memory, the smallest change that keeps the batch."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psutil
 import torch
 
 from common.errors import UserError
@@ -15,6 +16,9 @@ ALLOCATION_FAILED = (  # oneDNN does not say why it could not
     "could not create a primitive",
     "status_alloc_failed",  # of cuBLAS and cuDNN
 )
+
+
+USABLE = 0.9  # of a device's memory: the rest is the driver's, and lost between allocations
 
 
 class OutOfMemory(UserError):
@@ -53,6 +57,21 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     cause = error.__cause__ or error.__context__
     return cause is not None and is_out_of_memory(cause)
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Return the bytes of a device, or of the host, that a training may take; the same in every run."""
+    is_gpu = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory if is_gpu else psutil.virtual_memory().total
+    return int(USABLE * total)
+
+
+def fitting_size(num_samples: int, available: int, needed: Callable[[int], int]) -> int:
+    """Return the largest part of `num_samples` that needs at most the `available` bytes, at least 1."""
+    size = num_samples
+    while needed(size) > available and (smaller := next_smaller(size, num_samples)):
+        size = smaller
+    return size
 
 
 def next_smaller(size: int, num_samples: int) -> int | None:

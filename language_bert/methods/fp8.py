@@ -45,7 +45,7 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.training import distributed
 from common.training.method import Method, Progress
-from language_bert.methods.unpad import require_packed
+from language_bert.methods.unpad import require_packed, resolve_rounding
 from language_bert.model import PackedBert, autocast_dtype
 
 VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
@@ -186,7 +186,7 @@ class Fp8(Method):
         for other in LAYERS_FROM:
             if other in order[order.index(self.name) :]:
                 self.refuse(f"needs {other} before it, which makes layers anew")
-        if config.methods.get("unpad", {}).get("round_to", MULTIPLE) % MULTIPLE:
+        if resolve_rounding(config.methods.get("unpad", {}).get("round_to", MULTIPLE), 1) % MULTIPLE:
             raise UserError(f"not a multiple of {MULTIPLE}", where="methods.unpad.round_to")
         if config.precision != "bf16":
             raise UserError("8-bit products need the range of bf16 beside them", where="precision")

@@ -12,14 +12,13 @@ Source. MLPerf Training v2.1, MosaicML and HazyResearch; there attention stays w
 Unlike Composer. Composer 0.7 has no such method.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from common.training.method import Batch, Method, Progress
-from language_bert.methods.unpad import UnpaddedBert, require_packed
+from language_bert.methods.unpad import UnpaddedBert, require_packed, resolve_rounding
 from language_bert.model import PackedBert
 
 
@@ -38,13 +37,14 @@ def keep_needed(batch: Batch, *, next_sentence: bool, max_repeats: int = 0) -> B
     return Batch(inputs=batch.inputs | inputs, targets=batch.targets, num_samples=batch.num_samples)
 
 
-def arguments_for(model: PackedBert) -> dict[str, Any]:
-    return {"next_sentence": model.has_next_sentence, "max_repeats": model.masked_round_to - 1}
+def arguments_for(model: PackedBert, batch: Batch) -> dict[str, Any]:
+    most = resolve_rounding(model.masked_round_to, batch.num_samples) - 1
+    return {"next_sentence": model.has_next_sentence, "max_repeats": most}
 
 
 def compute_needed_tokens(model: UnpaddedBert) -> None:
     """Limit the last layer to what the heads read, in place; call it after `read_masked_tokens`."""
-    model.packing.append(partial(keep_needed, **arguments_for(model)))
+    model.packing.append(lambda batch: keep_needed(batch, **arguments_for(model, batch)))
 
 
 class LastLayerSubset(Method):
@@ -57,4 +57,4 @@ class LastLayerSubset(Method):
         return model
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        return keep_needed(batch, **arguments_for(self.encoder))
+        return keep_needed(batch, **arguments_for(self.encoder, batch))

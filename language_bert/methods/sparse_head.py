@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from common.config.schema import Strict
+from common.config.schema import CountOrAuto, Strict
 from common.training.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
-from language_bert.methods.unpad import UnpaddedBert, require_packed
+from language_bert.methods.unpad import UnpaddedBert, require_packed, resolve_rounding
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -48,8 +48,9 @@ class SparseHead(Method):
     is_exact = True
 
     class Config(Strict):
-        round_to: int = Field(
-            default=32, gt=0, description="masked tokens of a batch are rounded up to a multiple of this"
+        round_to: CountOrAuto = Field(
+            default=32,
+            description="masked tokens of a micro-batch are rounded up to a multiple of this; auto: as unpad",
         )
 
     def model(self, model: nn.Module) -> nn.Module:
@@ -58,4 +59,4 @@ class SparseHead(Method):
         return model
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        return keep_masked(batch, round_to=self.settings.round_to)
+        return keep_masked(batch, round_to=resolve_rounding(self.settings.round_to, batch.num_samples))

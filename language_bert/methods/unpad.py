@@ -20,13 +20,26 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config.schema import RunConfig, Strict
+from common.config.schema import CountOrAuto, RunConfig, Strict
 from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 from common.training.step import to_device
 from language_bert.attention import KERNELS, choose_kernel, has_kernel, plan_attention
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss
+
+ROUND_TO, ROUNDED_SAMPLES = 512, 56  # tokens of so many sequences are rounded so by `auto`
+
+
+def resolve_rounding(round_to: int | str, num_samples: int) -> int:
+    """Return the multiple for a micro-batch of so many sequences.
+
+    `auto` is 512 up to 56 sequences, and twice as much wherever these double: the share of padding and the
+    number of forms then stay about the same.
+    """
+    if not isinstance(round_to, str):
+        return round_to
+    return ROUND_TO << (-(-num_samples // ROUNDED_SAMPLES) - 1).bit_length()
 
 
 def unpad_batch(batch: Batch, *, round_to: int = 1, kernel: str = "") -> Batch:
@@ -133,8 +146,10 @@ class Unpad(Method):
     is_exact = True
 
     class Config(Strict):
-        round_to: int = Field(
-            default=64, gt=0, description="tokens of a batch are rounded up to a multiple of this"
+        round_to: CountOrAuto = Field(
+            default=64,
+            description="tokens of a micro-batch are rounded up to a multiple of this; auto: 512 for 56 "
+            "sequences, doubled where these double",
         )
         balance_ranks: bool = Field(
             default=True,
@@ -168,4 +183,5 @@ class Unpad(Method):
         return PackedBert(model)
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        return unpad_batch(batch, round_to=self.settings.round_to, kernel=self.kernel)
+        round_to = resolve_rounding(self.settings.round_to, batch.num_samples)
+        return unpad_batch(batch, round_to=round_to, kernel=self.kernel)

@@ -19,6 +19,8 @@ from language_bert.data.batches import typical_lengths
 from language_bert.methods.position_rows import copy_rows
 from language_bert.probes import Probes
 
+TO_512 = "methods.unpad.round_to=512 methods.sparse_head.round_to=512"
+
 
 class OnGpu(Benchmark):
     device = torch.device("cuda")  # what it would warm up there; nothing is computed
@@ -92,10 +94,14 @@ def test_the_published_weights_are_known_by_their_accuracy(quality, settings, is
     ("settings", "is_refused"),
     [
         ("micro_batch_size=112", False),
-        ("micro_batch_size=150", True),  # of two sizes, 150 and 149
+        (f"micro_batch_size=150 {TO_512}", True),  # of two sizes, 150 and 149
         ("methods.last_layer_subset=false methods.chunked_head=false methods.unpad.round_to=96", False),
-        ("micro_batch_size=448", True),  # eight times the tokens, and as much difference between batches
-        ("micro_batch_size=448 methods.compile_layers=false", False),
+        (
+            f"micro_batch_size=448 {TO_512}",
+            True,
+        ),  # eight times the tokens, and as much difference
+        (f"micro_batch_size=448 {TO_512} methods.compile_layers=false", False),
+        ("micro_batch_size=448", False),
         ("micro_batch_size=448 methods.unpad.round_to=4096 methods.sparse_head.round_to=4096", False),
         ("methods.unpad.round_to=64", True),
         ("methods.unpad.balance_ranks=false", False),
@@ -103,7 +109,7 @@ def test_the_published_weights_are_known_by_their_accuracy(quality, settings, is
     ],
 )
 def test_more_shapes_than_a_compiler_takes_are_refused_at_the_start(settings, is_refused):
-    benchmark = OnGpu(config_of("optimized", *settings.split()), seed=0)
+    benchmark = OnGpu(config_of("optimized", "micro_batch_size=56", *settings.split()), seed=0)
     message = r"methods\.unpad\.round_to: a layer would be compiled in \d+ forms, more than 64"
     with pytest.raises(UserError, match=message) if is_refused else nullcontext():
         benchmark.prepare_loader()
@@ -145,21 +151,24 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
-    ("name", "round_to", "forms_of_layers", "expected_padding"),
+    ("name", "size", "round_to", "forms_of_layers", "expected_padding"),
     [
-        ("optimized", 256, (18, 25), (0.009, 0.045)),
-        ("optimized", 512, (10, 14), (0.018, 0.074)),
-        ("optimized", 1024, (6, 8), (0.036, 0.078)),
-        ("optimized", 2048, (4, 5), (0.073, 0.426)),
-        ("efficient", 512, (10, 14), (0.018, 0.063)),
+        ("optimized", 56, 256, (18, 25), (0.009, 0.045)),
+        ("optimized", 56, "auto", (10, 14), (0.018, 0.074)),
+        ("optimized", 56, 1024, (6, 8), (0.036, 0.078)),
+        ("optimized", 56, 2048, (4, 5), (0.073, 0.426)),
+        ("efficient", 56, "auto", (10, 14), (0.018, 0.063)),
     ],
 )
 def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
-    name, seed, world_size, round_to, forms_of_layers, expected_padding
+    name, seed, world_size, size, round_to, forms_of_layers, expected_padding
 ):
     """Whether 8 ranks take a micro-batch of 56 or one takes 8 of them, they are dealt by length."""
-    config = config_of(name, f"methods.unpad.round_to={round_to}", f"methods.sparse_head.round_to={round_to}")
+    rounding = [f"methods.{method}.round_to={round_to}" for method in ("unpad", "sparse_head")]
+    config = config_of(name, f"micro_batch_size={size}", *rounding)
     benchmark = OnGpu(config, seed=seed, rank_info=RankInfo(rank=world_size - 1, world_size=world_size))
+
+    round_to = benchmark.rounding(size)[0]
 
     def rounded(counts):
         return -(-counts // round_to) * round_to
@@ -179,7 +188,7 @@ def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
 
 
 def test_a_synthetic_batch_has_the_tokens_that_its_form_says():
-    benchmark = OnGpu(config_of("optimized"), seed=0)
+    benchmark = OnGpu(config_of("optimized", "micro_batch_size=56"), seed=0)
     forms = zip(benchmark.synthetic_batches(), benchmark.synthetic_counts(), strict=True)
     for batch, (lengths, masked) in itertools.islice(forms, 3):
         assert int(batch.inputs["attention_mask"].sum()) == lengths.sum()
