@@ -24,7 +24,7 @@ from common.training.load import load_config
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
 
-CADENCE = ("evaluate_every", "evaluate_from")  # no switches: a study has its own
+OF_STUDY = ("evaluate_every", "evaluate_from", "micro_batch_size")  # no switches: a study has its own
 METHODS = "methods."
 MAX_CELL_NAME = 44
 
@@ -178,7 +178,7 @@ def differences(benchmark: str, base: str, configuration: str, size: str) -> lis
     switches = []
     for key in {**before, **after}:
         old, new = before.get(key, False), after.get(key, False)
-        if old != new and key not in CADENCE:
+        if old != new and key not in OF_STUDY:
             name = key.removeprefix(METHODS)
             name = f"no_{name}" if name != key and new is False else name
             switches.append(Switch(name=name, key=key, on=turned(key, old, new), off=turned(key, new, old)))
