@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup
 
-from common.config.names import find_base
 from common.errors import UserError
 from common.evidence.log import Log
 from common.evidence.plots import (
@@ -27,7 +26,7 @@ from common.evidence.plots import (
 from common.evidence.text import DASH, Form, make_table, open_console, spread, spread_of
 from common.files import save_text
 from common.study import curves
-from common.study.cells import TABLE_WIDTH, Cell, Study
+from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
 from common.study.curves import Answers, Curve, Gap, Value
 
 MAX_BUDGETS = 20
@@ -46,19 +45,11 @@ def parse_budgets(text: str) -> list[float]:
 
 
 def sweep_cells(benchmark: str, configurations: Sequence[str], budgets: Sequence[float]) -> list[Cell]:
-    """Return a cell for each configuration and budget; the shortest come first.
-
-    The budget stands in a cell's name behind the configuration: `baseline-0.5+ema`.
-    """
-    bases = {name: find_base(benchmark, name) for name in configurations}
+    """Return a cell for each configuration and budget; the shortest come first."""
     return [
-        Cell(
-            name=f"{Path(base).name.removesuffix('.yaml')}-{budget:g}{name.removeprefix(base)}",
-            configuration=name,
-            budget=budget,
-        )
+        Cell(name=name_cell(benchmark, name, f"{budget:g}"), configuration=name, budget=budget)
         for budget in budgets
-        for name, base in bases.items()
+        for name in dict.fromkeys(configurations)
     ]
 
 

@@ -9,6 +9,7 @@ minutes without evaluations. AlgoPerf (arXiv 2306.07179) compares after such a s
 import argparse
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +18,13 @@ from pathlib import Path
 from scipy.stats import qmc
 
 from common.config.merge import extend
+from common.config.names import split_name
 from common.config.schema import RunConfig
 from common.evidence.compare.factors import time_split
 from common.evidence.log import Log
 from common.evidence.text import DASH, make_table, open_console
 from common.files import save_text
-from common.study.cells import TABLE_WIDTH, Cell, Study
+from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
 from common.training.load import load_config
 
 MAX_TRIALS = 64
@@ -60,7 +62,8 @@ def trial_cells(args: argparse.Namespace) -> list[Cell]:
             config = load_config(args.benchmark, name, size=args.size, settings=args.set).config
             stops = ("stop_at_target=true", f"evaluate_every={config.evaluate_every}")
             drawn = tuple(draw_settings(config, point)) if point else ()
-            cells.append(Cell(name=f"{name}-trial{number}", configuration=name, settings=stops + drawn))
+            cell_name = name_cell(args.benchmark, name, f"trial{number}")
+            cells.append(Cell(name=cell_name, configuration=name, settings=stops + drawn))
     return cells
 
 
@@ -122,7 +125,9 @@ def save(study: Study, trials: Mapping[str, Sequence[Trial]]) -> Iterator[Path]:
     yield path
     for name, some in trials.items():
         if some:
-            path = study.report.with_name(f"{study.report.name}-{name}-best.yaml")
+            stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(name).name.removesuffix(".yaml"))
+            path = study.report.with_name(f"{study.report.name}-{stem}-best.yaml")
             head = f"# The best of {len(some)} trials of {study.num_seeds} runs each: ttt sweep --trials"
-            save_text(path, extend(name, some[0].settings, head))
+            base, changes = split_name(study.benchmark, name, size=study.size)
+            save_text(path, extend(base, [*changes, *some[0].settings], head))
             yield path

@@ -68,3 +68,22 @@ def test_the_best_trial_misses_least_and_is_kept_as_a_file_to_run(tmp_path):
     config = load_config("image_classification", str(best), size="mini", settings=()).config
     assert config.optimizer.learning_rate == pytest.approx(float(rate))
     assert "extends: optimized" in of_optimized.read_text()
+
+
+def test_the_best_of_a_changed_configuration_can_be_run_too(tmp_path):
+    asked = vars(ARGUMENTS) | {"trials": 2, "configurations": ["baseline+ema"]}
+    cells = trials.trial_cells(argparse.Namespace(**asked))
+    assert [cell.name for cell in cells] == ["baseline-trial0+ema", "baseline-trial1+ema"]
+    study = Study(
+        name="trials",
+        benchmark="image_classification",
+        size="mini",
+        cells=tuple(cells),
+        num_seeds=1,
+        results=tmp_path,
+    )
+    log = read_log(ROOT / "results/reference-2cpu-mini-optimized/resnet/result_0.txt")
+    ranked = trials.rank_trials(study, {"baseline-trial0+ema": [], "baseline-trial1+ema": [log]})
+    _, best = trials.save(study, ranked)
+    config = load_config("image_classification", str(best), size="mini", settings=()).config
+    assert "ema" in config.methods and config.budget < 1
