@@ -52,7 +52,7 @@ def find_logs(path: Path) -> Iterator[Path]:
     for folder, folders, files in walk(path):
         if STUDY in folders:
             folders.remove(STUDY)
-        links = [name for name in folders if (folder / name).is_symlink() and not _is_result(name)]
+        links = [n for n in folders if os.path.islink(folder / n) and not _is_result(n)]
         yield from (folder / name for name in links + [name for name in folders + files if _is_result(name)])
 
 

@@ -45,7 +45,8 @@ def test_a_configuration_has_the_published_values(name):
     assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(adamw["weight_decay"])
     warmed_up = {"t_warmup": schedule.warmup, "gamma": schedule.factor, "milestones": schedule.milestones}
     assert warmed_up == PUBLISHED["multistep_with_warmup"]
-    assert config.micro_batch_size * 8 == config.global_batch_size  # grad_accum: 1 on 8 GPUs
+    if config.micro_batch_size != "auto":  # which takes all that a rank of 8 GPUs has, see test_memory.py
+        assert config.micro_batch_size * 8 == config.global_batch_size  # grad_accum: 1 on 8 GPUs
 
 
 def test_the_model_is_bert_large():

@@ -18,6 +18,7 @@ from common.config.merge import mapping, merge_files, read
 from common.config.validation import validate
 from common.errors import UserError
 from common.evidence.recipes import flat
+from common.machine.system import machine_id
 from common.repository import benchmark_module
 from common.training.load import load_config
 
@@ -26,7 +27,7 @@ Build = Callable[[configs.RunConfig], None]
 
 OF_STUDY = ("evaluate_every", "evaluate_from", "micro_batch_size")  # no switches: a study has its own
 METHODS = "methods."
-MAX_CELL_NAME = 44
+MAX_FOLDER_NAME = 64  # of a cell with its machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +118,13 @@ class Switches:
         """Return a state as the name of a folder: `with-ema`, `without-ema`."""
         is_off, start, names = self.nearest(state)
         name = f"{'without' if is_off else 'with'}-{'.'.join(names)}" if names else start
-        if len(name) <= MAX_CELL_NAME:
+        if len(name) <= self.max_cell_name:
             return name
-        return f"{name[: MAX_CELL_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return f"{name[: self.max_cell_name - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+    @cached_property
+    def max_cell_name(self) -> int:
+        return MAX_FOLDER_NAME - len(f"{machine_id(self.load(self.all).config)}-")
 
     def load(self, state: State) -> configs.Loaded:
         """Return the merged configuration of a state."""

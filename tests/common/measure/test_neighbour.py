@@ -33,7 +33,9 @@ def test_the_neighbour_comes_when_it_is_to_and_is_gone_afterwards(tmp_path, monk
     assert not spinning()
     with neighbour.busy_process("comes", tmp_path):
         assert not is_there(0.3)
-        (tmp_path / "result_0.txt").write_text("block_start")
+        path = tmp_path / "1cpu-mini-optimized/bert/result_0.txt"
+        path.parent.mkdir(parents=True)
+        path.write_text("block_start")
         assert is_there()
     assert not spinning()
 

@@ -185,8 +185,8 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     done = ttt_here("ablate", *BERT, "--dry-run", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fused_qkv: with unpad (needs unpad before it)" in done.stdout
-    assert "11 states are timed, 20 runs of 10 cells trained" in done.stdout
-    assert "to run: 20 runs" in done.stdout
+    assert "21 states are timed, 26 runs of 13 cells trained" in done.stdout
+    assert "to run: 26 runs" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -111,7 +111,7 @@ def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_a
     assert found["scale_schedule"].adds == ("methods.scale_schedule={ratio: 0.5}",)
     assert "progressive_resizing" in found["progressive_crops"].conflicts_with
     assert "ema" not in found["blurpool"].conflicts_with
-    assert "no_norm_decay" not in found  # in no configuration
+    assert "swa" not in found  # in no configuration
 
 
 def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_path):
