@@ -8,6 +8,7 @@ from typing import Any
 from common.evidence.log import MAX_BYTES
 from common.evidence.paths import find_files, label
 from common.evidence.records import finite, printable
+from common.study.points import by_folder
 
 MAX_RATES = 1000  # of one bench result
 RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
@@ -26,7 +27,7 @@ def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[d
 
 
 def bench(file: Path) -> dict[str, Any]:
-    """Return one bench result. Raises ValueError for anything but what `ttt bench` writes."""
+    """Return one bench result; `model` is MLPerf's name. Raises ValueError for anything else."""
     with file.open("rb") as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -39,14 +40,16 @@ def bench(file: Path) -> dict[str, Any]:
         raise ValueError("not what `ttt bench` writes")
     rows = []
     for rate in rates[:MAX_RATES]:
-        if not isinstance(rate, dict) or finite(rate.get("samples_per_s")) is None:
-            raise ValueError("a rate states no samples_per_s")
+        if not isinstance(rate, dict) or (finite(rate.get("samples_per_s")) or 0) <= 0:
+            raise ValueError("a rate states no samples_per_s above 0")
         row: dict[str, Any] = {name: printable(rate.get(name, ""), 80) for name in ("configuration", "shape")}
         noise = {name: value for name in NOISE if (value := finite(rate.get(name))) is not None}
         rows.append(row | {name: finite(rate.get(name)) for name in RATE} | noise)
+    benchmark = printable(figures.get("benchmark", ""), 64)
     return {
         "file": label(file),
-        "benchmark": printable(figures.get("benchmark", ""), 64),
+        "benchmark": benchmark,
+        "model": facts.benchmark if (facts := by_folder().get(benchmark)) else benchmark,
         "size": printable(figures.get("size", ""), 16),
         "batch": finite(figures.get("batch_size")),
         "hardware": printable(file.parent.name, 64),

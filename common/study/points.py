@@ -145,7 +145,7 @@ def predicted_points(
     profiles = list(read_each(find_files(folders, "profile/*/*.json"), dict, report))
     points = [kept_estimate(*pair) for pair in kept]
     points += [point for bench in benches for point in projections(bench)]
-    return points + [point for run_set in run_sets for point in elsewhere(run_set, benches, profiles)]
+    return points + [point for run_set in run_sets for point in elsewhere(run_set, benches, profiles, report)]
 
 
 def read_each(
@@ -186,8 +186,10 @@ def projections(bench: Bench) -> Iterator[Points]:
             )
 
 
-def elsewhere(run_set: RunSet, benches: Sequence[Bench], profiles: Sequence[Profile]) -> list[Points]:
-    """Return what the runs of a set that reached the target would take on each hardware with rates."""
+def elsewhere(
+    run_set: RunSet, benches: Sequence[Bench], profiles: Sequence[Profile], report: Callable[[str], None]
+) -> list[Points]:
+    """Return what the runs of a set that reached the target would take on one device with rates."""
     lead, config = run_set.lead, stated_config(run_set.lead)
     num_steps, batch = (
         finite(lead.value(key)) for key in ("opt_learning_rate_training_steps", "global_batch_size")
@@ -198,20 +200,26 @@ def elsewhere(run_set: RunSet, benches: Sequence[Bench], profiles: Sequence[Prof
     evaluated_at = max((log.curve for log in run_set.logs), key=len)
     points = []
     for hardware, (rates, path, shares) in rates_by_hardware(config, benches, profiles).items():
-        phases = [(shape, range(round(share * num_steps))) for shape, share in shares.items()]
-        predicted = estimate(
-            phases,
-            batch=int(batch),
-            evaluated_at=[round(point.samples / batch) for point in evaluated_at if point.samples],
-            num_evaluated=int(finite(lead.value("eval_samples")) or 0),
-            rates=rates,
-            samples=samples,
-        )
+        try:
+            phases = [(shape, range(round(share * num_steps))) for shape, share in shares.items()]
+            predicted = estimate(
+                phases,
+                batch=int(batch),
+                evaluated_at=[round(point.samples / batch) for point in evaluated_at if point.samples],
+                num_evaluated=int(finite(lead.value("eval_samples")) or 0),
+                rates=rates,
+                samples=samples,
+            )
+            if any(finite(figure) is None for figure in predicted.values()):
+                raise ValueError("a figure is not finite")
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            report(f"{path} is left out: no rates ({printable(str(error))})")
+            continue
         points.append(
             predicted_point(
                 config,
                 f"{config['configuration']} ({Path(path).stem})",
-                hardware,
+                all_devices(hardware, 1),
                 predicted,
                 samples=samples.typical,
                 source=f"samples to the target of {samples.source} in {run_set.folder}; {rates.source}",
@@ -242,8 +250,9 @@ def rates_by_hardware(
 
 
 def all_devices(hardware: str, num_devices: int) -> str:
-    """Name so many of a hardware's devices: 8xH100 for 8 times 1xH100."""
-    return hardware if num_devices == 1 else f"{num_devices}x{re.sub(r'^[0-9]+x', '', hardware)}"
+    """Name so many of a hardware's devices: 8xH100 for 8 times 1xH100, 1xH100 for one of 8xH100."""
+    name, count = re.subn(r"^[0-9]+x", f"{num_devices}x", hardware)
+    return name if count or num_devices == 1 else f"{num_devices}x{hardware}"
 
 
 def predicted_point(

@@ -12,7 +12,7 @@ from common.evidence.log import load
 from common.repository import ROOT
 from common.study.benches import read_benches
 from common.study.explore import page_data, recipe_name, render
-from common.study.points import predicted_points, published_points
+from common.study.points import all_devices, predicted_points, published_points
 from common.study.prices import load_prices
 from tests.common.study.test_explore import PLACE, RESULTS, block, rows, study_run
 
@@ -24,6 +24,19 @@ def write_bench(folder, hardware, *, name="language_bert_0", size="mini", shapes
     path = folder / "throughput" / hardware / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"benchmark": name.rpartition("_")[0], "size": size, "rates": rates} | others))
+
+
+def write_profile(folder, phase=None, evaluation_s=(0.3, 0.3)):
+    """Write a profile of the recipe of `OPTIMIZED`, its one phase changed by `phase`; return its file."""
+    log = load([OPTIMIZED])[0].lead
+    config = yaml.safe_load("\n".join(line.removeprefix("#   ") for line in log.settings))
+    own = {"shape": "160 tokens", "share": 1.0, "batch": 16, "step_ms": 4.0, "deviation": 0.01}
+    own |= {"first_pass_per_s": None, "num_turns": 8} | (phase or {})
+    figures = {"config": config, "num_ranks": 1, "delay_data_ms": 0, "evaluation_s": evaluation_s}
+    path = folder / "profile" / "1xH100" / "language_bert_0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(figures | {"phases": [own]}))
+    return path
 
 
 def predicted(folder, *logs, report=print):
@@ -78,18 +91,12 @@ def test_the_newest_bench_of_one_shape_counts_and_runs_of_studies_do_not(tmp_pat
 
 def test_a_profile_of_the_same_recipe_goes_before_a_bench(tmp_path):
     write_bench(tmp_path, "1xH100")
-    log = load([OPTIMIZED])[0].lead
-    config = yaml.safe_load("\n".join(line.removeprefix("#   ") for line in log.settings))
-    phase = {"shape": "160 tokens", "share": 1.0, "batch": 16, "step_ms": 4.0, "deviation": 0.01}
-    phase |= {"first_pass_per_s": None, "num_turns": 8}
-    figures = {"config": config, "num_ranks": 1, "delay_data_ms": 0, "evaluation_s": [0.3, 0.3]}
-    path = tmp_path / "profile" / "1xH100" / "language_bert_0.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(figures | {"phases": [phase]}))
+    path = write_profile(tmp_path)
     (point,) = predicted(tmp_path, OPTIMIZED)
     assert point.rows[0].samples_per_s == pytest.approx(4000) and "profile" in point.path
-    config["optimizer"]["learning_rate"] *= 2
-    path.write_text(json.dumps(figures | {"phases": [phase]}))
+    figures = json.loads(path.read_text())
+    figures["config"]["optimizer"]["learning_rate"] *= 2
+    path.write_text(json.dumps(figures))
     (point,) = predicted(tmp_path, OPTIMIZED)
     assert point.rows[0].samples_per_s == pytest.approx(2000)
 
@@ -113,6 +120,29 @@ def test_kept_estimates_and_projections_name_all_their_devices(tmp_path):
     data = page_data([], read_benches([tmp_path], print), load_prices(), PLACE, [estimate, projection])
     (price,) = [price for price in data["prices"] if price["name"] == "aws-p5en-2026"]
     assert price["fits"] == {"4xH200": [pytest.approx(63.296 / 2), None]}
+
+
+def test_the_rate_of_one_device_of_a_machine_is_that_of_one_device(tmp_path):
+    write_bench(tmp_path, "8xH200")
+    (point,) = predicted(tmp_path, OPTIMIZED)
+    assert point.hardware == "1xH200"
+    data = page_data([], read_benches([tmp_path], print), load_prices(), PLACE, [point])
+    (price,) = [price for price in data["prices"] if price["name"] == "aws-p5en-2026"]
+    assert price["fits"] == {"1xH200": [pytest.approx(63.296 / 8), None]}
+    names = [all_devices("8xH200", 1), all_devices("H200", 1), all_devices("H200", 2)]
+    assert names == ["1xH200", "H200", "2xH200"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "evaluation_s"),
+    [({}, [0.1]), ({}, [0.1, "x"]), ({"step_ms": float("nan")}, [0.1, 0.1]), ({"share": -1e308}, [0.1, 0.1])],
+)
+def test_a_profile_without_usable_rates_is_named_and_left_out(tmp_path, phase, evaluation_s):
+    write_profile(tmp_path, phase, evaluation_s)
+    said = []
+    assert predicted(tmp_path, OPTIMIZED, report=said.append) == []
+    (line,) = said
+    assert "language_bert_0.json is left out: no rates" in line
 
 
 @pytest.mark.parametrize(
