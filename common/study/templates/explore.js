@@ -78,6 +78,7 @@ function setClock() {
     }
   }
   allMeans = meansOf(runs);
+  for (const item of allMeans) item.cell.numComplete = item.n;
 }
 
 const most = (values) => {
@@ -86,18 +87,18 @@ const most = (values) => {
   return [...counts].sort((a, b) => b[1] - a[1] || collator.compare(a[0], b[0]))[0]?.[0] || "";
 };
 const isMeasured = (run) => run.cell.kind === "measured", numMeasured = runs.filter(isMeasured).length;
-let typical = numMeasured ? runs.filter(isMeasured) : runs; // qualities of two benchmarks do not compare
+let typical = runs.filter(isMeasured); // qualities of two benchmarks do not compare; without runs all is shown
 DEFAULTS.model = most(typical.map((run) => run.cell.benchmark));
 typical = typical.filter((run) => run.cell.benchmark === DEFAULTS.model);
 DEFAULTS.size = most(typical.map((run) => run.cell.size));
 // Nor does the time to a target with that to the end of a budget.
-DEFAULTS.ends = typical.some((run) => run.cell.size === DEFAULTS.size && !run.cell.trains_on) ? "target" : "budget";
+DEFAULTS.ends = !numMeasured || typical.some((run) => run.cell.size === DEFAULTS.size && !run.cell.trains_on) ? "target" : "budget";
 const FACETS = {
   recipe: { of: (run) => run.cell.configuration },
   hardware: { of: (run) => run.cell.hardware },
   study: { of: (run) => run.cell.study || "scored runs" },
   status: { of: (run) => DATA.statuses[run.status] },
-  audit: { of: (run) => (run.errors ? "errors" : run.warnings ? "warnings only" : "no finding") },
+  audit: { of: (run) => (!isMeasured(run) ? "not audited" : run.errors ? "errors" : run.warnings ? "warnings only" : "no finding") },
 };
 for (const facet of Object.values(FACETS)) facet.values = unique(runs.map(facet.of));
 const isPlain = (recipe) => !/.[+-]|^[A-Z]/.test(recipe); // not that of an ablation, nor published
@@ -187,7 +188,7 @@ function filter() {
       const chosen = state[facets[i]];
       if (chosen.size && !chosen.has(run.facets[i])) failed |= 1 << i;
     }
-    if (run.cell.isElsewhere) { numElsewhere += !failed; continue; }
+    if (run.cell.isElsewhere) { numElsewhere += !failed && isMeasured(run); continue; }
     for (let i = 0; i < facets.length; i++) {
       if ((failed & ~(1 << i)) === 0) counts[i].set(run.facets[i], (counts[i].get(run.facets[i]) || 0) + 1);
     }
@@ -265,7 +266,7 @@ function chooseReference() {
     const i = a.findIndex((value, k) => value !== b[k]);
     return i >= 0 && a[i] > b[i] ? item : best;
   }, null);
-  const keys = [...known.keys()].join();
+  const keys = [state.ends, state.clock, ...known.keys()].join();
   if (field("baseline").dataset.keys !== keys) {
     const sorted = [...ofModel].sort((a, b) => collator.compare(a.cell.model + a.cell.title, b.cell.model + b.cell.title));
     field("baseline").replaceChildren(...sorted.map((item) => el("option", { value: item.cell.folder }, `${item.cell.title}: ${item.cell.model}`)));
@@ -284,6 +285,7 @@ function time(minutes) {
   if (minutes < 5) return `${(minutes * 60).toFixed(1)} s`;
   return minutes < 600 ? `${minutes.toFixed(2)} min` : `${(minutes / 60).toFixed(2)} h`;
 }
+const isPrediction = (item) => item.cell.kind === "predicted";
 const runsText = (item) => (item.n === 1 ? "1 run" : `${item.n} runs`);
 const between = (range, text) => (range ? ` (${text(range[0])} to ${text(range[1])})` : "");
 
@@ -315,14 +317,18 @@ function least(pool, value, most = false) {
 function answer(question, found, bold, rest) { return el("li", {}, `${question}: `, found ? el("strong", {}, bold) : bold, rest); }
 
 // The bounds of all recipes hold together: the least mean of many is that of a lucky one (common/study/ranking.py).
-const timeBound = (item, side) => item.cell.bounds[clock]?.[side] ?? null;
+// They are of all complete runs of a recipe, so they say nothing of a mean of some of them.
+const isWhole = (item) => (item.isRun ? item.cell.numShown : item.n) === item.cell.numComplete;
+const timeBound = (item, side) => (isWhole(item) ? item.cell.bounds[clock]?.[side] ?? null : null);
 
 function atSameQuality(question, better, pool, value, text, range, limit) {
   const bound = (item, side) => { const minutes = timeBound(item, side); return minutes === null ? null : value(item) * minutes / item.minutes; };
   const able = pool.filter((item) => item.quality >= limit), found = least(able.filter((item) => timeBound(item, 1) !== null), (item) => bound(item, 1));
-  if (!found) return answer(`${question} (${quality(limit)} or more)`, null, able.length ? "no recipe shown here has it in two runs." : "no recipe shown here has it.", "");
-  const same = found.cell === reference.cell, base = value(reference), least_ = bound(reference, 0);
-  const shown = least_ !== null && bound(found, 1) < least_ ? " Their bounds are apart: the difference is shown." : " Their bounds overlap: no difference is shown.";
+  if (!found) return answer(`${question} (${quality(limit)} or more)`, null, able.length ? `no recipe shown here has it in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : "no recipe shown here has it.", "");
+  const same = found.cell === reference.cell, base = value(reference), isSingle = timeBound(reference, 0) === null;
+  const isApart = !isSingle && (bound(found, 1) < bound(reference, 0) || bound(reference, 1) < bound(found, 0));
+  const shown = isSingle ? ` ${reference.cell.title} has a single run: no bounds.`
+    : isApart ? " Their bounds are apart: the difference is shown." : " Their bounds overlap: no difference is shown.";
   const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${shown}`;
   const spread = `${range ? between(found.minutesRange, range) : ""}, at most ${text(bound(found, 1))} by a bound that holds for all recipes together`;
   return answer(`${question} (${quality(limit)} or more)`, found, found.cell.title, `: ${text(value(found))}${spread} for ${quality(found.quality)}, ${runsText(found)}.${against}`);
@@ -580,7 +586,7 @@ class Chart {
 function described(item, values) {
   const [x, y] = values, paid = state.x === "cost" ? x : cost(item);
   const parts = [
-    item.isRun ? `${item.cell.title}\n${item.file}, seed ${item.seed || "unknown"}` : `${item.cell.title}\nmean of ${runsText(item)}`,
+    item.cell.title + (isPrediction(item) ? "" : item.isRun ? `\n${item.file}, seed ${item.seed || "unknown"}` : `\nmean of ${runsText(item)}`),
     `${item.cell.model}: quality ${quality(y)}${item.quality === y ? between(item.qualityRange, quality) : ""}`,
     state.x === "time" ? `after ${time(x)}${x === item.minutes ? between(item.minutesRange, time) : ""}` : state.x === "samples" ? `after ${number(x, 6)} samples` : `for ${dollars(x)}`,
   ];
@@ -661,7 +667,9 @@ function drawScatter(chart) {
   $("front").textContent = "";
   if (!drawn.length) { chart.empty(nothing()); return; }
   const measured = drawn.filter((item) => item.cell.kind !== "predicted");
-  const [low, high] = widened(extent(drawn.map((item) => item.quality)), drawn.map((item) => item.qualityRange));
+  const qualities = extent(drawn.map((item) => item.quality)), best = qualities[1];
+  const [low, wide] = widened(qualities, drawn.map((item) => item.qualityRange));
+  const high = Math.min(wide, best < 1 ? (1 + best) / 2 : best); // no quality is above 1, and 1 has no logarithm of its error
   const [least, largest] = widened(extent(drawn.map(xOf)), drawn.map(xRange));
   const { unit, label } = axis(largest);
   const context = chart.start(low, high, least * unit, largest * unit, label, 0.05);
@@ -768,7 +776,7 @@ const TABLE = [
   { id: "model", title: "benchmark", width: 10.5, left: true, of: (i) => i.cell.key, show: modelCell },
   { id: "recipe", title: "configuration", width: 15, left: true, of: (i) => i.cell.configuration },
   { id: "budget", title: "budget", width: 5, of: (i) => i.cell.budget, show: (i) => text(i.cell.budget, (v) => `${v}`) },
-  { id: "seed", title: "seed", width: 7, of: (i) => (i.isRun ? i.seed : i.n), show: (i) => (i.isRun ? i.seed || "-" : runsText(i)) },
+  { id: "seed", title: "seed", width: 7, of: (i) => (i.isRun ? i.seed : i.n), show: (i) => (i.isRun || isPrediction(i) ? i.seed || "-" : runsText(i)) },
   { id: "time", title: "time", width: 6.5, of: (i) => i.minutes, show: (i) => text(i.minutes, time) },
   { id: "cost", title: "cost", width: 7, of: cost, show: (i) => text(cost(i), dollars) },
   { id: "quality", title: "quality", width: 5, of: (i) => i.quality, show: (i) => text(i.quality, quality) },
@@ -789,6 +797,7 @@ function modelCell(item) {
 }
 
 function auditText(of) {
+  if (!isMeasured(of)) return "-"; // there is no log
   if (!of.errors && !of.warnings) return "no finding";
   return `${of.errors} ${of.errors === 1 ? "error" : "errors"}, ${of.warnings} ${of.warnings === 1 ? "warning" : "warnings"}`;
 }
@@ -906,10 +915,9 @@ function drawPrices() {
 }
 
 function drawBenches() {
-  const mlperf = new Map(cells.map((cell) => [cell.lines.find((line) => line.startsWith("benchmark: "))?.slice(11), cell.benchmark]));
   const terms = state.q.toLowerCase().split(/\s+/).filter(Boolean), rows = [];
   for (const bench of DATA.benches) {
-    if (state.model && (mlperf.get(bench.benchmark) || bench.benchmark) !== state.model) continue;
+    if (state.model && bench.model !== state.model) continue;
     if ((state.size && bench.size !== state.size) || (state.hardware.size && !state.hardware.has(bench.hardware))) continue;
     for (const each of bench.rates) {
       if (state.recipe.size && !state.recipe.has(each.configuration.split("+")[0])) continue;
@@ -937,13 +945,13 @@ function showDetails(item) {
     ["time", text(item.minutes, time) + (item.minutesRange ? between(item.minutesRange, time) : "")],
     ["cost", text(cost(item), dollars)], ["samples", text(item.samples, (v) => number(v, 9))], ["samples/s", text(item.samples_per_s, number)],
   ];
-  if (item.isRun) facts.push(["seed", item.seed || "unknown"], ["status", DATA.statuses[item.status]], ["commit", item.commit || "unknown"]);
+  if (item.isRun && !isPrediction(item)) facts.push(["seed", item.seed || "unknown"], ["status", DATA.statuses[item.status]], ["commit", item.commit || "unknown"]);
   facts.push(["audit", auditText(item)]);
   const list = el("dl");
   for (const [name, value] of facts) list.append(el("dt", {}, name), el("dd", {}, `${value}`));
   const close = el("button", { type: "button" }, "Close");
   close.addEventListener("click", () => $("details").close());
-  const parts = [el("h2", { id: "details-title" }, `${cell.title}${item.isRun ? ", " + item.file : ", mean of " + runsText(item)}`), list];
+  const parts = [el("h2", { id: "details-title" }, `${cell.title}${isPrediction(item) ? "" : item.isRun ? ", " + item.file : ", mean of " + runsText(item)}`), list];
   const told = (of) => of.findings.map((finding) => el("li", {}, DATA.texts[finding]));
   const findings = item.isRun ? told(item) : [];
   if (findings.length) parts.push(el("h3", {}, "Findings"), el("ul", {}, ...findings));
@@ -1012,6 +1020,7 @@ function update() {
   filter();
   rates = new Map([...priceRows.keys()].map((hardware) => [hardware, rate(hardware)]));
   means = meansOf(visible);
+  for (const item of means) item.cell.numShown = item.n;
   items = state.show === "means" ? means.filter((item) => item.num) : visible;
   categorise();
   chooseReference();

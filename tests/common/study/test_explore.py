@@ -183,6 +183,7 @@ def test_prices_are_those_of_the_share_of_a_machine(tmp_path):
 
 def test_a_bench_result_that_is_none_is_named_and_left_out(tmp_path):
     texts = {"good": '{"rates": [{"samples_per_s": 2}]}', "list": "[]", "none": '{"rates": [{}]}', "cut": "{"}
+    texts |= {"zero": '{"rates": [{"samples_per_s": 0.0}]}', "less": '{"rates": [{"samples_per_s": -1}]}'}
     texts |= {"deep": '{"rates": ' + "[" * 50_000, "nan": '{"rates": [{"samples_per_s": NaN}]}'}
     folder = tmp_path / "throughput" / "here"
     folder.mkdir(parents=True)
@@ -294,8 +295,12 @@ class TestInABrowser:
         assert counts == ["Time to train: explorer", 0, 2]
 
     def test_bench_results_alone_make_a_page(self, view):
-        browser = view(page_data([], read_benches([RESULTS], print), [], PLACE))
-        assert browser.evaluate("document.querySelectorAll('#benches tbody tr').length") > 10
+        for points in ([], published_points()):
+            browser = view(page_data([], read_benches([RESULTS], print), [], PLACE, points))
+            assert browser.evaluate("document.querySelectorAll('#benches tbody tr').length") > 10
+        browser.evaluate("(async () => { state.model = 'bert'; drawBenches(); })()")
+        shown = browser.evaluate("$('benches').tBodies[0].innerText")
+        assert "language_bert" in shown and "image_classification" not in shown
 
     def test_an_address_is_a_view_and_a_view_an_address(self, view, committed):
         shown = "document.getElementById('status').textContent"
@@ -325,6 +330,39 @@ class TestInABrowser:
         browser = view(committed, address)
         assert browser.evaluate(shown).startswith("0 of 30 runs")
         assert browser.evaluate("document.querySelector('[data-facet=recipe] input').checked")
+
+    def test_a_difference_is_shown_by_bounds_of_both_sides(self, view, committed):
+        browser = view(committed, "#model=bert")
+        answer = """((known, name, other) => {
+          const means = allMeans.filter((item) => item.cell.benchmark === "bert");
+          const of = (name) => means.find((item) => item.cell.configuration === name);
+          reference = of(name);
+          if (!known) reference.cell.bounds.run = null;
+          return atSameQuality("Q", "as fast", [of(other)], (i) => i.minutes, time, time, 0).textContent;
+        })"""
+        for names in ("'baseline', 'optimized'", "'optimized', 'baseline'"):
+            assert "apart: the difference is shown" in browser.evaluate(f"{answer}(true, {names})")
+        said = browser.evaluate(f"{answer}(false, 'baseline', 'optimized')")
+        assert said.endswith("baseline on reference-2cpu has a single run: no bounds.")
+
+    def test_bounds_are_of_recipes_with_all_their_runs(self, view, committed):
+        whole, part = "#model=bert&q=result_", "#model=bert&q=result_0.txt"
+        for show in ("means", "runs"):
+            browser = view(committed, f"{whole}&show={show}")
+            assert browser.evaluate("items.every((item) => timeBound(item, 1) > 0)")
+            assert "at most" in browser.evaluate("$('answers').children[0].innerText")
+            browser = view(committed, f"{part}&show={show}")
+            assert browser.evaluate("items.length > 1 && items.every((item) => timeBound(item, 1) === null)")
+            assert "with all its runs" in browser.evaluate("$('answers').children[0].innerText")
+
+    def test_what_to_compare_with_changes_with_the_training(self, view):
+        browser = view(data_of(RESULTS, RESULTS / "study"), "#model=bert")
+        listed = "[...field('baseline').options].map((option) => option.value)"
+        before = browser.evaluate(listed)
+        browser.evaluate("state.ends = 'budget'; update()")
+        after = browser.evaluate(listed)
+        assert after and not {*before} & {*after} and all("sweep" in name or "abl" in name for name in after)
+        assert browser.evaluate("field('baseline').value") in after
 
     def test_keys_reach_points_runs_and_logs(self, view, committed):
         browser, canvas = (
@@ -388,10 +426,18 @@ class TestInABrowser:
         cost = "cost(items.find((item) => item.cell.kind === 'predicted'))"
         assert browser.evaluate(cost) == pytest.approx(0.01 / 60 * browser.evaluate("rates.get('1xH100')"))
         browser.evaluate("showDetails(items.find((item) => item.cell.kind === 'predicted'))")
-        assert "<b>by hand</b>" in browser.evaluate("$('details').innerText")
+        details = browser.evaluate("$('details').innerText")
+        assert "<b>by hand</b>" in details and "mean of" not in details and "no finding" not in details
+        item = "items.find((item) => item.cell.kind === 'predicted')"
+        assert "mean of" not in browser.evaluate(f"described({item}, [1, 0.9])")
+        assert browser.evaluate(f"TABLE.find((column) => column.id === 'seed').show({item})") == "-"
         browser = view(data, "#model=bert&size=full")
         assert re.match(r"0 of 30 runs.* 11 published sets$", browser.evaluate("$('status').textContent"))
         assert "published: " in browser.evaluate("$('answers').innerText")
+        browser = view(data, "#model=bert&size=all&ends=budget")
+        num_runs = sum("/bert/" in row["href"] for row in rows(committed))
+        left_out = f"; {num_runs} runs stopped at the target are left out"
+        assert browser.evaluate("$('status').textContent").endswith(left_out)
 
     def test_logarithmic_axes_and_a_whole_cost_column(self, view, committed):
         address = "#model=bert&price=reference-2cpu:12345678"
@@ -402,6 +448,10 @@ class TestInABrowser:
             assert (third - second) / (second - first) == pytest.approx(1 if scale else 2)
             ups = browser.evaluate("[0.2, 0.6, 0.8].map((q) => charts.scatter.y(q))")
             assert (ups[1] - ups[2]) / (ups[0] - ups[1]) == pytest.approx(1 if scale == "xy" else 0.5)
+        wide = "items[0].quality = 0.5; items[1].quality = 0.97; items[1].qualityRange = [0.9, 1.3];"
+        browser.evaluate(f"{wide} drawScatter(charts.scatter)")
+        ups = browser.evaluate("[0.2, 0.6, 0.8].map((q) => charts.scatter.y(q))")
+        assert (ups[1] - ups[2]) / (ups[0] - ups[1]) == pytest.approx(1)
         column = browser.evaluate("TABLE.findIndex((column) => column.id === 'cost') + 1")
         cells = f"[...document.querySelectorAll('#rows tbody td:nth-child({column})')]"
         assert browser.evaluate(f"{cells}.every((td) => td.scrollWidth <= td.clientWidth)")
