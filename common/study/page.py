@@ -70,17 +70,24 @@ def describe_ablations() -> str:
         ledger = read_ledger(path)
         if isinstance(ledger, str):
             raise ValueError(f"{path}: {ledger}")
-        logs = [
-            [math.log(run.samples) for run in state.runs if run.samples and not run.is_bound]
+        logs = {
+            state.name: [math.log(run.samples) for run in state.runs if run.samples and not run.is_bound]
             for state in ledger.states
+        }
+        deviation, freedom = amdahl.spread(logs.values())
+        effects = [effect for row in ledger.rows for effect in (row.alone, row.left_out)]
+        sides = [
+            sorted((len(logs[effect.before]), len(logs[effect.after])))
+            for effect in effects
+            if effect.samples and not effect.together
         ]
-        deviation, freedom = amdahl.spread(logs)
+        few, many = min(sides, key=lambda counts: sum(1 / count for count in counts))
         shift = intervals.detectable_shift(freedom, ALPHA / len(ledger.rows))
-        least = math.exp(shift * deviation * math.sqrt(2))
+        least = math.exp(shift * deviation * math.sqrt(1 / few + 1 / many))
         link = f"([ledger](../../results/study/ablate-optimized/{stem}.ledger.json))"
-        runs = f"one run on each side, a spread from {freedom} degrees of freedom"
+        runs = f"at most {many} runs against {few}, a spread from {freedom} degrees of freedom"
         items.append(
-            f"- {name}: no effect of a method on samples to the target below {least:.1f}x could be shown, "
+            f"- {name}: no effect of a method on samples to the target below {least:.3g}x could be shown, "
             f"with {runs} and Holm's correction for {len(ledger.rows)} methods {link}.\n"
         )
     return "".join(items)

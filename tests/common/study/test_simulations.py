@@ -1,11 +1,15 @@
 """Every rule on simulated studies: wrong in at most 5 %, intervals that hold the truth in 92 to 98 %."""
 
+import math
 import re
 
 import pytest
 
 from common.evidence import intervals
+from common.evidence.ledger import read_ledger
+from common.repository import ROOT
 from common.study import page, simulations
+from common.study.ablation import amdahl
 from common.study.simulations import Rate
 
 
@@ -29,11 +33,28 @@ def test_the_page_shows_these_rates(rates):
     assert page.fill(text, "simulations", table.lstrip()) == text
 
 
+def least_detectable(stem):
+    """Return the least factor of samples that an ablation's own test could show of a single method."""
+    ledger = read_ledger(ROOT / "results" / "study" / "ablate-optimized" / f"{stem}.ledger.json")
+    logs = {state.name: [math.log(run.samples or math.nan) for run in state.runs] for state in ledger.states}
+    common = amdahl.spread([values for values in logs.values() if not any(map(math.isnan, values))])
+    effects = [effect for row in ledger.rows for effect in (row.alone, row.left_out)]
+    sides = [(logs[one.after], logs[one.before]) for one in effects if one.samples and not one.together]
+    tests = [
+        amdahl.contrast_test([(1.0, after), (-1.0, before)], common, len(ledger.rows))
+        for after, before in sides
+    ]
+    return min(math.exp(detectable) for _, detectable in tests)
+
+
 def test_the_findings_on_the_page_are_those_of_the_committed_studies():
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.fill(text, "sweeps", page.describe_sweeps()) == text
     assert page.fill(text, "ablations", page.describe_ablations()) == text
     assert "`optimized`" in page.describe_sweeps()
+    shown = re.findall(r"below ([\d.]+)x could be shown, with at most 2 runs against 1", text)
+    expected = [least_detectable(stem) for stem in page.ABLATIONS.values()]
+    assert [float(least) for least in shown] == pytest.approx(expected, rel=0.01)
     with pytest.raises(ValueError, match="0 blocks are called x"):
         page.fill(text, "x", "")
 
