@@ -25,7 +25,7 @@ from common.measure import device_run
 from common.repository import available_methods, benchmark_module, benchmarks, mlperf_name, relative_path
 from common.run import run_sets
 from common.study.compare import step_pairs
-from common.training.card import Card, Measured, cards, find_card
+from common.training.card import Card, Measured, cards, find_card, read_measured
 
 FOLDER = "methods"
 START_S = 12.0  # of the two processes of a pair, by the starts of `ttt inspect`: an estimate
@@ -144,7 +144,7 @@ def read_pairs(subject: Subject, num_pairs: int, results: Path) -> Pairs:
     path = subject.path(results)
     if not path.is_file():
         return []
-    there = Measured.model_validate_json(path.read_text())
+    there = read_measured(path)
     now = summarize(subject, there.pairs)
     return list(there.pairs) if len(there.pairs) >= num_pairs or there == now else []
 

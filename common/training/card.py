@@ -95,6 +95,15 @@ class Measured(Strict):
         )
 
 
+def read_measured(file: Path) -> Measured:
+    """Read a file of `ttt methods --measure`. Raises UserError for anything else."""
+    try:
+        return Measured.model_validate_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        hint = "remove it and measure again"
+        raise UserError("no figures of `ttt methods --measure`", where=str(file), hint=hint) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One key of a method's Config, as it is written there; `default` is None where it must be given."""
@@ -124,10 +133,9 @@ class Card:
 
     @property
     def measured(self) -> str:
-        """The figures of the committed files that are of this method, in words."""
-        files = sorted(MEASURED.glob(f"*-{self.name}.json"))
-        figures = [Measured.model_validate_json(file.read_text()) for file in files]
-        return " ".join(figure.describe() for figure in figures) or "Not measured."
+        """The figures of the committed files that are of this method, in words; one pair is no result yet."""
+        figures = [read_measured(file) for file in sorted(MEASURED.glob(f"*-{self.name}.json"))]
+        return " ".join(figure.describe() for figure in figures if figure.low is not None) or "Not measured."
 
     @property
     def summary(self) -> str:

@@ -1,10 +1,13 @@
 """Method cards: what is read from a file, and `ttt methods` as a person types it."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
+from common.commands.methods import page
+from common.errors import UserError
 from common.repository import ROOT
 from common.training.card import LINE, cards, find_card, plain_loop, read_card, used_by
 from tests.command import ttt_here
@@ -84,6 +87,32 @@ def test_the_list_names_every_method():
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert listed == {card.name for card in cards()}
     assert max(map(len, done.stdout.splitlines())) < 80 and "..." not in done.stdout
+
+
+def measured_file(folder, **changes):
+    figures = {
+        "method": "ema",
+        "benchmark": "language_bert",
+        "size": "mini",
+        "names": ["baseline", "baseline+ema"],
+    }
+    figures |= {"pairs": [[2.0, 1.0], [2.0, 1.0]], "ratio": 0.5, "low": 0.4, "high": 0.6}
+    figures |= {"hardware": "1xH100", "versions": {}, "commit": "0123456789"}
+    path = folder / "bert-mini-ema.json"
+    path.write_text(json.dumps(figures | changes))
+    return path
+
+
+def test_a_card_tells_what_was_measured_in_more_than_one_pair(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.training.card.MEASURED", tmp_path)
+    assert find_card("ema").measured == "Not measured." and "no method was measured yet." in page()
+    path = measured_file(tmp_path)
+    assert "0.50x (0.40 to 0.60)" in find_card("ema").measured and "was measured yet" not in page()
+    measured_file(tmp_path, low=None, high=None, pairs=[[2.0, 1.0]])
+    assert find_card("ema").measured == "Not measured."
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(UserError, match=r"bert-mini-ema\.json: no figures of `ttt methods --measure`"):
+        print(find_card("ema").measured)
 
 
 def test_a_card_is_printed_without_torch():
