@@ -102,7 +102,7 @@ def slow_runs(rates: Sequence[Mapping[float, float]]) -> dict[int, str]:
 
     A block counts as a jump below 1 / 1.75 of the median of the other runs at the same place. Of 5 or more
     runs one counts as slow, or as drifting, by 25 % or more that its siblings show to be unusual: Student's t
-    of one further value, Holm's correction for the runs.
+    of one further value, Holm's correction for the runs. See `unusual` for which siblings those are.
     """
     slowness = [compare_with_siblings(rates, index) for index in range(len(rates))]
     texts = {}
@@ -135,12 +135,16 @@ def drift(blocks: Sequence[float]) -> float:
 
 
 def unusual(figures: Mapping[int, float]) -> list[int]:
-    """Find the keys of figures that are larger than all others together make likely, and that matter."""
+    """Find the keys of figures that are larger than all others together make likely, and that matter.
+
+    The others are those near the median of all, if they are enough: else two disturbed runs hide each other.
+    """
     if len(figures) < FEWEST:
         return []
-    p_values = [
-        intervals.outlier_p_value(value, [other for number, other in figures.items() if number != index])
-        for index, value in figures.items()
-    ]
+    centre, p_values = statistics.median(figures.values()), []
+    for index, value in figures.items():
+        others = [other for number, other in figures.items() if number != index]
+        near = [other for other in others if abs(other - centre) < math.log(SLOWER)]
+        p_values.append(intervals.outlier_p_value(value, near if len(near) >= FEWEST - 1 else others))
     adjusted = zip(figures, intervals.holm(p_values), strict=True)
     return [index for index, p in adjusted if p < ALPHA / 2 and figures[index] > math.log(SLOWER)]

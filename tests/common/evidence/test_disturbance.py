@@ -81,6 +81,10 @@ def places(*rates):
         ([(100, 100), (90, 110), (95, 55)], {2: "1.9 times slower than its siblings before sample 1"}),
         ([(100, 101, 99)] * 4 + [(100, 100, 98), (70, 71, 69)], {5: "1.43 times slower than its siblings"}),
         ([(100, 101)] * 4 + [(101, 100), (120, 85)], {5: "times slower in its second half"}),
+        (
+            [(100, 101, 99), (101, 100, 102)] * 4 + [(66, 67, 68)] * 2,
+            dict.fromkeys((8, 9), "times slower than its siblings"),
+        ),
         ([(100, 101)] * 4 + [(99, 100), (88, 87)], {}),  # unusual, and of no account
         ([(60, 95), (100, 80), (75, 110), (120, 70), (85, 100), (65, 70)], {}),  # as they vary
         ([(100, 100)], {}),
