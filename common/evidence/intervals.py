@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -69,22 +70,38 @@ class Ratio:
         return limits is not None and 1 / (1 + margin) < limits.low and limits.high < 1 + margin
 
 
-def mean(values: Values, least: float = 0.0, most: float = math.inf) -> Estimate:
+def mean(values: Values, least: float = 0.0, most: float = math.inf, *, resolution: float = 0.0) -> Estimate:
     """Return the mean of at least one value, on the plain scale, where the parts of a time add up.
 
-    The interval ends at the `least` and the `most` that there can be.
+    The interval ends at the `least` and the `most` that there can be. `resolution`: see `rounding_squares`.
     """
     centre, limits = float(np.mean(values)), None
     if len(values) > 1:
-        half = half_width(values)
+        half = half_width(values, resolution=resolution)
         low, high = max(centre - half, least), min(centre + half, most)
         limits = Interval(low=low, high=high, method="Student-t")
     return Estimate(value=centre, interval=limits)
 
 
-def half_width(values: Values, confidence: float = CONFIDENCE) -> float:
+def half_width(values: Values, confidence: float = CONFIDENCE, *, resolution: float = 0.0) -> float:
     """Return half of Student's interval of the mean of at least two values, on the plain scale."""
-    return _t(len(values) - 1, confidence) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return _t(len(values) - 1, confidence) * deviation(values, resolution) / math.sqrt(len(values))
+
+
+def deviation(values: Values, resolution: float = 0.0) -> float:
+    """Return the standard deviation of at least two values; `resolution`: see `rounding_squares`."""
+    rounding = rounding_squares(len(values), resolution) / (len(values) - 1)
+    return math.sqrt(float(np.var(values, ddof=1)) + rounding)
+
+
+def rounding_squares(counts: Any, resolution: float) -> Any:
+    """Return what rounding adds to the sum of squares of so many differences: a number, or an array of them.
+
+    `resolution` is the step of the values of a side, if they have one, such as the accuracy on so many
+    images. Each of two roundings adds step^2 / 12, so that equal differences by chance are no proof of a
+    small deviation.
+    """
+    return counts * resolution**2 / 6
 
 
 def rate(amounts: Sequence[float], durations: Sequence[float]) -> Estimate:
@@ -151,31 +168,31 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     )
 
 
-def paired_family(families: Iterable[Values]) -> list[Difference]:
+def paired_family(families: Iterable[Values], resolution: float = 0.0) -> list[Difference]:
     """Test whether the mean of each group of differences is 0; p values after Holm for all groups.
 
     The intervals are of one group each. `detectable` is what Holm's strictest step, 5 % over the number of
-    groups, finds with 80 % probability.
+    groups, finds with 80 % probability. `resolution`: see `rounding_squares`.
     """
     groups = [np.asarray(values, dtype=float) for values in families]
-    raw = [paired_p_value(values) for values in groups]
+    raw = [paired_p_value(values, resolution) for values in groups]
     adjusted = holm([1.0 if value is None else value for value in raw])
     return [
         Difference(
             value=float(np.mean(values)),
-            interval=mean(values, least=-math.inf).interval,
+            interval=mean(values, least=-math.inf, resolution=resolution).interval,
             p_value=None if value is None else corrected,
-            detectable=None if value is None else detectable_mean(values, ALPHA / len(groups)),
+            detectable=None if value is None else detectable_mean(values, ALPHA / len(groups), resolution),
         )
         for values, value, corrected in zip(groups, raw, adjusted, strict=True)
     ]
 
 
-def paired_p_value(differences: np.ndarray) -> float | None:
+def paired_p_value(differences: np.ndarray, resolution: float = 0.0) -> float | None:
     """Compute the two-sided p of Student's t of at least two differences; None for one."""
     if len(differences) < 2:
         return None
-    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+    error = deviation(differences, resolution) / math.sqrt(len(differences))
     return two_sided_p(float(np.mean(differences)), error, len(differences) - 1)
 
 
@@ -216,9 +233,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def detectable_mean(values: Values, alpha: float = ALPHA) -> float:
+def detectable_mean(values: Values, alpha: float = ALPHA, resolution: float = 0.0) -> float:
     """Compute the smallest mean that a two-sided t-test of so many values finds with 80 % probability."""
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    error = deviation(values, resolution) / math.sqrt(len(values))
     return detectable_shift(len(values) - 1, alpha) * error
 
 

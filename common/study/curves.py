@@ -118,6 +118,7 @@ class Curve:
     def ends(self) -> list[Line]:
         """A line through the ends of each seed's runs, in the blocks of the isotonic fit of their means."""
         times = np.array([[run.end.seconds for run in runs] for runs in self.seeds])
+        times = np.maximum.accumulate(times, axis=1)  # budgets stand by mean time, which one seed may not
         qualities = np.array([[run.end.quality for run in runs] for runs in self.seeds])
         blocks = isotonic_regression(qualities.mean(axis=0)).blocks
         for first, last in itertools.pairwise(blocks):
@@ -273,15 +274,25 @@ def times_faster(first: Value, other: Value) -> Value:
     return Value(estimate=Estimate(value=ratio.value, interval=ratio.interval), detectable=ratio.detectable)
 
 
-def compare_pair(one: Curve, other: Curve) -> Comparison:
-    """Compare two curves at the ends of their budgets, from the later first evaluation on."""
+def compare_pair(one: Curve, other: Curve, resolution: float = 0.0) -> Comparison:
+    """Compare two curves at the ends of their budgets, from the later first evaluation on.
+
+    Pairs are of the seeds that all budgets of both have. `resolution` is the step of a quality.
+    """
     ends = sorted({*one.mean.times, *other.mean.times})
-    above, below = qualities_at(one, ends), qualities_at(other, ends)
-    count = min(len(above), len(below))
-    gaps = above[:count] - below[:count]
-    is_known = ~np.isnan(gaps[0])
+    rows = [
+        {runs[0].seed: row for row, runs in enumerate(curve.seeds) if len({run.seed for run in runs}) == 1}
+        for curve in (one, other)
+    ]
+    shared = sorted(rows[0].keys() & rows[1].keys())
+    above, below = (
+        qualities_at(curve, ends)[[of_seed[seed] for seed in shared]]
+        for curve, of_seed in zip((one, other), rows, strict=True)
+    )
+    gaps = above - below
+    is_known = ~np.isnan(gaps).any(axis=0) & bool(shared)
     moments = list(itertools.compress(ends, is_known))
-    differences = intervals.paired_family(gaps[:, is_known].T)
+    differences = intervals.paired_family(gaps[:, is_known].T, resolution)
     return Comparison(
         one=one.configuration,
         other=other.configuration,
@@ -316,15 +327,17 @@ def find_crossings(one: Curve, other: Curve, gaps: Sequence[Gap]) -> Iterator[Cr
         )
 
 
-def compare_curves(curves: Sequence[Curve], *, target: float, price: float | None) -> Answers:
+def compare_curves(
+    curves: Sequence[Curve], *, target: float, price: float | None, resolution: float = 0.0
+) -> Answers:
     """Compare curves: times at the qualities of the first one and at the target, qualities at its times and
-    at the ends of the others, and where two cross.
+    at the ends of the others, and where two cross. `resolution` is the step of a quality.
     """
     first, *others = curves
     levels = sorted({target, *(point.quality.value for point in first.points)})
     moments = sorted({*first.mean.times, *(curve.mean.times[-1] for curve in others)})
     pairs = list(itertools.combinations(curves, 2))
-    comparisons = [compare_pair(*pair) for pair in pairs]
+    comparisons = [compare_pair(*pair, resolution) for pair in pairs]
     return Answers(
         target=target,
         price_per_hour=price,

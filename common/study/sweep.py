@@ -27,6 +27,7 @@ from common.evidence.text import DASH, Form, make_table, open_console, spread, s
 from common.files import save_text
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
+from common.study.compare.comparison import resolution_of
 from common.study.curves import Answers, Curve, Gap, Value
 
 MAX_BUDGETS = 20
@@ -64,7 +65,8 @@ def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float
     if not lines:
         return None
     target = next(runs[0].target for runs in logs.values() if runs)
-    return curves.compare_curves(lines, target=target, price=price)
+    resolution = max(resolution_of(log) for runs in logs.values() for log in runs)
+    return curves.compare_curves(lines, target=target, price=price, resolution=resolution)
 
 
 def save(study: Study, answers: Answers, quality_name: str) -> Iterator[Path]:

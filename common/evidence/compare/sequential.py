@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from common.evidence.intervals import ALPHA, POWER, half_width
+from common.evidence.intervals import ALPHA, POWER, half_width, rounding_squares
 
 PRIOR_PRECISION = 0.1  # effects of about three deviations: a clear one is seen in three or four pairs
 MAX_MORE = 10_000  # pairs; a forecast beyond is none
@@ -64,13 +64,12 @@ def decide(
     """Decide from the differences of at least one pair, in the order in which they were measured.
 
     The mean is higher or lower than 0 where the confidence sequence excludes 0, equivalent where it lies
-    within `margin` of 0. `resolution` is the step of the values of a side, if they have one, such as the
-    accuracy on so many images: equal differences by chance are then no proof of a small deviation.
+    within `margin` of 0. `resolution` is the step of the values of a side, see `rounding_squares`.
     """
     values = np.asarray(differences, dtype=float)
     counts = np.arange(1, len(values) + 1)
     means = np.cumsum(values) / counts
-    squares = _sums_of_squares(values) + counts * resolution**2 / 6  # two roundings, each step^2 / 12
+    squares = _sums_of_squares(values) + rounding_squares(counts, resolution)
     halves = _half_widths(counts, squares, alpha)
     lows, highs = np.maximum.accumulate(means - halves), np.minimum.accumulate(means + halves)
     p = math.exp(-max(0.0, float(np.max(_log_evidence(counts, means, squares)))))

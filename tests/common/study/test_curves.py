@@ -135,6 +135,30 @@ def test_runs_of_one_seed_make_a_curve_though_another_was_replaced():
     ]
 
 
+def test_a_pair_of_curves_is_compared_in_runs_of_one_seed():
+    one = of_runs("one", *([(seed, t, 0.5 + seed / 10) for seed in (1, 2, 3)] for t in (10, 20)))
+    other = of_runs("other", *([(seed, t, 0.4 + seed / 10) for seed in (1, 3, 4)] for t in (10, 20)))
+    gaps = curves.compare_pair(one, other).gaps
+    assert [gap.difference.value for gap in gaps] == approx([0.1, 0.1])
+    apart = of_runs("apart", *([(seed, t, 0.5) for seed in (7, 8)] for t in (10, 20)))
+    assert curves.compare_pair(one, apart).gaps == ()
+
+
+def test_equal_differences_of_rounded_qualities_are_no_proof_that_one_is_ahead():
+    one, other = curve("one", (10, 0.5)), curve("other", (10, 0.5 - 1 / 360))
+    (exact,), (rounded,) = (curves.compare_pair(one, other, step).gaps for step in (0.0, 1 / 360))
+    assert exact.sign == 1 and exact.difference.p_value < 0.01
+    assert rounded.sign == 0 and rounded.difference.p_value > 0.2
+    interval = rounded.difference.interval
+    assert interval.low < 0 < interval.high and rounded.difference.detectable > 1 / 360
+
+
+def test_runs_of_a_seed_whose_longer_budget_was_quicker_leave_a_line_that_rises():
+    one = of_runs("one", [(1, 10, 0.2), (2, 21, 0.2)], [(1, 30, 0.6), (2, 20, 0.6)])
+    assert [line.times for line in one.ends] == [(10, 30), (21, 21)]
+    assert curves.quality_at(one, 22).values == approx((0.2 + 0.4 * 12 / 20, 0.6))
+
+
 def answer_crossings(one, other):
     return curves.compare_curves([one, other], target=0.5, price=None).crossings
 
