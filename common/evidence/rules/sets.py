@@ -220,11 +220,16 @@ def recipe_is_one(logs: Sequence[Log]) -> Iterator[Found]:
     return find_other_recipes(logs, lambda difference: not difference.is_software)
 
 
+def is_of_study(log: Log) -> bool:
+    """True if no score counts a run, as one of a search that stops at the target and may miss it."""
+    return log.is_study or log.lies_in_study
+
+
 @rule("S406", "warning", RUN_SETS, breaks=lambda logs: logs[:-1])
 def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
     """A set has 5 runs (resnet) or 10 (bert)."""
     expected = NUM_RUNS.get(logs[0].benchmark)
-    if expected and not logs[0].is_study and len(logs) != expected:
+    if expected and not is_of_study(logs[0]) and len(logs) != expected:
         yield Found(0, f"{len(logs)} instead of {expected}", logs[0])
 
 
@@ -246,7 +251,7 @@ missed = chain(edit("eval_accuracy", at=-1, value=0.7, correct=35000), edit("run
 @rule("S408", "error", RUN_SETS, breaks=change_last(missed, 2))
 def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
     """At most one run of a set misses its target, and not its only one; else it has no score."""
-    timed = [log for log in logs if not log.is_study]
+    timed = [log for log in logs if not is_of_study(log)]
     failed = [log for log in timed if not log.is_converged]
     if len(failed) > 1 or (failed and failed == timed):
         yield Found(0, f"{len(failed)} of {len(logs)} missed it", failed[-1])

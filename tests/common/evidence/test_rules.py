@@ -3,7 +3,7 @@
 import pytest
 
 from common.evidence.audit import audit, audit_log, audit_sets, find_broken_rules
-from common.evidence.log import RunSet, load, parse_log
+from common.evidence.log import RunSet, load, parse_log, read_log
 from common.evidence.rules import RULES
 from common.evidence.rules.rule import (
     add,
@@ -158,6 +158,21 @@ def test_one_run_of_a_set_may_miss_and_not_its_only_one(golden):
     missed = chain(below, edit("run_stop", status="aborted"))(golden.log())
     assert errors(audit(run_set([missed, *golden.set()[1:]]))) == set()
     assert "S408" in errors(audit(run_set([missed])))
+
+
+def test_a_search_of_a_study_may_miss_and_has_as_many_runs_as_it_likes(golden, tmp_path):
+    missed = chain(below, edit("run_stop", status="aborted"))(golden.log())
+    of_study = tmp_path / "results" / "study" / "search" / "one" / "bert"
+    of_score = tmp_path / "results" / "one" / "bert"
+    rules = {}
+    for folder in (of_study, of_score):
+        folder.mkdir(parents=True)
+        for number in (0, 1):
+            text = "\n".join(missed) + "\n"
+            (folder / f"result_{number}.txt").write_text(text)
+        logs = tuple(map(read_log, sorted(folder.glob("result_*.txt"))))
+        rules[folder] = {finding.rule for finding in audit(RunSet(folder=str(folder), logs=logs))}
+    assert not rules[of_study] & {"S406", "S408"} and rules[of_score] >= {"S406", "S408"}
 
 
 def test_rules_have_distinct_ids_a_message_and_a_section():
