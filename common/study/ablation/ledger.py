@@ -296,6 +296,8 @@ def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
     notes = [
         "Time of a sample: steps side by side in one process, on synthetic batches in memory, each shape "
         "with its share; loader and evaluation are not in it. Minutes: samples to the target times that.",
+        "Tests of throughput take the turns as independent. What the process brings by chance, such as where "
+        "its memory lies, is in all of its turns: another may differ; ttt compare --steps takes many.",
         "Bound: Amdahl's on throughput, from the share of the parts that the method's card names in a step "
         f"of {ablation.switches.base} that waits for no loader; none for what is measured on top of others.",
         "Not shown: p of no effect, after Holm's correction for all rows of the table, is 5 % or more; in "

@@ -93,6 +93,11 @@ def test_effects(measured: Measurements, steps: Sequence[Step]) -> list[dict[str
     return correct(raw)
 
 
+def turns_to_show(num_switches: int) -> int:
+    """Return the fewest turns whose signs, all equal, are below 5 % after Holm's correction."""
+    return 1 + math.ceil(math.log2(num_switches / ALPHA))
+
+
 def correct(raw: Sequence[Raw]) -> list[dict[str, EffectTest]]:
     """Apply Holm's correction to the p values of each figure, for the rows that have it."""
     corrected: list[dict[str, EffectTest]] = [{} for _ in raw]

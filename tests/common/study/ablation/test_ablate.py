@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import UserError
+from common.evidence.intervals import sign_p_value
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log, Point
 from common.files import save_text
@@ -17,6 +18,7 @@ from common.study.ablation import experiment as experiments
 from common.study.ablation.design import plan
 from common.study.ablation.experiment import Experiment, builder
 from common.study.ablation.ledger import other_commits
+from common.study.ablation.measurements import turns_to_show
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Study
 from tests.command import one_line, ttt_here
@@ -140,19 +142,18 @@ def test_seeds_are_added_only_where_they_may_decide_something(resnet, monkeypatc
     """One switch costs quality and samples, the others do nothing: all is over before the last seed."""
     rng, harmful, counts = np.random.default_rng(1), resnet.switches[-1].name, Counter()
 
-    def make_log(state):
+    def make_log(state, seed):
         loss = 0.2 * (harmful in state) + rng.normal(0, 0.01)
         curve = [Point(1.0, 100.0, 0.1), Point(2.0, 1000.0, 0.9 - loss)]
-        return SimpleNamespace(curve=curve, target=0.3, value=lambda key: None)
+        return SimpleNamespace(curve=curve, target=0.3, value={"seed": seed}.get)
 
     logs = {}
 
     def run(study, args):
         for cell in study.cells:
             counts[cell.name] = study.num_seeds
-            logs.setdefault(cell.name, []).extend(
-                make_log(states[cell.name]) for _ in range(study.num_seeds - len(logs.get(cell.name, [])))
-            )
+            there = logs.setdefault(cell.name, [])
+            there.extend(make_log(states[cell.name], seed) for seed in range(len(there), study.num_seeds))
         return 0
 
     monkeypatch.setattr(experiments.cells, "run", run)
@@ -179,6 +180,15 @@ def test_seeds_are_added_only_where_they_may_decide_something(resnet, monkeypatc
 def test_a_configuration_that_extends_none_is_refused():
     line = one_line(ttt_here("ablate", "language_bert", "baseline", "--size", "mini"))
     assert "language_bert/baseline.yaml: extends no other configuration" in line
+
+
+def test_turns_are_enough_to_show_an_effect_after_the_correction_for_all_switches(tmp_path):
+    for num_switches in (1, 8, 12, 13, 40):
+        num_turns = turns_to_show(num_switches)
+        least, fewer = (num_switches * sign_p_value([1.0] * number) for number in (num_turns, num_turns - 1))
+        assert least < 0.05 <= fewer
+    done = ttt_here("ablate", *BERT, "--dry-run", "--turns", "6", "--step-only", "--results", tmp_path)
+    assert "8 turns instead of 6: fewer cannot show an effect on throughput" in done.stdout
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
