@@ -2,8 +2,9 @@
 
 A speed-up over a baseline that nobody tuned says little. Each configuration gets the same number of trials.
 Their learning rate, warm-up, weight decay and length of schedule are drawn around its own; the first trial is
-the recipe as it is. Trials stop at the target. The best has the fewest misses, then the smallest mean of
-minutes without evaluations. AlgoPerf (arXiv 2306.07179) compares after such a search, and states its budget.
+the recipe as it is; what --set fixes is not drawn. Trials stop at the target. The best has the fewest misses,
+then the smallest mean of minutes of training, without start-up and evaluations. AlgoPerf (arXiv 2306.07179)
+compares after such a search, and states its budget.
 """
 
 import argparse
@@ -35,11 +36,15 @@ FACTORS = {  # of the recipe's own value, from and to; drawn evenly in their log
     "optimizer.weight_decay": (1 / 10, 10),
     "budget": (1 / 3, 1),  # shortens the whole schedule, the decay of the learning rate with it
 }
+NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "budget")  # of a cell's settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The runs of a trial: minutes without evaluations and samples to the target, None for a miss."""
+    """The runs of a trial: minutes of training, without start-up and evaluations, and samples to the target.
+
+    Both are None for a miss. `settings`, of --set and drawn, make its runs of its configuration.
+    """
 
     settings: tuple[str, ...]
     minutes: tuple[float | None, ...]
@@ -54,21 +59,32 @@ class Trial:
 
 
 def trial_cells(args: argparse.Namespace) -> list[Cell]:
-    """Return a cell for each trial and configuration; the trials of one number are made side by side."""
+    """Return a cell for each trial and configuration; the trials of one number are made side by side.
+
+    Those of --set are not among their settings, as `cells.from_arguments` adds them.
+    """
+    fixed = {key_of(setting) for setting in args.set}
     points = qmc.Halton(d=len(FACTORS), seed=DRAW_SEED).random(args.trials - 1).tolist()
     cells = []
     for number, point in enumerate([None, *points]):
         for name in dict.fromkeys(args.configurations):
             config = load_config(args.benchmark, name, size=args.size, settings=args.set).config
             stops = ("stop_at_target=true", f"evaluate_every={config.evaluate_every}")
-            drawn = tuple(draw_settings(config, point)) if point else ()
+            drawn = dict(draw_values(config, point)) if point else {}
+            drawn = {key: value for key, value in drawn.items() if key not in fixed}
+            budget = float(drawn.pop("budget", config.budget))
+            settings = (*stops, *(f"{key}={value}" for key, value in drawn.items()))
             cell_name = name_cell(args.benchmark, name, f"trial{number}")
-            cells.append(Cell(name=cell_name, configuration=name, settings=stops + drawn))
+            cells.append(Cell(name=cell_name, configuration=name, settings=settings, budget=budget))
     return cells
 
 
-def draw_settings(config: RunConfig, point: Sequence[float]) -> Iterator[str]:
-    """Yield the settings of a trial as in --set, from a point of the unit cube."""
+def key_of(setting: str) -> str:
+    return setting.partition("=")[0]
+
+
+def draw_values(config: RunConfig, point: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a trial with their values as in --set, from a point of the unit cube."""
     recipe = {
         "optimizer.learning_rate": config.optimizer.learning_rate,
         "schedule.warmup": config.steps(config.schedule.warmup),
@@ -77,7 +93,7 @@ def draw_settings(config: RunConfig, point: Sequence[float]) -> Iterator[str]:
     }
     for (key, (low, high)), place in zip(FACTORS.items(), point, strict=True):
         value = recipe[key] * low * (high / low) ** place
-        yield f"{key}={round(value)}ba" if key == "schedule.warmup" else f"{key}={value:.2g}"
+        yield key, f"{round(value)}ba" if key == "schedule.warmup" else f"{value:.2g}"
 
 
 def rank_trials(study: Study, logs: Mapping[str, Sequence[Log]]) -> dict[str, list[Trial]]:
@@ -87,12 +103,20 @@ def rank_trials(study: Study, logs: Mapping[str, Sequence[Log]]) -> dict[str, li
         if len(runs := logs[cell.name]) == study.num_seeds:
             splits = [time_split(run) if run.is_converged else None for run in runs]
             trial = Trial(
-                settings=tuple(text for text in cell.settings if text.split("=")[0] in FACTORS),
+                settings=tuple(list_changes(study, cell)),
                 minutes=tuple(split.training if split else None for split in splits),
                 samples=tuple(split.samples if split else None for split in splits),
             )
             trials[cell.configuration].append(trial)
     return {name: sorted(some, key=lambda trial: trial.rank) for name, some in trials.items()}
+
+
+def list_changes(study: Study, cell: Cell) -> Iterator[str]:
+    """Yield what a trial changes of its configuration, as in --set; where it is evaluated and ends is not."""
+    own = load_config(study.benchmark, cell.configuration, size=study.size, settings=[]).config.budget
+    if cell.budget != own:
+        yield f"budget={cell.budget:g}"
+    yield from (setting for setting in cell.settings if key_of(setting) not in NOT_OF_RECIPE)
 
 
 def show(trials: Mapping[str, Sequence[Trial]]) -> None:

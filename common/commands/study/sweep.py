@@ -28,6 +28,9 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.repository import benchmark_module
 from common.study import cells, sweep, trials
 
+NO_RUNS = "of this machine, these cells and this size; without --answers they are made"
+BUDGETS = "0.25,0.33,0.5,0.67,0.8,1"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -38,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONFIGURATION",
         help="the first is compared with; NAME+METHOD adds a method, NAME-METHOD leaves one out",
     )
-    parser.add_argument("--budgets", default="0.25,0.33,0.5,0.67,0.8,1", help="shares of the training")
+    parser.add_argument("--budgets", help=f"shares of the training; default: {BUDGETS}")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour of this system")
     about = "search hyperparameters of each configuration in place of budgets"
     parser.add_argument("--trials", type=whole_number(2, trials.MAX_TRIALS), metavar="K", help=about)
@@ -52,21 +55,26 @@ def main(args: argparse.Namespace) -> int:
     if args.price is not None and not 0 < args.price < math.inf:
         raise UserError(f"--price {args.price:g}: expected dollars an hour")
     if args.trials:
+        if args.budgets is not None or args.price is not None:
+            raise UserError("--trials answers neither --budgets nor --price", hint="leave them out")
         cells_of_sweep = trials.trial_cells(args)
     else:
-        budgets = sweep.parse_budgets(args.budgets)
+        budgets = sweep.parse_budgets(args.budgets or BUDGETS)
         cells_of_sweep = sweep.sweep_cells(args.benchmark, args.configurations, budgets)
     study = cells.from_arguments(args, args.benchmark, cells_of_sweep)
     code = EXIT_OK if args.answers else cells.run(study, args)
     if args.dry_run or code == EXIT_INTERRUPTED:
         return code
+    logs = cells.finished_cells(study)
+    if args.answers and not any(logs.values()):
+        raise UserError(f"no finished runs in {os.path.relpath(study.folder)}", hint=NO_RUNS)
     if args.trials:
-        ranked = trials.rank_trials(study, cells.finished_cells(study))
+        ranked = trials.rank_trials(study, logs)
         trials.show(ranked)
         for path in trials.save(study, ranked):
             print(f"-> {os.path.relpath(path)}")
         return code
-    answers = sweep.compare_curves(study, cells.finished_cells(study), args.price)
+    answers = sweep.compare_curves(study, logs, args.price)
     if answers is None:
         return code or EXIT_OK
     quality_name = benchmark_module(args.benchmark).Benchmark.names.quality

@@ -9,7 +9,7 @@ import pytest
 from common.evidence.log import read_log
 from common.repository import ROOT
 from common.study import trials
-from common.study.cells import Study
+from common.study.cells import Study, from_arguments, load_cell, settings
 from common.training.load import load_config
 
 ARGUMENTS = argparse.Namespace(
@@ -25,13 +25,13 @@ def test_every_configuration_gets_the_same_draws_around_its_own_values():
     cells = trials.trial_cells(ARGUMENTS)
     assert len(cells) == 18
     recipe, drawn = settings_of(cells[0]), [settings_of(cell) for cell in cells[2::2]]
-    assert not set(recipe) & set(trials.FACTORS)
+    assert not set(recipe) & set(trials.FACTORS) and not any("budget" in each for each in drawn)
     config = load_config("image_classification", "baseline", size="mini", settings=()).config
     rates = [float(each["optimizer.learning_rate"]) / config.optimizer.learning_rate for each in drawn]
     assert min(rates) < 1 / 2 and max(rates) > 2 and all(1 / 4 <= rate <= 4 for rate in rates)
-    budgets = [float(each["budget"]) for each in drawn]
+    budgets = [cell.budget for cell in cells[2::2]]
     assert len(set(budgets)) == 8 and all(1 / 3 <= budget <= 1 for budget in budgets)
-    assert [settings_of(cell)["budget"] for cell in cells[3::2]] == [each["budget"] for each in drawn]
+    assert [cell.budget for cell in cells[3::2]] == budgets and cells[0].budget == config.budget
     for cell in cells:
         load_config("image_classification", cell.configuration, size="mini", settings=cell.settings)
 
@@ -87,3 +87,34 @@ def test_the_best_of_a_changed_configuration_can_be_run_too(tmp_path):
     _, best = trials.save(study, ranked)
     config = load_config("image_classification", str(best), size="mini", settings=()).config
     assert "ema" in config.methods and config.budget < 1
+
+
+def test_the_settings_of_a_person_are_in_the_file_and_not_drawn(tmp_path):
+    fixed = ["optimizer.learning_rate=0.5", "budget=0.4", "methods.ema.every_steps=3"]
+    args = argparse.Namespace(
+        **vars(ARGUMENTS) | {"trials": 2, "configurations": ["optimized"], "set": fixed},
+        study="trials", seeds=1, seed=1, results=tmp_path,
+    )  # fmt: skip
+    study = from_arguments(args, args.benchmark, trials.trial_cells(args))
+    assert [cell.budget for cell in study.cells] == [0.4, 0.4]
+    log = read_log(ROOT / "results/reference-2cpu-mini-optimized/resnet/result_0.txt")
+    ranked = trials.rank_trials(study, {"optimized-trial0": [], "optimized-trial1": [log]})
+    _, best = trials.save(study, ranked)
+    kept = load_config("image_classification", str(best), size="mini", settings=()).config
+    ran = load_cell(study, study.cells[1]).config
+    assert kept.methods == ran.methods and kept.methods["ema"]["every_steps"] == 3
+    assert kept.optimizer == ran.optimizer and kept.optimizer.learning_rate == 0.5
+    assert kept.schedule == ran.schedule and kept.budget == ran.budget == 0.4
+    assert (
+        kept.stop_at_target
+        and kept.evaluate_every
+        == load_config("image_classification", "optimized", size="mini", settings=()).config.evaluate_every
+    )
+    assert "schedule.warmup" in " ".join(ranked["optimized"][0].settings)
+
+
+def test_the_drawn_budget_is_that_of_the_plan_and_of_the_run(tmp_path):
+    cell = trials.trial_cells(argparse.Namespace(**vars(ARGUMENTS) | {"trials": 2}))[2]
+    study = Study(name="t", benchmark="image_classification", size="mini", cells=(cell,), results=tmp_path)
+    assert 1 / 3 <= cell.budget < 1 and load_cell(study, cell).config.budget == cell.budget
+    assert sum(key.startswith("budget=") for key in settings(study, cell)) == 1
