@@ -114,7 +114,8 @@ def measure(args: argparse.Namespace) -> int:
         console.print(f"about {minutes:.0f} minutes, by the step time of {BASELINE}")
     if args.dry_run or not missing:
         return EXIT_OK
-    with run_sets.lock_folders([results / STUDY / FOLDER]):
+    with run_sets.lock_folders([results / STUDY / FOLDER]):  # another command may have added some pairs
+        pairs = {subject: read_pairs(subject, num_pairs, results) for subject in subjects}
         code = add_pairs(pairs, num_pairs, results, console)
     console.print(f"-> {relative_path(results / STUDY / FOLDER)}; then: ttt methods --write METHODS.md")
     return code
@@ -140,12 +141,17 @@ def add_pairs(pairs: dict[Subject, Pairs], num_pairs: int, results: Path, consol
 
 
 def read_pairs(subject: Subject, num_pairs: int, results: Path) -> Pairs:
-    """Read the pairs of a method; fewer than `num_pairs` are dropped unless they are of this very state."""
+    """Read the pairs of a method; those of another machine or of other configurations' names are dropped.
+
+    So are fewer than `num_pairs`, unless they are of this very state.
+    """
     path = subject.path(results)
     if not path.is_file():
         return []
     there = read_measured(path)
     now = summarize(subject, there.pairs)
+    if (there.hardware, there.names) != (now.hardware, now.names):
+        return []
     return list(there.pairs) if len(there.pairs) >= num_pairs or there == now else []
 
 

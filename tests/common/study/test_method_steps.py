@@ -1,12 +1,14 @@
 """The speed of steps with each method: which can act at size mini, what is kept, what the card says."""
 
 import json
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.intervals import student_of_logs
+from common.files import save_text
 from common.repository import commit
 from common.study import method_steps
 from common.training import card as card_module
@@ -87,6 +89,30 @@ def test_pairs_that_are_there_are_kept_and_those_of_another_state_are_not_contin
     times["ema"].append((1.0, 3.0))
     assert measure(tmp_path, num_pairs=4) == EXIT_OK
     assert json.loads(path.read_text())["pairs"] == [[1.0, 2.0]] * 3 + [[1.0, 3.0]]
+
+
+def test_pairs_of_another_machine_or_other_names_are_not_taken_for_this_ones(tmp_path, times):
+    assert measure(tmp_path, num_pairs=2) == EXIT_OK
+    (path,) = tmp_path.rglob("*.json")
+    for key, other in (("hardware", "another"), ("names", ["baseline", "other"])):
+        figure = json.loads(path.read_text())
+        path.write_text(json.dumps(figure | {key: other, "pairs": [[1.0, 2.0]] * 2}))
+        assert measure(tmp_path, num_pairs=2) == EXIT_OK
+        assert json.loads(path.read_text()) == figure
+
+
+def test_pairs_that_another_command_adds_before_the_lock_are_kept(tmp_path, times, monkeypatch):
+    @contextmanager
+    def lock_folders(folders):
+        (subject,), _ = method_steps.choose_subjects("mini", "ema")
+        figure = method_steps.summarize(subject, [(1.0, 2.0), (1.0, 3.0)])
+        save_text(subject.path(tmp_path), figure.model_dump_json())
+        yield
+
+    monkeypatch.setattr(method_steps.run_sets, "lock_folders", lock_folders)
+    assert measure(tmp_path, num_pairs=2) == EXIT_OK
+    (path,) = tmp_path.rglob("*.json")
+    assert json.loads(path.read_text())["pairs"] == [[1.0, 2.0], [1.0, 3.0]]
 
 
 def test_a_method_that_fails_leaves_no_file(tmp_path, times, capsys):
