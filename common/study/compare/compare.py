@@ -33,6 +33,7 @@ from common.study.compare.comparison import (
     judge,
     judge_runs,
     judge_targets,
+    pair_runs,
 )
 from common.study.compare.report import Comparison, progress, save, show
 from common.study.compare.run_pairs import NUM_EVALUATIONS, Logs
@@ -124,7 +125,7 @@ class Command:
 
         def is_over(logs: Logs) -> bool:
             results = self.judge(logs)
-            self.show_progress(min(map(len, logs)), results)
+            self.show_progress(len(pair_runs(*logs)), results)
             return all(result.is_over for result in results)
 
         try:
@@ -132,6 +133,8 @@ class Command:
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED
         logs = run_pairs.read_pairs(study)
+        if unmatched := sum(map(len, logs)) - 2 * len(pair_runs(*logs)):
+            self.console.print(f"{unmatched} runs are left out: the other side has none of their seed")
         commits = {log.header("commit") or "unknown" for runs in logs for log in runs}
         targets = {}
         if "quality" in self.args.measures:
@@ -146,19 +149,21 @@ class Command:
     def compare_steps(self) -> int:
         """Make pairs of steps, each kept as soon as it is there; returns the exit code."""
         dependences = step_pairs.describe_dependences(dict(zip("AB", self.configs, strict=True)))
-        pairs, commits = self.read_step_pairs(dependences)
+        pairs, commits = self.read_step_pairs(dependences)  # a mistake is told before a folder is made
         if self.args.dry_run:
             self.console.print(f"{len(pairs)} of at most {self.rule.max_pairs} pairs of steps are there")
             return EXIT_OK
-        commits = {*commits, repository.commit()}
 
         def decide() -> Comparison:
             results = [judge(THROUGHPUT, pairs, self.rule)]
-            return self.describe(results, commits=tuple(sorted(commits)), dependences=dependences)
+            sources = tuple(sorted({*commits, repository.commit()}))
+            return self.describe(results, commits=sources, dependences=dependences)
 
         code, comparison = EXIT_OK, decide()
         try:
             with run_sets.lock_folders([self.study.folder]), self.console.status("") as status:
+                pairs, commits = self.read_step_pairs(dependences)  # another command may have added some
+                comparison = decide()
                 while not comparison.is_over and len(pairs) < self.rule.max_pairs:
                     status.update(f"pair {len(pairs) + 1} of at most {self.rule.max_pairs}")
                     pairs.append(step_pairs.time_pair(self.configs, len(pairs)))

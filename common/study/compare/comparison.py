@@ -175,11 +175,11 @@ def judge_runs(
     rule: Rule,
     target: float | None = None,
 ) -> list[Result]:
-    """Return what the runs of both sides, paired in their order, decide about each measure.
+    """Return what the runs of both sides, paired by seed, decide about each measure.
 
     `target` is a quality in place of that of the logs; not for the measure of time.
     """
-    pairs = [*zip(*logs, strict=False)]
+    pairs = pair_runs(*logs)
     results = []
     for measure in measures:
         sides = [
@@ -194,6 +194,12 @@ def judge_runs(
         resolution = 0.0 if measure.is_ratio else max(steps, default=0.0)
         results.append(judge(measure, sides, rule, resolution, "; ".join(notes)))
     return results
+
+
+def pair_runs(one: Sequence[Log], other: Sequence[Log]) -> list[tuple[Log, Log]]:
+    """Return the runs of both sides that have a seed in common, in the order of the first side."""
+    of_seed = {log.value("seed"): log for log in other}
+    return [(log, of_seed[seed]) for log in one if (seed := log.value("seed")) in of_seed]
 
 
 def read_value(measure: Measure, log: Log, target: float | None = None) -> float | None:
@@ -224,8 +230,8 @@ def judge_targets(
 ) -> dict[str, tuple[float, float, float, int]]:
     """Return by configuration whether its runs end at the target: target, mean quality, p-value, runs.
 
-    It is the question that records of a fixed length answer: whether the mean of further runs would be at the
-    target or above.
+    It is the question that records of a fixed length answer: on which side of the target the mean of further
+    runs would be. The p-value is two-sided, of a mean at the target.
     """
     answers = {}
     for name, runs in logs.items():

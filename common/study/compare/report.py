@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.text import Text
 
 from common.evidence.compare.sequential import decide
-from common.evidence.intervals import CONFIDENCE
+from common.evidence.intervals import ALPHA, CONFIDENCE
 from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, stand_alone
 from common.evidence.text import DASH, make_table, open_console
 from common.files import save_text
@@ -102,8 +102,9 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for result in comparison.results:
         yield f"{result.measure.name}: {sentence(result, comparison.rule)}"
     for name, (target, mean, p, number) in comparison.targets.items():
-        side = "above" if mean > target else "below"
-        yield f"{name} ends {side} the target {target:g}: mean {mean:.4f} of {number} runs, p={p:.4f}"
+        side = f"shown to be {'above' if mean > target else 'below'}"
+        shown = side if p < ALPHA else "not shown to be above or below"
+        yield f"{name}: mean {mean:.4f} of {number} runs, target {target:g}: {shown} (p={p:.4f})"
     shares = len(comparison.results)
     together = f", {shares} measures together" if shares > 1 else ""
     yield f"limits of {100 * comparison.confidence:g} %{together}; {comparison.test}"

@@ -10,8 +10,19 @@ import pytest
 
 from common.evidence.log import read_log
 from common.repository import ROOT
+from common.run import run_sets
 from common.study.compare import step_pairs
-from common.study.compare.comparison import OF_RUNS, THROUGHPUT, Margins, Rule, judge, judge_runs, read_value
+from common.study.compare.comparison import (
+    OF_RUNS,
+    THROUGHPUT,
+    Margins,
+    Rule,
+    judge,
+    judge_runs,
+    judge_targets,
+    read_value,
+)
+from common.study.compare.report import Comparison, describe
 from tests.command import TTT, one_line, start, ttt, ttt_here
 
 MINI = ("--size", "mini")
@@ -82,6 +93,21 @@ def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_pa
     assert done.returncode == 0 and made[0] == 2 and len(read(tmp_path)["results"][0]["pairs"]) > 2
     message = one_line(steps(1.02, "--set", "optimizer.learning_rate=0.1")[0])
     assert "other configurations" in message and "--study NAME" in message
+
+
+def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_path, monkeypatch):
+    lock, path = run_sets.lock_folders, tmp_path / "study/compare-baseline-optimized/bert-mini.steps.json"
+    steps(1.02, "--max-runs", "3", noise=0.02)
+    there = path.read_text()
+    path.unlink()
+
+    def lock_folders(folders):
+        path.write_text(there)
+        return lock(folders)
+
+    monkeypatch.setattr(run_sets, "lock_folders", lock_folders)
+    done, made = steps(1.02, "--max-runs", "3", noise=0.02)
+    assert done.returncode == 0 and made == [] and path.read_text() == there
 
 
 def test_a_configuration_may_be_compared_with_itself_by_steps(steps, tmp_path):
@@ -158,6 +184,36 @@ def test_a_run_without_a_crossing_leaves_the_measure_unknown_and_says_whose():
     assert "short did not cross the target" in result.note and "in 3 of 3 runs" in result.note
 
 
+def test_runs_are_paired_by_seed_and_one_without_its_like_is_left_out():
+    one, other = sweep_logs("baseline"), sweep_logs("optimized")
+    rotated, names = (one[:2], [*other[1:], other[0]]), ("one", "other")
+    (quality,) = judge_runs([OF_RUNS["quality"]], rotated, names, RULE)
+    ends = [tuple(side[place].curve[-1].accuracy for side in (one, other)) for place in (0, 1)]
+    assert [log.value("seed") for log in one] == [log.value("seed") for log in other]
+    assert list(quality.pairs) == ends
+    (none,) = judge_runs([OF_RUNS["quality"]], (one[:1], other[1:]), names, RULE)
+    assert none.pairs == () and none.verdict == "undecided"
+
+
+def test_a_sentence_says_of_the_target_only_what_is_shown():
+    def sentences(logs):
+        comparison = Comparison(
+            benchmark="language_bert",
+            size="mini",
+            names=("a", "b"),
+            differences=(),
+            quality_name="accuracy",
+            rule=RULE,
+            results=(),
+            targets=judge_targets({"a": logs}, RULE),
+        )
+        return next(describe(comparison))
+
+    assert "runs, target 0.2: not shown to be above or below (p=" in sentences(sweep_logs("baseline")[:2])
+    short = sweep_logs("baseline", "0.15")
+    assert "of 12 runs, target 0.2: shown to be below (p=0.0" in sentences(4 * short)
+
+
 def test_the_direction_of_better_is_that_of_the_measure():
     pairs = [(1.0, 2.0), (1.0, 2.1), (1.0, 1.9), (1.0, 2.05)]
     verdicts = {
@@ -200,7 +256,7 @@ def test_real_pairs_of_runs_and_of_steps_are_made_and_continued(tmp_path):
     assert done.returncode == 0, done.stderr
     (quality,) = read(tmp_path, file="bert-mini.json")["results"]
     assert len(quality["pairs"]) == 2 and quality["verdict"] in ("undecided", "equivalent")
-    assert "ends below the target 0.2" in done.stdout
+    assert "of 2 runs, target 0.2: not shown to be above or below (p=" in done.stdout
     logs = [path.read_text() for path in tmp_path.rglob("result_*.txt")]
     ended = [log for log in logs if '"run_stop"' in log and '"reason"' not in log]
     assert len(ended) == 4 and all('"key": "stop_at_target", "value": false' in log for log in ended)
