@@ -13,7 +13,6 @@ Finished runs and step times are kept: the same command goes on where it was int
 
 examples:
   ttt ablate image_classification optimized --size mini
-  ttt ablate language_bert optimized --size mini --seeds 2
   ttt ablate language_bert optimized --size mini --step-only
   ttt ablate image_classification optimized --size mini --dry-run
 """
