@@ -108,10 +108,10 @@ class Sequences:
         return replace(self, groups=groups, places=places)
 
 
-def plan_attention(lengths: Tensor, max_length: int, kernel: str = "") -> Sequences:
+def plan_attention(lengths: Tensor, max_length: int, kernel: str) -> Sequences:
     """Plan the attention of a batch from its lengths (num_sequences,) int64; some may be 0.
 
-    `kernel` is what `choose_kernel` has returned; without it, what it returns now.
+    `kernel` is what `choose_kernel` has returned.
     """
     offsets = F.pad(lengths.cumsum(0), (1, 0)).int()
     return Sequences(
@@ -119,7 +119,7 @@ def plan_attention(lengths: Tensor, max_length: int, kernel: str = "") -> Sequen
         cu_queries=offsets,
         max_length=max_length,
         max_queries=max_length,
-        kernel=kernel or choose_kernel("auto"),
+        kernel=kernel,
     )
 
 

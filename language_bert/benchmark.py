@@ -25,6 +25,7 @@ from language_bert.data.batches import IGNORED, padded_batch, random_batch, shif
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WIKIPEDIA
 from language_bert.data.weights import WEIGHTS, load_weights
+from language_bert.methods.gated_linear_units import GatedLinearUnits, gated_width
 from language_bert.methods.unpad import Unpad, resolve_rounding
 from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
 
@@ -37,9 +38,9 @@ EVALUATED = {
     "num_evaluation_samples": 10_000,
 }
 # Bytes that a packed layer keeps of a token for the backward pass, for each hidden unit, by bits of residual;
-# its MLP is 4 times as wide. Counted on tensors without values: tests/language_bert/test_memory.py.
+# its MLP is 4 times as wide. `fp8` keeps less. tests/language_bert/test_memory.py counts them on tensors
+# without values.
 KEPT_BYTES = {16: 32, 32: 38}
-COPIES_BYTES = 7  # the same of the copies in 8 bits that `fp8` makes of the inputs of its products
 LOGIT_BYTES = 10  # where they exist whole: in 16 bits, in float32, and their gradient
 STATE_BYTES = 18  # of a parameter: itself, gradient and two averages in float32, and a copy in 16 bits
 STARTING_ACCURACY = 0.34085  # of the published weights; source: README.md of the MLPerf reference
@@ -94,7 +95,7 @@ class Config(RunConfig):
         return super().prepared_with() | settings | {"model.vocab_size": self.model.vocab_size}
 
     def training_bytes(self, num_samples: int) -> int:
-        """Return STATE_BYTES of all parameters and KEPT_BYTES of the most tokens that are computed together.
+        """Return STATE_BYTES of all parameters and `layer_bytes` of the most tokens computed together.
 
         One more layer is counted for what the backward pass of one layer needs besides. Raises UserError for
         padded batches.
@@ -106,13 +107,29 @@ class Config(RunConfig):
         width, depth = model.hidden_size, model.num_hidden_layers
         spread = MOST_DEVIATIONS * longest * LENGTH_DEVIATION * num_samples**0.5
         num_tokens = min(num_samples * longest, typical_lengths(1000, longest).mean() * num_samples + spread)
-        parameters = model.vocab_size * width + depth * (4 * width + 2 * model.intermediate_size) * width
-        of_token = KEPT_BYTES[16 if "low_precision_layernorm" in self.methods else 32] * width * (depth + 1)
-        of_token += COPIES_BYTES * width * depth * ("fp8" in self.methods)
+        mlp = 3 * self.gated_width if "gated_linear_units" in self.methods else 2 * model.intermediate_size
+        parameters = model.vocab_size * width + depth * (4 * width + mlp) * width
+        of_token = self.layer_bytes * (depth + 1)
         if "chunked_head" not in self.methods:
             share = self.data.masked_fraction if "sparse_head" in self.methods else 1.0
             of_token += int(LOGIT_BYTES * model.vocab_size * share)
         return STATE_BYTES * parameters + of_token * int(num_tokens)
+
+    @property
+    def layer_bytes(self) -> int:
+        """The bytes that a packed layer keeps of a token for the backward pass."""
+        of_layer = (
+            KEPT_BYTES[16 if "low_precision_layernorm" in self.methods else 32] * self.model.hidden_size
+        )
+        if "gated_linear_units" in self.methods:  # four tensors in 16 bits instead of two
+            of_layer += 8 * self.gated_width - 4 * self.model.intermediate_size
+        return of_layer
+
+    @property
+    def gated_width(self) -> int:
+        """The width of the MLP that `gated_linear_units` makes."""
+        settings = GatedLinearUnits.Config(**self.methods["gated_linear_units"])
+        return gated_width(self.model.intermediate_size, settings.width_factor, settings.round_to)
 
     def prepared_files(self) -> set[str]:
         """Name the indexes, the vocabulary of size mini, and the starting weights."""

@@ -12,11 +12,12 @@ from common.training import probes
 from common.training.method import Batch
 from common.training.optim import build_optimizer
 from common.training.probes import KernelPair, Part, Projection, Spread, Work
-from language_bert.attention import plan_attention, varlen_attention
+from language_bert.attention import choose_kernel, plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, typical_lengths
 from language_bert.methods.chunked_head import chunked_cross_entropy
 from language_bert.methods.fp8 import CAPABILITY, DTYPES, Fp8Product
+from language_bert.methods.unpad import Unpad
 
 SAMPLES_TO_TARGET = 1_000_000  # 850,000 to 1,200,000 are expected from published curves, see README.md
 CHUNK_TOKENS = 4096
@@ -45,11 +46,19 @@ class Probes(probes.Probes):
         return {f"{longest} tokens": self.benchmark.noise(lengths, self.benchmark.num_masked(lengths))}
 
     def bench_parts(self) -> Iterator[Part]:
-        return bench_parts(self.config, self.benchmark.device)
+        return bench_parts(self.config, self.benchmark.device, self.kernel)
+
+    @property
+    def kernel(self) -> str:
+        """The kernel of attention of this run; of a padded one, the kernel that `auto` names."""
+        unpad = self.benchmark.methods.get("unpad")
+        return (
+            unpad.choose_kernel(self.benchmark.device) if isinstance(unpad, Unpad) else choose_kernel("auto")
+        )
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
         device = self.benchmark.device
-        yield attention_pair(device)
+        yield attention_pair(device, self.kernel)
         yield loss_pair(device, torch.float32)
         yield loss_pair(device, torch.bfloat16)
         if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
@@ -97,7 +106,7 @@ class Probes(probes.Probes):
         )
 
 
-def bench_parts(config: Any, device: torch.device) -> Iterator[Part]:
+def bench_parts(config: Any, device: torch.device, kernel: str) -> Iterator[Part]:
     """Yield forward and backward of all layers by kind of operation, of head and loss, and the optimizer."""
     model, data, num = config.model, config.data, config.global_batch_size
     lengths = torch.from_numpy(typical_lengths(num, data.max_seq_length))
@@ -105,7 +114,7 @@ def bench_parts(config: Any, device: torch.device) -> Iterator[Part]:
     num_masked = int(num_tokens * data.masked_fraction)
     size, wide, num_heads = model.hidden_size, model.intermediate_size, model.num_attention_heads
     dtype = torch.float16 if config.precision == "fp16" else torch.bfloat16
-    sequences = plan_attention(lengths, data.max_seq_length).to(device)
+    sequences = plan_attention(lengths, data.max_seq_length, kernel).to(device)
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
@@ -175,12 +184,12 @@ def with_gradients(function: Callable[..., Tensor], inputs: list[Tensor]) -> lis
     return [result, *torch.autograd.grad(result, inputs, weight if result.ndim else None)]
 
 
-def attention_pair(device: torch.device) -> KernelPair:
+def attention_pair(device: torch.device, kernel: str) -> KernelPair:
     """Pair attention over packed sequences in bfloat16 with attention sequence by sequence in float32."""
     generator = torch.Generator().manual_seed(0)
     shape = (sum(LENGTHS), NUM_HEADS, HEAD_SIZE)
     heads = [torch.randn(*shape, generator=generator).bfloat16().to(device) for _ in "qkv"]
-    sequences = plan_attention(torch.tensor(LENGTHS), max(LENGTHS)).to(device)
+    sequences = plan_attention(torch.tensor(LENGTHS), max(LENGTHS), kernel).to(device)
 
     def one_by_one(*heads: Tensor) -> Tensor:
         rows = zip(*(head.split(LENGTHS) for head in heads), strict=True)

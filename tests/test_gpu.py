@@ -14,7 +14,7 @@ from common.training.load import load_config
 from common.training.probes import probes_of
 from common.training.registry import build_methods
 from common.training.step import to_device
-from language_bert.attention import plan_attention, varlen_attention
+from language_bert.attention import choose_kernel, plan_attention, varlen_attention
 from language_bert.data.batches import random_batch, typical_lengths
 from language_bert.model import build_bert, masked_lm_loss
 
@@ -64,7 +64,11 @@ def test_attention_writes_every_row_in_poisoned_memory(lengths, num_queries):
             for first, length, count in zip(offsets, lengths, num_queries, strict=False)
         ]
     )
-    plan = plan_attention(torch.tensor(lengths), 512).select(needed, max_repeats=511).to(DEVICE)
+    plan = (
+        plan_attention(torch.tensor(lengths), 512, choose_kernel("auto"))
+        .select(needed, max_repeats=511)
+        .to(DEVICE)
+    )
     needed = needed.to(DEVICE)
     query, key, value = (
         torch.randn(sum(lengths), 16, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)

@@ -95,7 +95,7 @@ def describe_automatic_size(benchmark: Benchmark) -> list[str]:
     needed = benchmark.config.training_bytes(size) / GIGA
     return [
         f"micro_batch_size auto: {size:,} samples take at most {needed:.1f} GB of the {available / GIGA:.1f} "
-        "that this machine lets a rank have"
+        "that this machine lets a rank have; the count is for GPUs"
     ]
 
 

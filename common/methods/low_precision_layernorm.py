@@ -2,7 +2,7 @@
 
 What. Under autocast LayerNorm takes and returns the 16-bit type of the matrix products around it, so that the
 activations between them, residuals included, stay in 16 bits. Mean, variance and result are computed in
-float32, with parameters in float32; only the eager kernel of a GPU rounds the parameters.
+float32, with parameters in float32; only uncompiled training on a GPU rounds the parameters.
 Effect on quality. Rounding to 16 bits at every LayerNorm and in the residual stream. Published: none on the
 final quality, occasional spikes of the loss (Composer's method card).
 Effect on time. Half of the memory traffic of LayerNorm, residual additions and their gradients, also where a
@@ -32,7 +32,7 @@ class LowPrecisionLayerNorm(nn.LayerNorm):
             return super().forward(input)
         dtype = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            if torch.compiler.is_compiling():  # one kernel: nothing in float32 reaches memory
+            if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled, it is one kernel
                 return super().forward(input.float()).to(dtype)
             rounded = dtype if device == "cuda" else torch.float32  # a GPU's own kernel takes one dtype only
             weight, bias = (None if x is None else x.to(rounded) for x in (self.weight, self.bias))

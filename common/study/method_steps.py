@@ -88,6 +88,8 @@ def build_subject(card: Card, benchmark: str, size: str) -> Subject:
     subject = Subject(method=card.name, benchmark=benchmark, size=size, names=names)
     for config in subject.configs:
         buildable(benchmark_module(benchmark).Benchmark, config)
+    if not any(card.name in config.methods for config in subject.configs):
+        raise UserError("the configuration drops it at this size")
     return subject
 
 

@@ -61,6 +61,8 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
         file = f"{config.benchmark}/{config.configuration}.yaml"
         raise UserError(what, where=f"{origins.get((key,), file)}: {key}")
 
+    if config.micro_batch_size == "auto":
+        config.training_bytes(1)  # refuses where nobody has counted them
     if config.steps_per_epoch == 0:
         fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
     if config.steps(config.evaluate_every) == 0:

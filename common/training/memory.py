@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from common.errors import UserError
+from common.training.ranks import local_ranks
 
 ALLOCATION_FAILED = (  # oneDNN does not say why it could not
     "out of memory",
@@ -60,16 +61,27 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Return the bytes of a device, or of the host, that a training may take; the same in every run."""
-    is_gpu = device.type == "cuda"
-    total = torch.cuda.get_device_properties(device).total_memory if is_gpu else psutil.virtual_memory().total
-    return int(USABLE * total)
+    """Return the bytes of a device, or of a rank's part of the host, that a training may take.
+
+    They are the same in every run.
+    """
+    if device.type == "cuda":
+        return int(USABLE * torch.cuda.get_device_properties(device).total_memory)
+    return int(USABLE * psutil.virtual_memory().total / local_ranks())
 
 
 def fitting_size(num_samples: int, available: int, needed: Callable[[int], int]) -> int:
-    """Return the largest part of `num_samples` that needs at most the `available` bytes, at least 1."""
+    """Return the largest part of `num_samples` that needs at most the `available` bytes.
+
+    Raises UserError where not even one sample fits.
+    """
     size = num_samples
-    while needed(size) > available and (smaller := next_smaller(size, num_samples)):
+    while needed(size) > available:
+        smaller = next_smaller(size, num_samples)
+        if smaller is None:
+            needs, has = f"{needed(1) / 1e9:.1f} GB", f"{available / 1e9:.1f} GB"
+            what = f"auto: a sample takes {needs}, a rank may have {has} here"
+            raise UserError(what, where="micro_batch_size", hint="--set micro_batch_size=N")
         size = smaller
     return size
 

@@ -10,7 +10,6 @@ on accuracy was not measured.
 """
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from common.data import sampler
 from common.errors import UserError
+from common.training.ranks import local_ranks
 from image_classification.config import Decoder, ImageDataConfig
 from image_classification.data.ahead import begin_ahead
 from image_classification.data.dali import dali_decoder, has_dali
@@ -100,11 +100,7 @@ def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> i
     if where == "device" and device.type == "cuda":
         still_needed = max(0, reserve_bytes(batch_size) - torch.cuda.memory_reserved(device))
         return max(0, torch.cuda.mem_get_info(device)[0] - still_needed)
-    return psutil.virtual_memory().available // num_processes()
-
-
-def num_processes() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun: they share the memory
+    return psutil.virtual_memory().available // local_ranks()
 
 
 def reserve_bytes(batch_size: int) -> int:
@@ -116,7 +112,7 @@ def total_bytes(device: torch.device, where: Where) -> int:
     """Return the memory of the GPU, or this rank's part of the host's."""
     if where == "device" and device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return psutil.virtual_memory().total // num_processes()
+    return psutil.virtual_memory().total // local_ranks()
 
 
 def bytes_to_fit(num_samples: int, stored_px: int, *, batch_size: int) -> int:

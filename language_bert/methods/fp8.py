@@ -9,7 +9,8 @@ as many samples to 0.72 (2.4 to 2.55 M) as those in fp16 (2.4 to 2.7 M).
 Effect on time. Twice the rate of 16-bit products on Hopper, less the time to round; a prediction, no
 measurement: `ttt compile language_bert optimized optimized_fp8 --for sm_90`.
 Relieves. Forward pass, backward pass: compute; and the memory of activations saved for the backward pass.
-When not. GPUs before compute capability 8.9; small models; fp16, whose overflows it would hide. Needs `unpad`
+When not. GPUs before compute capability 8.9; small models; fp16, whose overflows it would hide. With one
+layer the configuration drops it. Needs `unpad`
 before it, with tokens rounded up to a multiple of 16, and after `fused_qkv` and `gated_linear_units` where
 they are used.
 Use. With the model: `model = use_fp8(unpad(model, round_to=16))`. After each step: `update_scales(model)`.
@@ -182,6 +183,8 @@ class Fp8(Method):
     has_started = False
 
     def configure(self, config: RunConfig) -> RunConfig:
+        if config.model.num_hidden_layers == 1:  # type: ignore[attr-defined]  # the last one, which stays as it is
+            return config.replaced(methods={k: v for k, v in config.methods.items() if k != self.name})
         order = list(config.methods)
         for other in LAYERS_FROM:
             if other in order[order.index(self.name) :]:
@@ -190,8 +193,6 @@ class Fp8(Method):
             raise UserError(f"not a multiple of {MULTIPLE}", where="methods.unpad.round_to")
         if config.precision != "bf16":
             raise UserError("8-bit products need the range of bf16 beside them", where="precision")
-        if config.model.num_hidden_layers == 1:  # type: ignore[attr-defined]
-            self.refuse("the only layer is the last, which stays as it is")
         self.check_hardware()
         return config
 

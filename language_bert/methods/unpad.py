@@ -24,7 +24,7 @@ from common.config.schema import CountOrAuto, RunConfig, Strict
 from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 from common.training.step import to_device
-from language_bert.attention import KERNELS, choose_kernel, has_kernel, plan_attention
+from language_bert.attention import activate_flash_attention_3, choose_kernel, has_kernel, plan_attention
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss
 
@@ -42,7 +42,7 @@ def resolve_rounding(round_to: int | str, num_samples: int) -> int:
     return ROUND_TO << (-(-num_samples // ROUNDED_SAMPLES) - 1).bit_length()
 
 
-def unpad_batch(batch: Batch, *, round_to: int = 1, kernel: str = "") -> Batch:
+def unpad_batch(batch: Batch, *, round_to: int = 1, kernel: str = "torch_flash") -> Batch:
     """Return a padded batch (B, S) as the packed batch that PackedBert takes, targets included.
 
     T is rounded up to a multiple of `round_to`, so that kernels and compiled graphs see few distinct shapes.
@@ -90,7 +90,9 @@ class UnpaddedBert(PackedBert):
 
     def __init__(self, model: Any, round_to: int) -> None:
         super().__init__(model)
-        self.packing: list[Callable[[Batch], Batch]] = [partial(unpad_batch, round_to=round_to)]
+        self.packing: list[Callable[[Batch], Batch]] = [
+            partial(unpad_batch, round_to=round_to, kernel=choose_kernel("auto"))
+        ]
         self.training_loss: Callable[..., Tensor] | None = None  # (model, outputs, targets) -> scalar
 
     def forward(  # type: ignore[override]
@@ -155,13 +157,15 @@ class Unpad(Method):
             default=True,
             description="partition a batch by length, so that ranks and micro-batches have equal tokens",
         )
-        attention: Literal["auto", *KERNELS] = Field(  # type: ignore[valid-type]
-            default="auto",
-            description="the kernel of attention on a GPU: of FlashAttention 3 or 2, of torch, or of cuDNN; "
-            "auto is the first that is there, never cuDNN's",
+        attention: Literal["auto", "flash_attn_interface", "flash_attn", "torch_flash", "torch_cudnn"] = (
+            Field(
+                default="auto",
+                description="the kernel of attention on a GPU: of FlashAttention 3 or 2, of torch, or of "
+                "cuDNN; auto is the first that is there, never cuDNN's",
+            )
         )
 
-    kernel = ""
+    kernel, switches = "torch_flash", False
 
     def configure(self, config: RunConfig) -> RunConfig:
         if torch.cuda.is_available():
@@ -179,9 +183,12 @@ class Unpad(Method):
             self.refuse(error.what, setting="attention", hint=error.hint)
 
     def model(self, model: nn.Module) -> nn.Module:
-        self.kernel = self.choose_kernel(next(model.parameters()).device)
+        device = next(model.parameters()).device
+        self.kernel, self.switches = self.choose_kernel(device), has_kernel(device)
         return PackedBert(model)
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
+        if self.switches:  # another model of this process may have another kernel
+            activate_flash_attention_3(self.kernel == "flash_attn_interface")
         round_to = resolve_rounding(self.settings.round_to, batch.num_samples)
         return unpad_batch(batch, round_to=round_to, kernel=self.kernel)

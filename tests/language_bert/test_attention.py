@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from common.training.registry import build_methods
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
+from language_bert.methods import unpad
 from language_bert.methods.alibi import alibi_slopes
+from language_bert.probes import Probes
 from tests.common.training import train_compiled
 from tests.language_bert.test_parity import (
     EXACT,
@@ -62,7 +65,10 @@ def random_heads(num_tokens, dtype):
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 20])
 def test_attention_equals_scaled_dot_product_attention_on_each_sequence(lengths, num_groups, monkeypatch):
     monkeypatch.setattr(attention, "NUM_GROUPS", num_groups)
-    heads, plan = random_heads(sum(lengths), torch.float64), plan_attention(torch.tensor((*lengths, 0)), 37)
+    heads, plan = (
+        random_heads(sum(lengths), torch.float64),
+        plan_attention(torch.tensor((*lengths, 0)), 37, "torch_flash"),
+    )
     attended = varlen_attention(*heads, plan)
     expected = attend_within_bounds(*heads, plan.cu_queries, plan.cu_seqlens, 37, 37)
     torch.testing.assert_close(attended, expected, **EXACT)
@@ -72,7 +78,10 @@ def test_attention_equals_scaled_dot_product_attention_on_each_sequence(lengths,
 
 
 def test_a_gpu_kernel_gets_the_offsets_as_they_are(on_gpu):
-    heads, plan = random_heads(45, torch.bfloat16), plan_attention(torch.tensor((5, 1, 0, 31, 8)), 37)
+    heads, plan = (
+        random_heads(45, torch.bfloat16),
+        plan_attention(torch.tensor((5, 1, 0, 31, 8)), 37, "torch_flash"),
+    )
     expected = varlen_attention(*heads, plan)
     on_gpu(attend_within_bounds)
     attended = varlen_attention(*heads, plan)
@@ -93,7 +102,7 @@ def test_flash_attention_gets_the_slopes(on_gpu):
 
     on_gpu(kernel)
     heads, slopes = random_heads(5, torch.bfloat16), alibi_slopes(2).bfloat16()
-    varlen_attention(*heads, plan_attention(torch.tensor([5]), 8), slopes)
+    varlen_attention(*heads, plan_attention(torch.tensor([5]), 8, "flash_attn"), slopes)
     assert seen[0].dtype == torch.float32 and seen[0].tolist() == [2**-4, 2**-8]
 
 
@@ -160,6 +169,39 @@ def test_auto_takes_the_first_kernel_that_is_there(
     assert attention.choose_kernel("torch_flash") == "torch_flash" and active == []
 
 
+def test_models_with_different_kernels_take_turns(machine, active, monkeypatch):
+    """Torch's switch holds in the whole process: each batch sets it for the kernel of its own model."""
+    machine(BOTH, (9, 0))
+    monkeypatch.setattr(unpad, "has_kernel", lambda device: True)
+    methods = []
+    for name in ("auto", "torch_flash"):
+        settings = [f"methods.unpad.attention={name}"]
+        config = load_config("language_bert", "optimized", size="mini", settings=settings).config
+        methods.append(build_methods(config)[0])
+        methods[-1].model(make_model(False))
+    for _ in range(2):
+        for method, expected in zip(methods, (["FA3"], []), strict=True):
+            plan = method.batch(make_batch((5, 8)), None).inputs["sequences"]
+            assert active == expected and plan.kernel == method.kernel
+    plan_attention(torch.tensor([5]), 8, "flash_attn_interface")
+    assert active == [], "a plan switches nothing"
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "torch_flash"])
+def test_the_pieces_of_a_step_and_the_preflight_take_the_kernel_of_the_run(name, machine, monkeypatch):
+    machine(("flash_attn",), (8, 0))
+    monkeypatch.setattr(attention, "has_kernel", lambda device: True)
+    monkeypatch.setattr(unpad, "has_kernel", lambda device: True)
+    monkeypatch.setattr(Benchmark, "device", torch.device("cpu"))
+    monkeypatch.setattr(attention, "gpu_kernel", lambda name: pytest.fail(name))
+    settings = [f"methods.unpad.attention={name}", "precision=bf16"]
+    config = load_config("language_bert", "optimized", size="mini", settings=settings).config
+    probes = Probes(Benchmark(config, seed=0))
+    for call in (next(probes.bench_parts()).call, next(probes.kernel_pairs()).kernel):
+        with pytest.raises(pytest.fail.Exception, match=f"^{name}$"):
+            call()
+
+
 @pytest.mark.parametrize(
     ("name", "packages", "capability", "message"),
     [
@@ -184,6 +226,11 @@ def test_a_kernel_that_is_not_there_is_refused_in_one_line(name, packages, capab
         build_methods(config)[0].model(make_model(False))
     assert "methods.unpad.attention" in str(refusal.value) and message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_setting_names_every_kernel():
+    names = get_args(unpad.Unpad.Config.model_fields["attention"].annotation)
+    assert names == ("auto", *attention.KERNELS)
 
 
 def test_the_log_names_the_kernel(machine, monkeypatch):

@@ -12,10 +12,12 @@ from common.measure.without_gpu.pretend import find_gpu
 from common.training import memory
 from common.training.load import load_config
 from common.training.ranks import RankInfo
-from language_bert.benchmark import KEPT_BYTES, Benchmark
+from language_bert.benchmark import Benchmark
 from language_bert.methods.unpad import resolve_rounding
 
 DEVICES = {"A100 40GB": 42.4e9, "A100 80GB": 85.0e9, "H100": 85.0e9, "H200": 150.0e9}  # as torch counts them
+
+GATED = "+gated_linear_units"
 
 
 def count_kept_bytes(name, num_layers):
@@ -40,17 +42,30 @@ def count_kept_bytes(name, num_layers):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
 @pytest.mark.parametrize(
-    ("name", "bits"),
+    ("changes", "num_weights"),
     [
-        ("optimized+methods.compile_layers=false", 16),
-        ("optimized+methods.compile_layers=false+methods.low_precision_layernorm=false", 32),
+        ("", 12),
+        ("+methods.low_precision_layernorm=false", 12),
+        (f"{GATED}+model.start=random", 12),  # three matrices, two thirds as wide, instead of two
+        (f"{GATED}.width_factor=1+model.start=random", 16),
     ],
 )
-def test_a_layer_keeps_the_bytes_that_auto_counts_with(name, bits):
+def test_a_layer_keeps_the_bytes_that_auto_counts_with(changes, num_weights):
+    name = f"optimized+methods.compile_layers=false{changes}"
     (one, tokens), (other, _) = (count_kept_bytes(name, num_layers) for num_layers in (2, 3))
-    of_weights = 2 * 12 * 1024**2  # copies in 16 bits, counted with the parameters
+    of_weights = 2 * num_weights * 1024**2  # copies in 16 bits, counted with the parameters
     each = (other - one - of_weights) / tokens / 1024
-    assert KEPT_BYTES[bits] * 0.9 < each < KEPT_BYTES[bits] * 1.01
+    counted = load_config("language_bert", name, size="full", settings=[]).config.layer_bytes / 1024
+    assert counted * 0.9 < each < counted * 1.01
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
+def test_products_in_8_bits_keep_less_than_auto_counts_with():
+    name = "optimized+methods.compile_layers=false+fp8"
+    (two, tokens), (three, _) = (count_kept_bytes(name, num_layers) for num_layers in (2, 3))
+    assert (three - two) / tokens < load_config(
+        "language_bert", name, size="full", settings=[]
+    ).config.layer_bytes
 
 
 @pytest.mark.parametrize(
@@ -88,9 +103,27 @@ def test_automatic_rounding_grows_with_the_micro_batch(num_samples, expected):
 
 @pytest.mark.parametrize("benchmark", ["image_classification", "language_bert"])
 def test_auto_is_refused_where_nobody_counted(benchmark):
-    config = load_config(benchmark, "baseline", size="full", settings=["micro_batch_size=auto"]).config
-    with pytest.raises(UserError, match="micro_batch_size: auto"):
-        config.training_bytes(8)
+    with pytest.raises(
+        UserError, match="^micro_batch_size: auto: not known for .*; --set micro_batch_size=N$"
+    ):
+        load_config(benchmark, "baseline", size="full", settings=["micro_batch_size=auto"])
+
+
+def test_auto_is_refused_where_not_even_one_sample_fits():
+    config = load_config("language_bert", "optimized", size="full", settings=[]).config
+    least = config.training_bytes(1)
+    assert memory.fitting_size(448, least, config.training_bytes) == 1
+    with pytest.raises(
+        UserError, match="^micro_batch_size: auto: a sample takes 6.* GB, .*micro_batch_size=N$"
+    ):
+        memory.fitting_size(448, least - 1, config.training_bytes)
+
+
+def test_ranks_of_a_machine_without_gpus_share_its_memory(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    alone = memory.usable_bytes(torch.device("cpu"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert memory.usable_bytes(torch.device("cpu")) == alone // 4
 
 
 @pytest.mark.parametrize("value", ["0", "many"])

@@ -1,11 +1,13 @@
 """LayerNorm in low precision: its type under autocast, its numbers against float64, parameters kept."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.methods.low_precision_layernorm import apply_low_precision_layernorm
 from common.training.load import load_config
@@ -50,6 +52,28 @@ def test_only_input_and_output_are_rounded(is_compiled):
         found = call(hidden)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), exact.detach(), rtol=2**-8, atol=1e-5)
+
+
+def test_on_a_gpu_only_training_rounds_the_parameters(monkeypatch):
+    """An evaluation is never compiled; the tensors say that they lie on a GPU and have no values."""
+    taken, plain = [], F.layer_norm
+
+    def layer_norm(input, shape, weight, *others):
+        taken.append(weight.dtype)
+        return plain(input, shape, weight, *others)
+
+    monkeypatch.setattr(F, "layer_norm", layer_norm)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of autocast, that there is no GPU
+        low = nn.Sequential(nn.LayerNorm(96, device="cuda"))
+        apply_low_precision_layernorm(low)
+        hidden = torch.zeros(4, 96, device="cuda", dtype=torch.bfloat16)
+        assert low(hidden).dtype == torch.bfloat16
+        with torch.no_grad():
+            assert low(hidden).dtype == torch.bfloat16
+    assert taken == [torch.bfloat16, torch.float32]
 
 
 def test_float32_drops_it_and_says_so():

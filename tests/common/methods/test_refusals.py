@@ -42,7 +42,6 @@ SAM = "methods.sam={every_steps: 10}"
         ("bert mini", "seq_length_warmup={}", (COMPILED,), "differ .*methods.compile=false"),
         ("bert mini", "seq_length_warmup={how: segment}", ("model.next_sentence=true",), "no next sentence"),
         ("bert mini", "seq_length_warmup={min_length: 161}", (), "min_length is more than"),
-        ("bert mini", "fp8={}", (), "the only layer is the last"),
         (
             "bert mini",
             "fp8={}",

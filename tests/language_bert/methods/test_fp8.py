@@ -128,7 +128,7 @@ def train(seed, *settings, num_steps):
 
 
 def test_the_first_step_rounds_with_the_scales_of_its_own_batch():
-    training, _ = train(3, "methods.fp8={}", num_steps=1)  # its learning rate is 0
+    training, _ = train(3, num_steps=1)  # its learning rate is 0
     batch = next(training.benchmark.train_batches())
     layers = [module for module in training.model.modules() if isinstance(module, Fp8Linear)]
     training.forward_backward(batch, 0)
@@ -177,8 +177,8 @@ def test_a_fifth_of_a_mini_training_ends_where_that_in_16_bits_does(monkeypatch)
         assert losses[0] - np.mean(losses[-40:]) > 1, "nothing was learned"
         return float(np.mean(losses[-40:]))
 
-    in_16_bits = [end_loss(seed) for seed in (1, 2, 3)]
-    in_8_bits = [end_loss(seed, "methods.fp8={}") for seed in (1, 2)]
+    in_16_bits = [end_loss(seed, "methods.fp8=false") for seed in (1, 2, 3)]
+    in_8_bits = [end_loss(seed) for seed in (1, 2)]
     spread = max(in_16_bits) - min(in_16_bits)
     differences = np.subtract(in_8_bits, in_16_bits[:2])
     print(f"16 bits {in_16_bits}, 8 bits {in_8_bits}, spread {spread}, differences {differences}")
@@ -226,6 +226,14 @@ def test_a_small_model_learns_as_it_does_in_16_bits():
 
 def test_the_pair_of_the_preflight_agrees():
     assert 0 < (pair := fp8_pair(torch.device("cpu"))).error() < pair.tolerance
+
+
+def test_with_one_layer_it_is_dropped_and_the_run_says_so():
+    loaded = load_config("language_bert", "optimized_fp8", size="mini", settings=[])
+    assert "fp8" not in loaded.config.methods
+    assert [change for change in loaded.changes if change.startswith("fp8: methods")]
+    two = load_config("language_bert", "optimized_fp8", size="mini", settings=["model.num_hidden_layers=2"])
+    assert "fp8" in two.config.methods and not two.changes
 
 
 @pytest.mark.parametrize(
