@@ -159,15 +159,17 @@ class Probes(probes.Probes):
 
     def phases(self) -> list[tuple[str, range]]:
         """Return the steps of each size, in the order of training."""
-        steps, first, phases = self.config.steps_per_epoch, 0, []
-        for size_px, epochs in itertools.groupby(self.epoch_sizes_px()):
-            last = min(first + len(list(epochs)) * steps, self.config.plan().num_steps)
-            phases.append((f"{size_px} px", range(first, last)))
-            first = last
-        return phases
+        plan, sizes = self.config.plan(), self.epoch_sizes_px()
+
+        def size_px(step: int) -> int:
+            return sizes[min(plan.epoch(step), len(sizes) - 1)]
+
+        groups = itertools.groupby(range(plan.num_steps), size_px)
+        parts = ((size, list(steps)) for size, steps in groups)
+        return [(f"{size} px", range(steps[0], steps[-1] + 1)) for size, steps in parts]
 
     def loaded_shape(self, step: int) -> str:
-        return f"{self.config.data.crop_px(step // self.config.steps_per_epoch)} px"
+        return f"{self.config.data.crop_px(self.config.plan().epoch(step))} px"
 
     def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
         """Return the minutes of the published number of epochs, the loader keeping up."""

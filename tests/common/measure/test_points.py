@@ -95,6 +95,8 @@ def test_points_give_the_time_of_a_whole_run_to_5_percent(monkeypatch, benchmark
     [
         ("image_classification", "baseline", [], [0, 88, 176, 264]),
         ("image_classification", "optimized", [], [0, 44, 77, 110]),  # 56 px up to step 44
+        ("image_classification", "optimized", ["budget=0.5"], [0, 22, 38, 55]),
+        ("image_classification", "optimized", ["budget=2"], [0, 88, 154, 220]),
         ("image_classification", "baseline", ["methods.selective_backprop={}"], [0, 88, 176, 317]),
         ("language_bert", "baseline", ["methods.seq_length_warmup={}"], [0, 135, 270, 405, 540]),
     ],
@@ -110,6 +112,7 @@ def test_parts_end_where_shapes_and_methods_change(benchmark, configuration, set
         assert point.share == pytest.approx((last - first) / num_steps)
         assert first <= point.window.start and point.window.stop <= last and len(point.window) <= WINDOW_STEPS
         assert point.window.start + point.window.stop == pytest.approx(first + last, abs=20)
+        assert benchmark != "image_classification" or point.loaded == point.shape
     shares = {shape: sum(p.share for p in points if p.shape == shape) for shape in probes.shape_shares()}
     assert shares == pytest.approx(probes.shape_shares())
 
