@@ -125,11 +125,13 @@ class Benchmark(benchmark.Benchmark):
     @cached_property
     def data(self) -> ImageDataConfig:
         """The settings of the data, with the size of stored pixels that all ranks of this machine take."""
-        config, world_size = self.config, self.rank_info.world_size
+        config, world_size, num_local = self.config, self.rank_info.world_size, self.rank_info.num_local
         last = RankInfo(rank=world_size - 1, world_size=world_size)  # has the most images
         num_images = sampler.shard_size(config.data.num_train_samples, config.global_batch_size, last)
         size = config.micro_batch_size or len(last.part(config.global_batch_size))
-        stored_px = choose_stored_px(num_images, config.data, self.device, batch_size=size)
+        stored_px = choose_stored_px(
+            num_images, config.data, self.device, batch_size=size, num_local=num_local
+        )
         data: ImageDataConfig = config.data.model_copy(update={"stored_px": stored_px})
         return data
 

@@ -1,10 +1,12 @@
 """The keys of a configuration of this benchmark."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from common.config.schema import DataConfig, Fraction, RunConfig, Strict
+from common.errors import UserError
 
 Decoder = Literal["auto", "threads", "dali"]
 SizePx = Annotated[int, Field(ge=32)]
@@ -41,6 +43,12 @@ class ImageDataConfig(DataConfig):
             raise ValueError("alternates_flips needs a flip_probability of 0.5")
         return self
 
+    @model_validator(mode="after")
+    def check_stored_px(self) -> Self:
+        if self.stored_px_if_it_fits is not None and self.stored_px_if_it_fits <= self.stored_px:
+            raise ValueError("stored_px_if_it_fits must be larger than stored_px, or null")
+        return self
+
     @property
     def crop_sizes_px(self) -> list[int]:
         """The sizes of training crops, each once, in the order of the epochs."""
@@ -57,6 +65,17 @@ class Config(RunConfig):
 
     model: ModelConfig
     data: ImageDataConfig
+
+    def check_origins(self, origins: Mapping[tuple[str, ...], str]) -> None:
+        """Refuse a size of stored pixels by hand that the larger one of the configuration would replace."""
+        by_hand, larger = (origins.get(("data", key), "") for key in ("stored_px", "stored_px_if_it_fits"))
+        own = f"{self.benchmark}/"  # the files of the suite
+        if self.data.stored_px_if_it_fits and not by_hand.startswith(own) and larger.startswith(own):
+            raise UserError(
+                f"data.stored_px_if_it_fits={self.data.stored_px_if_it_fits} would replace it where it fits",
+                where=f"{by_hand}: data.stored_px",
+                hint="set data.stored_px_if_it_fits=null, too",
+            )
 
     @property
     def prepared_hint(self) -> str:

@@ -74,13 +74,16 @@ class Probes(probes.Probes):
         if larger is None:
             return lines
         batch_size = self.benchmark.micro_batch_sizes[0]
-        least = bytes_to_fit(self.benchmark.num_rank_images, larger, batch_size=batch_size)
+        device, where = self.benchmark.device, data.stored_on
+        least = bytes_to_fit(self.benchmark.num_rank_images, larger, device, where, batch_size=batch_size)
+        reserved = reserve_bytes(device, where, batch_size) / GIB
+        training = f" and {reserved:.1f} GiB of training" if reserved else ""
         place = "its GPU" if data.stored_on == "device" else "its part of the host's memory"
         return [
             *lines,
             f"stored pixels: {self.benchmark.data.stored_px} px on this machine; {larger} px where a rank "
-            f"has at least {least / GIB:.1f} GiB ({place}; {PLANNED_SHARE:.0%} of it for pixels and "
-            f"{reserve_bytes(batch_size) / GIB:.1f} GiB of training), else {data.stored_px} px; by hand: "
+            f"has at least {least / GIB:.1f} GiB ({place}; {PLANNED_SHARE:.0%} of it for pixels"
+            f"{training}), else {data.stored_px} px; by hand: "
             "--set data.stored_px=N --set data.stored_px_if_it_fits=null",
         ]
 

@@ -7,6 +7,7 @@ switched on and is ignored otherwise, so one file serves every configuration of 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -154,6 +155,9 @@ class RunConfig(Strict):
     def prepared_files(self) -> set[str]:
         """Return names of files that the prepared data cannot do without."""
         return set()
+
+    def check_origins(self, origins: Mapping[tuple[str, ...], str]) -> None:
+        """Raise UserError for a key that a person set without effect; `origins` is where each was written."""
 
     def training_bytes(self, num_samples: int) -> int:
         """Return the most bytes that training takes with so many samples at a time, for `auto`.

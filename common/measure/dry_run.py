@@ -20,7 +20,7 @@ from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.optim import schedule_factor
 from common.training.probes import probes_of
-from common.training.ranks import RankInfo
+from common.training.ranks import RankInfo, read_rank_info
 from common.training.step import Training
 
 GIGA = 1e9
@@ -35,7 +35,12 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     lines += [f"#   {key}: {where}" for key, where in list_origins(loaded)]
     lines += [f"# changed by {change}" for change in loaded.changes]
     kind = benchmark_module(config.benchmark).Benchmark
-    rank_infos = [RankInfo(rank=rank, local_rank=0, world_size=num_ranks) for rank in range(num_ranks)]
+    started = read_rank_info()
+    num_local = started.num_local if started.world_size > 1 else num_ranks
+    rank_infos = [
+        RankInfo(rank=rank, local_rank=0, world_size=num_ranks, num_local=num_local)
+        for rank in range(num_ranks)
+    ]
     benchmarks = [kind(config, seed=0, rank_info=rank_info) for rank_info in rank_infos]
     largest = max(benchmarks, key=lambda benchmark: benchmark.num_rank_samples)
     plan = [*describe_plan(loaded), *describe_shares(benchmarks, largest), *describe_rank(largest)]

@@ -50,6 +50,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
             f"{method.name}: {change.key}: {change.before} -> {change.after}"
             for change in all_differences(flat(before.model_dump()), flat(config.model_dump()))
         ]
+    config.check_origins(origins)
     check_plan(config, origins)
     return Loaded(config=config, origins=origins, changes=changes, source=source)
 

@@ -17,11 +17,15 @@ PORTS = range(20_000, 30_000)  # below those that systems hand out; a Slurm job 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """One process of the `world_size` that train together; `local_rank` counts on its own machine."""
+    """One process of the `world_size` that train together; `local_rank` counts on its own machine.
+
+    At most `num_local` of them share a machine.
+    """
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
+    num_local: int = 1
 
     def part(self, total: int) -> range:
         """Return the indices of `total` samples that this rank takes."""
@@ -50,7 +54,10 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     rank, local_rank, world_size = map(int, texts.values())
     if rank >= world_size:
         raise UserError(f"rank {rank} of {world_size}", where=names[0], hint="ranks count from 0")
-    return RankInfo(rank=rank, local_rank=local_rank, world_size=world_size)
+    shared = environment.get("LOCAL_WORLD_SIZE" if names is TORCHRUN else "SLURM_STEP_TASKS_PER_NODE", "")
+    counts = re.findall(r"(?:^|,)([0-9]+)", shared)  # Slurm writes 8(x2),4
+    num_local = max(map(int, counts), default=1)
+    return RankInfo(rank=rank, local_rank=local_rank, world_size=world_size, num_local=num_local)
 
 
 def local_ranks() -> int:

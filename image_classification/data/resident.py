@@ -23,7 +23,7 @@ from torch import Tensor
 
 from common.data import sampler
 from common.errors import UserError
-from common.training.ranks import local_ranks
+from common.training.ranks import read_rank_info
 from image_classification.config import Decoder, ImageDataConfig
 from image_classification.data.ahead import begin_ahead
 from image_classification.data.dali import dali_decoder, has_dali
@@ -98,38 +98,42 @@ def thread_decoder(
 def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> int:
     """Measure the memory left for pixels: that of the GPU beside a training, or this rank's of the host."""
     if where == "device" and device.type == "cuda":
-        still_needed = max(0, reserve_bytes(batch_size) - torch.cuda.memory_reserved(device))
+        still_needed = max(0, reserve_bytes(device, where, batch_size) - torch.cuda.memory_reserved(device))
         return max(0, torch.cuda.mem_get_info(device)[0] - still_needed)
-    return psutil.virtual_memory().available // local_ranks()
+    return psutil.virtual_memory().available // read_rank_info().num_local
 
 
-def reserve_bytes(batch_size: int) -> int:
-    """Calculate what a training on so many images at once takes of a GPU, beside its pixels."""
+def reserve_bytes(device: torch.device, where: Where, batch_size: int) -> int:
+    """Calculate what a training on so many images at once takes of the memory that holds its pixels."""
+    if where == "host" and device.type == "cuda":
+        return 0
     return RESERVE_BYTES + batch_size * RESERVE_BYTES_PER_IMAGE
 
 
-def total_bytes(device: torch.device, where: Where) -> int:
-    """Return the memory of the GPU, or this rank's part of the host's."""
+def total_bytes(device: torch.device, where: Where, num_local: int) -> int:
+    """Return the memory of the GPU, or the host's part of each of the `num_local` ranks on it."""
     if where == "device" and device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return psutil.virtual_memory().total // local_ranks()
+    return psutil.virtual_memory().total // num_local
 
 
-def bytes_to_fit(num_samples: int, stored_px: int, *, batch_size: int) -> int:
+def bytes_to_fit(
+    num_samples: int, stored_px: int, device: torch.device, where: Where, *, batch_size: int
+) -> int:
     """Calculate the memory that must be there so that a larger size of stored pixels is chosen."""
-    return math.ceil((stored_bytes(num_samples, stored_px) + reserve_bytes(batch_size)) / PLANNED_SHARE)
+    needed = stored_bytes(num_samples, stored_px) + reserve_bytes(device, where, batch_size)
+    return math.ceil(needed / PLANNED_SHARE)
 
 
 def choose_stored_px(
-    num_samples: int, data: ImageDataConfig, device: torch.device, *, batch_size: int
+    num_samples: int, data: ImageDataConfig, device: torch.device, *, batch_size: int, num_local: int
 ) -> int:
     """Choose the size of stored pixels by all memory, not by what is free now: alike ranks choose alike."""
-    larger = data.stored_px_if_it_fits
-    if larger and bytes_to_fit(num_samples, larger, batch_size=batch_size) <= total_bytes(
-        device, data.stored_on
-    ):
-        return larger
-    return data.stored_px
+    larger, where = data.stored_px_if_it_fits, data.stored_on
+    if larger is None:
+        return data.stored_px
+    least = bytes_to_fit(num_samples, larger, device, where, batch_size=batch_size)
+    return larger if least <= total_bytes(device, where, num_local) else data.stored_px
 
 
 def stored_bytes(num_samples: int, stored_px: int) -> int:
@@ -143,7 +147,8 @@ def check_budget(num_samples: int, data: ImageDataConfig, device: torch.device, 
     if needed > free:
         place = "on the GPU" if data.stored_on == "device" and device.type == "cuda" else "in memory"
         fitting = math.isqrt(free // (3 * num_samples)) // ROUND_TO * ROUND_TO
-        smaller = f"data.stored_px={fitting} or " if fitting >= LEAST_PX else ""
+        alone = " data.stored_px_if_it_fits=null" if data.stored_px_if_it_fits else ""
+        smaller = f"data.stored_px={fitting}{alone} or " if fitting >= LEAST_PX else ""
         raise UserError(
             f"{needed / GIB:.1f} GiB of decoded pixels needed, {free / GIB:.1f} GiB free {place}",
             where="data.loader",

@@ -3,6 +3,7 @@
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from common.config.schema import Plan
 from common.errors import UserError
 from common.measure.device_run import build
+from common.measure.dry_run import describe_run
+from common.training.load import load_config
 from common.training.optim import DecoupledSGD, build_optimizer, build_schedule, schedule_factor
 from common.training.ranks import RankInfo
 from common.training.registry import build_methods
@@ -200,7 +203,7 @@ def test_the_resident_loader_crops_once_to_every_size_before_training(monkeypatc
 @pytest.mark.parametrize(("num_gib", "stored_px"), [(56, 256), (68, 320)])
 def test_larger_pixels_are_stored_where_memory_holds_them(num_gib, stored_px, monkeypatch):
     """8 GPUs of `num_gib` GiB: 45.8 GiB of pixels and 14.5 GiB of training are 90 % of 67 GiB."""
-    monkeypatch.setattr(resident, "total_bytes", lambda device, where: num_gib * 2**30)
+    monkeypatch.setattr(resident, "total_bytes", lambda device, where, num_local: num_gib * 2**30)
     config = config_of("optimized", "full")
     ranks = [
         Benchmark(config, seed=0, rank_info=RankInfo(rank=rank, local_rank=rank, world_size=8))
@@ -213,6 +216,41 @@ def test_larger_pixels_are_stored_where_memory_holds_them(num_gib, stored_px, mo
     assert "at least 67.0 GiB" in line
     by_hand = config_of("optimized", "full", "data.stored_px=304", "data.stored_px_if_it_fits=null")
     assert Benchmark(by_hand, seed=0).data.stored_px == 304
+
+
+def test_ranks_share_the_memory_of_their_host_and_training_on_a_gpu_takes_none_of_it(monkeypatch):
+    """A quarter of the images at 320 px is 91.6 GiB a rank, 366.5 GiB on a host of 375; 1 % is left free."""
+    total = 375 * 2**30
+    monkeypatch.setattr(resident.psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    monkeypatch.setattr(resident, "PLANNED_SHARE", 0.99)
+    data, num_images = config_of("optimized", "full", "data.stored_on=host").data, 1_281_167 // 4
+
+    def chosen(device, num_local):
+        device = torch.device(device)
+        return resident.choose_stored_px(num_images, data, device, batch_size=256, num_local=num_local)
+
+    assert [chosen("cuda", num_local) for num_local in (1, 4, 8)] == [320, 320, 256]
+    assert [chosen("cpu", num_local) for num_local in (1, 4)] == [320, 256]  # beside the training
+
+
+def test_a_dry_run_of_ranks_divides_the_memory_of_the_host(monkeypatch):
+    """366.5 GiB of all ranks together are more than 90 % of 380; those of one of two ranks are not."""
+    monkeypatch.setattr(resident.psutil, "virtual_memory", lambda: SimpleNamespace(total=380 * 2**30))
+    loaded = load_config("image_classification", "optimized", size="full", settings=["data.stored_on=host"])
+    assert "stored pixels: 256 px" in describe_run(loaded, 2)
+
+
+def test_a_size_of_stored_pixels_by_hand_is_never_replaced(tmp_path):
+    with pytest.raises(UserError, match=r"--set: data.stored_px: .*320.*set data.stored_px_if_it_fits=null"):
+        config_of("optimized", "full", "data.stored_px=192")
+    path = tmp_path / "own.yaml"
+    path.write_text("extends: optimized\ndata: {stored_px: 192}\n")
+    with pytest.raises(UserError, match="own.yaml:2: data.stored_px"):
+        config_of(str(path), "full")
+    path.write_text("extends: optimized\ndata: {stored_px: 192, stored_px_if_it_fits: 288}\n")
+    assert config_of(str(path), "full").data.stored_px_if_it_fits == 288
+    with pytest.raises(UserError, match="must be larger than stored_px"):
+        config_of("optimized", "full", "data.stored_px_if_it_fits=256")
 
 
 def test_the_first_epoch_is_predicted_from_cores_threads_and_pixels():

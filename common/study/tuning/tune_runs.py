@@ -53,7 +53,8 @@ class Tuner:
     def benchmark(self, config: RunConfig) -> Benchmark:
         """Return the benchmark of the first rank."""
         kind = benchmark_module(config.benchmark).Benchmark
-        built: Benchmark = kind(config, seed=self.seed, rank_info=RankInfo(rank=0, world_size=self.num_ranks))
+        rank_info = RankInfo(rank=0, world_size=self.num_ranks, num_local=self.num_ranks)
+        built: Benchmark = kind(config, seed=self.seed, rank_info=rank_info)
         return built
 
     def training(self, config: RunConfig) -> Training:

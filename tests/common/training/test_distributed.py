@@ -140,6 +140,17 @@ def test_an_environment_that_is_not_whole_is_refused(environment):
         ranks.read_rank_info(environment)
 
 
+def test_the_environment_says_how_many_ranks_share_a_machine():
+    torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+    slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "20"}
+    for environment, num_local in (
+        ({}, 1),
+        (torchrun | {"LOCAL_WORLD_SIZE": "4"}, 4),
+        (slurm | {"SLURM_STEP_TASKS_PER_NODE": "4,8(x2)"}, 8),
+    ):
+        assert ranks.read_rank_info(environment).num_local == num_local
+
+
 def test_ranks_of_a_slurm_step_meet_on_its_first_host():
     for nodes, host in (
         ("gpu[003-010,12],login", "gpu003"),

@@ -97,6 +97,9 @@ def test_pixels_that_do_not_fit_are_refused_before_anything_starts(images, monke
         data, gpu = settings_of(stored_px=256).data, torch.device("cuda")
         with pytest.raises(UserError, match="data.loader: 234.6 GiB.* 100.0 GiB free on the GPU; .*px=160"):
             resident.check_budget(1_281_167, data, gpu, batch_size=1)
+        larger = data.model_copy(update={"stored_px_if_it_fits": 320})
+        with pytest.raises(UserError, match=r"data\.stored_px=160 data\.stored_px_if_it_fits=null or"):
+            resident.check_budget(1_281_167, larger, gpu, batch_size=1)
         resident.check_budget(100 * GIB // (3 * 256**2), data, gpu, batch_size=1)
     with pytest.raises(UserError, match=r"GiB free in memory; use data.stored_px=\d+ or"):
         load(images, stored_px=10_000_000)
