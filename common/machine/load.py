@@ -23,6 +23,7 @@ from common.evidence.disturbance import SPARE
 from common.machine.hardware import ask_nvml
 
 STAT = Path("/proc/stat")
+CPUS = Path("/sys/devices/system/cpu")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_S = 0.3  # in which a hundred ticks a second still tell a busy core from an idle one
 NAMES_S = 0.15  # to find the busiest program
@@ -69,6 +70,14 @@ def affinity() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
+
+
+def physical_cores() -> int:
+    """Count the cores that this process may use, two hyperthreads of one as one."""
+    try:
+        return len({(CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in affinity()})
+    except OSError:  # the system does not say
+        return len(affinity())
 
 
 def threads_of_rank(num_ranks: int) -> int:

@@ -35,7 +35,7 @@ from common.evidence.recipes import (
     software,
 )
 from common.machine import hardware, system
-from common.machine.load import may_choose_threads, threads_of_rank
+from common.machine.load import may_choose_threads, physical_cores, threads_of_rank
 from common.repository import ROOT
 from common.training import ranks
 from common.training.load import load_config
@@ -184,16 +184,20 @@ def name_part(key: str, now: Recipe) -> tuple[str, bool]:
 
 
 def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
-    """Return the threads of a rank on the CPU: what a person's environment says, else the default.
+    """Return the threads of a rank on the CPU: what torch takes in a person's environment, else the default.
 
-    Beside other programs fewer may compute; the log of a block says how many.
+    torch knows MKL_NUM_THREADS, else OMP_NUM_THREADS, and takes no more than there are physical cores.
+    OMP_THREAD_LIMIT it does not know, but OpenMP obeys it. Beside other programs fewer may compute; the log
+    of a block says how many.
     """
-    asked, number = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0], threads_of_rank(num_ranks)
-    if is_asked and asked.isdecimal() and int(asked):
-        number = int(asked)
-    elif num_ranks == 1 and (is_asked or may_choose_threads()):
-        import torch  # the configuration's benchmark has imported it
+    import torch  # the configuration's benchmark has imported it
 
-        number = min(number, torch.get_num_threads())
-    limit = os.environ.get("OMP_THREAD_LIMIT", "") if is_asked else ""
+    has_chosen, most = not may_choose_threads(), torch.get_num_threads()
+    usual = threads_of_rank(num_ranks)
+    if not has_chosen:
+        return min(usual, most)
+    if not is_asked:
+        return min(usual, physical_cores())
+    is_set = num_ranks == 1 or os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+    number, limit = most if is_set else min(usual, most), os.environ.get("OMP_THREAD_LIMIT", "")
     return min(number, int(limit)) if limit.isdecimal() and int(limit) else number

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from common import repository
 from common.evidence.audit import audit_paths
@@ -77,9 +78,11 @@ def test_the_first_method_of_a_configuration_without_any_is_in_the_name(tmp_path
 
 def test_ranks_and_threads_that_were_asked_for_are_in_the_name(tmp_path, monkeypatch):
     assert planned(tmp_path, num_ranks=2).system.startswith(f"{PLAIN}+ranks=2")
-    for value, threads in (("7", "7"), ("7,1", "7"), ("", None)):
+    usual = load.physical_cores()
+    for value, taken in (("7", 7), ("7,1", 7), ("99", usual), ("", usual)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert planned(tmp_path).system == PLAIN + (f"+threads={threads}" if threads else "")
+        monkeypatch.setattr(torch, "get_num_threads", lambda taken=taken: taken)
+        assert planned(tmp_path).system == PLAIN + (f"+threads={taken}" if taken == 7 else "")
 
 
 @pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT"])
@@ -98,6 +101,41 @@ print(run_set.system, [line for line in launch.compose_head(run_set, []).splitli
     environment = {name: value for name, value in os.environ.items() if name not in load.THREADS}
     done = run(sys.executable, "-c", code, env=environment | {variable: "1"})
     assert done.stdout == f"{PLAIN}+threads=1 ['# threads: 1']\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({"MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "2"}, 1),
+        ({"OMP_NUM_THREADS": "99"}, None),
+        ({"OMP_NUM_THREADS": "1,1"}, 1),
+        ({"OMP_NUM_THREADS": "0"}, None),  # OpenMP refuses it
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_head_states_the_threads_that_torch_takes(variables, threads, num_ranks):
+    code = f"""
+import torch
+from common.run.set_folder import num_threads
+print(num_threads({num_ranks}), torch.get_num_threads())
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in load.THREADS}
+    done = run(sys.executable, "-c", code, env=environment | variables)
+    stated, taken = map(int, done.stdout.split())
+    assert stated == taken == (threads or load.physical_cores())
+
+
+def test_two_hyperthreads_are_one_core(tmp_path, monkeypatch):
+    monkeypatch.setattr(load, "CPUS", tmp_path)
+    monkeypatch.setattr(load, "affinity", lambda: {0, 1, 4, 5})
+    assert load.physical_cores() == 4  # the system does not say
+    for cpu, siblings in ((0, "0,4"), (1, "1,5"), (4, "0,4"), (5, "1,5")):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(siblings + "\n")
+    assert load.physical_cores() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(load, "usable_cores", lambda: 4.0)
+    assert set_folder.num_threads(1, is_asked=False) == 2  # as torch, where no variable is set
 
 
 def test_the_threads_that_the_launcher_takes_on_a_busy_machine_are_no_other_set(tmp_path, monkeypatch):
