@@ -29,21 +29,21 @@ WIDTH = 110
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="print the card of this method")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of all cards (Markdown)")
-    parser.add_argument("--measure", choices=SIZES, help="time the steps with and without each, or NAME")
-    parser.add_argument("--pairs", type=whole_number(2, 100), default=4, metavar="N", help="for each method")
+    parser.add_argument("--measure", choices=SIZES, help="time steps with and without each, or only NAME")
+    parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help="for each; default: 4")
     parser.add_argument("--dry-run", action="store_true", help="with --measure: say how long, and stop")
     add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.write and (args.name or args.measure):
+        raise UserError("--write makes the page of all", hint=f"leave out '{args.name or '--measure'}'")
     if args.measure:
         from common.study.method_steps import measure  # scipy and torch, which cards do without
 
         return measure(args)
-    if args.dry_run:
-        raise UserError("--dry-run is of --measure")
-    if args.name and args.write:
-        raise UserError("--write makes the page of all methods", hint=f"leave out '{args.name}'")
+    if args.dry_run or args.pairs:
+        raise UserError("is of --measure", where="--dry-run" if args.dry_run else "--pairs")
     if args.write:
         write(args.write)
     else:

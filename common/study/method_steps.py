@@ -27,7 +27,7 @@ from common.run import run_sets
 from common.study.compare import step_pairs
 from common.training.card import Card, Measured, cards, find_card, read_measured
 
-FOLDER = "methods"
+FOLDER, NUM_PAIRS = "methods", 4
 START_S = 12.0  # of the two processes of a pair, by the starts of `ttt inspect`: an estimate
 CALLS_OF_POINT = 4  # warm-up, trial and first turn: steps of each point before the turns count
 WHOLE_STEP = 1.5  # of the time of forward and backward alone
@@ -98,7 +98,7 @@ def measure(args: argparse.Namespace) -> int:
 
     Files that have their pairs are kept, whatever their commit; others are continued on the same one.
     """
-    size, num_pairs, results = args.measure, args.pairs, args.results.resolve()
+    size, num_pairs, results = args.measure, args.pairs or NUM_PAIRS, args.results.resolve()
     console = Console(highlight=False, soft_wrap=True)
     with console.status("finding out what can be built"):
         subjects, reasons = choose_subjects(size, args.name)

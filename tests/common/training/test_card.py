@@ -140,6 +140,8 @@ def test_the_page_is_written_whole(tmp_path):
     [
         (["blurpol"], "no such method 'blurpol'; did you mean blurpool?"),
         (["blurpool", "--write", "PAGE.md"], "leave out 'blurpool'"),
+        (["--write", "PAGE.md", "--measure", "mini"], "leave out '--measure'"),
+        (["--pairs", "3"], "--pairs: is of --measure"),
         (["--write", "page.html"], "expected a file NAME.md"),
         (["--write", "no/such/folder/PAGE.md"], "no/such/folder/PAGE.md: cannot be written"),
     ],
