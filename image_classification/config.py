@@ -69,8 +69,8 @@ class Config(RunConfig):
     def check_origins(self, origins: Mapping[tuple[str, ...], str]) -> None:
         """Refuse a size of stored pixels by hand that the larger one of the configuration would replace."""
         by_hand, larger = (origins.get(("data", key), "") for key in ("stored_px", "stored_px_if_it_fits"))
-        own = f"{self.benchmark}/"  # the files of the suite
-        if self.data.stored_px_if_it_fits and not by_hand.startswith(own) and larger.startswith(own):
+        suite = f"{self.benchmark}/"
+        if self.data.stored_px_if_it_fits and not by_hand.startswith(suite) and larger.startswith(suite):
             raise UserError(
                 f"data.stored_px_if_it_fits={self.data.stored_px_if_it_fits} would replace it where it fits",
                 where=f"{by_hand}: data.stored_px",

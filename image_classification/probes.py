@@ -25,7 +25,7 @@ from image_classification.augmentation import augmentations
 from image_classification.benchmark import Benchmark, open_loader
 from image_classification.config import ImageDataConfig
 from image_classification.data.dali import has_dali
-from image_classification.data.first_epoch import describe_first_epoch
+from image_classification.data.first_epoch import HEIGHT, WIDTH, describe_first_epoch
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings
 from image_classification.data.resident import (
@@ -43,7 +43,7 @@ from image_classification.methods.progressive_resizing import ProgressiveResizin
 BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (56, 84, 112)}
 EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs of ResNet-50
 DECODED_ONCE = ["data.loader=resident"]
-HEIGHT, WIDTH, QUALITY = 375, 500, 90  # a usual image of ImageNet
+QUALITY = 90  # of the synthetic JPEG files
 NUM_IMAGES = 64
 CROP_PX = 176
 CROPS = {"min_crop_area": 0.08, "flip_probability": 0.5, "alternates_flips": False}  # of the timed loaders

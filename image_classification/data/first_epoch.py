@@ -2,11 +2,8 @@
 
 from image_classification.config import ImageDataConfig
 
-DECODING_MS = (
-    1.8,
-    2.9,
-)  # of a core, decoding and squashing: measured on a present CPU; assumed of older ones
-HEIGHT, WIDTH = 375, 500  # of the image that it takes so long for: a usual one of ImageNet
+DECODING_MS = (1.8, 2.9)  # of a core, decoding and squashing an image of that size: assumptions, a range
+HEIGHT, WIDTH = 375, 500  # of a usual image of ImageNet
 CORES = (64, 128, 192)
 
 
@@ -14,7 +11,7 @@ def predict_decoding_s(data: ImageDataConfig, num_cores: int, num_ranks: int) ->
     """Predict the seconds, least and most, in which threads decode all training images once.
 
     They are `data.num_workers` of each rank, and no more than the cores. Images that were encoded again take
-    the share of their pixels. The lock of the interpreter, disks and a network may take longer.
+    at best the share of their pixels. The lock of the interpreter, disks and a network may take longer.
     """
     shrinkage = min(1.0, data.encoded_px / HEIGHT) if data.encoded_px else 1.0
     images = data.num_train_samples * shrinkage**2 / min(num_cores, num_ranks * data.num_workers)
@@ -29,11 +26,11 @@ def describe_first_epoch(data: ImageDataConfig, num_ranks: int) -> str:
         f"{low:.0f} to {high:.0f} s on {count} cores"
         for count, (low, high) in zip(CORES, seconds, strict=True)
     ]
-    encoded = f", encoded again at {data.encoded_px} px" if data.encoded_px else ""
+    encoded = f", encoded again at {data.encoded_px} px, at best" if data.encoded_px else ""
     low, high = DECODING_MS
     return (
         f"first epoch, predicted and not measured: threads decode {data.num_train_samples:,} images{encoded} "
         f"in {', '.join(times)}, of which the steps of that epoch hide as many seconds as they take; "
-        f"{low} to {high} ms of a core for {WIDTH} x {HEIGHT} pixels, {data.num_workers} threads on each of "
-        f"{num_ranks} rank(s); no GPU decodes"
+        f"assuming {low} to {high} ms of a core for {WIDTH} x {HEIGHT} pixels, {data.num_workers} threads on "
+        f"each of {num_ranks} rank(s); no GPU decodes"
     )
