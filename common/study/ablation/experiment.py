@@ -159,16 +159,16 @@ class Experiment:
             )
 
     def announce(self, run: Any, built_s: float) -> None:
-        """Say from the run of the base, and the seconds of building it, how long everything takes at most."""
-        from common.measure.points import MIN_POINTS
+        """Say from the run of the base, and the seconds of building it, about how long everything takes."""
+        from common.measure.points import points_of
         from common.measure.throughput import steps_of_turn
         from common.training.registry import build_methods
 
         num_states, step_s = len(self.ablation.states), WHOLE_STEP * run.step_s
         methods = build_methods(self.switches.load(self.switches.all).config)
-        turn_s = MIN_POINTS * step_s * steps_of_turn(methods, step_s)
+        turn_s = len(points_of(run)) * step_s * steps_of_turn(methods, step_s)
         minutes = num_states * ((self.args.turns + 1) * turn_s + built_s) / 60
-        turns = f"{self.args.turns} turns: about {minutes:.1f} minutes at most"
+        turns = f"{self.args.turns} turns: about {minutes:.1f} minutes"
         self.console.print(f"step times: {num_states} states, {turns}")
         if self.args.step_only:
             return
