@@ -4,7 +4,7 @@ A name begins with a configuration of the benchmark, or with the path of a YAML 
 a method and `-METHOD` leaves one out; `+METHOD.KEY=VALUE` changes one setting of a method, which it adds if
 it is off; `+KEY=VALUE` changes any other key, as --set does. A method that is added has the settings that
 another configuration of the benchmark gives it at this size (the one with the most methods first), else its
-defaults.
+defaults. A value ends at the next plus: write 100 for 1e+2, or use --set.
 """
 
 import json

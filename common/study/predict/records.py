@@ -34,7 +34,9 @@ def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")
     phases, batch = build_probes(config).phases(), config.global_batch_size
-    samples = sources.choose_samples(config, args.results, args.samples)  # before anything is measured
+    samples = sources.choose_samples(
+        config, args.results, args.samples, args.set
+    )  # before anything is measured
     if args.startup_s is not None:
         samples = dataclasses.replace(samples, startup_s=args.startup_s)
     rates = sources.choose_rates(args, config, [shape for shape, _ in phases])

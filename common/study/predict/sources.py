@@ -5,6 +5,7 @@ Two configurations count as one where the older one lacks keys of the newer one:
 
 import argparse
 import json
+import shlex
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
@@ -221,8 +222,13 @@ def published_samples(config: RunConfig) -> Samples | None:
     )
 
 
-def choose_samples(config: RunConfig, results: Path, samples: int | None) -> Samples:
-    """Return the samples to the target: as given, measured, or published. Raises UserError without any."""
+def choose_samples(
+    config: RunConfig, results: Path, samples: int | None, settings: Sequence[str] = ()
+) -> Samples:
+    """Return the samples to the target: as given, measured, or published.
+
+    Raises UserError without any, with the command of a run of these `settings`.
+    """
     if samples is not None:
         return Samples(source="as given", values=(float(samples),))
     paths = find_logs(results) if results.is_dir() else []
@@ -230,6 +236,7 @@ def choose_samples(config: RunConfig, results: Path, samples: int | None) -> Sam
     chosen = measured_samples(logs, json.loads(config.model_dump_json())) or published_samples(config)
     if chosen is None:
         run = f"ttt run {config.benchmark} {config.configuration} --size {config.size}"
+        run += "".join(f" --set {shlex.quote(setting)}" for setting in settings)
         hint = f"make a run ({run}), or --samples N"
         raise UserError("nothing says how many samples the target takes", where=str(results), hint=hint)
     return chosen

@@ -90,15 +90,19 @@ def test_a_name_that_means_nothing_is_refused(name, message):
         load(name)
 
 
-def test_every_command_takes_such_a_name(tmp_path):
-    result = ttt_here("run", "language_bert", "baseline+sam", "--size", "mini", "--dry-run")
-    assert result.returncode == 0 and "sam" in result.stdout
-    names = ["baseline", "baseline+sam", "optimized-unpad"]
-    result = ttt_here(
-        "sweep", "language_bert", *names, "--size", "mini", "--budgets", "0.5", "--dry-run",
-        "--results", str(tmp_path),
-    )  # fmt: skip
-    assert result.returncode == 0 and "baseline-0.5+sam" in result.stdout
+@pytest.mark.parametrize(
+    ("command", "names", "options", "shown"),
+    [
+        ("run", ["baseline+sam"], ["--dry-run"], "sam"),
+        ("sweep", ["baseline", "baseline+sam"], ["--budgets", "0.5", "--dry-run"], "baseline-0.5+sam"),
+        ("compare", ["baseline", "baseline+sam"], ["--dry-run"], "sam"),
+        ("estimate", ["baseline+sam"], ["--scaling", "--devices", "2", "--measured", "70@56"], "2"),
+    ],
+)
+def test_commands_take_such_a_name(command, names, options, shown, tmp_path):
+    results = [] if command == "run" else ["--results", str(tmp_path)]
+    result = ttt_here(command, "language_bert", *names, "--size", "mini", *options, *results)
+    assert result.returncode == 0 and shown in result.stdout, result.stderr
 
 
 def test_a_cell_of_a_sweep_is_named_by_its_configuration_budget_and_changes():
