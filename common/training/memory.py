@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from common.errors import UserError
-from common.training.ranks import local_ranks
+from common.training.ranks import read_rank_info
 
 ALLOCATION_FAILED = (  # oneDNN does not say why it could not
     "out of memory",
@@ -67,7 +67,7 @@ def usable_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(USABLE * torch.cuda.get_device_properties(device).total_memory)
-    return int(USABLE * psutil.virtual_memory().total / local_ranks())
+    return int(USABLE * psutil.virtual_memory().total / read_rank_info().num_local)
 
 
 def fitting_size(num_samples: int, available: int, needed: Callable[[int], int]) -> int:

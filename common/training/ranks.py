@@ -60,11 +60,6 @@ def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     return RankInfo(rank=rank, local_rank=local_rank, world_size=world_size, num_local=num_local)
 
 
-def local_ranks() -> int:
-    """Count the ranks that torchrun or `ttt run` has started on this machine, at least 1."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
 def count_all(num_ranks: int) -> int:
     """Count the ranks of a run that starts `num_ranks` here, or that torchrun or srun has started."""
     return max(num_ranks, read_rank_info().world_size)

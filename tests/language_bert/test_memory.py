@@ -120,9 +120,9 @@ def test_auto_is_refused_where_not_even_one_sample_fits():
 
 
 def test_ranks_of_a_machine_without_gpus_share_its_memory(monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     alone = memory.usable_bytes(torch.device("cpu"))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
     assert memory.usable_bytes(torch.device("cpu")) == alone // 4
 
 
