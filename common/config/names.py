@@ -69,9 +69,8 @@ def find_base(benchmark: str, name: str) -> str:
     known = configurations(benchmark)
     fitting = [base for base in known if name == base or name.startswith((f"{base}+", f"{base}-"))]
     if not fitting:
-        base = re.split(r"[+-]", name, maxsplit=1)[0]
-        hint = nearest(name if name not in known else base, known)
-        raise UserError(f"unknown configuration '{base}' of {benchmark}", hint=hint)
+        hint = nearest(re.split(r"[+-]", name, maxsplit=1)[0], known)
+        raise UserError(f"unknown configuration '{name}' of {benchmark}", hint=hint)
     return max(fitting, key=len)
 
 

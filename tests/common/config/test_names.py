@@ -74,7 +74,7 @@ def test_a_file_is_named_by_its_path(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("basline+sam", "unknown configuration 'basline'.*did you mean baseline"),
+        ("basline+sam", "unknown configuration 'basline\\+sam'.*did you mean baseline"),
         ("baseline+samm", "baseline.samm: no such method 'samm'; did you mean sam"),
         ("optimized-sam", "optimized-sam: 'sam' is not on at size mini"),
         ("optimized+unpad", r"'unpad' is on already.*\+unpad\.KEY=VALUE"),

@@ -6,6 +6,7 @@
 import os
 import re
 import threading
+from contextlib import suppress
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -96,10 +97,16 @@ def test_memory_of_a_worker_and_its_reader_is_flat_over_2000_batches():
 
 
 def held():
-    """Return what this process holds: files, sockets, threads; and the shared memory of the machine."""
+    """Return what this process holds: files, sockets, threads; and shared memory that no process maps."""
     process = psutil.Process()
-    shared = sorted(path.name for path in Path("/dev/shm").glob("*"))
-    return process.num_fds(), len(process.net_connections()), threading.active_count(), shared
+    shared, mapped = {str(path) for path in Path("/dev/shm").glob("*")}, []
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped.append(maps.read_text())
+    left = sorted(
+        path for path in shared if os.path.exists(path) and not any(path in text for text in mapped)
+    )
+    return process.num_fds(), len(process.net_connections()), threading.active_count(), left
 
 
 @pytest.mark.slow
