@@ -4,6 +4,7 @@ import os
 from argparse import Namespace
 
 import pytest
+import torch
 import yaml
 
 from common.config.merge import to_yaml
@@ -179,6 +180,7 @@ def test_what_was_chosen_is_beside_the_results_of_its_own_settings_ranks_and_thr
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if threads:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: int(threads))  # as in a process so started
     settings = ["submission.hardware=here", *settings]
     loaded = load_config("language_bert", "baseline", size="mini", settings=settings)
     args = Namespace(level=1, nproc=num_ranks, results=tmp_path)
