@@ -347,7 +347,7 @@ def resumed(tmp_path_factory):
     while not any('"checkpoint"' in path.read_text() for path in folder.glob("results/*/bert/result_*.txt")):
         assert first.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
-    (path,) = folder.rglob("result_0.txt")
+    (path,) = folder.glob("results/*/bert/result_0.txt")
     for each in psutil.Process(first.pid).children(recursive=True):
         each.send_signal(signal.SIGKILL)
     assert first.wait(20) == 1 and "aborted" in first.communicate()[1]
