@@ -80,20 +80,6 @@ def shared_statistics(rank_info, of):
     return [*norm.running_mean.tolist(), *norm.running_var.tolist()]
 
 
-def averaged_gradients(rank_info):
-    """Return the gradients of a product of ones after their average over the ranks, by what compresses them.
-
-    They are a third and the rank on each rank: bfloat16 holds few of their sums.
-    """
-    gradients = {}
-    for compression in ("none", "bf16"):
-        model = nn.Linear(1000, 1000, bias=False)
-        replica = distributed.wrap_ddp(model, compression=compression, is_static=True)
-        replica(torch.full((1, 1000), rank_info.rank + 1 / 3)).sum().backward()
-        gradients[compression] = model.weight.grad.unique()
-    return gradients
-
-
 def agreed_error(rank_info):
     """Return what a rank is told of a mistake that the last rank alone has met."""
     try:
@@ -123,7 +109,6 @@ def main():
                 "trained": {case: train(case, rank_info) for case in CASES},
                 "statistics": {of: shared_statistics(rank_info, of) for of in ("mean", "rank_0")},
                 "largest": distributed.all_reduce_max(torch.tensor([rank_info.rank])).tolist(),
-                "averaged": averaged_gradients(rank_info),
                 "error": agreed_error(rank_info),
                 "told": distributed.broadcast(f"by rank {rank_info.rank}"),
             }
