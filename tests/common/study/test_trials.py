@@ -21,6 +21,17 @@ def settings_of(cell):
     return dict(setting.split("=") for setting in cell.settings)
 
 
+def study_of(cells, num_seeds, results):
+    return Study(
+        name="trials",
+        benchmark="image_classification",
+        size="mini",
+        cells=tuple(cells),
+        num_seeds=num_seeds,
+        results=results,
+    )
+
+
 def test_every_configuration_gets_the_same_draws_around_its_own_values():
     cells = trials.trial_cells(ARGUMENTS)
     assert len(cells) == 18
@@ -38,14 +49,7 @@ def test_every_configuration_gets_the_same_draws_around_its_own_values():
 
 def test_the_best_trial_misses_least_and_is_kept_as_a_file_to_run(tmp_path):
     cells = trials.trial_cells(argparse.Namespace(**vars(ARGUMENTS) | {"trials": 3}))
-    study = Study(
-        name="trials",
-        benchmark="image_classification",
-        size="mini",
-        cells=tuple(cells),
-        num_seeds=2,
-        results=tmp_path,
-    )
+    study = study_of(cells, 2, tmp_path)
     folder = ROOT / "results/reference-2cpu-mini-optimized/resnet"
     fast, fast_too = (read_log(folder / f"result_{number}.txt") for number in (0, 1))
     slow = [read_log(ROOT / f"results/reference-2cpu-mini-baseline/resnet/result_{n}.txt") for n in (2, 3)]
@@ -74,14 +78,7 @@ def test_the_best_of_a_changed_configuration_can_be_run_too(tmp_path):
     asked = vars(ARGUMENTS) | {"trials": 2, "configurations": ["baseline+ema"]}
     cells = trials.trial_cells(argparse.Namespace(**asked))
     assert [cell.name for cell in cells] == ["baseline-trial0+ema", "baseline-trial1+ema"]
-    study = Study(
-        name="trials",
-        benchmark="image_classification",
-        size="mini",
-        cells=tuple(cells),
-        num_seeds=1,
-        results=tmp_path,
-    )
+    study = study_of(cells, 1, tmp_path)
     log = read_log(ROOT / "results/reference-2cpu-mini-optimized/resnet/result_0.txt")
     ranked = trials.rank_trials(study, {"baseline-trial0+ema": [], "baseline-trial1+ema": [log]})
     _, best = trials.save(study, ranked)

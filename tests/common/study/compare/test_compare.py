@@ -256,7 +256,8 @@ def test_real_pairs_of_runs_and_of_steps_are_made_and_continued(tmp_path):
     assert done.returncode == 0, done.stderr
     (quality,) = read(tmp_path, file="bert-mini.json")["results"]
     assert len(quality["pairs"]) == 2 and quality["verdict"] in ("undecided", "equivalent")
-    assert "of 2 runs, target 0.2: not shown to be above or below (p=" in done.stdout
+    text = " ".join(done.stdout.split())  # lines are folded at 80 columns
+    assert "of 2 runs, target 0.2: not shown to be above or below (p=" in text
     logs = [path.read_text() for path in tmp_path.rglob("result_*.txt")]
     ended = [log for log in logs if '"run_stop"' in log and '"reason"' not in log]
     assert len(ended) == 4 and all('"key": "stop_at_target", "value": false' in log for log in ended)
