@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.config.duration import evaluation_seconds
 from common.training import probes
+from common.training.memory import USABLE
 from common.training.method import Batch
 from common.training.probes import KernelPair, Part, Projection, Work
 from common.training.registry import build_methods
@@ -30,7 +31,6 @@ from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings
 from image_classification.data.resident import (
     GIB,
-    PLANNED_SHARE,
     bytes_to_fit,
     open_decoder,
     reserve_bytes,
@@ -82,7 +82,7 @@ class Probes(probes.Probes):
         return [
             *lines,
             f"stored pixels: {self.benchmark.data.stored_px} px on this machine; {larger} px where a rank "
-            f"has at least {least / GIB:.1f} GiB ({place}; {PLANNED_SHARE:.0%} of it for pixels"
+            f"has at least {least / GIB:.1f} GiB ({place}; {USABLE:.0%} of it for pixels"
             f"{training}), else {data.stored_px} px; by hand: "
             "--set data.stored_px=N --set data.stored_px_if_it_fits=null",
         ]

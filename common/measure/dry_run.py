@@ -96,7 +96,10 @@ def describe_automatic_size(benchmark: Benchmark) -> list[str]:
     """Describe the bytes by which `micro_batch_size: auto` has chosen; nothing where a number is set."""
     if benchmark.config.micro_batch_size != "auto":
         return []
-    size, available = benchmark.micro_batch_sizes[0], memory.usable_bytes(benchmark.device)
+    size, available = (
+        benchmark.micro_batch_sizes[0],
+        memory.usable_bytes(benchmark.device, benchmark.rank_info.num_local),
+    )
     needed = benchmark.config.training_bytes(size) / GIGA
     return [
         f"micro_batch_size auto: {size:,} samples take at most {needed:.1f} GB of the {available / GIGA:.1f} "

@@ -8,6 +8,8 @@ only the measuring tools ask stands in probes.py.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -132,17 +134,21 @@ class Benchmark(ABC):
     @final
     def num_micro_batches(self) -> int:
         """Micro-batches in which this rank takes its samples."""
+        return math.ceil(self.num_rank_samples / self._largest_micro_batch)
+
+    @cached_property
+    def _largest_micro_batch(self) -> int:
         size = self.config.micro_batch_size or self.num_rank_samples
-        if size == "auto":
-            available = memory.usable_bytes(self.device)
-            size = memory.fitting_size(self.num_rank_samples, available, self.config.training_bytes)
-        return math.ceil(self.num_rank_samples / size)
+        if size != "auto":
+            return size
+        available = memory.usable_bytes(self.device, self.rank_info.num_local)
+        return memory.fitting_size(self.num_rank_samples, available, self.config.training_bytes)
 
     @property
     @final
     def num_accumulation_steps(self) -> int:
         """The most micro-batches of any rank; the ranks' shares may differ by a sample."""
-        last = RankInfo(rank=self.rank_info.world_size - 1, world_size=self.rank_info.world_size)
+        last = replace(self.rank_info, rank=self.rank_info.world_size - 1)
         return type(self)(self.config, seed=self.seed, rank_info=last).num_micro_batches
 
     @property

@@ -8,7 +8,6 @@ import psutil
 import torch
 
 from common.errors import UserError
-from common.training.ranks import read_rank_info
 
 ALLOCATION_FAILED = (  # oneDNN does not say why it could not
     "out of memory",
@@ -60,14 +59,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return cause is not None and is_out_of_memory(cause)
 
 
-def usable_bytes(device: torch.device) -> int:
-    """Return the bytes of a device, or of a rank's part of the host, that a training may take.
+def total_bytes(device: torch.device, num_local: int) -> int:
+    """Return the memory of a GPU, or the part of the host's that each of its `num_local` ranks has.
 
-    They are the same in every run.
+    It is the same in every run.
     """
     if device.type == "cuda":
-        return int(USABLE * torch.cuda.get_device_properties(device).total_memory)
-    return int(USABLE * psutil.virtual_memory().total / read_rank_info().num_local)
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return psutil.virtual_memory().total // num_local
+
+
+def usable_bytes(device: torch.device, num_local: int) -> int:
+    """Return the bytes of `total_bytes` that a training may take."""
+    return int(USABLE * total_bytes(device, num_local))
 
 
 def fitting_size(num_samples: int, available: int, needed: Callable[[int], int]) -> int:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from common.data import sampler
 from common.errors import UserError
+from common.training.memory import USABLE, total_bytes
 from common.training.ranks import read_rank_info
 from image_classification.config import Decoder, ImageDataConfig
 from image_classification.data.ahead import begin_ahead
@@ -36,7 +37,6 @@ RESERVE_BYTES = 4 * GIB  # of a GPU, for weights, optimizer and libraries
 RESERVE_BYTES_PER_IMAGE = 42 * 2**20  # of a batch: ResNet-50 at 224 px (calculated)
 LEAST_PX, ROUND_TO = 96, 16  # of a size that is proposed
 NUM_STEPS_AHEAD = 3  # being decoded while the training works on another
-PLANNED_SHARE = 0.9  # of all memory, in which a larger size must fit to be chosen
 EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of the evaluation
 
 Where = Literal["device", "host"]
@@ -110,19 +110,12 @@ def reserve_bytes(device: torch.device, where: Where, batch_size: int) -> int:
     return RESERVE_BYTES + batch_size * RESERVE_BYTES_PER_IMAGE
 
 
-def total_bytes(device: torch.device, where: Where, num_local: int) -> int:
-    """Return the memory of the GPU, or the host's part of each of the `num_local` ranks on it."""
-    if where == "device" and device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return psutil.virtual_memory().total // num_local
-
-
 def bytes_to_fit(
     num_samples: int, stored_px: int, device: torch.device, where: Where, *, batch_size: int
 ) -> int:
     """Calculate the memory that must be there so that a larger size of stored pixels is chosen."""
     needed = stored_bytes(num_samples, stored_px) + reserve_bytes(device, where, batch_size)
-    return math.ceil(needed / PLANNED_SHARE)
+    return math.ceil(needed / USABLE)
 
 
 def choose_stored_px(
@@ -133,7 +126,8 @@ def choose_stored_px(
     if larger is None:
         return data.stored_px
     least = bytes_to_fit(num_samples, larger, device, where, batch_size=batch_size)
-    return larger if least <= total_bytes(device, where, num_local) else data.stored_px
+    holder = device if where == "device" else torch.device("cpu")
+    return larger if least <= total_bytes(holder, num_local) else data.stored_px
 
 
 def stored_bytes(num_samples: int, stored_px: int) -> int:

@@ -203,7 +203,7 @@ def test_the_resident_loader_crops_once_to_every_size_before_training(monkeypatc
 @pytest.mark.parametrize(("num_gib", "stored_px"), [(56, 256), (68, 320)])
 def test_larger_pixels_are_stored_where_memory_holds_them(num_gib, stored_px, monkeypatch):
     """8 GPUs of `num_gib` GiB: 45.8 GiB of pixels and 14.5 GiB of training are 90 % of 67 GiB."""
-    monkeypatch.setattr(resident, "total_bytes", lambda device, where, num_local: num_gib * 2**30)
+    monkeypatch.setattr(resident, "total_bytes", lambda device, num_local: num_gib * 2**30)
     config = config_of("optimized", "full")
     ranks = [
         Benchmark(config, seed=0, rank_info=RankInfo(rank=rank, local_rank=rank, world_size=8))
@@ -222,7 +222,7 @@ def test_ranks_share_the_memory_of_their_host_and_training_on_a_gpu_takes_none_o
     """A quarter of the images at 320 px is 91.6 GiB a rank, 366.5 GiB on a host of 375; 1 % is left free."""
     total = 375 * 2**30
     monkeypatch.setattr(resident.psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
-    monkeypatch.setattr(resident, "PLANNED_SHARE", 0.99)
+    monkeypatch.setattr(resident, "USABLE", 0.99)
     data, num_images = config_of("optimized", "full", "data.stored_on=host").data, 1_281_167 // 4
 
     def chosen(device, num_local):

@@ -11,7 +11,7 @@ from common.measure.without_gpu.compile_for import build_training, make_host_bat
 from common.measure.without_gpu.pretend import find_gpu
 from common.training import memory
 from common.training.load import load_config
-from common.training.ranks import RankInfo
+from common.training.ranks import RankInfo, read_rank_info
 from language_bert.benchmark import Benchmark
 from language_bert.methods.unpad import resolve_rounding
 
@@ -84,7 +84,7 @@ def test_products_in_8_bits_keep_less_than_auto_counts_with():
 def test_auto_takes_the_largest_part_that_fits_in_at_most_64_forms(
     device, settings, num_ranks, expected, monkeypatch
 ):
-    monkeypatch.setattr(memory, "usable_bytes", lambda _: int(memory.USABLE * DEVICES[device]))
+    monkeypatch.setattr(memory, "usable_bytes", lambda *_: int(memory.USABLE * DEVICES[device]))
     monkeypatch.setattr(Benchmark, "device", torch.device("cuda"))  # what it would warm up there
     config = load_config("language_bert", "optimized", size="full", settings=[*settings]).config
     rank_info = RankInfo(rank=num_ranks - 1, world_size=num_ranks)
@@ -120,10 +120,10 @@ def test_auto_is_refused_where_not_even_one_sample_fits():
 
 
 def test_ranks_of_a_machine_without_gpus_share_its_memory(monkeypatch):
-    alone = memory.usable_bytes(torch.device("cpu"))
+    alone = memory.usable_bytes(torch.device("cpu"), read_rank_info().num_local)
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    assert memory.usable_bytes(torch.device("cpu")) == alone // 4
+    assert memory.usable_bytes(torch.device("cpu"), read_rank_info().num_local) == alone // 4
 
 
 @pytest.mark.parametrize("value", ["0", "many"])
