@@ -53,7 +53,7 @@ class LowPrecisionLayernorm(Method):
     def configure(self, config: RunConfig) -> RunConfig:
         if config.precision != "fp32":
             return config
-        return config.replaced(methods={k: v for k, v in config.methods.items() if k != self.name})
+        return self.dropped_from(config)
 
     def model(self, model: nn.Module) -> nn.Module:
         if not apply_low_precision_layernorm(model):

@@ -129,6 +129,11 @@ class Method:
         """Raise UserError that names this method, or one of its settings, as the place."""
         raise UserError(what, where=f"methods.{self.name}" + (f".{setting}" if setting else ""), hint=hint)
 
+    def dropped_from(self, config: RunConfig) -> RunConfig:
+        """Return the configuration without this method, for `configure` where it would do nothing."""
+        others = {name: settings for name, settings in config.methods.items() if name != self.name}
+        return config.replaced(methods=others)
+
     def configure(self, config: RunConfig) -> RunConfig:
         """Return the configuration this method wants; what it changed is printed and logged."""
         return config

@@ -184,7 +184,7 @@ class Fp8(Method):
 
     def configure(self, config: RunConfig) -> RunConfig:
         if config.model.num_hidden_layers == 1:  # type: ignore[attr-defined]  # the last one, which stays as it is
-            return config.replaced(methods={k: v for k, v in config.methods.items() if k != self.name})
+            return self.dropped_from(config)
         order = list(config.methods)
         for other in LAYERS_FROM:
             if other in order[order.index(self.name) :]:
