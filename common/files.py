@@ -1,14 +1,17 @@
 """Files that exist whole or not at all, whatever ends the process that writes them."""
 
+import dataclasses
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from common.errors import UserError
 
@@ -67,6 +70,15 @@ def save_text(path: Path, text: str) -> None:
         make_folder(path.parent)
         with locked(path.with_name(f".{path.name}.lock"), "writes this file"):
             write_text(path, text)
+
+
+def save_with_picture(path: Path, figures: Any, picture: str) -> Iterator[Path]:
+    """Write a dataclass as `path`.json and its picture as `path`.svg, each whole; yields their paths."""
+    text = json.dumps(dataclasses.asdict(figures), indent=1) + "\n"
+    for suffix, content in ((".json", text), (".svg", picture)):
+        file = path.with_name(path.name + suffix)
+        save_text(file, content)
+        yield file
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from common.errors import UserError, nearest
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+MAX_NAME, DIGEST_LENGTH = 64, 8  # letters of a folder, and of the digest where it is cut
 FOLDER = re.compile(r"[A-Za-z0-9._+=-]{1,64}")  # of a system's results: a name, and what is changed
 NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
@@ -149,3 +150,11 @@ def available_methods(benchmark: str) -> dict[str, str]:
                 )
             modules[path.stem] = f"{package}.methods.{path.stem}"
     return modules
+
+
+def shorten_name(name: str, most: int = MAX_NAME, *, whole: str = "") -> str:
+    """Cut a name to so many letters; it then ends with a digest of `whole`, or of itself."""
+    if len(name) <= most:
+        return name
+    digest = hashlib.sha256((whole or name).encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"{name[: most - DIGEST_LENGTH - 1]}-{digest}"

@@ -74,6 +74,12 @@ def find_base(benchmark: str, name: str) -> str:
     return max(fitting, key=len)
 
 
+def short_name(name: str) -> str:
+    """Return a name as it is shown: for the path of a YAML file its stem, with the changes behind it."""
+    path, suffix, changes = name.rpartition(".yaml")
+    return f"{Path(path).name}{changes}" if suffix else name
+
+
 def find_active_methods(benchmark: str, base: str, size: str) -> set[str]:
     """Merge a configuration, or a YAML file, and collect the methods that are on at a size."""
     document, configuration = read_path(Path(base)) if base.endswith(".yaml") else (None, base)

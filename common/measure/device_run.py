@@ -16,6 +16,7 @@ from common.training.ranks import SINGLE_RANK, RankInfo
 if TYPE_CHECKING:
     from common.run.loop import TrainingRun
 
+WHOLE_STEP = 1.5  # of the time of forward and backward alone
 NUM_DEVICES = 8  # of the published systems; one of them, here, takes its share of the batch
 
 
@@ -88,3 +89,8 @@ def open_run(
         run = build(config, Path(directory), rank_info, warms_up=warms_up)
         with closing(run.log):
             yield run
+
+
+def expect_step_s(run: "TrainingRun") -> float:
+    """Estimate the seconds of a whole step of a run that is warmed up, from its forward and backward pass."""
+    return WHOLE_STEP * run.step_s * run.num_micro_batches

@@ -9,7 +9,7 @@ says so (`Method.phase_starts`); the longest are halved until there are enough.
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.run.loop import TrainingRun
 from common.training.method import Method
@@ -42,15 +42,10 @@ def points_of(run: TrainingRun, shape: str | None = None) -> list[Point]:
         return points
     chosen = [point for point in points if point.shape == shape]
     chosen = chosen or [
-        Point(window=point.window, share=point.share, shape=shape, loaded=shape)
-        for point in points
-        if point.shape == points[-1].shape
+        replace(point, shape=shape, loaded=shape) for point in points if point.shape == points[-1].shape
     ]
     whole = math.fsum(point.share for point in chosen)
-    return [
-        Point(window=point.window, share=point.share / whole, shape=point.shape, loaded=point.loaded)
-        for point in chosen
-    ]
+    return [replace(point, share=point.share / whole) for point in chosen]
 
 
 def choose_points(probes: Probes, methods: Sequence[Method], num_steps: int) -> list[Point]:

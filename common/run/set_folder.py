@@ -36,12 +36,10 @@ from common.evidence.recipes import (
 )
 from common.machine import hardware, system
 from common.machine.load import may_choose_threads, physical_cores, threads_of_rank
-from common.repository import ROOT
+from common.repository import DIGEST_LENGTH, MAX_NAME, ROOT
 from common.training import ranks
 from common.training.load import load_config
 
-MAX_LENGTH = 64
-HASH_LENGTH = 8
 TEXT = re.compile(r"[A-Za-z0-9._-]{1,24}")  # of a value that stands in a name as it is
 
 
@@ -158,13 +156,13 @@ def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool
         is_whole = is_whole and is_plain
         parts += [part] if part not in parts else []
     full = "+".join([name, *parts])
-    if is_whole and len(full) <= MAX_LENGTH:
+    if is_whole and len(full) <= MAX_NAME:
         return full
     values = [
         (key, now.get(key, "missing")) for key in (sorted(now) if is_hashed else keys) if key != "commit"
     ]
-    digest = hashlib.sha256(repr(values).encode()).hexdigest()[:HASH_LENGTH]
-    room = MAX_LENGTH - HASH_LENGTH - 1
+    digest = hashlib.sha256(repr(values).encode()).hexdigest()[:DIGEST_LENGTH]
+    room = MAX_NAME - DIGEST_LENGTH - 1
     if len(name) > room:
         raise UserError(f"system name '{name}' leaves no room for what differs", where="submission.hardware")
     return f"{full[:room].rstrip('+=.')}+{digest}"

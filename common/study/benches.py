@@ -1,14 +1,12 @@
 """The results of `ttt bench` for the explorer: throughput/<hardware>/<benchmark>_N.json below any folder."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.evidence.log import MAX_BYTES
 from common.evidence.paths import find_files, label
 from common.evidence.records import finite, printable
-from common.study.points import by_folder
+from common.study.points import by_folder, read_each
 
 MAX_RATES = 1000  # of one bench result
 RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
@@ -17,25 +15,15 @@ NOISE = ("deviation", "num_turns")
 
 def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
     """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
-    benches = []
-    for file in find_files((path.absolute() for path in paths), "throughput/*/*.json"):
-        try:
-            benches.append(bench(file))
-        except (OSError, ValueError) as error:
-            report(f"{label(file)} is left out: {printable(str(error))}")
-    return benches
+    files = find_files((path.absolute() for path in paths), "throughput/*/*.json")
+    return [
+        {"file": label(file), "hardware": printable(file.parent.name, 64)} | figures
+        for file, figures in read_each(files, bench, report)
+    ]
 
 
-def bench(file: Path) -> dict[str, Any]:
+def bench(figures: object) -> dict[str, Any]:
     """Return one bench result; `model` is MLPerf's name. Raises ValueError for anything else."""
-    with file.open("rb") as stream:
-        data = stream.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError("too large")
-    try:
-        figures = json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
     if not isinstance(figures, dict) or not isinstance(rates := figures.get("rates"), list):
         raise ValueError("not what `ttt bench` writes")
     rows = []
@@ -47,12 +35,10 @@ def bench(file: Path) -> dict[str, Any]:
         rows.append(row | {name: finite(rate.get(name)) for name in RATE} | noise)
     benchmark = printable(figures.get("benchmark", ""), 64)
     return {
-        "file": label(file),
         "benchmark": benchmark,
         "model": facts.benchmark if (facts := by_folder().get(benchmark)) else benchmark,
         "size": printable(figures.get("size", ""), 16),
         "batch": finite(figures.get("batch_size")),
-        "hardware": printable(file.parent.name, 64),
         "rates": rows,
         "projected": projected(figures.get("projected")),
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.arguments import add_nproc, add_results, add_settings, seed, whole_number
-from common.config.names import find_base
+from common.config.names import find_base, short_name
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
@@ -166,7 +166,7 @@ def make_missing(study: Study, args: argparse.Namespace) -> int:
 def name_cell(benchmark: str, configuration: str, mark: str) -> str:
     """Return a name for a cell; the mark stands before what the configuration changes: `baseline-0.5+ema`."""
     base = find_base(benchmark, configuration)
-    return f"{Path(base).name.removesuffix('.yaml')}-{mark}{configuration.removeprefix(base)}"
+    return f"{short_name(base)}-{mark}{configuration.removeprefix(base)}"
 
 
 def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:

@@ -25,12 +25,11 @@ from common.measure import device_run
 from common.repository import available_methods, benchmark_module, benchmarks, mlperf_name, relative_path
 from common.run import run_sets
 from common.study.compare import step_pairs
-from common.training.card import Card, Measured, cards, find_card, read_measured
+from common.training.card import MEASURED, Card, Measured, cards, find_card, read_measured
 
-FOLDER, NUM_PAIRS = "methods", 4
+NUM_PAIRS = 4
 START_S = 12.0  # of the two processes of a pair, by the starts of `ttt inspect`: an estimate
 CALLS_OF_POINT = 4  # warm-up, trial and first turn: steps of each point before the turns count
-WHOLE_STEP = 1.5  # of the time of forward and backward alone
 
 Pairs = list[tuple[float, float]]  # samples/s without and with a method
 
@@ -51,7 +50,7 @@ class Subject:
 
     def path(self, results: Path) -> Path:
         stem = f"{mlperf_name(self.benchmark)}-{self.size}-{self.method}"
-        return results / STUDY / FOLDER / f"{stem}.json"
+        return results / STUDY / MEASURED.name / f"{stem}.json"
 
 
 def choose_subjects(size: str, only: str | None) -> tuple[list[Subject], dict[str, str]]:
@@ -116,10 +115,11 @@ def measure(args: argparse.Namespace) -> int:
         console.print(f"about {minutes:.0f} minutes, by the step time of {BASELINE}")
     if args.dry_run or not missing:
         return EXIT_OK
-    with run_sets.lock_folders([results / STUDY / FOLDER]):  # another command may have added some pairs
+    folder = results / STUDY / MEASURED.name
+    with run_sets.lock_folders([folder]):  # another command may have added some pairs
         pairs = {subject: read_pairs(subject, num_pairs, results) for subject in subjects}
         code = add_pairs(pairs, num_pairs, results, console)
-    console.print(f"-> {relative_path(results / STUDY / FOLDER)}; then: ttt methods --write METHODS.md")
+    console.print(f"-> {relative_path(folder)}; then: ttt methods --write METHODS.md")
     return code
 
 
@@ -179,11 +179,11 @@ def summarize(subject: Subject, pairs: Sequence[tuple[float, float]]) -> Measure
 def expect_pair_s(benchmark: str, size: str) -> float:
     """Time a step of the baseline here, and estimate the seconds of a pair from it."""
     from common.measure.points import MIN_POINTS
-    from common.measure.throughput import LONG_STEP_S, STEPS_PER_TURN
+    from common.measure.throughput import steps_of_turn
 
     config = device_run.load(benchmark, BASELINE, size=size)
     with device_run.open_run(config) as run:
-        step_s = WHOLE_STEP * run.step_s * run.num_micro_batches
-    lap_s = 2 * MIN_POINTS * (1 if step_s > LONG_STEP_S else STEPS_PER_TURN) * step_s
+        step_s = device_run.expect_step_s(run)
+        lap_s = 2 * MIN_POINTS * steps_of_turn(run.methods, step_s) * step_s
     turns_s = max(step_pairs.TURNS_S, step_pairs.NUM_TURNS[0] * lap_s) + 2 * lap_s
     return START_S + 2 * MIN_POINTS * CALLS_OF_POINT * step_s + turns_s

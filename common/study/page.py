@@ -16,6 +16,7 @@ from common.evidence import intervals
 from common.evidence.intervals import ALPHA, Estimate, Interval
 from common.evidence.ledger import read_ledger
 from common.evidence.text import spread_of
+from common.files import save_text
 from common.repository import ROOT
 from common.study import simulations
 from common.study.ablation import amdahl
@@ -127,10 +128,10 @@ def read(estimate: dict[str, Any]) -> Estimate:
 def write() -> None:
     """Make the parts of both pages again; the simulations take about 25 s."""
     text = fill(PAGE.read_text(encoding="utf-8"), "sweeps", describe_sweeps())
-    PAGE.write_text(fill(text, "ablations", describe_ablations()), encoding="utf-8")
+    save_text(PAGE, fill(text, "ablations", describe_ablations()))
     table = simulations.write_table(simulations.simulate_all())
     text = TABLE_PAGE.read_text(encoding="utf-8")
-    TABLE_PAGE.write_text(fill(text, "simulations", table), encoding="utf-8")
+    save_text(TABLE_PAGE, fill(text, "simulations", table))
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:

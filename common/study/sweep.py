@@ -1,7 +1,5 @@
 """A sweep: configurations at several budgets, and the answers of their trade-off curves as tables and SVG."""
 
-import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from common.evidence.plots import (
     unit_of,
 )
 from common.evidence.text import DASH, Form, make_table, open_console, spread, spread_of
-from common.files import save_text
+from common.files import save_with_picture
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
 from common.study.compare.comparison import resolution_of
@@ -71,11 +69,7 @@ def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float
 
 def save(study: Study, answers: Answers, quality_name: str) -> Iterator[Path]:
     """Write answers and plot beside the study's logs, in place of those of fewer runs; yields their paths."""
-    answers_json = json.dumps(dataclasses.asdict(answers), indent=1) + "\n"
-    for suffix, text in ((".json", answers_json), (".svg", draw(answers, quality_name))):
-        path = study.report.with_name(study.report.name + suffix)
-        save_text(path, text)
-        yield path
+    return save_with_picture(study.report, answers, draw(answers, quality_name))
 
 
 def draw(answers: Answers, quality_name: str) -> Markup:

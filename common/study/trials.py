@@ -19,7 +19,7 @@ from pathlib import Path
 from scipy.stats import qmc
 
 from common.config.merge import extend
-from common.config.names import split_name
+from common.config.names import short_name, split_name
 from common.config.schema import RunConfig
 from common.evidence.compare.factors import time_split
 from common.evidence.log import Log
@@ -149,7 +149,7 @@ def save(study: Study, trials: Mapping[str, Sequence[Trial]]) -> Iterator[Path]:
     yield path
     for name, some in trials.items():
         if some:
-            stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(name).name.removesuffix(".yaml"))
+            stem = re.sub(r"[^A-Za-z0-9._-]", "-", short_name(name))
             path = study.report.with_name(f"{study.report.name}-{stem}-best.yaml")
             head = f"# The best of {len(some)} trials of {study.num_seeds} runs each: ttt sweep --trials"
             base, changes = split_name(study.benchmark, name, size=study.size)

@@ -68,12 +68,7 @@ def describe_decisions(decided: Sequence[Decided]) -> Iterator[str]:
     for one in decided:
         for result in one.results:
             if result.verdict in ("better", "worse", "equivalent"):
-                words = (
-                    sentence(result, one.rule)
-                    .replace("B is", "it is")
-                    .replace(" than A", "")
-                    .replace(" to A", "")
-                )
+                words = sentence(result, one.rule, "it", reference="")
                 yield f"{one.title}, {result.measure.what}: {limits_of(result)}: {words}"
             elif result.pairs:
                 undecided.append(f"{one.title} ({result.measure.what})")

@@ -23,7 +23,7 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log
 from common.files import save_text
-from common.measure.device_run import NUM_DEVICES, open_run
+from common.measure.device_run import NUM_DEVICES, expect_step_s, open_run
 from common.repository import benchmark_module, relative_path
 from common.run import launch
 from common.study import cells
@@ -41,7 +41,6 @@ from common.study.predict.sources import max_samples
 from common.training.load import load_config
 
 TOGETHER = 8  # models in memory at a time, the base among them
-WHOLE_STEP = 1.5  # of the time of forward and backward alone, for the first estimate
 
 
 def builder(benchmark: str) -> Callable[[RunConfig], None]:
@@ -164,7 +163,7 @@ class Experiment:
         from common.measure.throughput import steps_of_turn
         from common.training.registry import build_methods
 
-        num_states, step_s = len(self.ablation.states), WHOLE_STEP * run.step_s
+        num_states, step_s = len(self.ablation.states), expect_step_s(run)
         methods = build_methods(self.switches.load(self.switches.all).config)
         turn_s = len(points_of(run)) * step_s * steps_of_turn(methods, step_s)
         minutes = num_states * ((self.args.turns + 1) * turn_s + built_s) / 60

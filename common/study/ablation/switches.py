@@ -5,7 +5,6 @@ set of switches that are on: none is the configuration extended, all is the conf
 state can be built, since a method may need another; which, is found by trying.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from common.config.validation import validate
 from common.errors import UserError
 from common.evidence.recipes import flat
 from common.machine.system import machine_id
-from common.repository import benchmark_module
+from common.repository import MAX_NAME, benchmark_module, shorten_name
 from common.training.load import load_config
 
 State = frozenset[str]
@@ -27,7 +26,6 @@ Build = Callable[[configs.RunConfig], None]
 
 OF_STUDY = ("evaluate_every", "evaluate_from", "micro_batch_size")  # no switches: a study has its own
 METHODS = "methods."
-MAX_FOLDER_NAME = 64  # of a cell with its machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +116,11 @@ class Switches:
         """Return a state as the name of a folder: `with-ema`, `without-ema`."""
         is_off, start, names = self.nearest(state)
         name = f"{'without' if is_off else 'with'}-{'.'.join(names)}" if names else start
-        if len(name) <= self.max_cell_name:
-            return name
-        return f"{name[: self.max_cell_name - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return shorten_name(name, self.max_cell_name)
 
     @cached_property
     def max_cell_name(self) -> int:
-        return MAX_FOLDER_NAME - len(f"{machine_id(self.load(self.all).config)}-")
+        return MAX_NAME - len(f"{machine_id(self.load(self.all).config)}-")
 
     def load(self, state: State) -> configs.Loaded:
         """Return the merged configuration of a state."""

@@ -1,7 +1,6 @@
 """`ttt compare`: makes pairs of two configurations, decides after each, reports what is there at any end."""
 
 import argparse
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -13,11 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from common import repository
+from common.config.names import short_name
 from common.config.schema import RunConfig
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.recipes import all_differences
 from common.measure import device_run
-from common.repository import benchmark_module, relative_path
+from common.repository import benchmark_module, relative_path, shorten_name
 from common.run import run_sets
 from common.run.set_folder import of_values
 from common.study import cells
@@ -38,8 +38,6 @@ from common.study.compare.comparison import (
 from common.study.compare.report import Comparison, progress, save, show
 from common.study.compare.run_pairs import NUM_EVALUATIONS, Logs
 
-MAX_NAME = 64
-DIGEST_LENGTH = 8
 NO_DIFFERENCES = ("configuration", "methods")  # a name, and whether there are any methods
 
 
@@ -53,7 +51,7 @@ class Command:
     @cached_property
     def names(self) -> tuple[str, str]:
         """The names of both sides: that of a YAML file for its path."""
-        one, other = map(name_side, (self.args.a, self.args.b))
+        one, other = map(short_name, (self.args.a, self.args.b))
         return one, other
 
     @cached_property
@@ -200,15 +198,7 @@ def list_differences(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
     return tuple(change.key for change in changes if change.key not in NO_DIFFERENCES)
 
 
-def name_side(configuration: str) -> str:
-    path, suffix, changes = configuration.rpartition(".yaml")
-    return f"{Path(path).name}{changes}" if suffix else configuration
-
-
 def name_study(names: tuple[str, str]) -> str:
     """Name the folder of a comparison: `compare-baseline-baseline.ema`."""
     whole = "-".join(["compare", *(re.sub(r"[^A-Za-z0-9._-]", ".", name) for name in names)])
-    if len(whole) <= MAX_NAME:
-        return whole
-    digest = hashlib.sha256(" ".join(names).encode()).hexdigest()[:DIGEST_LENGTH]
-    return f"{whole[: MAX_NAME - DIGEST_LENGTH - 1]}-{digest}"
+    return shorten_name(whole, whole=" ".join(names))

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from common.evidence.compare.factors import crossing, time_split
 from common.evidence.compare.sequential import Decision, decide
@@ -70,11 +70,11 @@ class Result:
     measure: Measure
     pairs: tuple[Side, ...]
     means: tuple[float | None, float | None]
-    value: float | None
-    low: float | None
-    high: float | None
-    p: float | None
     verdict: Verdict
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
     decided_after: int | None = None
     more: int | None = None
     is_futile: bool = False
@@ -106,22 +106,13 @@ def judge(
 ) -> Result:
     """Return what the pairs of a measure decide; `note` says why some have no value."""
     sides = tuple(zip(*pairs, strict=True)) or ((), ())
-    whole = [(one, other) for one, other in pairs if one is not None and other is not None]
     means = tuple(_mean(measure, [value for value in side if value is not None]) for side in sides)
-    if len(whole) < len(pairs) or not pairs:
-        return Result(
-            measure=measure,
-            pairs=tuple(pairs),
-            means=(means[0], means[1]),
-            value=None,
-            low=None,
-            high=None,
-            p=None,
-            verdict="unknown" if pairs else "undecided",
-            note=note,
-        )
+    known: dict[str, Any] = {"measure": measure, "pairs": tuple(pairs), "means": means}
+    differences = known_differences(measure, pairs)
+    if len(differences) < len(pairs) or not pairs:
+        return Result(**known, verdict="unknown" if pairs else "undecided", note=note)
     decision = decide(
-        [difference(measure, one, other) for one, other in whole],
+        differences,
         margin=rule.margins.of(measure),
         max_pairs=rule.max_pairs,
         alpha=rule.alpha,
@@ -131,9 +122,7 @@ def judge(
         _undo(measure, value) for value in (decision.low, decision.high, decision.detectable)
     )
     return Result(
-        measure=measure,
-        pairs=tuple(pairs),
-        means=(means[0], means[1]),
+        **known,
         value=_undo(measure, decision.mean),
         low=low,
         high=high,
@@ -147,8 +136,10 @@ def judge(
     )
 
 
-def difference(measure: Measure, one: float, other: float) -> float:
-    return math.log(other / one) if measure.is_ratio else other - one
+def known_differences(measure: Measure, pairs: Sequence[Side]) -> list[float]:
+    """Return the differences that the test sees, of the pairs in which both sides have a value."""
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    return [math.log(other / one) if measure.is_ratio else other - one for one, other in known]
 
 
 def verdict_of(measure: Measure, decision: Decision) -> Verdict:

@@ -1,9 +1,7 @@
 """The report of a comparison: lines after each pair, a table of 80 columns, JSON, and a plot as SVG."""
 
-import dataclasses
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from common.evidence.compare.sequential import decide
 from common.evidence.intervals import ALPHA, CONFIDENCE
 from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, stand_alone
 from common.evidence.text import DASH, make_table, open_console
-from common.files import save_text
-from common.study.compare.comparison import TEST, Measure, Result, Rule, difference
+from common.files import save_with_picture
+from common.study.compare.comparison import TEST, Measure, Result, Rule, known_differences
 
 WIDTH = 80  # columns, where there is no terminal to ask
 MAX_LISTED = 6  # differences of the two configurations
@@ -59,11 +57,7 @@ class Comparison:
 
 def save(comparison: Comparison, path: Path) -> Iterator[Path]:
     """Write JSON and plot in place of those of fewer pairs; `path` has no suffix. Yields their paths."""
-    text = json.dumps(dataclasses.asdict(comparison), indent=1) + "\n"
-    for suffix, content in ((".json", text), (".svg", draw(comparison))):
-        written = path.with_name(path.name + suffix)
-        save_text(written, content)
-        yield written
+    return save_with_picture(path, comparison, draw(comparison))
 
 
 def show(comparison: Comparison) -> None:
@@ -110,15 +104,16 @@ def describe(comparison: Comparison) -> Iterator[str]:
     yield f"limits of {100 * comparison.confidence:g} %{together}; {comparison.test}"
 
 
-def sentence(result: Result, rule: Rule) -> str:
-    """Say what is decided about a measure, or what would decide it."""
+def sentence(result: Result, rule: Rule, subject: str = "B", reference: str = "A") -> str:
+    """Say what is decided about a measure, or what would decide it; without a `reference` it is left out."""
     margin = rule.margins.describe(result.measure)
+    to, than = (f" {word} {reference}" if reference else "" for word in ("to", "than"))
     if result.verdict == "unknown":
         return f"not known: {result.note}; --set target=Q compares at a lower quality"
     if result.verdict == "equivalent":
-        return f"B is equivalent to A within {margin}, after {result.decided_after} pairs"
+        return f"{subject} is equivalent{to} within {margin}, after {result.decided_after} pairs"
     if result.verdict != "undecided":
-        return f"B is {result.verdict} than A, after {result.decided_after} pairs (p={result.p:.4f})"
+        return f"{subject} is {result.verdict}{than}, after {result.decided_after} pairs (p={result.p:.4f})"
     if not result.pairs:
         return "no pair is finished yet"
     if result.more is None:
@@ -181,7 +176,7 @@ def _plot_result(axes: Axes, result: Result, rule: Rule) -> None:
     undo = math.exp if measure.is_ratio else float
     axes.axhspan(undo(-margin), undo(margin), color=PALETTE[0], alpha=0.25, lw=0, label="margin")
     axes.axhline(undo(0.0), color=INK, lw=0.8)
-    differences = _known_differences(measure, result.pairs)
+    differences = known_differences(measure, result.pairs)
     counts = range(1, len(differences) + 1)
     options: dict[str, Any] = {"margin": margin, "max_pairs": rule.max_pairs}
     if differences:
@@ -203,7 +198,3 @@ def _plot_result(axes: Axes, result: Result, rule: Rule) -> None:
     if measure.is_ratio:
         axes.set_yscale("log")
     axes.legend(frameon=False, fontsize=7, loc="best")
-
-
-def _known_differences(measure: Measure, pairs: Sequence[tuple[float | None, float | None]]) -> list[float]:
-    return [difference(measure, one, other) for one, other in pairs if one is not None and other is not None]
