@@ -170,7 +170,7 @@ def test_this_machine_is_measured_where_only_another_of_its_model_was(monkeypatc
     monkeypatch.setattr(system, "LOCAL", tmp_path / "machine")
     shutil.copytree(committed_results(), tmp_path / "results")
     for _ in range(2):
-        done = ttt_here("estimate", *MINI, "--samples", "17600", "--results", tmp_path / "results", "--json")
+        done = ttt_here("estimate", *MINI, "--results", tmp_path / "results", "--json")
         assert done.returncode == 0, done.stderr
         rates = json.loads(done.stdout)["rates"]
         (phase,) = figures["phases"]
