@@ -35,6 +35,8 @@ from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
 from image_classification.kernels.crop_resize import SCALE, SHIFT
 
+WORKER_ENDS_S = 2.0  # between the end of its connections and its own
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
@@ -202,11 +204,15 @@ def map_in_workers(
         worker_init_fn=set_up_worker,
         generator=torch.Generator(),  # the global one would be drawn from
     )
-    for item in loader:
-        if isinstance(item, UserError):
-            raise item
-        samples, pixels, seconds = item
-        yield PixelBatch(samples.numpy(), pixels.numpy(), seconds / num_workers)
+    try:
+        for item in loader:
+            if isinstance(item, UserError):
+                raise item
+            samples, pixels, seconds = item
+            yield PixelBatch(samples.numpy(), pixels.numpy(), seconds / num_workers)
+    except (ConnectionError, EOFError) as error:  # a killed worker's connections close before it ends
+        time.sleep(WORKER_ENDS_S)  # torch raises the error of a worker that has ended here, in the main thread
+        raise RuntimeError("DataLoader worker exited unexpectedly") from error
 
 
 def set_up_worker(worker: int) -> None:

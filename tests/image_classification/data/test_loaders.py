@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import dataloader
 from torchvision.transforms.v2 import functional
 
 from common.data import sampler
@@ -200,6 +201,19 @@ except KeyboardInterrupt:
     assert (process.returncode, output, errors) == (0, "interrupted\n", "")
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_a_worker_whose_connection_ends_before_it_is_told_from_a_lost_peer(images, monkeypatch):
+    def reset(batches):
+        (worker,) = batches._workers
+        threading.Timer(0.2, worker.kill).start()
+        raise ConnectionResetError
+
+    batches = load(images, "workers", num_workers=1)
+    next(batches)
+    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter, "_get_data", reset)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Killed"):
+        next(batches)
 
 
 @pytest.mark.parametrize("name", ["dali", "resident, by dali"])
