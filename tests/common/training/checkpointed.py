@@ -17,6 +17,7 @@ import torch
 
 from common.run.loop import Spec, TrainingRun, resume_run, save
 from common.run.mllog import RunLog
+from common.run.worker import leave
 from common.training import checkpoint, distributed, ranks
 from common.training.checkpoint_header import checkpoint_of
 from common.training.load import load_config
@@ -112,3 +113,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    leave(0)  # as a rank does: gloo may abort a process that ends in another way

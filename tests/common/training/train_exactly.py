@@ -15,6 +15,7 @@ from torch import nn
 from common.errors import UserError
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
+from common.run.worker import leave
 from common.training import distributed, ranks
 from common.training.load import load_config
 from language_bert.benchmark import Benchmark
@@ -120,3 +121,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    leave(0)  # as a rank does: gloo may abort a process that ends in another way
