@@ -27,6 +27,7 @@ SHORT = {
 MORE = {  # what makes a command short, for a verb or the beginning of a line
     "ttt doctor": ["--quick"],
     "ttt bench": ["--seconds", "0.2", "--no-parts"],
+    "ttt bench image_classification": ["--batch-size", "4"],
     **{f"ttt compile {name} optimized": ["--size", "mini"] for name in benchmarks()},
     "ttt inspect": ["--size", "mini"],
     "ttt sweep": ["--dry-run"],
