@@ -48,7 +48,7 @@ def run_rank(rank_info: RankInfo, heartbeat: Heartbeat, slot: Slot) -> int:
                 code = timed_run(Spec(**distributed.broadcast(orders)), rank_info, slot)
                 leave(code)  # the group's own end may abort a rank whose result is whole
         except Exception as error:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else torch raises an error here when a worker ends
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else torch raises here when a worker ends
             slot.fail(describe_error(error))
             code = exit_code_of(error)
             if rank_info.world_size > 1 and (rank_info.rank or code != EXIT_USAGE):
