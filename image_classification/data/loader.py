@@ -211,7 +211,7 @@ def map_in_workers(
             samples, pixels, seconds = item
             yield PixelBatch(samples.numpy(), pixels.numpy(), seconds / num_workers)
     except (ConnectionError, EOFError) as error:  # a killed worker's connections close before it ends
-        time.sleep(WORKER_ENDS_S)  # torch raises the error of a worker that has ended here, in the main thread
+        time.sleep(WORKER_ENDS_S)  # in which torch raises here the error of a worker that has ended
         raise RuntimeError("DataLoader worker exited unexpectedly") from error
 
 
