@@ -59,9 +59,57 @@ def benchmark_names() -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
+def add_configuration(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the argument that names a configuration; `options` are argparse's."""
+    text = "see 'ttt list'; NAME+METHOD adds a method, NAME-METHOD leaves one out; or a YAML file"
+    parser.add_argument("configuration", help=text, **options)
+
+
+def add_configurations(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of the tools that measure every configuration, or some."""
+    text = "as 'ttt list' names them; NAME+KEY=VALUE changes a key; default: every one"
+    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help=text)
+
+
 def add_settings(parser: argparse.ArgumentParser, help: str = "change a key") -> None:
     """Add the option that changes keys of a configuration."""
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the size, with one default for all verbs.
+
+    It is the benchmark itself: nobody gets figures of the proxy without having typed its name.
+    """
+    from common.repository import SIZES
+
+    text = "full: the benchmark itself; mini: a small proxy of it, minutes on a CPU"
+    parser.add_argument("--size", choices=SIZES, default="full", help=text)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option of every verb that prints figures: standard output is then one JSON document."""
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def add_out(parser: argparse.ArgumentParser, help: str, **options: Any) -> None:
+    """Add the option that names the one file or folder that a verb makes; `options` are argparse's."""
+    parser.add_argument("-o", "--out", type=Path, help=help, **{"metavar": "FILE", **options})
+
+
+def add_batch_sizes(parser: argparse.ArgumentParser, *, has_micro_batches: bool = True) -> None:
+    """Add the options of the tools that time steps on one device."""
+    text = "samples in a step; default: the configuration's, at size full an eighth of it"
+    parser.add_argument("--batch-size", type=int, metavar="N", help=text)
+    if has_micro_batches:
+        text = "samples at a time; default: the whole batch"
+        parser.add_argument("--micro-batch-size", type=int, metavar="N", help=text)
+
+
+def add_runs(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the option for the number of runs of a set."""
+    text = "a number, or official: 5 (resnet), 10 (bert)"
+    parser.add_argument("--runs", default=default, metavar="N", help=text)
 
 
 def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:

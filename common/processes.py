@@ -163,6 +163,20 @@ def tolerate_lost_output() -> Iterator[Output]:
 
 
 @contextmanager
+def output_to_stderr() -> Iterator[None]:
+    """Send what this process prints, and the processes that it starts, to the standard error."""
+    sys.stdout.flush()
+    with redirect_stdout(sys.stderr):
+        before = os.dup(1)
+        try:
+            os.dup2(2, 1)
+            yield
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+
+
+@contextmanager
 def handle_ending_signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
     """Call `handler` for the signals that end a process until the block ends.
 

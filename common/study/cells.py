@@ -11,12 +11,12 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from common.arguments import add_nproc, add_results, add_settings, seed, whole_number
+from common.arguments import add_json, add_nproc, add_results, add_settings, add_size, seed, whole_number
 from common.config.names import find_base, short_name
 from common.config.schema import Loaded
 from common.data.preparation import check_data
@@ -26,7 +26,8 @@ from common.evidence.paths import STUDY
 from common.evidence.text import make_table, open_console
 from common.machine import system
 from common.machine.preflight import preflight
-from common.repository import FOLDER, NAME, ROOT, SIZES, build_probes, mlperf_name
+from common.processes import output_to_stderr
+from common.repository import FOLDER, NAME, ROOT, build_probes, mlperf_name
 from common.run import launch, run_sets
 from common.run.launch import RunSet
 from common.study.predict.sources import max_samples, newest_bench
@@ -104,7 +105,7 @@ def add_options(
     seeds = whole_number(1, MAX_SEEDS)
     name = "results/study/NAME; other settings, another name"
     first = "the first seed, the next ones count up"
-    parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
+    add_size(parser)
     parser.add_argument(runs, dest="seeds", type=seeds, default=num_runs, metavar="N", help=of_runs)
     parser.add_argument("--seed", type=seed, default=1, metavar="N", help=first)
     parser.add_argument("--study", default=study, metavar="NAME", help=name)
@@ -114,6 +115,7 @@ def add_options(
     add_nproc(parser)
     run_sets.add_options(parser)
     parser.set_defaults(continues=True)
+    add_json(parser)
     add_results(parser)
 
 
@@ -167,6 +169,24 @@ def name_cell(benchmark: str, configuration: str, mark: str) -> str:
     """Return a name for a cell; the mark stands before what the configuration changes: `baseline-0.5+ema`."""
     base = find_base(benchmark, configuration)
     return f"{short_name(base)}-{mark}{configuration.removeprefix(base)}"
+
+
+def print_report(
+    args: argparse.Namespace, make: Callable[[argparse.Namespace], tuple[int, Path | None]]
+) -> int:
+    """Call `make`, which returns the exit code and the path of its figures; with --json print them alone.
+
+    What it and its runs print meanwhile goes to the standard error.
+    """
+    if not args.json:
+        return make(args)[0]
+    if args.dry_run:
+        raise UserError("--dry-run makes no figures for --json", hint="leave one of them out")
+    with output_to_stderr():
+        code, path = make(args)
+    if path is not None:
+        print(path.read_text(), end="")
+    return code
 
 
 def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:

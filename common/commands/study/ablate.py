@@ -18,6 +18,7 @@ examples:
 """
 
 import argparse
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -44,42 +45,31 @@ positive, count = whole_number(1, 1000), whole_number(0, 1000)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser)
-    parser.add_argument("configuration", help="a YAML file of the benchmark that extends another")
+    parser.add_argument("configuration", help="one of 'ttt list' that extends another")
     cells.add_options(parser, study=f"ablate-{IN_NAME}")
     parser.set_defaults(seeds=2)
     more = "add seeds while a test that may stop at any time can still decide something; default: --seeds"
     parser.add_argument("--max-seeds", type=count, default=0, metavar="N", help=more)
-    parser.add_argument(
-        "--end-seeds",
-        type=positive,
-        default=2,
-        metavar="N",
-        help="runs of CONFIGURATION and of what it extends: their spread gives intervals; at least --seeds",
-    )
-    parser.add_argument(
-        "--factorial-seeds",
-        type=count,
-        default=0,
-        metavar="N",
-        help="runs of each state of the factorial; 0: step times only",
-    )
-    parser.add_argument(
-        "--max-design", type=count, default=16, metavar="N", help="states of the factorial, at most; 0: none"
-    )
-    parser.add_argument("--step-only", action="store_true", help="train nothing")
-    enough = "of steps; more where these show no effect after Holm's correction (10 of 13 switches)"
+    ends = "runs of CONFIGURATION and of what it extends: their spread gives intervals; at least --seeds"
+    parser.add_argument("--end-seeds", type=positive, default=2, metavar="N", help=ends)
+    trained = "runs of each state of the factorial; 0: step times only"
+    parser.add_argument("--factorial-seeds", type=count, default=0, metavar="N", help=trained)
+    states = "at most so many states of the factorial; 0: none"
+    parser.add_argument("--max-design", type=count, default=16, metavar="N", help=states)
+    parser.add_argument("--step-only", action="store_true", help="time steps only, train nothing")
+    enough = "rounds of steps; more where these show no effect after Holm's correction (10 of 13 switches)"
     parser.add_argument("--turns", type=positive, default=9, metavar="N", help=enough)
     parser.add_argument("--remeasure", action="store_true", help="measure step times again")
-    parser.add_argument(
-        "--target",
-        type=fraction,
-        metavar="Q",
-        help="quality that samples are counted to; default: the target",
-    )
+    quality = "quality to which samples are counted; default: the target"
+    parser.add_argument("--target", type=fraction, metavar="Q", help=quality)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Plan, measure, train, calculate, print."""
+    return cells.print_report(args, ablate)
+
+
+def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
+    """Plan, measure, train, calculate, print; returns the exit code, and the path of the ledger."""
     console = Console(highlight=False, soft_wrap=True)
     build = builder(args.benchmark)
     switches = Switches(args.benchmark, args.configuration, size=args.size, settings=args.set, build=build)
@@ -98,19 +88,19 @@ def main(args: argparse.Namespace) -> int:
         runs = "no runs" if args.step_only else f"{sum(counts.values())} runs of {len(counts)} cells"
         console.print(f"{len(ablation.states)} states are timed, {runs} trained")
         experiment.load_steps()
-        return EXIT_OK if args.step_only else experiment.run_cells()
+        return EXIT_OK if args.step_only else experiment.run_cells(), None
     if not args.step_only:
         check_data(switches.load(switches.all))  # before minutes of step times
     figures = experiment.load_steps() or experiment.measure_steps()
     code = EXIT_OK if args.step_only else experiment.train(figures)
     if code == EXIT_INTERRUPTED:
-        return code
+        return code, None
     ledger = ledgers.make_ledger(experiment, figures, experiment.target)
     path = study.report.with_suffix(PATTERN.removeprefix("*"))
     save_text(path, ledger.model_dump_json(indent=1) + "\n")
     ledgers.show(ledger)
     console.print(f"-> {relative_path(path)}")
-    return code
+    return code, path
 
 
 def fraction(text: str) -> float:

@@ -30,29 +30,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
     parser.add_argument("a", metavar="A", help="the configuration that B is compared with")
     parser.add_argument("b", metavar="B", help="the configuration that is judged")
-    parser.add_argument("--steps", action="store_true", help="throughput only, from pairs of steps")
+    parser.add_argument("--steps", action="store_true", help="compare throughput only, by pairs of steps")
     parser.add_argument(
         "--measures",
         nargs="+",
         choices=list(OF_RUNS),
         default=list(OF_RUNS),
         metavar="M",
-        help="what runs are to decide, of: time and samples to the target, quality at the end",
+        help=f"what the runs decide, some of: {', '.join(OF_RUNS)}; default: all",
     )
-    parser.add_argument(
-        "--margin", type=positive, default=0.05, metavar="X", help="a fraction of a ratio that matters not"
-    )
-    parser.add_argument(
-        "--quality-margin", type=positive, default=0.005, metavar="X", help="the same, of quality as it is"
-    )
+    equal = "ratios that differ from 1 by less count as equal"
+    parser.add_argument("--margin", type=positive, default=0.05, metavar="X", help=equal)
+    equal = "qualities that differ by less count as equal"
+    parser.add_argument("--quality-margin", type=positive, default=0.005, metavar="X", help=equal)
     cells.add_options(
-        parser, study="", runs="--max-runs", num_runs=20, of_runs="pairs of runs or of steps, at most"
+        parser, study="", runs="--max-runs", num_runs=20, of_runs="at most so many pairs of runs or of steps"
     )
 
 
 def main(args: argparse.Namespace) -> int:
     """Make pairs until they decide, then report."""
-    return compare.compare(args)
+    return cells.print_report(args, compare.compare)
 
 
 def positive(text: str) -> float:

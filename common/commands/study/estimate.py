@@ -28,12 +28,21 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import add_benchmark, add_results, add_settings, list_benchmarks, whole_number
+from common.arguments import (
+    add_benchmark,
+    add_configuration,
+    add_json,
+    add_results,
+    add_settings,
+    add_size,
+    list_benchmarks,
+    whole_number,
+)
 from common.config.names import split_name
 from common.errors import EXIT_OK, UserError
 from common.measure import figures
 from common.measure.scaling import FORMULA
-from common.repository import ROOT, SIZES
+from common.repository import ROOT
 from common.study.predict import devices, published, records
 from common.study.prices import PRICES, choose_prices, load_prices
 from common.training.load import load_config
@@ -42,25 +51,27 @@ from common.training.load import load_config
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser, nargs="?")
-    parser.add_argument("configuration", nargs="?", help="a YAML file of the benchmark")
-    parser.add_argument("--size", choices=SIZES, default="full")
+    add_configuration(parser, nargs="?")
+    add_size(parser)
     add_settings(parser)
     parser.add_argument("--hardware", metavar="NAME", help="read figures of this folder, measure nothing")
     many: dict[str, Any] = {"action": "append", "default": []}
     parser.add_argument("--bench", type=Path, metavar="FILE", help="figures of `ttt bench` to use", **many)
     parser.add_argument("--measured", metavar="SAMPLES_PER_S@BATCH", help="the rate of one device", **many)
-    parser.add_argument("--measure", action="store_true", help="profile now, whatever there is")
-    samples = "to the target; default: measured, or published"
+    parser.add_argument("--measure", action="store_true", help="profile now, even where figures are kept")
+    samples = "to the target; default: as measured, else as published"
     parser.add_argument("--samples", type=whole_number(1, 10**12), metavar="N", help=samples)
     devices.add_options(parser)
-    parser.add_argument("--prices", type=Path, default=PRICES, metavar="FILE", help="dated prices")
+    dated = "dated prices; default: common/study/prices.yaml"
+    parser.add_argument("--prices", type=Path, default=PRICES, metavar="FILE", help=dated)
     price = "a row of them, own=DOLLARS for an hour of your own machine, or DOLLARS for an hour of a device"
     parser.add_argument("--price", metavar="NAME", help=f"{price}; default: every row", **many)
-    parser.add_argument("--scaling", action="store_true", help="the figures of 1, 2, 4 ... devices")
-    parser.add_argument("--score", action="store_true", help="earlier estimates against later runs")
-    parser.add_argument("--reprice", action="store_true", help="earlier estimates at these prices")
-    parser.add_argument("--check-published", action="store_true", help="predicted against published")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--scaling", action="store_true", help="predict 1, 2, 4 ... devices")
+    parser.add_argument("--score", action="store_true", help="compare earlier estimates with later runs")
+    parser.add_argument("--reprice", action="store_true", help="price earlier estimates anew")
+    checked = "compare predictions with published results"
+    parser.add_argument("--check-published", action="store_true", help=checked)
+    add_json(parser)
     add_results(parser)
 
 
@@ -77,10 +88,8 @@ def main(args: argparse.Namespace) -> int:
         lines, scores = records.score(args.results, records.read_records(args.results))
         print(json.dumps(scores) if args.json else "\n".join(lines))
     elif args.reprice:
-        for record in records.read_records(args.results):
-            minutes = records.describe_minutes(record)
-            print(f"{record['title']} on {record['hardware']}, {record['time']}: {minutes}")
-            print(*records.describe_costs(record, prices), sep="\n")
+        lines, priced = records.reprice(records.read_records(args.results), prices)
+        print(json.dumps(priced) if args.json else "\n".join(lines))
     elif args.configuration is None:
         hint = f"ttt estimate BENCHMARK CONFIGURATION, of {list_benchmarks()}"
         raise UserError("no benchmark and configuration were given", hint=hint)
@@ -99,5 +108,5 @@ def main(args: argparse.Namespace) -> int:
         costs = records.describe_costs(record, prices)
         console.print(*records.describe(record), *costs, f"-> {path}", sep="\n")
         if args.json:
-            print(json.dumps(record))
+            print(json.dumps(record | {"costs": records.list_costs(record, prices)}))
     return EXIT_OK

@@ -22,6 +22,7 @@ examples:
 import argparse
 import math
 import os
+from pathlib import Path
 
 from common.arguments import add_benchmark, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the first is compared with; NAME+METHOD adds a method, NAME-METHOD leaves one out",
     )
     parser.add_argument("--budgets", help=f"shares of the training; default: {BUDGETS}")
-    parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour of this system")
+    parser.add_argument("--price", type=float, metavar="DOLLARS", help="price of an hour of this machine")
     about = "search hyperparameters of each configuration in place of budgets"
     parser.add_argument("--trials", type=whole_number(2, trials.MAX_TRIALS), metavar="K", help=about)
     finished = "run nothing: answer from the runs that are finished, whatever code made them"
@@ -54,9 +55,14 @@ def main(args: argparse.Namespace) -> int:
     """Run what is missing, then answer from all that is finished."""
     if args.price is not None and not 0 < args.price < math.inf:
         raise UserError(f"--price {args.price:g}: expected dollars an hour")
+    if args.trials and (args.budgets is not None or args.price is not None):
+        raise UserError("--trials answers neither --budgets nor --price", hint="leave them out")
+    return cells.print_report(args, make_sweep)
+
+
+def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
+    """Return the exit code, and the path of the answers where there are some."""
     if args.trials:
-        if args.budgets is not None or args.price is not None:
-            raise UserError("--trials answers neither --budgets nor --price", hint="leave them out")
         cells_of_sweep = trials.trial_cells(args)
     else:
         budgets = sweep.parse_budgets(args.budgets or BUDGETS)
@@ -64,21 +70,20 @@ def main(args: argparse.Namespace) -> int:
     study = cells.from_arguments(args, args.benchmark, cells_of_sweep)
     code = EXIT_OK if args.answers else cells.run(study, args)
     if args.dry_run or code == EXIT_INTERRUPTED:
-        return code
+        return code, None
     logs = cells.finished_cells(study)
     if args.answers and not any(logs.values()):
         raise UserError(f"no finished runs in {os.path.relpath(study.folder)}", hint=NO_RUNS)
     if args.trials:
         ranked = trials.rank_trials(study, logs)
         trials.show(ranked)
-        for path in trials.save(study, ranked):
-            print(f"-> {os.path.relpath(path)}")
-        return code
-    answers = sweep.compare_curves(study, logs, args.price)
-    if answers is None:
-        return code or EXIT_OK
-    quality_name = benchmark_module(args.benchmark).Benchmark.names.quality
-    sweep.show(answers, quality_name)
-    for path in sweep.save(study, answers, quality_name):
-        print(f"-> {os.path.relpath(path)}")
-    return code
+        paths = [*trials.save(study, ranked)]
+    else:
+        answers = sweep.compare_curves(study, logs, args.price)
+        if answers is None:
+            return code, None
+        quality_name = benchmark_module(args.benchmark).Benchmark.names.quality
+        sweep.show(answers, quality_name)
+        paths = [*sweep.save(study, answers, quality_name)]
+    print(*(f"-> {os.path.relpath(path)}" for path in paths), sep="\n")
+    return code, paths[0]

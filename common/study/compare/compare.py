@@ -70,6 +70,10 @@ class Command:
         report = self.study.report
         return report.with_name(f"{report.name}.steps") if self.args.steps else report
 
+    @property
+    def json_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.json")
+
     @cached_property
     def configs(self) -> tuple[RunConfig, RunConfig]:
         """The configurations as they run: on one device, for steps. Raises UserError for twice the same."""
@@ -175,7 +179,7 @@ class Command:
 
     def read_step_pairs(self, dependences: dict[str, Any]) -> tuple[list[Side], set[str]]:
         """Return the pairs of steps that are there, and their commits. Raises UserError for others'."""
-        path = self.path.with_name(f"{self.path.name}.json")
+        path = self.json_path
         if not path.is_file():
             return [], set()
         there = json.loads(path.read_text())
@@ -186,11 +190,12 @@ class Command:
         return [(one, other) for one, other in there["results"][0]["pairs"]], set(there["commits"])
 
 
-def compare(args: argparse.Namespace) -> int:
-    """Compare two configurations as the arguments say; returns the exit code."""
+def compare(args: argparse.Namespace) -> tuple[int, Path | None]:
+    """Compare two configurations; returns the exit code, and the path of the figures where there are some."""
     command = Command(args, Console(highlight=False, soft_wrap=True))
     command.configs  # noqa: B018 - a mistake is told before anything else
-    return command.compare_steps() if args.steps else command.compare_runs()
+    code = command.compare_steps() if args.steps else command.compare_runs()
+    return code, command.json_path if command.json_path.is_file() else None
 
 
 def list_differences(one: RunConfig, other: RunConfig) -> tuple[str, ...]:

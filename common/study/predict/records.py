@@ -92,12 +92,26 @@ def describe(record: Record) -> Iterator[str]:
 
 
 def describe_minutes(record: Record, end: str = "") -> str:
-    """Return an estimate with its interval, in seconds where those are easier to read."""
+    """Word an estimate with its interval, in seconds where those are easier to read."""
     scale, unit, digits = (60, "s", 1) if record["minutes"] < 5 else (1, "min", 2)
     minutes, low, high = (f"{record[name] * scale:.{digits}f}" for name in ("minutes", "low", "high"))
     is_known = record["samples_half_width"] is not None
     coverage = "95 % of runs" if is_known else "by the rate alone, seeds unknown"
     return f"{minutes} {unit}{end} ({low} to {high}, {coverage})"
+
+
+def list_costs(record: Record, prices: Sequence[Price]) -> list[dict[str, Any]]:
+    """Return the dollars of an estimate at the prices of its hardware, on demand and spot."""
+    rows = []
+    for price in (price for price in prices if price.is_of(record["hardware"])):
+        for kind, spot in (("on demand", False), ("spot", True)):
+            low, cost, high = (
+                price.cost(record[name], record["devices"], num_machines=record.get("machines", 1), spot=spot)
+                for name in ("low", "minutes", "high")
+            )
+            if cost is not None:
+                rows.append({"price": price.name, "kind": kind, "low": low, "dollars": cost, "high": high})
+    return rows
 
 
 def describe_costs(record: Record, prices: Sequence[Price]) -> Iterator[str]:
@@ -109,17 +123,25 @@ def describe_costs(record: Record, prices: Sequence[Price]) -> Iterator[str]:
         if not price.is_of(record["hardware"]):
             others.append(price.name)
             continue
-        costs = []
-        for kind, spot in (("on demand", False), ("spot", True)):
-            low, cost, high = (
-                price.cost(record[name], record["devices"], num_machines=record.get("machines", 1), spot=spot)
-                for name in ("low", "minutes", "high")
-            )
-            if cost is not None and low is not None and high is not None:
-                costs.append(f"${cost:.4g} {kind} (${low:.4g} to ${high:.4g})")
+        costs = [
+            "${dollars:.4g} {kind} (${low:.4g} to ${high:.4g})".format_map(row)
+            for row in list_costs(record, [price])
+        ]
         yield f"  {titles.get(price.cloud, usual).format(price)}: {', '.join(costs)}"
     if others:
         yield f"  no cost without a rate there (--hardware, --measured): {', '.join(others)}"
+
+
+def reprice(kept: Sequence[Record], prices: Sequence[Price]) -> tuple[list[str], list[Record]]:
+    """Price kept estimates; returns lines, and for each estimate its facts and costs."""
+    lines, priced = [], []
+    for record in kept:
+        minutes = describe_minutes(record)
+        lines.append(f"{record['title']} on {record['hardware']}, {record['time']}: {minutes}")
+        lines += describe_costs(record, prices)
+        facts = {name: record[name] for name in ("title", "hardware", "time", "minutes", "low", "high")}
+        priced.append(facts | {"costs": list_costs(record, prices)})
+    return lines, priced
 
 
 def read_records(results: Path) -> list[Record]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -93,6 +94,18 @@ def test_the_committed_curves_are_drawn_from_their_logs_for_light_and_dark(bench
     assert "(prefers-color-scheme: dark)" in kept
     assert all("fill: currentColor" in text for text in re.findall("<text [^>]*>", kept))
     assert json.loads((folder / f"{name}-mini.json").read_text()) == json.loads(json.dumps(asdict(answers)))
+
+
+def test_answers_of_finished_runs_are_json_on_demand(tmp_path):
+    for folder in (ROOT / "results/study/sweep").glob("reference-2cpu-mini-*/bert"):
+        shutil.copytree(folder, tmp_path / "study/sweep" / folder.parent.name / "bert")
+    words = ("sweep", "bert", "baseline", "optimized", "--size", "mini", "--budgets", "0.15,0.3,0.5,1")
+    where = ("--results", tmp_path, "--set", "submission.hardware=reference-2cpu")
+    done = ttt_here(*words, *where, "--answers", "--json")
+    assert done.returncode == 0, done.stderr
+    kept = (tmp_path / "study/sweep/bert-mini.json").read_text()
+    assert done.stdout == kept and [len(curve["points"]) for curve in json.loads(kept)["curves"]] == [4, 4]
+    assert "time at equal quality" in done.stderr
 
 
 @pytest.mark.slow

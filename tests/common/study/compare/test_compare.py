@@ -70,6 +70,9 @@ def test_steps_are_timed_until_the_question_is_decided(steps, tmp_path):
 
     again, made = steps(1.5)
     assert again.returncode == 0 and made == [] and "B is better than A" in again.stdout
+    figures, made = steps(1.5, "--json")
+    assert json.loads(figures.stdout) == read(tmp_path) and "B is better than A" in figures.stderr
+    assert "--dry-run makes no figures" in one_line(steps(1.5, "--json", "--dry-run")[0])
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,9 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     (path,) = tmp_path.glob(f"estimates/{SYSTEM}/language_bert_0.json")
     again = ttt_here("estimate", "--reprice", "--price", "own=6", *results)
     assert f"own machine, $6 an hour: ${6 * seconds / 3600:.4g}" in again.stdout
+    (priced,) = json.loads(ttt_here("estimate", "--reprice", "--price", "own=6", "--json", *results).stdout)
+    (cost,) = priced["costs"]
+    assert cost["low"] < cost["dollars"] == pytest.approx(6 * seconds / 3600)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"time_ms": 0, "config": bert()}))  # as if made before these runs
     shutil.copytree(LOGS[0].parent, tmp_path / SYSTEM / "bert")
