@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 source .ci/setup.sh train
-exec .venv/bin/ttt all "$@"
+exec .venv/bin/ttt run --all --size mini "$@"

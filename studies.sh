@@ -7,15 +7,15 @@ source .ci/setup.sh train
 mini=(--size mini --set "submission.hardware=${HARDWARE:-auto}")
 apart=(--results results/study/tuned --systems results/study/tuned --continue)
 study() { echo "== ttt $*"; .venv/bin/ttt "$@"; }
-study profile language_bert optimized "${mini[@]}" --delay-data 20
-study profile image_classification optimized "${mini[@]}" --delay-data 250 --set data.loader=workers
+study inspect profile language_bert optimized "${mini[@]}" --delay-data 20
+study inspect profile image_classification optimized "${mini[@]}" --delay-data 250 --set data.loader=workers
 for benchmark in language_bert image_classification; do
   study sweep $benchmark baseline optimized "${mini[@]}" --budgets 0.15,0.3,0.5,1 --seeds 3
   study ablate $benchmark optimized "${mini[@]}"
-  study profile $benchmark optimized "${mini[@]}"
+  study inspect profile $benchmark optimized "${mini[@]}"
   for level in 0 1; do study run $benchmark baseline "${mini[@]}" "${apart[@]}" "-O$level" --runs 2 --seed 1; done
 done
 study estimate language_bert optimized "${mini[@]}"
 study run language_bert optimized "${mini[@]}" "${apart[@]}" --runs 3
 study estimate --score
-study explore results -o report/explore.html
+study report --explore results

@@ -4,43 +4,113 @@ import argparse
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
+import os
 import sys
 import textwrap
 import traceback
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
 
-from common.arguments import spread_settings
+from common.arguments import benchmark_names, spread_settings
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.processes import handle_ending_signals, tolerate_lost_output
 
-COMMANDS = {  # verb -> what it does; each is a module in common/commands, or in one of its FOLDERS
-    "all": "prepare the data, time every configuration, audit, score and report",
-    "run": "time one configuration to its target quality, N times",
-    "data": "prepare or verify the data of a benchmark",
-    "check": "audit result logs: MLCommons' checkers, then our rules",
-    "score": "minutes to target by MLPerf's rule, with their uncertainty",
-    "reproduce": "compare with the published results, factor by factor",
-    "report": "write one HTML page with scores, plots and findings",
-    "package": "assemble results, code and systems as an MLPerf submission, checked",
-    "system": "describe this machine in MLPerf's fields, or check descriptions",
-    "sweep": "measure trade-off curves: quality against time and cost, budget by budget",
-    "compare": "decide pair by pair which of two configurations is better",
-    "bench": "measure the throughput of configurations side by side",
-    "inspect": "captured graphs, kernels by class, or start-up of a configuration here",
-    "compile": "compile a training step for a GPU that is not here; count what it launches",
-    "ablate": "what each method of a configuration is worth, alone and together",
-    "doctor": "check this machine before a run",
-    "methods": "list the methods, or print the card of one",
-    "profile": "say where a training step goes, and what bounds it",
-    "estimate": "minutes and cost to the target, here, on more devices or elsewhere",
-    "explore": "write one HTML page to explore every run and bench result",
+GROUPS = {  # verb -> what it does; each is a module in common/commands, or in one of its FOLDERS
+    "run": {
+        "list": "list benchmarks, sizes and configurations; or the methods",
+        "doctor": "check this machine before a run, or describe it",
+        "data": "prepare or verify the data of a benchmark",
+        "run": "time a configuration to its target quality, or --all of them",
+    },
+    "evidence": {
+        "check": "audit result logs: MLCommons' checkers, then our rules",
+        "score": "minutes to target by MLPerf's rule, with their uncertainty",
+        "reproduce": "compare with the published results, factor by factor",
+        "report": "write one HTML page of scores, or one to --explore every run",
+        "export": "write results as an MLPerf submission",
+    },
+    "study": {
+        "bench": "measure the throughput of configurations side by side",
+        "inspect": "look into a step: profile, graphs, kernels, compile and more",
+        "compare": "decide pair by pair which of two configurations is better",
+        "ablate": "measure what each method of a configuration is worth",
+        "sweep": "measure quality against time and cost, budget by budget",
+        "estimate": "predict minutes and cost to the target, here or elsewhere",
+    },
+}
+COMMANDS = {verb: purpose for verbs in GROUPS.values() for verb, purpose in verbs.items()}
+FOLDERS = {
+    "measure": ("bench",),
+    "study": ("ablate", "compare", "estimate", "sweep"),
 }
 
-FOLDERS = {
-    "measure": ("bench", "compile", "inspect", "profile"),
-    "study": ("ablate", "compare", "estimate", "explore", "sweep"),
+
+class Part(NamedTuple):
+    """Something that a verb does in place of its usual work, with options of its own."""
+
+    module: str  # in common/commands
+    purpose: str
+
+
+PARTS = {  # verb -> the words after it, wherever they stand, that choose a part
+    "list": {"methods": Part("methods", "list the methods, or print the card of one")},
+    "doctor": {"--describe": Part("system", "describe this machine in MLPerf's fields")},
+    "run": {"--all": Part("all", "prepare, time every configuration, check, score, report")},
+    "report": {"--explore": Part("study.explore", "one HTML page to explore every run")},
+    "export": {"--to submission": Part("package", "an MLPerf submission, checked")},
+    "inspect": {
+        "profile": Part("measure.profile", "where a step's time goes, and what bounds it"),
+        "graphs": Part("measure.inspect", "captured steps beside the same steps eagerly"),
+        "kernels": Part("measure.inspect", "time on the device by class of kernel"),
+        "startup": Part("measure.inspect", "the time of start-up and of an evaluation"),
+        "neighbour": Part("measure.inspect", "runs beside a busy process"),
+        "compile": Part("measure.compile", "kernels of a step for a GPU that is not here"),
+    },
 }
-OLD_NAMES = {"plan": ("estimate", "--scaling")}  # until the next release
+OLD_NAMES = {  # verb -> what it is called now; they work until the next release
+    "all": ("run", "--all", "--size", "mini"),
+    "compile": ("inspect", "compile"),
+    "explore": ("report", "--explore"),
+    "methods": ("list", "methods"),
+    "package": ("export", "--to", "submission"),
+    "plan": ("estimate", "--scaling"),
+    "profile": ("inspect", "profile"),
+    "system": ("doctor", "--describe"),
+}
+OTHER_WORDS = {  # what people type for a verb -> what to type
+    "accuracy": "score",
+    "audit": "check",
+    "benchmark": "bench",
+    "benchmarks": "list",
+    "configs": "list",
+    "configurations": "list",
+    "continue": "run --continue",
+    "cost": "estimate",
+    "download": "data prepare",
+    "evaluate": "run",
+    "fit": "run",
+    "info": "doctor --describe",
+    "launch": "run",
+    "ls": "list",
+    "plot": "report --plot",
+    "predict": "estimate",
+    "prepare": "data prepare",
+    "preflight": "doctor",
+    "resume": "run --resume",
+    "show": "list",
+    "start": "run",
+    "submission": "export --to submission",
+    "submit": "export --to submission",
+    "test": "doctor",
+    "time": "run",
+    "trace": "inspect kernels",
+    "train": "run",
+    "tune": "run -O1",
+    "validate": "check",
+    "verify": "data verify",
+}
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
 EXIT_CODES = (
     "exit codes: 0 ok, 1 findings or target not reached, 2 usage, 3 internal error, "
@@ -48,23 +118,15 @@ EXIT_CODES = (
 )
 
 
-OTHER_WORDS = {  # what people type for a verb -> what to type
-    "prepare": "did you mean data prepare?",
-    "verify": "did you mean data verify?",
-    "audit": "did you mean check?",
-    "train": "did you mean run?",
-    "list": "'ttt methods' lists methods, 'ttt run --help' benchmarks and configurations",
-}
-
-
 class Formatter(argparse.HelpFormatter):
-    """Fills the prose of a description to the terminal, keeps its examples, and names defaults."""
+    """Fills the prose of a description to the terminal, folds its examples, and names defaults."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = []
         for part in text.split("\n\n"):
             is_prose = not any(line.startswith(" ") for line in part.splitlines())
-            parts.append(textwrap.fill(part, width, break_on_hyphens=False) if is_prose else part)
+            lines = [part] if is_prose else part.splitlines()
+            parts += ["\n".join(fill(line, width) for line in lines)]
         return "\n\n".join(parts)
 
     def _get_help_string(self, action: argparse.Action) -> str:
@@ -76,54 +138,187 @@ class Formatter(argparse.HelpFormatter):
         return f"{text} (default: {str(default).replace('%', '%%')})".lstrip()
 
 
+def fill(text: str, width: int) -> str:
+    """Break prose into lines, and a long example as a shell allows it: after a backslash."""
+    is_example = text.startswith("  ttt ")
+    wrapper = textwrap.TextWrapper(
+        width - 2 * is_example,
+        subsequent_indent="      " * is_example,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    lines = wrapper.wrap(text)
+    return (" \\\n" if is_example else "\n").join(lines) or text
+
+
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line."""
+
+    parts: Iterable[str] = ()  # of its verb
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = "/".join(action.option_strings) or str(action.metavar or action.dest)
+            hint = nearest(str(value), map(str, action.choices))
+            raise UserError(f"invalid choice: '{value}'", where=name, hint=hint)
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError that names the nearest option."""
         unknown, *_ = [*message.removeprefix("unrecognized arguments: ").split(), ""]
-        close = difflib.get_close_matches(unknown, self._option_string_actions, n=1)
+        close = difflib.get_close_matches(unknown, [*self._option_string_actions, *self.parts], n=1)
         is_option = unknown.startswith("--") and bool(close)
         raise UserError(message, hint=f"did you mean {close[0]}?" if is_option else f"see {self.prog} --help")
 
 
 def overview() -> str:
-    verbs = "\n".join(f"  {verb:11}{purpose}" for verb, purpose in COMMANDS.items())
-    return (
-        f"usage: ttt COMMAND [options]\n\n{DESCRIPTION}\n\ncommands:\n{verbs}\n\n"
-        f"'ttt COMMAND --help' explains a command, 'ttt --version' names this version.\n{EXIT_CODES}"
-    )
+    groups = [
+        "\n".join([f"{group}:", *(f"  {verb:11}{purpose}" for verb, purpose in verbs.items())])
+        for group, verbs in GROUPS.items()
+    ]
+    more = "'ttt COMMAND --help' explains a command, 'ttt --version' names this version."
+    parts = ["usage: ttt COMMAND [options]", DESCRIPTION, *groups, f"{more}\n{textwrap.fill(EXIT_CODES, 79)}"]
+    return "\n\n".join(parts)
 
 
-def command_module(verb: str) -> str:
+def command_module(verb: str, part: str = "") -> str:
+    if part:
+        return f"common.commands.{PARTS[verb][part].module}"
     folder = next((f"{folder}." for folder, verbs in FOLDERS.items() if verb in verbs), "")
     return f"common.commands.{folder}{verb}"
+
+
+def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Find the words that choose a part of a verb; returns the part, '' for none, and the other words."""
+    for start in range(len(words)):
+        for part in PARTS.get(verb, {}):
+            for form in (part.split(), ["=".join(part.split())]):
+                if list(words[start : start + len(form)]) == form:
+                    return part, [*words[:start], *words[start + len(form) :]]
+    return "", list(words)
+
+
+def make_parser(verb: str, part: str = "") -> tuple[Parser, ModuleType | None]:
+    """Return the parser of a verb or a part of it, and its module; None where a part has to be chosen."""
+    name = command_module(verb, part)
+    command = importlib.import_module(name) if importlib.util.find_spec(name) else None
+    parts = {} if part else PARTS.get(verb, {})
+    epilog = EXIT_CODES
+    if parts:
+        width = max(map(len, parts))
+        listed = [f"  ttt {verb} {name:{width}}  {entry.purpose}" for name, entry in parts.items()]
+        title = "also, each with its own --help:" if command else "parts, each with its own --help:"
+        epilog = "\n".join([title, *listed, "", EXIT_CODES])
+    parser = Parser(
+        prog=f"ttt {verb} {part}".rstrip(),
+        usage=None if command else f"ttt {verb} PART ...",
+        description=command.__doc__ if command else f"{COMMANDS[verb]}.".capitalize(),
+        formatter_class=Formatter,
+        epilog=epilog,
+    )
+    parser.parts = parts
+    parser.set_defaults(part=part)
+    if command:
+        command.add_arguments(parser)
+    return parser, command
 
 
 def dispatch(arguments: list[str]) -> int:
     """Run one command and return its exit code; raises UserError for a person's mistake."""
     if len(arguments) > 1 and arguments[0] == "help":
-        arguments = [arguments[1], "--help"]
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
     if arguments[0] == "--version":
         print(f"ttt {importlib.metadata.version('time-to-train')}")
         return 0
-    verb, *rest = arguments
+    verb, *words = arguments
     if verb in OLD_NAMES:
+        if sys.stderr.isatty():  # a script goes on as it was
+            print(f"note: ttt {verb} is now: ttt {' '.join(OLD_NAMES[verb])}", file=sys.stderr)
         verb, *options = OLD_NAMES[verb]
-        print(f"note: {arguments[0]} is now: ttt {verb} {' '.join(options)}", file=sys.stderr)
-        rest = [*options, *rest]
+        words = [*options, *words]
     if verb not in COMMANDS:
-        hint = OTHER_WORDS.get(verb) or nearest(verb, COMMANDS)
-        raise UserError(f"unknown command '{verb}'", hint=hint)
-    command = importlib.import_module(command_module(verb))
-    parser = Parser(
-        prog=f"ttt {verb}", description=command.__doc__, formatter_class=Formatter, epilog=EXIT_CODES
-    )
-    command.add_arguments(parser)
-    return int(command.main(parser.parse_args(spread_settings(rest))))
+        raise UserError(f"unknown command '{verb}'", hint=suggest(verb))
+    part, words = find_part(verb, words)
+    parser, command = make_parser(verb, part)
+    if command is None:
+        parser.parse_known_args(words)  # which answers --help
+        raise UserError(f"which part of {verb}?", hint=suggest_part(verb, words))
+    return int(command.main(parser.parse_args(spread_settings(words))))
+
+
+def suggest(word: str) -> str:
+    """Suggest what to type for a word that is no verb: by its meaning, or its letters."""
+    known = {name: name for name in (*COMMANDS, "--help", "--version")}
+    known |= {old: " ".join(new) for old, new in OLD_NAMES.items()} | OTHER_WORDS
+    known |= {name: f"run {name}" for names in benchmark_names().items() for name in names}
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {known[close[0]]}?" if close else f"known: {', '.join(COMMANDS)}"
+
+
+def suggest_part(verb: str, words: Sequence[str]) -> str:
+    parts = PARTS[verb]
+    close = [name for word in words for name in difflib.get_close_matches(word, parts, n=1)]
+    return f"did you mean {verb} {close[0]}?" if close else f"one of: {', '.join(parts)}"
+
+
+def complete() -> None:
+    """Answer a shell that asks how a line may go on, and end the process; nothing without argcomplete.
+
+    The verb and its part are taken out of the line, so that their own parser can read it.
+    """
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    program, *words = line.split()
+    last = "" if line.endswith(" ") or not words else words.pop()
+    verb, *words = (*OLD_NAMES.get(words[0], words[:1]), *words[1:]) if words else ("",)
+    if verb in COMMANDS:
+        part, words = find_part(verb, words)
+        parser, _ = make_parser(verb, part)
+        offer_names(parser, [] if part else offer_parts(parser, PARTS.get(verb, {})))
+    else:
+        parser = Parser()
+        parser.add_argument("command", choices=[] if verb else [*COMMANDS])
+    line = " ".join([program, *words, last])
+    os.environ |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def offer_parts(parser: Parser, parts: Iterable[str]) -> list[str]:
+    """Let a parser complete the options that choose a part; returns the parts that are words."""
+    for option, *values in (part.split() for part in parts if part.startswith("-")):
+        if action := parser._option_string_actions.get(option):
+            action.choices = [*(action.choices or ()), *values]
+        elif values:
+            parser.add_argument(option, choices=values)
+        else:
+            parser.add_argument(option, action="store_true")
+    return [part for part in parts if not part.startswith("-")]
+
+
+def offer_names(parser: Parser, parts: Sequence[str]) -> None:
+    """Let a parser complete benchmarks and configurations, and the words that choose a part."""
+    from common.repository import benchmarks, configurations
+
+    def offer_benchmarks(**_: Any) -> list[str]:
+        return [*parts, *(name for both in benchmark_names().items() for name in both)]
+
+    def offer_configurations(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+        chosen = getattr(parsed_args, "benchmark", None)
+        folders = benchmarks() if chosen is None else [chosen]
+        return [name for folder in folders for name in configurations(folder)]
+
+    offers: dict[str, Any] = dict.fromkeys(("benchmark", "benchmarks"), offer_benchmarks)
+    offers |= dict.fromkeys(("configuration", "configurations", "a", "b"), offer_configurations)
+    if parts and all(action.dest != "benchmark" for action in parser._actions):
+        parser.add_argument("part", choices=parts)
+    for action in parser._actions:
+        if action.dest in offers:
+            action.completer = offers[action.dest]  # type: ignore[attr-defined]
 
 
 def one_line(error: UserError) -> str:
@@ -159,6 +354,8 @@ def interrupt(number: int, frame: Any) -> NoReturn:
 
 
 def main() -> int:
+    if "_ARGCOMPLETE" in os.environ:
+        complete()
     with handle_ending_signals(interrupt), tolerate_lost_output() as output:
         code = answer(sys.argv[1:])
         output.flush()

@@ -116,6 +116,12 @@ def configurations(benchmark: str) -> list[str]:
     )
 
 
+def read_title(benchmark: str, file: str) -> str:
+    """Return what the first line of a file says of it: of a comment, or of a docstring of one line."""
+    with (ROOT / benchmark / file).open(encoding="utf-8") as stream:
+        return stream.readline().strip('#"\n ').removesuffix(".")
+
+
 def benchmark_module(benchmark: str) -> ModuleType:
     """Import benchmark.py of a benchmark. Raises UserError with the nearest name."""
     if benchmark not in benchmarks():

@@ -1,0 +1,1 @@
+"""BERT-large on Wikipedia, to 0.72 masked-LM accuracy."""

@@ -227,7 +227,7 @@ def test_the_settings_of_a_card_are_those_of_its_config(card):
 
 def test_the_page_of_methods_is_made_from_the_cards():
     page = (ROOT / "METHODS.md").read_text()
-    assert page == methods.page(), "write it again: ttt methods --write METHODS.md"
+    assert page == methods.page(), "write it again: ttt list methods --out METHODS.md"
 
 
 def test_no_path_of_a_machine_is_tracked():

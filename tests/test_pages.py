@@ -25,15 +25,15 @@ SHORT = {
     "image_classification": ["--set", "target=0.05", "methods.progressive_crops=false", *STEPS],
 }
 MORE = {  # what makes a command short, for a verb or the beginning of a line
-    "ttt doctor": ["--quick"],
+    "ttt doctor --size": ["--quick"],
     "ttt bench": ["--seconds", "0.2", "--no-parts"],
     "ttt bench image_classification": ["--batch-size", "4"],
-    **{f"ttt compile {name} optimized": ["--size", "mini"] for name in benchmarks()},
+    **{f"ttt inspect compile {name} optimized": ["--size", "mini"] for name in benchmarks()},
     "ttt inspect": ["--size", "mini"],
     "ttt sweep": ["--dry-run"],
     "ttt ablate": ["--dry-run"],
     "ttt compare": ["--max-runs", "1", "--set", "max_duration=40ba", "schedule.warmup=5ba"],
-    "ttt profile": ["--turns", "2"],
+    "ttt inspect profile": ["--turns", "2"],
     "ttt run language_bert baseline --size mini -O1": ["--dry-run", "--tune-seconds", "5"],
 }
 ELSEWHERE = {  # commands that other tests, or a person, run
@@ -88,7 +88,7 @@ def shortened(line):
         return words, REFUSED
     if "--dry-run" not in words and words[1] == "run":
         words += SHORT[words[2]]
-    finds = words[1] == "inspect" or line.startswith("ttt reproduce results")
+    finds = words[1:3] == ["inspect", "graphs"] or line.startswith("ttt reproduce results")
     return words, int(finds)  # size mini reproduces nothing, and compiles nothing on a processor
 
 

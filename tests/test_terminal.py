@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 
+from common.repository import ROOT
 from common.run.stepclock import join_parts, time_left
 from tests.runs import BERT, Place
-from tests.terminal import ESCAPE, GOLDEN, SEEN_AT_80, SETS, seen, text_of
+from tests.terminal import ESCAPE, GOLDEN, MISTAKES, SEEN_AT_80, SETS, answers, seen, text_of
 
 FIGURES = ("0.984", "0.900 to 1.081", "0.287", "0.242 to 0.326", "3.42x", "2.98 to 4.14", "23.366 to 24.420")
 
@@ -21,6 +22,18 @@ def test_80_columns_show_what_they_showed(name):
     text = text_of(sent)
     assert code == 0 and max(map(len, text.splitlines())) <= 80
     assert text == (GOLDEN / name).read_text()
+
+
+def test_wrong_inputs_are_answered_in_one_line_each(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert len(MISTAKES) == 25
+    assert answers() == (GOLDEN / "mistakes.txt").read_text()
+
+
+def test_an_old_name_works_and_a_person_is_told_the_new_one():
+    lines = (("list", "methods", "unpad"), ("methods", "unpad"))
+    new, old = (text_of(seen(80, *words)[1]) for words in lines)
+    assert old == f"note: ttt methods is now: ttt list methods\n{new}"
 
 
 @pytest.mark.parametrize(("columns", "options"), [(80, []), (120, []), (200, []), (80, ["--wide"])])

@@ -1,25 +1,31 @@
 """Commands describe themselves and mistakes truly, in one line, with what to type."""
 
+import argparse
 import json
+import os
 import re
 import sys
 import time
 
 import pytest
 
-from common.arguments import spread_settings
-from common.cli import COMMANDS
-from common.repository import ROOT
+from common.arguments import add_json, spread_settings
+from common.cli import COMMANDS, GROUPS, OLD_NAMES, OTHER_WORDS, PARTS, find_part, make_parser
+from common.repository import ROOT, SIZES, benchmarks, configurations
 from tests.command import one_line, run, ttt_here
 
 MINI = ("--size", "mini")
+FORMS = [(verb, part) for verb in COMMANDS for part in ("", *PARTS.get(verb, ()))]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["prepare"], "data prepare"),
-        (["list"], "ttt methods"),
+        (["explor"], "did you mean report --explore?"),
+        (["list", "resnt"], "did you mean resnet?"),
+        (["inspect", "bert", "optimized", "kernel"], "did you mean inspect kernels?"),
+        (["report", "--explor"], "did you mean --explore?"),
         (["run"], "see ttt run --help"),
         (["run", "bert", "baseline", "--dryrun"], "did you mean --dry-run?"),
         (["run", "brt", "baseline"], "did you mean bert?"),
@@ -64,17 +70,108 @@ def test_the_version_is_named_and_the_overview_lists_every_command():
     assert done.returncode == 0 and re.fullmatch(r"ttt [0-9]+\.[0-9]+\S*\n", done.stdout)
     overview = ttt_here("--help").stdout
     assert "exit codes" in overview and all(f"\n  {verb} " in overview for verb in COMMANDS)
+    headings = re.findall(r"^(\w+):$", overview, re.MULTILINE)
+    assert headings == list(GROUPS) == ["run", "evidence", "study"] and len(COMMANDS) <= 16
+    assert max(map(len, overview.splitlines())) < 80
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_help_names_a_command_and_no_default_that_says_nothing(verb, monkeypatch):
+@pytest.mark.parametrize(("verb", "part"), FORMS)
+def test_help_names_a_command_and_no_default_that_says_nothing(verb, part, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    done = ttt_here("help", verb)
-    assert done.returncode == 0 and done.stdout.startswith(f"usage: ttt {verb} ")
-    assert "exit codes" in done.stdout and done.stdout == ttt_here(verb, "--help").stdout
-    assert not re.search(r"default: (None|True|False|\[|\))|PosixPath", " ".join(done.stdout.split()))
-    prose = [line for line in done.stdout.splitlines() if not line.startswith("  ttt ")]
-    assert max(map(len, prose)) < 80
+    words = (verb, *part.split())
+    done = ttt_here("help", *words)
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: ttt {' '.join(words)} ")
+    assert "exit codes" in done.stdout and done.stdout == ttt_here(*words, "--help").stdout
+    assert not re.search(r"default: (None|True|False|\[|\)|/)|PosixPath", " ".join(done.stdout.split()))
+    assert max(map(len, done.stdout.splitlines())) < 80
+    assert all(f"\n  ttt {verb} {name}" in done.stdout for name in PARTS.get(verb, ()) if not part)
+
+
+@pytest.mark.parametrize(("verb", "part"), FORMS)
+def test_one_rule_for_size_json_and_out(verb, part):
+    options = make_parser(verb, part)[0]._option_string_actions
+    if "--size" in options:
+        assert (options["--size"].default, options["--size"].choices) == ("full", SIZES)
+    if "--out" in options:
+        assert options["--out"] is options["-o"]
+    parser = argparse.ArgumentParser()
+    add_json(parser)
+    if "--json" in options:
+        assert options["--json"].help == parser._option_string_actions["--json"].help
+
+
+FIGURES = ["list", "doctor", "check", "score", "reproduce", "bench", "compare", "ablate", "sweep", "estimate"]
+PRINT_FIGURES = [*((verb, "") for verb in FIGURES), *(("inspect", part) for part in PARTS["inspect"])]
+
+
+@pytest.mark.parametrize("form", PRINT_FIGURES)
+def test_what_prints_figures_prints_them_as_json(form):
+    assert "--json" in make_parser(*form)[0]._option_string_actions
+
+
+def test_a_part_may_stand_anywhere_and_only_as_whole_words():
+    words = ["language_bert", "optimized", "kernels", "--trace", "profile"]
+    assert find_part("inspect", words) == ("kernels", [*words[:2], *words[3:]])
+    assert find_part("report", ["results", "--explore"]) == ("--explore", ["results"])
+    for to in (["--to", "submission"], ["--to=submission"]):
+        assert find_part("export", ["results", *to, "--list"]) == ("--to submission", ["results", "--list"])
+    assert find_part("check", ["--all"]) == ("", ["--all"])
+
+
+def test_every_suggestion_is_a_command():
+    for line in (*OTHER_WORDS.values(), *(" ".join(words) for words in OLD_NAMES.values())):
+        verb, *words = line.split()
+        parser, _ = make_parser(verb, find_part(verb, words)[0])
+        rest = find_part(verb, words)[1]
+        options = {*parser._option_string_actions, "-O1", "prepare", "verify", "mini"}
+        assert verb in COMMANDS and set(rest) <= options, line
+
+
+def test_help_loads_nothing_that_takes_its_time():
+    slow = ("torch", "numpy", "scipy", "pydantic", "yaml", "rich", "matplotlib", "argcomplete")
+    code = "import sys; from common.cli import dispatch; dispatch(['--help'])"
+    done = run(sys.executable, "-c", f"{code}; sys.exit(' '.join({{*{slow}}} & {{*sys.modules}}) or 0)")
+    assert done.returncode == 0, done.stderr
+
+
+def completions(line, tmp_path):
+    """Return what bash would offer at the end of a line."""
+    pytest.importorskip("argcomplete")
+    file = tmp_path / "completions"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(file), "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    run(sys.executable, "-m", "common.cli", env=os.environ | asked)
+    return {word.strip() for word in file.read_text().splitlines()}
+
+
+def test_a_shell_completes_verbs_benchmarks_configurations_and_sizes(tmp_path):
+    for line, words in {
+        "ttt ": set(COMMANDS),
+        "ttt re": {"report", "reproduce"},
+        "ttt run b": {"bert"},
+        "ttt run bert opt": {"optimized", "optimized_fp8"},
+        "ttt run resnet opt": {"optimized", "optimized_short"},
+        "ttt run bert optimized --size ": {"full", "mini"},
+        "ttt inspect k": {"kernels"},
+        "ttt inspect kernels bert mos": {"mosaic"},
+        "ttt report --expl": {"--explore"},
+        "ttt list m": {"methods"},
+        "ttt explore --pric": {"--prices"},
+    }.items():
+        assert completions(line, tmp_path) == words, line
+
+
+def test_list_has_a_line_for_each_benchmark_size_and_configuration():
+    done = ttt_here("list")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and max(map(len, lines)) < 80
+    listed = [line.split()[0] for line in lines if line.startswith("    ")]
+    sizes = [*SIZES]
+    expected = {name: [*sizes, *configurations(name)] for name in benchmarks()}
+    assert sorted(listed) == sorted(name for names in expected.values() for name in names)
+    assert all(re.match(r"    \w+ +\w.{9}", line) for line in lines if line.startswith("    "))
+    (entry,) = json.loads(ttt_here("list", "bert", "--json").stdout)["benchmarks"]
+    assert [*entry["sizes"], *entry["configurations"]] == expected[entry["name"]]
 
 
 def test_the_settings_of_a_logged_command_are_read_as_they_were_meant():

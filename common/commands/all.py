@@ -4,11 +4,10 @@ Runs alternate (baseline, optimized, baseline, ...), so that a slow spell of the
 go to results/, the page to report/index.html; nothing that exists is overwritten.
 
 examples:
-  ttt all
-  ttt all --runs official
-  ttt all --runs official --continue
-  ttt all --benchmarks language_bert --runs 1
-  ttt all --set submission.hardware=my-laptop --set submission.org=Example
+  ttt run --all --size mini
+  ttt run --all --runs official --continue
+  ttt run --all --size mini --benchmarks language_bert --runs 1
+  ttt run --all --size mini --set submission.hardware=my-laptop submission.org=Example
 """
 
 import argparse
@@ -21,7 +20,9 @@ from common.arguments import (
     add_benchmarks,
     add_nproc,
     add_results,
+    add_runs,
     add_settings,
+    add_size,
     add_systems,
     repository_path,
 )
@@ -32,7 +33,6 @@ from common.evidence.audit import audit_paths
 from common.evidence.report import write_report
 from common.evidence.submission import official
 from common.machine import system
-from common.repository import SIZES
 from common.run import launch, run_sets
 from common.training import ranks
 from common.training.load import load_config
@@ -40,11 +40,11 @@ from common.training.load import load_config
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmarks(parser)
-    parser.add_argument("--configurations", nargs="+", default=["baseline", "optimized"], metavar="NAME")
-    parser.add_argument("--size", choices=SIZES, default="mini", help="full needs prepared data and GPUs")
-    parser.add_argument(
-        "--runs", default="3", metavar="N", help="runs of each, or official: 5 (resnet), 10 (bert)"
-    )
+    names = "of each benchmark, see 'ttt list'"
+    default = ["baseline", "optimized"]
+    parser.add_argument("--configurations", nargs="+", default=default, metavar="NAME", help=names)
+    add_size(parser)
+    add_runs(parser, "3")
     add_settings(parser, "change a key of every configuration")
     add_nproc(parser)
     run_sets.add_options(parser)
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Do everything; the exit code is the first that was not 0."""
     if ranks.read_rank_info().world_size > 1:
-        raise UserError("ttt all starts its ranks itself", hint="use --nproc, not torchrun or srun")
+        raise UserError("ttt run --all starts its ranks itself", hint="use --nproc, not torchrun or srun")
     started = time.monotonic()
     sets = {}
     for benchmark in args.benchmarks:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from common.arguments import add_paths
+from common.arguments import add_json, add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.audit import Finding, audit_paths
 from common.evidence.paths import find_others, shown_as
@@ -32,13 +32,13 @@ RULE_FACTS = ("id", "severity", "message", "section")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="result files, folders or archives")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with every finding")
+    add_json(parser)
     parser.add_argument("--all", action="store_true", help="print every finding, not one of each rule")
     parser.add_argument("--no-official", action="store_true", help="skip the checkers (up to 1 s a log)")
     parser.add_argument(
         "--ruleset",
         choices=official.ROUNDS,
-        help="of the checkers; default: by benchmark and date, 2.1.0 (resnet: and 2.0.0) for our own logs",
+        help="ruleset of the checkers; default: by benchmark and date, 2.1.0 (resnet: and 2.0.0) for our own",
     )
     parser.add_argument("--rules", action="store_true", help="list our rules and exit")
 

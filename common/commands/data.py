@@ -21,19 +21,19 @@ from functools import partial
 from pathlib import Path
 
 from common import repository
-from common.arguments import add_benchmark, add_settings
+from common.arguments import add_benchmark, add_settings, add_size
 from common.config import schema as configs
 from common.data import manifest as manifests
 from common.data import preparation, shards
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.repository import ROOT, SIZES
+from common.repository import ROOT
 from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("prepare", "verify"))
     add_benchmark(parser)
-    parser.add_argument("--size", choices=SIZES, default="full", help="mini: embedded data, no network")
+    add_size(parser)
     parser.add_argument("--source", metavar="DIR", help="what size full is prepared from")
     parser.add_argument(
         "--configuration",

@@ -7,9 +7,9 @@ and the time to the target. Each line says ok, warning or fault, and what to do.
 checks itself.
 
 examples:
-  ttt doctor
-  ttt doctor --quick
-  ttt doctor --benchmarks language_bert --size full --json
+  ttt doctor --size mini
+  ttt doctor --size mini --quick
+  ttt doctor --benchmarks language_bert --json
 """
 
 import argparse
@@ -17,24 +17,23 @@ import json
 import time
 from dataclasses import asdict
 
-from common.arguments import add_benchmarks, add_nproc, add_results, add_settings
+from common.arguments import add_benchmarks, add_json, add_nproc, add_results, add_settings, add_size
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine.line import FAULT, WARNING
-from common.repository import SIZES
 from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmarks(parser)
-    parser.add_argument("--size", choices=SIZES, default="mini", help="of the runs to come")
-    parser.add_argument("--quick", action="store_true", help="only what takes no processes and no training")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_size(parser)
+    parser.add_argument("--quick", action="store_true", help="start no processes, train nothing")
+    add_json(parser)
     add_settings(parser, "change a key, such as data.directory")
     parser.add_argument(
         "--store-bands",
         type=int,
         metavar="SEEDS",
-        help="only measure the first steps with so many seeds, and keep the bands in first_steps.yaml",
+        help="only measure the first steps with so many seeds, and keep their bands (size mini)",
     )
     add_nproc(parser)
     add_results(parser)

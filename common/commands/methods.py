@@ -1,13 +1,13 @@
 """List the methods, or print the card of one: what it does, what it costs, how to call it in your own loop.
 
 A card is the docstring of the method's file, its settings are those of its Config; nothing is imported, so no
-torch is needed. --write makes the page of all cards. --measure SIZE times training steps with and without
+torch is needed. --out makes the page of all cards. --measure SIZE times training steps with and without
 each method that can act at that size, into results/study/methods, where the cards find them.
 
 examples:
-  ttt methods
-  ttt methods --write METHODS.md
-  ttt methods --measure mini --dry-run
+  ttt list methods
+  ttt list methods --out METHODS.md
+  ttt list methods --measure mini --dry-run
 """
 
 import argparse
@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from common import files
-from common.arguments import add_results, whole_number
+from common.arguments import add_out, add_results, whole_number
 from common.errors import EXIT_OK, UserError
 from common.evidence.page import fill_template
 from common.repository import SIZES
@@ -28,24 +28,25 @@ WIDTH = 110
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="print the card of this method")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of all cards (Markdown)")
+    add_out(parser, "write the page of all cards, NAME.md (Markdown)")
+    parser.add_argument("--write", dest="out", type=Path, help=argparse.SUPPRESS)  # its old name
     parser.add_argument("--measure", choices=SIZES, help="time steps with and without each, or only NAME")
-    parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help="for each; default: 4")
+    parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help="for each method; default: 4")
     parser.add_argument("--dry-run", action="store_true", help="with --measure: say how long, and stop")
     add_results(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.write and (args.name or args.measure):
-        raise UserError("--write makes the page of all", hint=f"leave out '{args.name or '--measure'}'")
+    if args.out and (args.name or args.measure):
+        raise UserError("--out makes the page of all", hint=f"leave out '{args.name or '--measure'}'")
     if args.measure:
         from common.study.method_steps import measure  # scipy and torch, which cards do without
 
         return measure(args)
     if args.dry_run or args.pairs:
         raise UserError("is of --measure", where="--dry-run" if args.dry_run else "--pairs")
-    if args.write:
-        write(args.write)
+    if args.out:
+        write(args.out)
     else:
         print(card_text(find_card(args.name)) if args.name else overview())
     return EXIT_OK
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
 
 def write(path: Path) -> None:
     if path.suffix != ".md":
-        raise UserError("expected a file NAME.md", where=f"--write {path}")
+        raise UserError("expected a file NAME.md", where=f"--out {path}")
     with files.explain_os_error("cannot be written", path), files.write_whole(path) as draft:
         draft.write_text(page())
     print(f"{path}: {len(cards())} methods")
@@ -65,7 +66,7 @@ def overview() -> str:
     for group, group_cards in cards_by_group().items():
         lines += [*[""] * bool(lines), f"{group}:"]
         lines += [f"  {card.name:25}{card.title}" for card in group_cards]
-    return "\n".join([*lines, "", "'ttt methods NAME' prints a card"])
+    return "\n".join([*lines, "", "'ttt list methods NAME' prints a card"])
 
 
 def cards_by_group() -> dict[str, list[Card]]:
@@ -89,7 +90,6 @@ def code(card: Card) -> str:
 
 
 def switch(card: Card) -> str:
-    """Return the line that switches a method on in a configuration."""
     required = ", ".join(f"{setting.name}: ..." for setting in card.settings if setting.default is None)
     return f"{card.name}: {{{required}}}"
 

@@ -10,14 +10,15 @@ placeholder in any file. A finding is one line with file:line and its kind, neve
 existing output stays as it is, and equal inputs make equal bytes.
 
 examples:
-  ttt package results/8xA100-baseline results/8xA100-optimized --submitter Example --out Example.tar.gz
-  ttt package results/8xA100-optimized/bert --submitter Example --list
-  ttt package results/reference-2cpu-mini-optimized --submitter Example --rehearsal --out rehearsal
+  ttt export results/8xA100-optimized --to submission --submitter Example --out Example.tar.gz
+  ttt export results/8xA100-optimized/bert --to submission --submitter Example --list
+  ttt export results/my-laptop-mini-optimized --to submission --submitter Example --rehearsal --out new
 """
 
 import argparse
 from pathlib import Path
 
+from common.arguments import add_out
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.log import load
 from common.evidence.records import printable
@@ -28,8 +29,8 @@ from common.repository import ROOT
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run sets, or folders of some")
-    parser.add_argument("--submitter", required=True, metavar="NAME", help="as submission.org in the logs")
-    parser.add_argument("--out", type=Path, help="a new folder, or a new .tar.gz", metavar="FOLDER_OR_TAR")
+    parser.add_argument("--submitter", required=True, metavar="NAME", help="submission.org of the logs")
+    add_out(parser, "a new folder, or a new NAME.tar.gz", metavar="FOLDER_OR_TAR")
     parser.add_argument(
         "--list",
         "--dry-run",

@@ -14,19 +14,19 @@ examples:
 import argparse
 from pathlib import Path
 
-from common.arguments import add_paths, repository_path
+from common.arguments import add_out, add_paths, repository_path
 from common.errors import EXIT_OK
 from common.evidence.audit import audit_paths
 from common.evidence.ledger import find_ledgers
 from common.evidence.log import load
-from common.evidence.report import check_folder, write_plot, write_report
+from common.evidence.report import page_path, write_plot, write_report
 from common.evidence.submission import official
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    help = "where index.html is written; default: report/ of the repository"
-    parser.add_argument("--out", default=repository_path("report"), type=Path, metavar="FOLDER", help=help)
+    page = "the page, NAME.html, or a folder for index.html; default: report/ of the repository"
+    add_out(parser, page, default=repository_path("report"), metavar="PATH")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.svg", help="write the plot of quality against time instead"
     )
@@ -39,9 +39,9 @@ def main(args: argparse.Namespace) -> int:
     if args.plot:
         write_plot(args.plot, load(args.paths))
         return EXIT_OK
-    check_folder(args.out)
+    page = page_path(args.out, "index.html")
     audited = audit_paths(args.paths)
     if not args.no_official:
         audited = official.judge_sets(audited)
-    write_report(args.out / "index.html", audited, find_ledgers(args.paths))
+    write_report(page, audited, find_ledgers(args.paths))
     return EXIT_OK

@@ -18,7 +18,7 @@ examples:
 import argparse
 import json
 
-from common.arguments import add_paths
+from common.arguments import add_json, add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.compare.claims import judge
 from common.evidence.compare.lines import claim_json, claim_lines, reproduction_json, reproduction_lines
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--margin", type=float, default=MARGIN, metavar="SHARE", help="0.05: within 5 %% counts as equal"
     )
-    parser.add_argument("--claims", action="store_true", help="only what the published claims come to")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--claims", action="store_true", help="recompute the published claims, read no logs")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:

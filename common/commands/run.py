@@ -28,12 +28,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from common.arguments import add_benchmark, add_nproc, add_results, add_settings, add_systems, seed
+from common.arguments import (
+    add_benchmark,
+    add_configuration,
+    add_nproc,
+    add_results,
+    add_runs,
+    add_settings,
+    add_size,
+    add_systems,
+    seed,
+)
 from common.config.names import split_name
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
-from common.repository import SIZES, benchmarks, configurations
 from common.run import launch, resume, run_sets
 from common.study.tuning import tune_command
 from common.training import batch_check, ranks
@@ -42,19 +51,14 @@ from common.training.load import load_config
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
-    named = "; ".join(f"{name}: {', '.join(configurations(name))}" for name in benchmarks())
-    parser.add_argument("configuration", help=f"one of {named}; or the path of a YAML file; +METHOD adds one")
-    parser.add_argument("--size", choices=SIZES, default="full", help="mini: a proxy for CPU, minutes")
-    parser.add_argument(
-        "--runs", default="1", metavar="N", help="a number, or official: 5 (resnet), 10 (bert)"
-    )
-    parser.add_argument(
-        "--seed", type=seed, help="seed of the first run, the next ones count up; default: random"
-    )
+    add_configuration(parser)
+    add_size(parser)
+    add_runs(parser, "1")
+    first = "of the first run, the next ones count up; default: random"
+    parser.add_argument("--seed", type=seed, metavar="N", help=first)
     add_settings(parser, "change a key, such as optimizer.learning_rate")
-    parser.add_argument(
-        "--index", type=seed, metavar="N", help="write result_N.txt; default: the next free one"
-    )
+    next_free = "write result_N.txt; default: the next free one"
+    parser.add_argument("--index", type=seed, metavar="N", help=next_free)
     add_nproc(parser)
     run_sets.add_options(parser)
     tune_command.add_options(parser)
@@ -66,9 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_results(parser)
     add_systems(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the merged configuration and the plan, then stop"
-    )
+    plan = "print the merged configuration and the plan, then stop"
+    parser.add_argument("--dry-run", action="store_true", help=plan)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.arguments import add_paths
+from common.arguments import add_json, add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.reported import reported
 from common.evidence.log import load
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out the runs that other programs or slow steps disturbed; MLPerf's rule counts them",
     )
     parser.add_argument("--wide", action="store_true", help="print every column, also where they do not fit")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -9,10 +9,10 @@ written file is the system's; `ttt run` looks for <hardware>[-mini]-<configurati
 verdicts of the official checker for rulesets 2.0.0 and 2.1.0.
 
 examples:
-  ttt system
-  ttt system --merge facts.yaml --out systems/my-machine-optimized.json
-  ttt system --merge systems/8xA100-SXM4-80GB.json --merge facts.yaml
-  ttt system --check systems/8xA100-SXM4-80GB.json
+  ttt doctor --describe
+  ttt doctor --describe --merge facts.yaml --out systems/my-machine-optimized.json
+  ttt doctor --describe --merge systems/8xA100-SXM4-80GB.json --merge facts.yaml
+  ttt doctor --describe --check systems/8xA100-SXM4-80GB.json
 
 facts.yaml:
   submitter: Example
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from common import yaml_file
+from common.arguments import add_out
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError, nearest
 from common.evidence.records import printable
 from common.evidence.submission import official
@@ -38,11 +39,10 @@ RULESETS = sorted({ruleset for rulesets in official.RULESETS.values() for rulese
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--merge", action="append", type=Path, default=[], metavar="FACTS", help="what a person states"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write a new .json; default: print it")
-    parser.add_argument("--check", nargs="+", type=Path, metavar="FILE", help="judge these, collect nothing")
+    fields = "fields that you state, YAML or JSON"
+    parser.add_argument("--merge", action="append", type=Path, default=[], metavar="FACTS", help=fields)
+    add_out(parser, "write a new NAME.json; default: print it")
+    parser.add_argument("--check", nargs="+", type=Path, metavar="FILE", help="only check these descriptions")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -60,7 +60,8 @@ def read_bands(benchmark: str) -> dict[str, Band]:
 def limits(values: Sequence[float]) -> tuple[float, float]:
     """Return Student's prediction interval of the next value, which a share `FALSE_ALARMS` misses."""
     if len(values) < FEWEST_SEEDS:
-        raise UserError(f"{len(values)} seeds are no band", where=FILE, hint="ttt doctor --store-bands 10")
+        hint = "ttt doctor --size mini --store-bands 10"
+        raise UserError(f"{len(values)} seeds are no band", where=FILE, hint=hint)
     middle = statistics.mean(values)
     half = prediction_half_width(statistics.stdev(values), len(values), 1 - FALSE_ALARMS)
     return middle - half, middle + half
@@ -111,7 +112,8 @@ def store(benchmark: str, named: dict[str, RunConfig], num_seeds: int) -> str:
     lines = [
         "# Loss of the first steps at size mini, by seed: `first` of step 1, `last` the mean of the last",
         f"# {NUM_LAST} of so many steps. `ttt doctor` compares a machine with the interval in which the next",
-        f"# seed lies but for {FALSE_ALARMS:g} of the times. Made by: ttt doctor --store-bands {num_seeds}",
+        f"# seed lies but for {FALSE_ALARMS:g} of the times. "
+        f"Made by: ttt doctor --size mini --store-bands {num_seeds}",
         f"# on {system.hardware_name()}, {system.versions_line()}",
     ]
     for name, config in named.items():

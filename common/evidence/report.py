@@ -28,7 +28,7 @@ from common.evidence.submission.verdict import summary
 from common.evidence.text import between, duration, number, score_cells
 from common.files import existing_folder, explain_os_error, save_text
 
-EXPLORER = "explore.html"  # the page of `ttt explore`, linked where it lies beside
+EXPLORER = "explore.html"  # the page of `ttt report --explore`, linked where it lies beside
 
 
 def write_report(
@@ -49,10 +49,15 @@ def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
     print(f"wrote {printable(str(path))}")
 
 
-def check_folder(folder: Path) -> None:
-    """Raise UserError unless a page can be written into a folder, which need not be there yet."""
-    with explain_os_error("cannot write here", printable(str(folder)), hint="choose another --out"):
-        tempfile.TemporaryFile(dir=existing_folder(folder)).close()
+def page_path(out: Path, name: str) -> Path:
+    """Return the page that --out names: `out` if that is NAME.html, else `name` in the folder `out`.
+
+    Raises UserError unless it can be written; the folder need not be there yet.
+    """
+    page = out if out.suffix == ".html" and not out.is_dir() else out / name
+    with explain_os_error("cannot write here", printable(str(out)), hint="choose another --out"):
+        tempfile.TemporaryFile(dir=existing_folder(page.parent)).close()
+    return page
 
 
 def render(

@@ -1,7 +1,7 @@
 """Measures the load of this machine: other programs on its processors, stolen time, slowed GPUs.
 
 OpenMP's threads spin while they wait for each other. One other busy process on their cores makes a step of
-size mini tens of times as long, unless a thread less is used: `ttt inspect ... neighbour` measures it.
+size mini tens of times as long, unless a thread less is used: `ttt inspect neighbour` measures it.
 """
 
 import math

@@ -6,7 +6,7 @@ float32, with parameters in float32; only uncompiled training on a GPU rounds th
 Effect on quality. Rounding to 16 bits at every LayerNorm and in the residual stream. Published: none on the
 final quality, occasional spikes of the loss (Composer's method card).
 Effect on time. Half of the memory traffic of LayerNorm, residual additions and their gradients, also where a
-compiler fuses them. `ttt compile` counts the bytes.
+compiler fuses them. `ttt inspect compile` counts the bytes.
 Relieves. Forward pass, backward pass: memory traffic.
 When not. A loss that is unstable in 16 bits. In float32 nothing changes, and the configuration drops it.
 Use. With the model: `apply_low_precision_layernorm(model)`.

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=whole_number(1, MAX_HUNG_AFTER_S),
         default=HUNG_AFTER_S,
         metavar="S",
-        help="end a run when no rank has got on for so many seconds; before the first step, for half an hour",
+        help="end a run when no rank makes progress for so long; before the first step: half an hour",
     )
     parser.add_argument(
         "--drop-caches",
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="drop the page cache of the whole machine before a run (root), not only the data set's",
     )
     parser.add_argument(
-        "--force", action="store_true", help="run in spite of a fault of this machine; the log says so"
+        "--force", action="store_true", help="run in spite of a fault of this machine, and log it"
     )
 
 

@@ -119,7 +119,7 @@ def measure(args: argparse.Namespace) -> int:
     with run_sets.lock_folders([folder]):  # another command may have added some pairs
         pairs = {subject: read_pairs(subject, num_pairs, results) for subject in subjects}
         code = add_pairs(pairs, num_pairs, results, console)
-    console.print(f"-> {relative_path(folder)}; then: ttt methods --write METHODS.md")
+    console.print(f"-> {relative_path(folder)}; then: ttt list methods --out METHODS.md")
     return code
 
 

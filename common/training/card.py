@@ -63,7 +63,7 @@ LINE = re.compile(rf"(?:({'|'.join(PLACES)})(?: after ([a-z0-9_, ]+))?: )?`([^`]
 
 
 class Measured(Strict):
-    """The speed of training steps with a method over that without it, as `ttt methods --measure` writes it.
+    """Training steps a second with a method over those without, as `ttt list methods --measure` writes it.
 
     `pairs` are samples/s of both, in new processes for each pair; loader and evaluation are not in them.
     """
@@ -96,12 +96,12 @@ class Measured(Strict):
 
 
 def read_measured(file: Path) -> Measured:
-    """Read a file of `ttt methods --measure`. Raises UserError for anything else."""
+    """Read a file of `ttt list methods --measure`. Raises UserError for anything else."""
     try:
         return Measured.model_validate_json(file.read_bytes())
     except (OSError, ValueError) as error:
         hint = "remove it and measure again"
-        raise UserError("no figures of `ttt methods --measure`", where=str(file), hint=hint) from error
+        raise UserError("no figures of `ttt list methods --measure`", where=str(file), hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

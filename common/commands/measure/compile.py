@@ -6,20 +6,29 @@ breaks. No GPU is needed and nothing is timed. The figures go to results/compile
 GPUs gives for them are labelled "predicted"; --check-published compares it with published throughput.
 
 examples:
-  ttt compile language_bert optimized --for sm_90
-  ttt compile image_classification optimized --for sm_80 --shape "176 px"
-  ttt compile image_classification baseline optimized+methods.blurpool=false --for sm_90
-  ttt compile --check-published
+  ttt inspect compile language_bert optimized --for sm_90
+  ttt inspect compile image_classification optimized --for sm_80 --shape "176 px"
+  ttt inspect compile image_classification baseline optimized+methods.blurpool=false --for sm_90
+  ttt inspect compile --check-published
 """
 
 import argparse
 import importlib.util
 import json
 
-from common.arguments import add_benchmark, add_results, add_settings, list_benchmarks
+from common.arguments import (
+    add_batch_sizes,
+    add_benchmark,
+    add_configurations,
+    add_json,
+    add_results,
+    add_settings,
+    add_size,
+    list_benchmarks,
+)
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
-from common.repository import SIZES, benchmark_module, configurations
+from common.repository import benchmark_module, configurations
 
 ARCHITECTURES = ("sm_80", "sm_90")
 
@@ -27,21 +36,21 @@ ARCHITECTURES = ("sm_80", "sm_90")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser, nargs="?")
-    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="default: every one")
-    parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=", ".join(ARCHITECTURES))
-    parser.add_argument("--size", choices=SIZES, default="full")
+    add_configurations(parser)
+    known = f"one of: {', '.join(ARCHITECTURES)}"
+    parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=known)
+    add_size(parser)
     add_settings(parser)
     parser.add_argument(
         "--shape",
         action="append",
         default=[],
-        help="'176 px': only this one; default: all that training sees",
+        help="only this one, such as '176 px'; default: all that training sees",
     )
-    parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="samples a step; default: the configuration's, full / 8"
-    )
-    parser.add_argument("--check-published", action="store_true", help="predicted against published")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_batch_sizes(parser, has_micro_batches=False)
+    checked = "compare the model of GPUs with published throughput"
+    parser.add_argument("--check-published", action="store_true", help=checked)
+    add_json(parser)
     add_results(parser)
 
 
@@ -51,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         check_published(args.json)
         return EXIT_OK
     if args.benchmark is None:
-        raise UserError("which benchmark?", hint=f"ttt compile BENCHMARK, one of {list_benchmarks()}")
+        raise UserError("which benchmark?", hint=f"ttt inspect compile BENCHMARK, one of {list_benchmarks()}")
     if args.architecture is None:
         raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
     if importlib.util.find_spec("torch") is None:

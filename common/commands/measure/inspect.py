@@ -8,10 +8,10 @@ neighbour: the seconds of short real runs alone, beside a busy process, and besi
 with several settings of OpenMP in turn; kept in results/throughput/. On prepared data, and a quiet machine.
 
 examples:
-  ttt inspect image_classification optimized graphs --shapes 96 176
-  ttt inspect language_bert optimized kernels --batch-size 56 --trace trace.json.gz
-  ttt inspect language_bert optimized startup --size mini
-  ttt inspect language_bert optimized neighbour --size mini --rounds 3 --pairs 12
+  ttt inspect graphs image_classification optimized --shapes 96 176
+  ttt inspect kernels language_bert optimized --batch-size 56 --trace trace.json.gz
+  ttt inspect startup language_bert optimized --size mini
+  ttt inspect neighbour language_bert optimized --size mini --rounds 3 --pairs 12
 """
 
 import argparse
@@ -19,30 +19,43 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.arguments import add_benchmark, add_results, whole_number
+from common.arguments import (
+    add_batch_sizes,
+    add_benchmark,
+    add_configuration,
+    add_json,
+    add_results,
+    add_size,
+    whole_number,
+)
 from common.config import schema as configs
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
-from common.repository import SIZES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options of the part that the parser is for."""
+    part = parser.get_default("part")
     add_benchmark(parser)
-    parser.add_argument("configuration", help="NAME or NAME+KEY=VALUE...")
-    parser.add_argument("part", choices=("graphs", "kernels", "startup", "neighbour"), help="see above")
-    parser.add_argument("--size", choices=SIZES, default="full")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples a step; default: full / 8")
-    parser.add_argument("--micro-batch-size", type=int, metavar="N", help="samples at a time")
-    parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes; default: all")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="kernels: keep the last Chrome trace")
-    parser.add_argument("--steps", type=whole_number(2, 10**6), default=900, help="neighbour: of each run")
-    parser.add_argument("--rounds", type=whole_number(0, 100), default=3, help="neighbour: runs of each kind")
-    parser.add_argument(
-        "--pairs", type=whole_number(0, 100), default=0, help="neighbour: quiet runs before and now, in turn"
-    )
-    parser.add_argument("--json", action="store_true", help="for machines")
-    add_results(parser)
+    add_configuration(parser)
+    add_size(parser)
+    if part == "neighbour":
+        number = whole_number(0, 100)
+        parser.add_argument(
+            "--steps", type=whole_number(2, 10**6), default=900, metavar="N", help="steps of a run"
+        )
+        parser.add_argument("--rounds", type=number, default=3, metavar="N", help="runs of each kind")
+        pairs = "runs without neighbour, with the threads of before and of now in turn"
+        parser.add_argument("--pairs", type=number, default=0, metavar="N", help=pairs)
+        add_results(parser)
+    else:
+        add_batch_sizes(parser)
+    if part in ("graphs", "kernels"):
+        sizes = "image sizes in pixels; default: all"
+        parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help=sizes)
+    if part == "kernels":
+        parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the last Chrome trace")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -98,7 +111,6 @@ def time_neighbour(args: argparse.Namespace) -> int:
 
 
 def describe(figures: dict[str, Any], indent: str = "") -> str:
-    """Return nested figures as lines, lists left out."""
     lines = []
     for name, value in figures.items():
         if isinstance(value, dict):

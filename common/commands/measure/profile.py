@@ -10,11 +10,11 @@ results/profile/<hardware>/ as JSON.
 (divided by the readers; a batch that the loader has in memory needs no reading).
 
 examples:
-  ttt profile image_classification optimized --size mini
-  ttt profile image_classification optimized --size mini --set data.loader=workers --delay-data 250
-  ttt profile language_bert optimized --size mini --delay-data 10
-  ttt profile language_bert optimized --size mini --nproc 2
-  ttt profile image_classification optimized --batch-size 256 --trace trace.json
+  ttt inspect profile image_classification optimized --size mini
+  ttt inspect profile image_classification optimized --size mini --set data.loader=workers --delay-data 250
+  ttt inspect profile language_bert optimized --size mini --delay-data 10
+  ttt inspect profile language_bert optimized --size mini --nproc 2
+  ttt inspect profile image_classification optimized --batch-size 256 --trace trace.json
 """
 
 import argparse
@@ -28,14 +28,23 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import add_benchmark, add_nproc, add_results, add_settings, whole_number
+from common.arguments import (
+    add_batch_sizes,
+    add_benchmark,
+    add_configuration,
+    add_json,
+    add_nproc,
+    add_results,
+    add_settings,
+    add_size,
+    whole_number,
+)
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
-from common.repository import SIZES
 from common.run import launch
 from common.run.supervision import rank_environments, supervise
 from common.training import ranks
@@ -44,28 +53,17 @@ from common.training import ranks
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_benchmark(parser)
-    parser.add_argument("configuration", help="a YAML file of the benchmark")
-    parser.add_argument("--size", choices=SIZES, default="full")
+    add_configuration(parser)
+    add_size(parser)
     add_settings(parser)
-    parser.add_argument(
-        "--batch-size",
-        type=int,
-        metavar="N",
-        help="samples a step on each rank; default: the configuration's, full / 8",
-    )
-    parser.add_argument(
-        "--turns", type=whole_number(2, 1000), default=4, metavar="N", help="of each variant and shape"
-    )
-    parser.add_argument(
-        "--delay-data",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="for each batch read, as from slow storage",
-    )
+    add_batch_sizes(parser, has_micro_batches=False)
+    turns = "rounds of steps of each variant and shape"
+    parser.add_argument("--turns", type=whole_number(2, 1000), default=4, metavar="N", help=turns)
+    slow = "wait so long for each batch that is read, as slow storage would"
+    parser.add_argument("--delay-data", type=float, default=0.0, metavar="MS", help=slow)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace of some steps")
     add_nproc(parser)
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_json(parser)
     add_results(parser)
 
 

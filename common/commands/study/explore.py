@@ -7,9 +7,9 @@ Published sets and predictions for other hardware stand beside the runs, marked.
 page's address, so a view can be shared.
 
 examples:
-  ttt explore
-  ttt explore results -o explore.html
-  ttt explore results/study/curves results/throughput
+  ttt report --explore
+  ttt report --explore results --out explore.html
+  ttt report --explore results/study/curves results/throughput
 """
 
 import argparse
@@ -19,21 +19,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from common.arguments import add_paths, repository_path
-from common.errors import EXIT_OK, UserError
+from common.arguments import add_out, add_paths, repository_path
+from common.errors import EXIT_OK
 from common.evidence.audit import Audited, audit_paths
 from common.evidence.paths import find_logs, find_studies
 from common.evidence.records import printable
+from common.evidence.report import EXPLORER, page_path
 from common.files import save_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_paths(parser)
-    page = repository_path("report/explore.html")
-    about = "the page; default: report/explore.html of the repository"
-    parser.add_argument("-o", "--out", default=page, type=Path, metavar="FILE", help=about)
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="a price table of your own")
+    page_name = "the page, NAME.html, or a folder for explore.html; default: report/ of the repository"
+    add_out(parser, page_name, default=repository_path("report"), metavar="PATH")
+    dated = "dated prices in place of common/study/prices.yaml"
+    parser.add_argument("--prices", type=Path, metavar="FILE", help=dated)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     from common.study import benches, explore, points
     from common.study.prices import PRICES, load_prices
 
-    prices = load_prices(args.prices or PRICES)
+    file, prices = page_path(args.out, EXPLORER), load_prices(args.prices or PRICES)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     report = partial(console.print, markup=False)
     rates = benches.read_benches(args.paths, report)
@@ -49,17 +50,15 @@ def main(args: argparse.Namespace) -> int:
     audited: list[Audited] = []
     if not rates or any(True for path in paths for _ in find_logs(path)):
         audited = read(paths, console)
-    if args.out.is_dir():
-        raise UserError("is a folder", where=printable(str(args.out)), hint="-o explore.html")
     run_sets = [entry.run_set for entry in audited]
     others = points.published_points() + points.predicted_points(args.paths, rates, run_sets, report)
-    page = explore.render(explore.page_data(audited, rates, prices, args.out.parent, others))
-    save_text(args.out, page)
+    page = explore.render(explore.page_data(audited, rates, prices, file.parent, others))
+    save_text(file, page)
     num_runs = sum(len(entry.run_set.logs) for entry in audited)
-    size = args.out.stat().st_size / 1e6
+    size = file.stat().st_size / 1e6
     predicted = sum(point.kind == "predicted" for point in others)
     print(
-        f"wrote {printable(str(args.out))}: {num_runs:,} runs, {len(rates)} bench results, "
+        f"wrote {printable(str(file))}: {num_runs:,} runs, {len(rates)} bench results, "
         f"{predicted} predictions, {size:.1f} MB"
     )
     return EXIT_OK

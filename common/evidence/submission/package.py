@@ -199,7 +199,7 @@ def add_system(package: Package, entries: Sequence[Entry], request: Request) -> 
     judged = [read_description(path, entry.run_set) for entry in entries]
     description = judged[0].description
     if description is None:
-        hint = f"; `ttt system --out {system}.json` makes one"
+        hint = f"; `ttt doctor --describe --out {system}.json` makes one"
         judged = [one._replace(why=one.why + hint) for one in judged]
     findings = [finding for one in judged for finding in find_broken_rules("Y", one, one.run_set.lead)]
     package.findings += dict.fromkeys(map(str, _errors(findings)))

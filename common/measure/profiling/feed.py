@@ -1,4 +1,4 @@
-"""The loader of a run as `ttt profile` reads it: within one phase, on storage that may be slow."""
+"""The loader of a run as `ttt inspect profile` reads it: within one phase, on storage that may be slow."""
 
 import time
 

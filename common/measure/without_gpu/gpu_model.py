@@ -80,9 +80,9 @@ def load_counts(name: str) -> Mapping[str, Any]:
     try:
         figures: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        hint = "git restore it, or make it again: ttt compile --help"
+        hint = "git restore it, or make it again: ttt inspect compile --help"
         raise UserError(
-            "no figures of `ttt compile`", where=str(path.relative_to(ROOT)), hint=hint
+            "no figures of `ttt inspect compile`", where=str(path.relative_to(ROOT)), hint=hint
         ) from error
     return figures
 
@@ -94,7 +94,7 @@ def predict(
     shares: Shares | None = None,
     row: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prediction:
-    """Return the prediction for a training step of one shape, of figures of `ttt compile`, on a device.
+    """Predict a training step of one shape, of figures of `ttt inspect compile`, on a device.
 
     `shares` default to those fitted. `row` is that of a published rate: its devices, batch, and what it
     does otherwise. Samples differ from those of the figures in number only: what the optimizer does is the
@@ -182,7 +182,7 @@ def predict_devices(figures: Mapping[str, Any], shape: str) -> list[Prediction]:
 def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, batch: int) -> float | None:
     """Return the predicted samples per second of one GPU of this hardware, such as 1xH100-80GB-HBM3.
 
-    None where the hardware is of no known device, or `ttt compile` has kept no such configuration or shape.
+    None where the hardware is of no known device, or no such configuration or shape was compiled.
     """
     for device, sheet in load_rates()["devices"].items():
         if sheet["name"] != hardware.partition("x")[2]:

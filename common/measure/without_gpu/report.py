@@ -1,4 +1,4 @@
-"""Figures of `ttt compile`, as they are kept and printed."""
+"""Figures of `ttt inspect compile`, as they are kept and printed."""
 
 import re
 import zlib

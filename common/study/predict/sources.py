@@ -265,14 +265,14 @@ def choose_rates(args: argparse.Namespace, config: RunConfig, shapes: Collection
         if rates := rates or newest_bench(args.results, hardware, config, name, shapes):
             return rates
     if args.hardware:
-        hint = "run `ttt profile` or `ttt bench` there, or --bench FILE, or --measured"
+        hint = "run `ttt inspect profile` or `ttt bench` there, or --bench FILE, or --measured"
         where = f"{args.results}/*/{args.hardware}"
         raise UserError(f"no figures of {name} {config.size}", where=where, hint=hint)
     return measure_rates(args, config)
 
 
 def measure_rates(args: argparse.Namespace, config: RunConfig) -> Rates:
-    """Profile the configuration on one device of this machine; the figures are kept as `ttt profile` does."""
+    """Profile the configuration on one device of this machine; keep the figures as `ttt inspect profile`."""
     from common.measure.profiling.profile import profile
 
     console = Console(stderr=args.json, highlight=False, soft_wrap=True)

@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--write-config",
         type=Path,
         metavar="PATH",
-        help="where what was chosen goes, NAME.yaml; default: beside the results",
+        help="file for the chosen configuration, NAME.yaml; default: beside the results",
     )
 
 

@@ -104,7 +104,7 @@ def test_a_loss_that_is_no_number_lies_in_no_band():
     for last, state in ((band.last[0], OK), (float("nan"), FAULT)):
         taken = first_steps.FirstSteps(first=band.first[0], last=last, samples_per_s=1.0)
         assert first_steps.compare("loss", taken, band).state == state
-    with pytest.raises(UserError, match="no band; ttt doctor --store-bands"):
+    with pytest.raises(UserError, match="no band; ttt doctor --size mini --store-bands"):
         first_steps.limits([1.0, 2.0])
 
 
@@ -211,7 +211,7 @@ def test_a_rank_that_hangs_is_a_fault_and_leaves_nothing(monkeypatch):
 
 @pytest.mark.slow
 def test_a_sound_machine_has_no_fault():
-    done = ttt("doctor", "--benchmarks", "language_bert", "--json")
+    done = ttt("doctor", "--benchmarks", "language_bert", "--size", "mini", "--json")
     answer = json.loads(done.stdout)
     faults = [line for line in answer["lines"] if line["state"] == FAULT]
     assert (done.returncode, answer["faults"], faults) == (0, 0, [])

@@ -85,7 +85,8 @@ print(host.space("results", place))
 
 @pytest.mark.slow
 def test_few_open_files_are_a_fault_with_what_to_type():
-    limited = run("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *TTT, "doctor", "--quick", "--json")
+    doctor = ("doctor", "--size", "mini", "--quick", "--json")
+    limited = run("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *TTT, *doctor)
     assert limited.returncode == 1, limited.stderr
     found = json.loads(limited.stdout)
     (line,) = [line for line in found["lines"] if line["state"] == FAULT]

@@ -1,4 +1,4 @@
-"""`ttt system`: what it collects, what a person adds, what it says of descriptions that are wrong."""
+"""`ttt doctor --describe`: what it collects, what a person adds, and what it says of wrong descriptions."""
 
 import json
 import os

@@ -60,11 +60,11 @@ def test_every_row_is_a_command_whose_options_exist(machine):
 
 
 def test_a_row_that_fails_says_so_and_the_next_one_runs(tmp_path):
-    commands = ["ttt inspect language_bert nothing startup --size mini", "ttt methods unpad"]
+    commands = ["ttt inspect startup language_bert nothing --size mini", "ttt list methods unpad"]
     code, (failed, ok), page = run_day(tmp_path, *commands)
     assert code == 1 and (failed["outcome"], ok["outcome"]) == ("failed", "ok")
     assert any("nothing" in line for line in failed["output"])
-    assert 'class="bad"' in page and "ttt methods unpad" in page
+    assert 'class="bad"' in page and "ttt list methods unpad" in page
     assert str(ROOT) not in json.dumps([failed, ok]) + page
 
 
@@ -91,7 +91,7 @@ def test_what_a_bench_had_measured_before_its_time_was_over_is_kept(monkeypatch,
     record = gpu_day.run_row(gpu_day.Row(command="ttt bench", limit_s=3), 3)
     assert record["figures"] == {"rates": [RATE]} and record["output"] == ["a line"]
     monkeypatch.setattr(gpu_day, "STAGE_S", 0)
-    _, (row,), _ = run_day(tmp_path, "ttt methods")
+    _, (row,), _ = run_day(tmp_path, "ttt list methods")
     assert row["outcome"].startswith("not started")
 
 
@@ -116,7 +116,7 @@ def test_an_unknown_stage_is_named(monkeypatch, capsys):
 
 
 def inspect_bert(name, part):
-    done = ttt_here("inspect", "language_bert", name, part, "--size", "mini", "--batch-size", 4, "--json")
+    done = ttt_here("inspect", part, "language_bert", name, "--size", "mini", "--batch-size", 4, "--json")
     return done.returncode, json.loads(done.stdout)
 
 

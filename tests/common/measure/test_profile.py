@@ -1,4 +1,4 @@
-"""`ttt profile` as a person types it, on a tiny batch: the parts add up, and a slow loader is found."""
+"""`ttt inspect profile` as a person types it, on a tiny batch: parts add up, a slow loader is found."""
 
 import json
 

@@ -187,16 +187,17 @@ def test_a_bench_result_that_is_none_is_named_and_left_out(tmp_path):
 def test_a_person_gets_a_page_or_one_line(tmp_path):
     study_run(tmp_path / "results")
     page = tmp_path / "explore.html"
-    done = ttt("explore", tmp_path / "results", RESULTS, "-o", page)
+    done = ttt("report", "--explore", tmp_path / "results", RESULTS, "-o", page)
     num_runs = 1 + len(list(RESULTS.rglob("result_*.txt")))
     num_benches = len(list(RESULTS.glob("throughput/*/*.json")))
     assert done.returncode == 0 and f"{num_runs} runs, {num_benches} bench results" in done.stdout
     data = block(page.read_text())
     kinds = [data["cells"][number]["kind"] for number in data["runs"]["cell"]]
     assert kinds.count("measured") == num_runs and {"published", "predicted"} < {*kinds}
-    for arguments in (["nowhere"], [RESULTS, "-o", tmp_path], [RESULTS, "--prices", "x"]):
-        one_line(ttt("explore", *arguments))
-    assert "0 runs, 2 bench results" in ttt("explore", RESULTS / "throughput", "-o", page).stdout
+    for arguments in (["nowhere"], [RESULTS, "--prices", "x"], [RESULTS, "-o", page / "page.html"]):
+        one_line(ttt("report", "--explore", *arguments))
+    done = ttt("report", "--explore", RESULTS / "throughput", "-o", tmp_path)
+    assert f"wrote {page}: 0 runs, 2 bench results" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["explore.html", "results"]
 
 

@@ -1,4 +1,4 @@
-"""Method cards: what is read from a file, and `ttt methods` as a person types it."""
+"""Method cards: what is read from a file, and `ttt list methods` as a person types it."""
 
 import json
 import subprocess
@@ -111,7 +111,7 @@ def test_a_card_tells_what_was_measured_in_more_than_one_pair(tmp_path, monkeypa
     measured_file(tmp_path, low=None, high=None, pairs=[[2.0, 1.0]])
     assert find_card("ema").measured == "Not measured."
     path.write_text(path.read_text()[:-9])
-    with pytest.raises(UserError, match=r"bert-mini-ema\.json: no figures of `ttt methods --measure`"):
+    with pytest.raises(UserError, match=r"bert-mini-ema\.json: no figures of `ttt list methods --measure`"):
         print(find_card("ema").measured)
 
 
@@ -130,7 +130,7 @@ def test_a_card_is_printed_without_torch():
 
 
 def test_the_page_is_written_whole(tmp_path):
-    done = ttt_here("methods", "--write", tmp_path / "PAGE.md")
+    done = ttt_here("methods", "--out", tmp_path / "PAGE.md")
     assert done.returncode == 0 and f"{len(cards())} methods" in done.stdout
     assert (tmp_path / "PAGE.md").read_text().startswith("# Methods\n")
 
@@ -139,11 +139,11 @@ def test_the_page_is_written_whole(tmp_path):
     ("arguments", "message"),
     [
         (["blurpol"], "no such method 'blurpol'; did you mean blurpool?"),
-        (["blurpool", "--write", "PAGE.md"], "leave out 'blurpool'"),
-        (["--write", "PAGE.md", "--measure", "mini"], "leave out '--measure'"),
+        (["blurpool", "--out", "PAGE.md"], "leave out 'blurpool'"),
+        (["--out", "PAGE.md", "--measure", "mini"], "leave out '--measure'"),
         (["--pairs", "3"], "--pairs: is of --measure"),
-        (["--write", "page.html"], "expected a file NAME.md"),
-        (["--write", "no/such/folder/PAGE.md"], "no/such/folder/PAGE.md: cannot be written"),
+        (["--out", "page.html"], "expected a file NAME.md"),
+        (["--out", "no/such/folder/PAGE.md"], "no/such/folder/PAGE.md: cannot be written"),
     ],
 )
 def test_mistakes_are_answered_with_one_line(arguments, message):

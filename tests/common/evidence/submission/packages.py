@@ -1,4 +1,4 @@
-"""Run sets that are ready to be packaged, and the outcomes of `ttt package`."""
+"""Run sets that are ready to be packaged, and the outcomes of `ttt export --to submission`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`ttt package`: the official tree, equal bytes for equal inputs, and a commit that is published."""
+"""`ttt export --to submission`: the official tree, equal bytes for equal inputs, a published commit."""
 
 import hashlib
 import io

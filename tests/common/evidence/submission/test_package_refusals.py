@@ -1,4 +1,4 @@
-"""`ttt package`: refusals in one line, and nothing written by halves."""
+"""`ttt export --to submission`: refusals in one line, and nothing written by halves."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_a_secret_in_a_log_is_named_by_line_and_kind_and_never_shown(work):
         ({"status": "Preview"}, "status is Preview"),
         ({"submitter": "Other"}, "submitter is Other"),
         ({"system_name": "other"}, "other for 8xA100-optimized"),
-        (None, "`ttt system --out 8xA100-optimized.json` makes one"),
+        (None, "`ttt doctor --describe --out 8xA100-optimized.json` makes one"),
     ],
     ids=str,
 )
