@@ -1,7 +1,8 @@
 """Manifest of a prepared data set: which files, how many bytes, which content.
 
 `manifest.json` lists every file with its size and SHA-256, the facts that a run needs without reading the
-data (sample counts), and one fingerprint over all of it, which stands in each log.
+data (sample counts), and one fingerprint over all of it, which stands in each log. What the data were made
+from stands beside, outside the fingerprint.
 """
 
 import hashlib
@@ -39,6 +40,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(strict=True)
     fingerprint: str
+    source: dict[str, str] = {}
     facts: Facts
     files: dict[str, File]
 
@@ -53,13 +55,18 @@ def fingerprint(files: dict[str, Any], facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([files, facts], sort_keys=True).encode()).hexdigest()
 
 
-def write_manifest(directory: Path, facts: dict[str, Any]) -> str:
-    """List everything in `directory` in its manifest; `facts` are JSON values. Returns the fingerprint."""
+def write_manifest(directory: Path, facts: dict[str, Any], source: dict[str, str] | None = None) -> str:
+    """List everything in `directory` in its manifest; `facts` are JSON values. Returns the fingerprint.
+
+    `source` says what the data were made from; the same data of another source have the same fingerprint.
+    """
     files = {
         name: {"bytes": path.stat().st_size, "sha256": hash_file(path)}
         for name, path in data_files(directory).items()
     }
     manifest = {"fingerprint": fingerprint(files, facts), "facts": facts, "files": files}
+    if source:
+        manifest = {"source": source, **manifest}
     write_text(directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return str(manifest["fingerprint"])
 

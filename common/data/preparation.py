@@ -90,9 +90,9 @@ def verify(directory: Path, config: Any, **options: Any) -> list[str]:
     return manifest.verify(directory, config.prepared_with(), needed=config.prepared_files(), **options)
 
 
-def finish(directory: Path, work: Path, facts: dict[str, Any]) -> str:
+def finish(directory: Path, work: Path, facts: dict[str, Any], source: dict[str, str] | None = None) -> str:
     """Describe the content of `work`/data and make it the prepared folder; returns the fingerprint."""
-    result = manifest.write_manifest(work / "data", facts)
+    result = manifest.write_manifest(work / "data", facts, source)
     manifest.put_in_place(work / "data", directory)
     shutil.rmtree(work)
     return result

@@ -100,7 +100,7 @@ def clear_unfinished(work: Path, planned: Sequence[Planned]) -> list[Planned]:
         (work / name).mkdir(parents=True, exist_ok=True)
     finished = [shard for shard in planned if shard.is_finished()]
     kept = {path for shard in finished for path in (shard.path, shard.rows)}
-    for path in work.glob("*/*"):
+    for path in [*work.glob("data/*"), *work.glob("rows/*")]:
         if path.is_dir():  # the draft of a killed writer
             shutil.rmtree(path)
         elif path not in kept:
