@@ -1,16 +1,19 @@
 """Prepare the data of a benchmark, or verify every byte of what was prepared.
 
 `prepare` writes the embedded data of size mini: real handwritten digits as JPEG files, and real prose as BERT
-instances, both from what is installed; no network. For size full, --source is a folder with MLCommons' files:
-ImageNet's two tars, or train/CLASS/* and validation/CLASS/*; Wikipedia as cleaned text or TFRecords, with
-vocabulary and checkpoint. All of it is checked and written as large sequential files; a preparation that was
-stopped goes on where it was. `verify` finds a changed, missing or extra file, and in a shard the changed
-records: exit code 1.
+instances, both from what is installed; no network. For size full, --source is a folder: ImageNet as its two
+tars, as train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a data set of Hugging Face
+(parquet or Arrow files), which may also be named as on its hub; Wikipedia as cleaned text or TFRecords, or a
+column of text of any data set of Hugging Face, with vocabulary and checkpoint. All of it is checked and
+written as large sequential files; a preparation that was stopped goes on where it was. `verify` finds a
+changed, missing or extra file, and in a shard the changed records: exit code 1.
 
 examples:
   ttt data prepare image_classification --size mini
   ttt data prepare image_classification --size full --source DIR
+  ttt data prepare image_classification --size full --source ILSVRC/imagenet-1k
   ttt data prepare language_bert --size full --source DIR
+  ttt data prepare language_bert --size full --source DIR --set data.corpus=NAME
   ttt data prepare language_bert --size full --source DIR --configuration efficient
   ttt data verify language_bert --size mini
 """
@@ -34,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("prepare", "verify"))
     add_benchmark(parser)
     add_size(parser)
-    parser.add_argument("--source", metavar="DIR", help="what size full is prepared from")
+    parser.add_argument("--source", metavar="DIR", help="a folder, or for images OWNER/NAME on the hub")
     parser.add_argument(
         "--configuration",
         default="baseline",

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from common.data import manifest, preparation, shards
+from common.data import hub, manifest, preparation, shards
 from common.errors import UserError
 from image_classification.data.ahead import begin_ahead
 from image_classification.data.images import PARTS
+from image_classification.data.records import Record, read_image
 from image_classification.data.shards import EncodedImage, split_by_bytes, write_shard
-from image_classification.data.sources import Record, check_md5, list_source, read_image
+from image_classification.data.sources import check_md5, describe_source, list_source
 
 SHARD_BYTES = 256 * 2**20
 NUM_NAMED = 5  # of the images that cannot be decoded
@@ -32,10 +33,13 @@ def prepare(
 ) -> str:
     """Prepare the data in `directory`, unless they are there and whole; returns the fingerprint.
 
-    Size `full` needs a `source`, see sources.py. The folder appears whole or not at all; a damaged one is
-    replaced. Raises UserError for a folder that holds something else, a source that is incomplete or has
-    images that cannot be decoded, and a disk without room.
+    Size `full` needs a `source`, see sources.py: a folder, or the name of a data set on Hugging Face's hub.
+    What is prepared appears whole or not at all; a damaged folder is replaced. Raises UserError for a folder
+    that holds something else, a source that is incomplete or has images that cannot be decoded, and a disk
+    without room.
     """
+    if source is not None and config.size == "full":
+        source = hub.find_source(source)
     return preparation.prepare(
         directory,
         config,
@@ -43,7 +47,7 @@ def prepare(
         embedded=prepare_digits,
         full=partial(prepare_imagenet, shard_bytes=shard_bytes),
         name="ImageNet",
-        needs="its two tars or train/CLASS/* and validation/CLASS/*",
+        needs="its two tars, class folders, tars of WebDataset, or a data set of Hugging Face",
     )
 
 
@@ -95,8 +99,8 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
         "validation": config.data.num_evaluation_samples,
     }
     print(f"listing {source}", flush=True)
-    classes, parts = list_source(source, expected=expected, num_classes=config.model.num_classes)
-    labels = {synset: number for number, synset in enumerate(classes)}
+    listed = list_source(source, work, expected=expected, num_classes=config.model.num_classes)
+    labels = {synset: number for number, synset in enumerate(listed.classes)}
     sizes = {"train": config.data.encoded_px}  # the evaluation is that of the images as they came
     planned = [
         PlannedShard(
@@ -107,7 +111,7 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
             labels=labels,
             encoded_px=sizes.get(part),
         )
-        for part, records in parts.items()
+        for part, records in listed.parts.items()
         for number, members in enumerate(split_by_bytes([one.num_bytes for one in records], shard_bytes))
     ]
     missing = shards.clear_unfinished(work, planned)
@@ -118,7 +122,8 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     print(f"writing the index and the manifest of {len(planned)} shards", flush=True)
     for part in PARTS:
         shards.write_index(work, planned, part)
-    return preparation.finish(directory, work, {"settings": settings_of(config), "classes": classes})
+    facts = {"settings": settings_of(config), "classes": listed.classes}
+    return preparation.finish(directory, work, facts, describe_source(source, listed, expected))
 
 
 def settings_of(config: Any) -> dict[str, Any]:

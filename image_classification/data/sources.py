@@ -1,23 +1,35 @@
-"""ImageNet as a person has it: the official tars, or one folder per class. Nothing is unpacked.
+"""ImageNet as a person has it, in five forms, of which none needs to be unpacked by hand.
 
-Both forms give the same records in the same order. A class's number is its place among the sorted synsets of
-the training set. Training images are shuffled by a hash of their names, so that a sequential reader sees all
-classes; validation images are sorted by file name.
+A folder holds, looked for in this order and for each part: the official tar; one folder per class; tars of
+WebDataset; parquet or Arrow files, as Hugging Face's `datasets` has them, whose paths name the part.
+
+Names decide the order, not files: training images are shuffled by a hash of class and name, so that a
+sequential reader sees all classes; validation images are sorted by name. So all forms in which the images
+have ImageNet's names give the same records in the same order. Where a data set has no names, the number of
+an image in the order of the paths is its name. A class's number is its place among the sorted names of the
+classes of the training set, whichever number a source gives it.
 """
 
 import hashlib
-import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from PIL import Image
-
-from common.data import preparation
+from common.data import hub, preparation, tables
 from common.errors import UserError
-from image_classification.data.images import PARTS, decode_bytes
+from image_classification.data.images import PARTS
+from image_classification.data.label_files import read_classes, validation_synsets
+from image_classification.data.numbered import (
+    Numbered,
+    arrow_images,
+    find_columns,
+    name_classes,
+    webdataset_images,
+    with_synsets,
+)
+from image_classification.data.records import Record
 
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 FOLDERS = {"train": ("train",), "validation": ("validation", "val")}
@@ -25,73 +37,96 @@ OFFICIAL = {  # number of images and MD5 of the tar, https://image-net.org/downl
     "train": (1_281_167, "1d675b47d978889d74fa0da5fadfb00e"),
     "validation": (50_000, "29b22e2961454d5413ddabcf34fc5622"),
 }
-QUALITY = 92  # of JPEG, where an image is encoded again
-SYNSETS = "validation_synsets.txt"
-SYNSETS_HINT = (
-    "it has the synset of each validation image (n01440764), one a line, in the order of the file names: "
-    "imagenet_2012_validation_synset_labels.txt, for example from github.com/tensorflow/models in "
-    "research/slim/datasets"
+TAR, CLASS_FOLDERS, WEBDATASET, PARQUET = "tar", "class folders", "WebDataset", "parquet"
+SUFFIXES = {WEBDATASET: ".tar", PARQUET: ".parquet", "Arrow": ".arrow"}  # of sources with numbered classes
+HINT = (
+    "--source takes a folder with ImageNet's two tars, with train/CLASS/* and validation/CLASS/*, with tars "
+    "of WebDataset, or with parquet or Arrow files of a data set of Hugging Face; or its name on the hub"
 )
 
 
-class Record(NamedTuple):
-    """An encoded image in a source: `num_bytes` from `offset` of the file at `path`."""
+class ImageSource(NamedTuple):
+    """The sorted names of the classes, the records of each part in stored order, and the form of each."""
 
-    synset: str
-    name: str
-    path: str
-    offset: int  # 0: the file is the image; a tar begins with a header
-    num_bytes: int
-    modified_ns: int  # time of the last change of the file
-
-    @property
-    def where(self) -> str:
-        """Return what names the image in an error."""
-        return f"{self.path} {self.synset}/{self.name}" if self.offset else self.path
+    classes: list[str]
+    parts: dict[str, list[Record]]
+    forms: dict[str, str]
 
 
-def list_source(
-    directory: Path, *, expected: dict[str, int], num_classes: int
-) -> tuple[list[str], dict[str, list[Record]]]:
-    """List what `directory` holds, tars before folders: the sorted synsets and the records of each part.
+def list_source(directory: Path, work: Path, *, expected: dict[str, int], num_classes: int) -> ImageSource:
+    """List what `directory` holds; parquet files are unpacked in a folder of `work`.
 
-    Records come in the order in which they are stored. Raises UserError unless there are `num_classes`
-    classes and the expected number of images of each part.
+    Raises UserError unless there are `num_classes` classes and the expected number of images of each part.
     """
-    parts = {part: list_part(directory, part) for part in PARTS}
-    synsets = {part: {record.synset for record in records} for part, records in parts.items()}
+    forms: dict[str, str] = {}
+    parts: dict[str, list[Record]] = {}
+    classes: list[str] = []
     for part in PARTS:
-        counts = (len(synsets[part]), num_classes, "classes"), (len(parts[part]), expected[part], "images")
-        for number, right, name in counts:
-            if number != right:
-                raise UserError(f"{number} {name}, expected {right}", where=f"{directory}: {part}")
-    if alien := sorted(synsets["validation"] - synsets["train"]):
-        raise UserError(f"class {alien[0]} is not in the training set", where=f"{directory}: validation")
+        forms[part], paths = find_files(directory, part)
+        where = f"{directory}: {part}"
+        if forms[part] == TAR:
+            records = list_tar(paths[0], part, classes)
+        elif forms[part] == CLASS_FOLDERS:
+            records = list(class_folders(paths[0]))
+        else:
+            if forms[part] != WEBDATASET:
+                check_count(sum(map(tables.count_rows, paths)), expected[part], "images", where)
+            images, class_names = list_numbered(paths, forms[part], work / "unpacked" / part)
+            listed = read_classes(directory, num_classes)
+            classes = listed or classes or name_classes(images, class_names, num_classes)
+            records = with_synsets(images, classes)
+        synsets = {record.synset for record in records}
+        check_count(len(synsets), num_classes, "classes", where)
+        check_count(len(records), expected[part], "images", where)
+        classes = classes or sorted(synsets)
+        if alien := sorted(synsets - set(classes)):
+            raise UserError(f"class {alien[0]} is not in the training set", where=where)
+        parts[part] = records
     parts["train"].sort(key=lambda record: (name_hash(record), record.synset, record.name))
     parts["validation"].sort(key=lambda record: (record.name, record.synset))
-    return sorted(synsets["train"]), parts
+    return ImageSource(sorted(classes), parts, forms)
+
+
+def check_count(number: int, expected: int, name: str, where: str) -> None:
+    if number != expected:
+        raise UserError(f"{number} {name}, expected {expected}", where=where)
 
 
 def name_hash(record: Record) -> bytes:
     return hashlib.blake2b(os.fsencode(f"{record.synset}/{record.name}"), digest_size=8).digest()
 
 
-def list_part(directory: Path, part: str) -> list[Record]:
-    """List `train` or `validation`, unsorted, from its tar or else its folder."""
+def find_files(directory: Path, part: str) -> tuple[str, list[Path]]:
+    """Return the form in which `directory` holds a part, and its files, or the folder of its classes."""
     tar = directory / TARS[part]
     if tar.is_file():
-        try:
-            return list((train_tar if part == "train" else validation_tar)(tar))
-        except tarfile.TarError as error:
-            raise UserError(f"not a whole tar ({error})", where=str(tar)) from error
-    for name in FOLDERS[part]:
-        if (directory / name).is_dir():
-            return list(class_folders(directory / name))
-    raise UserError(
-        f"holds neither {TARS[part]} nor {' nor '.join(f'{name}/' for name in FOLDERS[part])}",
-        where=str(directory),
-        hint="--source takes a folder with ImageNet's two tars, or with train/CLASS/* and validation/CLASS/*",
-    )
+        return TAR, [tar]
+    for folder in (directory / name for name in FOLDERS[part]):
+        if folder.is_dir() and any(path.is_dir() for path in folder.iterdir()):
+            return CLASS_FOLDERS, [folder]
+    for form, suffix in SUFFIXES.items():
+        paths = tables.split_files(directory, part, suffix)
+        if paths := [path for path in paths if path.name not in TARS.values()]:
+            return form, paths
+    folders = " nor ".join(f"{name}/" for name in FOLDERS[part])
+    what = f"holds neither {TARS[part]} nor {folders}, and no tars, parquet or Arrow files of {part}"
+    raise UserError(what, where=str(directory), hint=HINT)
+
+
+def list_numbered(paths: Sequence[Path], form: str, folder: Path) -> tuple[list[Numbered], list[str]]:
+    """List the images of files with numbered classes, and the names of these, where the files have them."""
+    if form == WEBDATASET:
+        return list(webdataset_images(paths)), []
+    columns = [find_columns(path) for path in paths]
+    one = columns[0]
+    for path, other in zip(paths, columns, strict=True):
+        if other[:2] != one[:2]:
+            those = f"those of {paths[0].name} are {one.image} and {one.label}"
+            raise UserError(f"columns {other.image} and {other.label}, {those}", where=str(path))
+    if form == PARQUET:
+        print(f"unpacking {len(paths)} parquet files", flush=True)
+        paths = tables.unpack(paths, [one.image, one.label], folder)
+    return list(arrow_images(paths)), one.class_names
 
 
 def class_folders(directory: Path) -> Iterator[Record]:
@@ -101,6 +136,13 @@ def class_folders(directory: Path) -> Iterator[Record]:
             if path.is_file():
                 status = path.stat()
                 yield Record(synset.name, path.name, str(path), 0, status.st_size, status.st_mtime_ns)
+
+
+def list_tar(path: Path, part: str, classes: Sequence[str]) -> list[Record]:
+    try:
+        return list(train_tar(path) if part == "train" else validation_tar(path, classes))
+    except tarfile.TarError as error:
+        raise UserError(f"not a whole tar ({error})", where=str(path)) from error
 
 
 def train_tar(path: Path) -> Iterator[Record]:
@@ -116,20 +158,11 @@ def train_tar(path: Path) -> Iterator[Record]:
                         yield Record(synset, name, str(path), start, num_bytes, modified_ns)
 
 
-def validation_tar(path: Path) -> Iterator[Record]:
-    """Yield the images of the validation tar with the classes in validation_synsets.txt beside it."""
+def validation_tar(path: Path, classes: Sequence[str]) -> Iterator[Record]:
+    """Yield the images of the validation tar with the synsets that a label file beside it says."""
     with tarfile.open(path, "r:") as tar:
         images = sorted(images_of(tar))
-    text = path.with_name(SYNSETS)
-    if not text.is_file():
-        raise UserError("no such file; the validation tar has no classes", where=str(text), hint=SYNSETS_HINT)
-    synsets = text.read_text(errors="replace").split()
-    if len(synsets) != len(images):
-        raise UserError(
-            f"{len(synsets)} synsets, expected {len(images)}, one for each image of {path.name}",
-            where=str(text),
-            hint=SYNSETS_HINT,
-        )
+    synsets = validation_synsets(path.parent, [name for name, *_ in images], classes)
     modified_ns = path.stat().st_mtime_ns
     for synset, (name, offset, num_bytes) in zip(synsets, images, strict=True):
         yield Record(synset, name, str(path), offset, num_bytes, modified_ns)
@@ -142,41 +175,23 @@ def images_of(tar: tarfile.TarFile) -> Iterator[tuple[str, int, int]]:
             yield PurePosixPath(member.name).name, member.offset_data, member.size
 
 
+def official_tars(directory: Path, expected: dict[str, int]) -> dict[Path, str]:
+    """Map the tars of these parts to their MD5, where the official numbers of images are expected."""
+    tars = {part: directory / TARS[part] for part, number in expected.items() if number == OFFICIAL[part][0]}
+    return {path: OFFICIAL[part][1] for part, path in tars.items() if path.is_file()}
+
+
 def check_md5(directory: Path, expected: dict[str, int]) -> None:
-    """Read the tars of these parts, where the official numbers of images are expected and a tar is used.
+    """Read the official tars of these parts. Raises UserError for a damaged one."""
+    for path, md5 in official_tars(directory, expected).items():
+        preparation.check_md5(path, md5, hint="download it again")
 
-    Raises UserError for a damaged one.
+
+def describe_source(directory: Path, source: ImageSource, expected: dict[str, int]) -> dict[str, str]:
+    """Return what the manifest says of a source: its form, its origin on the hub, the MD5 of official tars.
+
+    Counts and decodability are checked of every form; that the bytes are the official ones, of tars alone.
     """
-    for part, num_expected in expected.items():
-        path, (num_images, md5) = directory / TARS[part], OFFICIAL[part]
-        if num_expected == num_images and path.is_file():
-            preparation.check_md5(path, md5, hint="download it again")
-
-
-def read_image(record: Record, encoded_px: int | None = None) -> tuple[bytes, int, int]:
-    """Return the bytes of an image, its height and width; it was decoded to its end.
-
-    Where its shorter side has more than `encoded_px` pixels, it is shrunk to that and encoded again.
-
-    Raises UserError that names the image when it cannot be read or decoded.
-    """
-    try:
-        with open(record.path, "rb", buffering=0) as file:
-            file.seek(record.offset)
-            content = file.read(record.num_bytes)
-    except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=record.where) from error
-    if len(content) != record.num_bytes:
-        raise UserError(f"{len(content)} bytes, expected {record.num_bytes}", where=record.where)
-    image = decode_bytes(content, where=record.where)
-    if encoded_px and min(image.size) > encoded_px:
-        image, content = encode_again(image, encoded_px)
-    return content, image.height, image.width
-
-
-def encode_again(image: Image.Image, shorter_px: int) -> tuple[Image.Image, bytes]:
-    """Shrink an image until its shorter side has so many pixels, and encode it; colours keep their detail."""
-    width, height = (round(side * shorter_px / min(image.size)) for side in image.size)
-    smaller, file = image.resize((width, height), Image.Resampling.BICUBIC), io.BytesIO()
-    smaller.save(file, "JPEG", quality=QUALITY, subsampling="4:4:4")
-    return smaller, file.getvalue()
+    forms = ", ".join(dict.fromkeys(source.forms.values()))
+    md5s = {f"MD5 of {path.name}": md5 for path, md5 in official_tars(directory, expected).items()}
+    return {"form": forms, **hub.origin(directory), **md5s}

@@ -6,6 +6,7 @@ import re
 import sysconfig
 from pathlib import Path
 
+HELD_OUT_FRACTION = 0.05  # of the documents, where a corpus has no evaluation set of its own
 MIN_PARAGRAPH_CHARACTERS = 20
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'(*`])")
 NOT_PROSE = ("test", "idlelib", "site-packages", "lib2to3", "turtledemo")

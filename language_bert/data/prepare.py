@@ -13,12 +13,11 @@ from tokenizers import BertWordPieceTokenizer
 from common.data import preparation
 from common.errors import UserError
 from language_bert.data import shards
-from language_bert.data.corpus import documents
+from language_bert.data.corpus import HELD_OUT_FRACTION, documents
 from language_bert.data.instances import SEED, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.wikipedia import prepare_wikipedia
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
-HELD_OUT_FRACTION = 0.05
 MIN_CHARACTER_COUNT = 10  # rarer ones become [UNK]
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

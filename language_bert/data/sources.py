@@ -1,8 +1,12 @@
-"""Sources of Wikipedia: MLCommons' cleaned text, or the reference's TFRecords. Nothing is unpacked.
+"""Sources of text: MLCommons' cleaned Wikipedia, the reference's TFRecords, or a data set of Hugging Face.
 
 A source is a folder with these files at any depth: `part-00000-of-00500` and so on, `eval.txt` (text) or
 `eval_10k` (TFRecords), for text `vocab.txt`, and the checkpoint `model.ckpt-28252`. MLCommons has two
 checkpoints of this name: one written by TensorFlow 1, which is read here, and one by TensorFlow 2.
+
+In place of parts and evaluation set there may be parquet or Arrow files of another corpus (rows.py): those of
+the split `train` are the parts, the first of `validation` or `test` the evaluation set; without such a split
+the last rows of the last part are. Nothing is unpacked.
 """
 
 import re
@@ -10,8 +14,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.data import preparation
+from common.data import preparation, tables
 from common.errors import UserError
+from language_bert.data.rows import Rows, find_column, split_rows
 
 PART = re.compile(r"part-\d{5}-of-(\d{5})")
 TEXT, RECORDS = "eval.txt", "eval_10k"
@@ -37,12 +42,30 @@ OTHER_HINT = "this benchmark is defined on one dump; for another text: --set dat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The files of a source; `vocabulary` is None for TFRecords, `checkpoint` where it is not needed."""
+    """The files of a source; `vocabulary` is None for TFRecords, `checkpoint` where it is not needed.
+
+    `column` names the text of a data set of Hugging Face.
+    """
 
     parts: list[Path]
     evaluation: Path
     vocabulary: Path | None
     checkpoint: Path | None  # without its suffix
+    column: str | None = None
+
+    def rows(self, path: Path, *, is_evaluation: bool) -> Rows | None:
+        """Return the documents of a file that a part of the data is made of; None: the file is no table."""
+        if self.column is None:
+            return None
+        if path != self.evaluation or path != self.parts[-1]:
+            return Rows(self.column)
+        return split_rows(path, self.column)[is_evaluation]
+
+    def describe(self) -> dict[str, str]:
+        """Return what the manifest says of the source."""
+        if self.column is not None:
+            return {"form": self.parts[0].suffix[1:], "column": self.column}
+        return {"form": "TFRecords" if self.vocabulary is None else "text"}
 
 
 class Files(defaultdict[str, list[Path]]):
@@ -71,6 +94,10 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
     Raises UserError for a file that is missing, there twice, damaged or of another dump.
     """
     files, where = Files(directory), str(directory)
+    if not any(map(PART.fullmatch, files)) and (source := list_tables(files, has_checkpoint=has_checkpoint)):
+        if is_official:
+            raise UserError("is not MLCommons' text", where=str(source.parts[0]), hint=OTHER_HINT)
+        return source
     is_text = bool(files[TEXT])
     if is_text and files[RECORDS]:
         raise UserError(f"has both {TEXT} and {RECORDS}", where=where, hint="name the folder of one")
@@ -95,6 +122,30 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
             hint = CHECKPOINT_HINT if path.name.startswith(CHECKPOINT) else OTHER_HINT
             preparation.check_md5(path, md5, hint=hint)
     return Source(parts=parts, evaluation=evaluation, vocabulary=vocabulary, checkpoint=checkpoint)
+
+
+def list_tables(files: Files, *, has_checkpoint: bool) -> Source | None:
+    """Find the files of a data set of Hugging Face, vocabulary and checkpoint; None without such files."""
+    for suffix in (".parquet", ".arrow"):
+        splits = {name: tables.split_files(files.directory, name, suffix) for name in tables.SPLITS}
+        named = {path for paths in splits.values() for path in paths}
+        others = [path for path in tables.data_files(files.directory, suffix) if path not in named]
+        parts = splits["train"] or others
+        if not parts:
+            continue
+        evaluation = [*splits["validation"], *splits["test"], parts[-1]][0]
+        columns = {path: find_column(path) for path in (*parts, evaluation)}
+        if odd := [path for path, column in columns.items() if column != columns[parts[0]]]:
+            what = f"its text is in column {columns[odd[0]]}, that of {parts[0].name} in {columns[parts[0]]}"
+            raise UserError(what, where=str(odd[0]))
+        return Source(
+            parts=parts,
+            evaluation=evaluation,
+            vocabulary=files.one("vocab.txt"),
+            checkpoint=find_checkpoint(files).with_suffix("") if has_checkpoint else None,
+            column=columns[parts[0]],
+        )
+    return None
 
 
 def find_checkpoint(files: Files) -> Path:

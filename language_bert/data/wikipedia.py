@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from common.data import preparation, shards
 from common.errors import UserError
 from common.processes import end_with_parent
 from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
+from language_bert.data.rows import Rows, document_lines
 from language_bert.data.shards import describe, write_shard
 from language_bert.data.sources import WIKIPEDIA, Source, list_source
 from language_bert.data.tfrecord import read_instances
@@ -43,11 +45,12 @@ class PlannedShard(shards.PlannedShard):
     vocab_size: int
     num_instances: int
     settings: InstanceSettings
+    documents: Rows | None = None  # None: all, and the file is no table
 
     def describe_source(self) -> list[Any]:
         files = [path for path in (self.file, self.vocabulary) if path is not None]
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-        return [stats, self.num_instances, asdict(self.settings)]
+        return [stats, self.num_instances, asdict(self.settings), *filter(None, [self.documents])]
 
     def instances(self) -> list[Instance]:
         """Create or read the instances in the reference's order; from TFRecords only as many as needed."""
@@ -56,11 +59,18 @@ class PlannedShard(shards.PlannedShard):
             needed = self.num_instances if self.part == "train" else None
             return list(itertools.islice(read_instances(self.file, **limits), needed))
         tokenizer = Tokenizer(self.vocabulary)
-        with self.file.open(encoding="utf-8", errors="ignore", newline="\n") as lines:
-            documents = read_documents(lines, tokenizer)
+        documents = read_documents(self.lines(), tokenizer)
         if len(documents) < 2:
             raise UserError(f"{len(documents)} documents, expected 2 or more", where=str(self.file))
         return create_instances(documents, tokenizer.vocabulary, self.settings)
+
+    def lines(self) -> Iterator[str]:
+        """Yield a sentence a line, and a blank line between documents."""
+        if self.documents is not None:
+            yield from document_lines(self.file, self.documents)
+        else:
+            with self.file.open(encoding="utf-8", errors="ignore", newline="\n") as lines:
+                yield from lines
 
     def write(self) -> int:
         """Write the shard, then its rows; returns the number of instances. Raises UserError for too few."""
@@ -100,7 +110,7 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
         from language_bert.data import tf_checkpoint, weights
 
         tf_checkpoint.convert_checkpoint(files.checkpoint, config, work / "data" / weights.WEIGHTS)
-    return preparation.finish(directory, work, facts)
+    return preparation.finish(directory, work, facts, files.describe())
 
 
 def check_settings(source: Source, config: Any) -> None:
@@ -133,11 +143,25 @@ def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
     evaluation = settings_of(masked_fraction=data.evaluation_masked_fraction)
     used = [(path, quota) for path, quota in zip(source.parts, quotas, strict=True) if quota]
     planned = [
-        shard(part="train", number=number, file=path, num_instances=quota, settings=training)
+        shard(
+            part="train",
+            number=number,
+            file=path,
+            num_instances=quota,
+            settings=training,
+            documents=source.rows(path, is_evaluation=False),
+        )
         for number, (path, quota) in enumerate(used)
     ]
-    evaluated = {"file": source.evaluation, "num_instances": data.num_evaluation_samples}
-    return [*planned, shard(part="evaluation", number=0, settings=evaluation, **evaluated)]
+    evaluated = shard(
+        part="evaluation",
+        number=0,
+        file=source.evaluation,
+        num_instances=data.num_evaluation_samples,
+        settings=evaluation,
+        documents=source.rows(source.evaluation, is_evaluation=True),
+    )
+    return [*planned, evaluated]
 
 
 def write_missing(missing: list[PlannedShard], num_instances: int) -> None:

@@ -1,7 +1,6 @@
-"""ImageNet to shards: both forms of the source, what is refused, a preparation that is killed and goes on."""
+"""ImageNet to shards from its tars and from class folders, what is refused, a preparation that goes on."""
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -15,100 +14,37 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from common.data import manifest as fingerprint
-from common.errors import UserError
 from common.repository import ROOT
 from image_classification.data import sources
 from image_classification.data.images import decode, open_images
-from image_classification.data.prepare import prepare
 from tests.command import ttt_here as ttt
-from tests.image_classification.loading import config_of
-
-SYNSETS = ("n01440764", "n01443537", "n02119789")
-NUM_CLASSES, NUM_TRAIN, NUM_VALIDATION = 3, 24, 9
-SHARD_BYTES = 20_000
-
-
-def settings_of(directory, num_train=NUM_TRAIN, num_validation=NUM_VALIDATION, num_classes=NUM_CLASSES):
-    return [
-        f"data.directory={directory}",
-        f"data.num_train_samples={num_train}",
-        f"data.num_evaluation_samples={num_validation}",
-        f"model.num_classes={num_classes}",
-        "global_batch_size=8",
-    ]
-
-
-def config_for(directory, **counts):
-    return config_of("baseline", "full", *settings_of(directory, **counts))
-
-
-def jpeg(number, mode="RGB", form="JPEG"):
-    rng = np.random.default_rng(number)
-    height, width = rng.integers(40, 80, 2).tolist()
-    pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    if number % 2:
-        pixels = np.broadcast_to(np.linspace(0, 255, width, dtype=np.uint8)[:, None], (height, width, 3))
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).convert(mode).save(file, form)
-    return file.getvalue()
-
-
-def train_images():
-    odd = {3: ("L", "JPEG"), 10: ("CMYK", "JPEG"), 17: ("RGB", "PNG")}  # as in ImageNet
-    return {
-        synset: {
-            f"{synset}_{number}.JPEG": jpeg(number, *odd.get(number, ()))
-            for number in range(NUM_TRAIN)
-            if SYNSETS[number % 3] == synset
-        }
-        for synset in SYNSETS
-    }
-
-
-def validation_images():
-    return {
-        f"ILSVRC2012_val_{number:08}.JPEG": (jpeg(100 + number), SYNSETS[(number * 5 + number // 3) % 3])
-        for number in range(1, NUM_VALIDATION + 1)
-    }
+from tests.image_classification.imagenet import (
+    NUM_TRAIN,
+    NUM_VALIDATION,
+    SYNSETS,
+    config_for,
+    content_of,
+    jpeg,
+    prepared,
+    refuses,
+    settings_of,
+    train_images,
+    validation_images,
+    write_folders,
+    write_tars,
+)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    source = tmp_path_factory.mktemp("folders")
-    for synset, files in train_images().items():
-        (source / "train" / synset).mkdir(parents=True)
-        for name, content in files.items():
-            (source / "train" / synset / name).write_bytes(content)
-    for name, (content, synset) in validation_images().items():
-        path = source / "val" / synset / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return source
-
-
-def tar_of(files):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
+    return write_folders(tmp_path_factory.mktemp("folders"))
 
 
 @pytest.fixture(scope="module")
 def tars(tmp_path_factory):
-    source = tmp_path_factory.mktemp("tars")
-    classes = {f"{synset}.tar": tar_of(files) for synset, files in reversed(train_images().items())}
-    (source / "ILSVRC2012_img_train.tar").write_bytes(tar_of(classes))
-    images = validation_images()
-    packed = tar_of({name: content for name, (content, _) in reversed(images.items())})
-    (source / "ILSVRC2012_img_val.tar").write_bytes(packed)
-    (source / "validation_synsets.txt").write_text("".join(f"{synset}\n" for _, synset in images.values()))
-    return source
+    return write_tars(tmp_path_factory.mktemp("tars"))
 
 
 @pytest.fixture
@@ -119,20 +55,6 @@ def own_folders(folders, tmp_path):
 @pytest.fixture
 def own_tars(tars, tmp_path):
     return shutil.copytree(tars, tmp_path / "own")
-
-
-def refuses(key_words, directory, source, **counts):
-    with pytest.raises(UserError, match=key_words) as raised:
-        prepared(directory, source, **counts)
-    return str(raised.value)
-
-
-def prepared(directory, source, **counts):
-    return prepare(directory, config_for(directory, **counts), source, shard_bytes=SHARD_BYTES)
-
-
-def content_of(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture(scope="module")

@@ -70,10 +70,8 @@ def prepared(directory, source, **changes):
     return directory
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A folder as MLCommons' text is laid out, with a checkpoint."""
-    folder = tmp_path_factory.mktemp("source")
+def write_source(folder):
+    """Fill a folder as MLCommons' text is laid out, with a checkpoint."""
     (folder / "results4").mkdir()
     prose = [document for document in documents() if len(document) > 3]
     texts = [prose[number * 40 : (number + 1) * 40] for number in range(NUM_PARTS)] + [prose[-10:]]
@@ -85,6 +83,11 @@ def source(tmp_path_factory):
     model = Benchmark(config_of(folder, **WITH_PAIRS), seed=1).build_model()
     write_checkpoint(folder / sources.CHECKPOINT, google_tensors(model))
     return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")

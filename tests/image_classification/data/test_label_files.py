@@ -1,0 +1,142 @@
+"""The classes of the validation tar from the label files that their makers ship, and what is refused."""
+
+import tarfile
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from tests.image_classification.imagenet import (
+    SYNSETS,
+    content_of,
+    prepared,
+    refuses,
+    validation_images,
+    write_tars,
+)
+
+DEVKIT = "ILSVRC2012_devkit_t12"
+TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+IDS = {SYNSETS[2]: 1, SYNSETS[0]: 2, SYNSETS[1]: 3}  # not in the order of the synsets, as in the devkit
+TRUE = {name: synset for name, (_, synset) in validation_images().items()}  # in the order of the names
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def write_meta(path):
+    """Write the devkit's table of synsets, which also has inner nodes of WordNet."""
+    kinds = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("gloss", "O"), ("num_children", "O")]
+    rows = [(number, synset, "a fish, fishes", "it swims", 0) for synset, number in IDS.items()]
+    table = np.array([*rows, (4, "n00001740", "entity", "all", 2)], dtype=kinds)
+    savemat(path, {"synsets": table[:, None]})
+
+
+def write_devkit(folder):
+    write_lines(folder / TRUTH, [IDS[synset] for synset in TRUE.values()])
+    write_meta(folder / "meta.mat")
+
+
+def tensorflow(source):
+    write_lines(source / "imagenet_2012_validation_synset_labels.txt", TRUE.values())
+
+
+def caffe(source, *, synsets=SYNSETS):
+    lines = [f"{name} {synsets.index(synset)}" for name, synset in TRUE.items()]
+    write_lines(source / "val.txt", reversed(lines))
+
+
+def caffe_with_synsets(source):
+    caffe(source, synsets=SYNSETS[::-1])
+    write_lines(source / "synsets.txt", SYNSETS[::-1])
+
+
+def torchvision(source):
+    import torch
+
+    torch.save(
+        ({synset: ("a fish", "fishes") for synset in SYNSETS}, list(TRUE.values())), source / "meta.bin"
+    )
+
+
+def devkit_beside(source):
+    write_devkit(source)
+
+
+def devkit_folder(source):
+    write_devkit(source / DEVKIT / "data")
+
+
+def devkit_archive(source):
+    write_devkit(source.with_name("elsewhere"))
+    with tarfile.open(source / f"{DEVKIT}.tar.gz", "w:gz") as tar:
+        tar.add(source.with_name("elsewhere"), f"{DEVKIT}/data")
+
+
+def localization_devkit(source):
+    write_lines(source / TRUTH, [IDS[synset] for synset in TRUE.values()])
+    write_lines(source / "map_clsloc.txt", [f"{synset} {number} a_fish" for synset, number in IDS.items()])
+
+
+FORMS = (
+    tensorflow,
+    caffe,
+    caffe_with_synsets,
+    torchvision,
+    devkit_beside,
+    devkit_folder,
+    devkit_archive,
+    localization_devkit,
+)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("expected")
+    (directory / "tars").mkdir()
+    prepared(directory / "full", write_tars(directory / "tars"))
+    return content_of(directory / "full")
+
+
+@pytest.fixture
+def unlabelled(tmp_path):
+    (tmp_path / "tars").mkdir()
+    source = write_tars(tmp_path / "tars")
+    (source / "validation_synsets.txt").unlink()
+    return source
+
+
+@pytest.mark.parametrize("write", FORMS)
+def test_each_label_file_gives_the_same_classes(write, unlabelled, expected, tmp_path):
+    write(unlabelled)
+    prepared(tmp_path / "full", unlabelled)
+    assert content_of(tmp_path / "full") == expected
+
+
+def test_ids_without_their_synsets_are_refused(unlabelled, tmp_path):
+    devkit_beside(unlabelled)
+    (unlabelled / "meta.mat").unlink()
+    refuses(f"{TRUTH}: its ILSVRC ids are not the numbers .* meta.mat or", tmp_path / "full", unlabelled)
+    (unlabelled / "meta.mat").write_bytes(b"<html>not found</html>" * 20)
+    refuses("meta.mat: not the devkit's table", tmp_path / "full", unlabelled)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "key_words"),
+    [
+        (TRUTH, ["1"] * 8, f"{TRUTH}: 8 synsets, expected 9"),
+        (TRUTH, ["1"] * 8 + ["1000"], f"{TRUTH}:9: 1000 is no ILSVRC id"),
+        (TRUTH, ["n01440764"] * 9, f"{TRUTH}:1: n01440764 is no ILSVRC id"),
+        ("val.txt", ["0"] * 9, "val.txt:1: expected a file name and the number"),
+        ("val.txt", [f"{name} 3" for name in TRUE], "val.txt:1: class 3, expected 0 to 2"),
+        ("val.txt", [f"{name} 1" for name in [*TRUE][1:]], "says nothing of ILSVRC2012_val_00000001.JPEG"),
+        ("meta.bin", ["<html>not found</html>"], "meta.bin: not torchvision's file"),
+        (f"{DEVKIT}.tar.gz", ["<html>not found</html>"], f"{DEVKIT}.tar.gz: not a whole archive"),
+    ],
+)
+def test_a_wrong_label_file_is_one_line(name, lines, key_words, unlabelled, tmp_path):
+    write_meta(unlabelled / "meta.mat")
+    write_lines(unlabelled / name, lines)
+    refuses(key_words, tmp_path / "full", unlabelled)

@@ -1,0 +1,432 @@
+"""Other forms of ImageNet: data sets of Hugging Face and WebDataset's tars; the hub; what is refused."""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from common.data import hub
+from common.data.manifest import read_manifest
+from common.repository import ROOT
+from image_classification.data.images import open_images
+from image_classification.data.numbered import original_name
+from tests.command import one_line, run
+from tests.image_classification.imagenet import (
+    NUM_TRAIN,
+    SYNSETS,
+    all_images,
+    content_of,
+    prepared,
+    refuses,
+    settings_of,
+    tar_of,
+    write_folders,
+    write_webdataset,
+)
+
+pa = pytest.importorskip("pyarrow", reason="the extra hf reads parquet and Arrow files")
+pq = pytest.importorskip("pyarrow.parquet")
+WORDS = ["tench", "goldfish", "fox"]  # not sorted, as in the hub's ImageNet
+
+
+def rows_of(images):
+    """Return the rows of the hub's ImageNet, whose names have the synset at the end, too."""
+    return [
+        {
+            "image": {"bytes": content, "path": f"{name.partition('.')[0]}_{synset}.JPEG"},
+            "label": SYNSETS.index(synset),
+        }
+        for name, synset, content in images
+    ]
+
+
+def nameless_rows(images):
+    return [row | {"image": row["image"] | {"path": None}} for row in rows_of(images)]
+
+
+def table_of(rows):
+    kinds = {"bytes": pa.binary(), "path": pa.string()}
+    schema = pa.schema({"image": pa.struct(kinds), "label": pa.int64()})
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def write_table(path, table, **options):
+    """Write a table by its suffix: parquet, or an Arrow stream of small batches."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=5)
+    else:
+        with pa.ipc.new_stream(path, table.schema, **options) as writer:
+            writer.write_table(table, max_chunksize=5)
+
+
+def write_tables(source, suffix="parquet", make_rows=rows_of, **options):
+    for part, images in all_images().items():
+        for number, first in enumerate(range(0, len(images), 10)):
+            path = source / "data" / f"{part}-{number:05}.{suffix}"
+            write_table(path, table_of(make_rows(images[first : first + 10])), **options)
+    return source
+
+
+def hugging_face(part, words=WORDS, make_rows=rows_of):
+    """Make a part with the library that made the hub's copy."""
+    datasets = pytest.importorskip("datasets", reason="writes data sets as they are on the hub")
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=words)}
+    rows = make_rows(all_images()[part])
+    columns = {name: [row[name] for row in rows] for name in features}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def write_hub_parquet(source):
+    for part in ("train", "validation"):
+        for number in range(2):
+            path = source / "data" / f"{part}-{number:05}-of-00002.parquet"
+            hugging_face(part).shard(2, number, contiguous=True).to_parquet(path)
+    return source
+
+
+def save_to_disk(source, **options):
+    datasets = pytest.importorskip("datasets", reason="writes data sets as they are on the hub")
+    parts = {part: hugging_face(part, **options) for part in ("train", "validation")}
+    datasets.DatasetDict(parts).save_to_disk(source, num_shards={"train": 3, "validation": 1})
+    return source
+
+
+def write_arrow_files(source):
+    """Write Arrow's file format with large offsets, as other tools do."""
+    for part, images in all_images().items():
+        table = table_of(rows_of(images))
+        content = pa.array([row["image"]["bytes"] for row in rows_of(images)], pa.large_binary())
+        names = pa.array([row["image"]["path"] for row in rows_of(images)])
+        image = pa.StructArray.from_arrays([names, content], ["path", "bytes"])
+        table = table.set_column(0, "image", image)
+        path = source / part / "0000.arrow"
+        path.parent.mkdir()
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=7)
+    return source
+
+
+def renumber(images):
+    """Number the classes otherwise; the names of the images say which they are."""
+    return [row | {"label": (row["label"] + 1) % 3} for row in rows_of(images)]
+
+
+FORMS = {
+    "WebDataset": write_webdataset,
+    "parquet": write_hub_parquet,
+    "Arrow": save_to_disk,
+    "Arrow, files": write_arrow_files,
+    "parquet, by pyarrow": write_tables,
+    "Arrow, renumbered": lambda source: write_tables(source, "arrow", renumber),
+}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("expected")
+    prepared(directory / "full", write_folders(directory / "folders"))
+    return content_of(directory / "full")
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
+@pytest.mark.filterwarnings("ignore")  # of the library that writes
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_bytes_and_the_fingerprint_of_class_folders(form, source, expected, tmp_path):
+    prepared(tmp_path / "full", FORMS[form](source))
+    assert content_of(tmp_path / "full") == expected  # with the manifest's fingerprint
+    manifest = read_manifest(tmp_path / "full", hint="")
+    assert manifest["source"] == {"form": form.partition(",")[0]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "source"]
+
+
+def names_of_rows(name, number):
+    return f"{number:06}"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda source: write_webdataset(source, names_of_rows),
+        lambda source: write_tables(source, "parquet", nameless_rows),
+        lambda source: write_tables(source, "arrow", nameless_rows),
+    ],
+    ids=["WebDataset", "parquet", "Arrow"],
+)
+def test_without_names_the_order_of_the_files_and_the_numbers_stand_for_them(write, source, tmp_path):
+    directory = tmp_path / "full"
+    prepared(directory, write(source))
+    manifest = read_manifest(directory, hint="")
+    assert manifest["facts"]["classes"] == ["0", "1", "2"]
+    train, validation = (
+        open_images(directory, part, num_samples=number, num_classes=3, hint="")
+        for part, number in (("train", NUM_TRAIN), ("validation", 9))
+    )
+    images = {
+        part: [(content, SYNSETS.index(synset)) for _, synset, content in rows]
+        for part, rows in all_images().items()
+    }
+    stored = [(validation.jpeg(sample), int(validation.labels[sample])) for sample in range(9)]
+    assert stored == images["validation"]
+    stored = [(train.jpeg(sample), int(train.labels[sample])) for sample in range(NUM_TRAIN)]
+    assert stored != images["train"] and sorted(stored) == sorted(images["train"])
+
+
+@pytest.mark.parametrize("name", ["synsets.txt", "synset_words.txt"])
+def test_a_list_of_synsets_names_the_classes(name, source, tmp_path):
+    write_tables(source, "arrow", nameless_rows)
+    (source / name).write_text("".join(f"{synset} a fish, fishes\n" for synset in SYNSETS))
+    prepared(tmp_path / "full", source)
+    assert read_manifest(tmp_path / "full", hint="")["facts"]["classes"] == list(SYNSETS)
+    (source / name).write_text("tench\ngoldfish\nfox\n")
+    refuses(f"{name}:1: tench is no synset", tmp_path / "other", source)
+    (source / name).write_text("n01440764\n")
+    refuses(f"{name}: 1 synsets, expected 3", tmp_path / "other", source)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sorted_names_of_classes_are_taken_as_those_of_folders_are(source, tmp_path):
+    prepared(tmp_path / "full", save_to_disk(source, words=["cat", "dog", "fox"], make_rows=nameless_rows))
+    assert read_manifest(tmp_path / "full", hint="")["facts"]["classes"] == ["cat", "dog", "fox"]
+
+
+def test_names_of_copies_are_those_of_the_original():
+    for copy, name, synset in (
+        ("n01440764_10026.JPEG", "n01440764_10026.JPEG", "n01440764"),
+        ("a/n01440764_10026.jpg", "n01440764_10026.JPEG", "n01440764"),
+        ("n01440764_10026_n01440764.JPEG", "n01440764_10026.JPEG", "n01440764"),
+        ("ILSVRC2012_val_00000293_n01440764.JPEG", "ILSVRC2012_val_00000293.JPEG", "n01440764"),
+        ("ILSVRC2012_val_00000293.jpg", "ILSVRC2012_val_00000293.JPEG", ""),
+        ("000293.jpg", "000293.jpg", ""),
+    ):
+        assert original_name(copy) == (name, synset)
+
+
+def test_parquet_files_are_unpacked_once(source, expected, tmp_path, monkeypatch):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    def unpacked():
+        paths = tmp_path.glob(".full.part/unpacked/*/*")
+        return {path.name.partition("-")[0] + path.name[-40:]: path.stat().st_mtime_ns for path in paths}
+
+    write_tables(source)
+    states = []
+    with monkeypatch.context() as patch:
+        patch.setattr("image_classification.data.prepare.shards.write_index", stop)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                prepared(tmp_path / "full", source)
+            states.append(unpacked())
+        assert len(states[0]) == 4 and states[0] == states[1]
+        os.utime(source / "data" / "train-00001.parquet", ns=(1, 1))
+        with pytest.raises(KeyboardInterrupt):
+            prepared(tmp_path / "full", source)
+        assert len(unpacked().items() - states[0].items()) == 1 and len(unpacked()) == 4
+    prepared(tmp_path / "full", source)
+    assert content_of(tmp_path / "full") == expected and not (tmp_path / ".full.part").exists()
+
+
+def of_train(change):
+    """Return a function that makes rows and changes the third of each file."""
+
+    def make_rows(images):
+        rows = rows_of(images)
+        return [*rows[:2], change(rows[2]), *rows[3:]]
+
+    return make_rows
+
+
+def with_image(**values):
+    return of_train(lambda row: row | {"image": row["image"] | values})
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("make_rows", "key_words"),
+    [
+        (of_train(lambda row: row | {"label": 3}), r"n\d+_\d+.JPEG: class 3, expected 0 to 2"),
+        (of_train(lambda row: row | {"label": -1}), "class -1, expected 0 to 2"),
+        (of_train(lambda row: row | {"label": None}), "class None, expected 0 to 2"),
+        (
+            with_image(bytes=b"<html>not found</html>"),
+            r"4 of its images are damaged: .*train-0000.*not an image",
+        ),
+        (with_image(bytes=None), r"train-00000.*rows 0 to \d has no bytes"),
+        (
+            with_image(path="n09999999_1_n09999999.JPEG"),
+            r"its class \d is n\d+ elsewhere, and its name says n\d+",
+        ),
+        (lambda images: rows_of(images)[1:], "train: 21 images, expected 24"),
+        (lambda images: [row | {"label": 0} for row in nameless_rows(images)], "1 classes, expected 3"),
+    ],
+)
+def test_a_wrong_row_is_one_line(suffix, make_rows, key_words, source, tmp_path):
+    refuses(key_words, tmp_path / "full", write_tables(source, suffix, make_rows))
+    assert not (tmp_path / "full").exists()
+
+
+def test_too_few_images_are_told_before_parquet_files_are_unpacked(source, tmp_path):
+    write_tables(source, make_rows=lambda images: rows_of(images)[1:])
+    refuses("21 images, expected 24", tmp_path / "full", source)
+    assert not list(tmp_path.glob(".full.part/*"))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_wrong_table_is_one_line(suffix, source, tmp_path):
+    write_tables(source, suffix)
+    path = source / "data" / f"train-00001.{suffix}"
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"<html>not found</html>"):
+        path.write_bytes(damaged)
+        refuses(rf"train-00001.{suffix}: not a whole {suffix} file", tmp_path / "full", source)
+    rows = 10
+    for columns, key_words in (
+        ({"caption": ["a fish"] * rows, "label": [1] * rows}, "no column of images .* among caption, label"),
+        ({"image": [b"a"] * rows, "caption": ["a fish"] * rows}, "no column of integers named label among"),
+        ({"img": [b"a"] * rows, "label": [1] * rows}, "columns img and label, .* image and label"),
+    ):
+        write_table(path, pa.table(columns))
+        refuses(rf"train-00001.{suffix}: {key_words}", tmp_path / "full", source)
+    path.rename(path.with_name(f"extra.{suffix}"))
+    refuses("train: 14 images, expected 24", tmp_path / "full", source)
+    for path in source.rglob(f"train*.{suffix}"):
+        path.unlink()
+    refuses("no tars, parquet or Arrow files of train", tmp_path / "full", source)
+
+
+def test_compressed_arrow_files_are_refused(source, tmp_path):
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    refuses("columns are compressed", tmp_path / "full", write_tables(source, "arrow", options=options))
+
+
+@pytest.mark.parametrize(
+    ("change", "key_words"),
+    [
+        (lambda files: files.pop("b.cls"), "sample b has no .cls"),
+        (lambda files: files.pop("b.jpg"), "sample b has no image"),
+        (lambda files: files.update({"b.cls": b"fox"}), "b.cls: class 'fox' is no number"),
+        (lambda files: files.update({"b.cls": b"3\n"}), "b.jpg: class 3, expected 0 to 2"),
+    ],
+)
+def test_a_wrong_sample_of_a_webdataset_is_one_line(change, key_words, source, tmp_path):
+    write_webdataset(source)
+    image = all_images()["train"][0][2]
+    files = {"a.jpg": image, "a.cls": b"0", "b.jpg": image, "b.cls": b"1"}
+    change(files)
+    (source / "train-9.tar").write_bytes(tar_of(files))
+    refuses(key_words, tmp_path / "full", source)
+    (source / "train-9.tar").write_bytes(tar_of(files)[:700])
+    refuses("train-9.tar: not a whole tar", tmp_path / "full", source)
+
+
+def test_without_pyarrow_a_line_says_what_to_install(source, tmp_path, monkeypatch):
+    write_tables(source)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refuses("pyarrow.* is not installed; pip install", tmp_path / "full", source)
+
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def served(source):
+    """Serve a data set as the hub does, with a test split; yields its address and the files it sent."""
+    write_tables(source)
+    write_table(source / "data" / "test-00000.parquet", table_of([]))
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = self.path.partition("?")[0]
+            files = sorted(path.relative_to(source).as_posix() for path in source.rglob("*.parquet"))
+            headers = {}
+            if path == "/api/datasets/maker/imagenet/revision/main":
+                content = {
+                    "id": "maker/imagenet",
+                    "sha": SHA,
+                    "siblings": [{"rfilename": one} for one in files],
+                }
+            elif path == f"/api/datasets/maker/imagenet/tree/{SHA}":
+                sizes = {one: (source / one).stat().st_size for one in files}
+                content = [{"type": "file", "path": one, "size": sizes[one], "oid": SHA} for one in files]
+            elif path.startswith(f"/datasets/maker/imagenet/resolve/{SHA}/"):
+                content = (source / path.split("/", 6)[6]).read_bytes()
+                asked.append(path.split("/", 6)[6])
+                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
+            else:
+                self.send_error(404)
+                return
+            body = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(200)
+            for name, value in {**headers, "Content-Length": len(body)}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def prepare_from_hub(name, directory, **environment):
+    """Prepare from a data set of the hub in a process of its own; the library reads its settings once."""
+    pytest.importorskip("huggingface_hub", reason="the extra hf downloads from the hub")
+    command = [
+        sys.executable,
+        "-m",
+        "common.cli",
+        "data",
+        "prepare",
+        "image_classification",
+        "--source",
+        name,
+    ]
+    sets = [part for setting in settings_of(directory) for part in ("--set", setting)]
+    environment |= {"HF_HOME": str(directory.with_name("cache")), "HF_HUB_DISABLE_XET": "1"}
+    return run(*command, *sets, env=os.environ | environment)
+
+
+def test_a_data_set_of_the_hub_is_taken_by_its_name(served, tmp_path):
+    endpoint, asked = served
+    done = prepare_from_hub("maker/imagenet", tmp_path / "full", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    origin = {"form": "parquet", "hub": "maker/imagenet", "revision": SHA}
+    assert read_manifest(tmp_path / "full", hint="")["source"] == origin
+    assert asked and not any("test" in path for path in asked)
+    done = prepare_from_hub("maker/imagnet", tmp_path / "other", HF_ENDPOINT=endpoint)
+    assert "--source maker/imagnet: no such folder, and Hugging Face gives no" in one_line(done)
+
+
+def test_without_a_network_a_name_is_one_line(tmp_path):
+    done = prepare_from_hub("maker/imagenet", tmp_path / "full", HF_HUB_OFFLINE="1")
+    assert "--source maker/imagenet: no such folder, and Hugging Face gives no" in one_line(done)
+
+
+@pytest.mark.parametrize(
+    "path", ["/data/imagenet", "../imagenet", "data/imagenet/2012", "common/imagenet", "x"]
+)
+def test_a_path_that_is_no_name_of_the_hub_is_never_looked_up(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert hub.find_source(Path(path)) == Path(path)
