@@ -32,7 +32,7 @@ MORE = {  # what makes a command short, for a verb or the beginning of a line
     "ttt inspect": ["--size", "mini"],
     "ttt sweep": ["--dry-run"],
     "ttt ablate": ["--dry-run"],
-    "ttt compare": ["--max-runs", "1", "--set", "max_duration=40ba", "schedule.warmup=5ba"],
+    "ttt compare": ["--max-runs", "1", "--set", "max_duration=20ba", "schedule.warmup=5ba"],
     "ttt inspect profile": ["--turns", "2"],
     "ttt run language_bert baseline --size mini -O1": ["--dry-run", "--tune-seconds", "5"],
 }

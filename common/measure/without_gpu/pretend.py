@@ -206,6 +206,7 @@ def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
 
     settings: dict[str, Any] = {"compile_threads": 1, "fx_graph_cache": False, "benchmark_kernel": True}
     settings |= {"joint_graph_constant_folding": False, "triton.descriptive_names": "original_aten"}
+    settings["shape_padding"] = False  # of matrix products: on a GPU their times decide it
     launchers = ("use_static_cuda_launcher", "use_static_triton_launcher")  # of torch 2.11, of 2.15
     settings |= {name: False for name in launchers if hasattr(config, name)}
     before = active._active
