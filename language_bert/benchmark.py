@@ -23,8 +23,8 @@ from common.training.registry import build_methods
 from language_bert.attention import kernel_backend
 from language_bert.data.batches import IGNORED, padded_batch, random_batch, shift_lengths, typical_lengths
 from language_bert.data.shards import Shards
-from language_bert.data.sources import WIKIPEDIA
-from language_bert.data.weights import WEIGHTS, load_weights
+from language_bert.data.sources import WEIGHTS, WIKIPEDIA
+from language_bert.data.weights import load_weights
 from language_bert.methods.gated_linear_units import GatedLinearUnits, gated_width
 from language_bert.methods.unpad import Unpad, resolve_rounding
 from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions

@@ -3,6 +3,7 @@
 A source is a folder with these files at any depth: `part-00000-of-00500` and so on, `eval.txt` (text) or
 `eval_10k` (TFRecords), for text `vocab.txt`, and the checkpoint `model.ckpt-28252`. MLCommons has two
 checkpoints of this name: one written by TensorFlow 1, which is read here, and one by TensorFlow 2.
+`model.safetensors`, see tf_checkpoint.py, may stand for the 4 GB of its data, but not for its index.
 
 In place of parts and evaluation set there may be parquet or Arrow files of another corpus (rows.py): those of
 the split `train` are the parts, the first of `validation` or `test` the evaluation set; without such a split
@@ -22,6 +23,7 @@ PART = re.compile(r"part-\d{5}-of-(\d{5})")
 TEXT, RECORDS = "eval.txt", "eval_10k"
 CHECKPOINT = "model.ckpt-28252"
 DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
+WEIGHTS = "model.safetensors"  # of a prepared data set, and of a source: the converted checkpoint
 WIKIPEDIA = "wikipedia-20200101"  # `data.corpus`; no other value is checked
 CHECKPOINT_HINT = "of MLCommons' two checkpoints the one of TensorFlow 1 is read"
 NUM_PARTS = 500
@@ -51,6 +53,7 @@ class Source:
     evaluation: Path
     vocabulary: Path | None
     checkpoint: Path | None  # without its suffix
+    weights: Path | None = None  # the converted checkpoint, where the data of the checkpoint are missing
     column: str | None = None
 
     def rows(self, path: Path, *, is_evaluation: bool) -> Rows | None:
@@ -112,16 +115,18 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
     evaluation = files.one(TEXT if is_text else RECORDS)
     vocabulary = files.one("vocab.txt") if is_text else None
     checked = [evaluation, vocabulary, *parts] if is_text else []
-    checkpoint = None
+    checkpoint = weights = None
     if has_checkpoint:
         index = find_checkpoint(files)
-        checkpoint = index.with_suffix("")
-        checked += [index, index.with_name(CHECKPOINT + DATA_SUFFIX)]
+        checkpoint, weights = index.with_suffix(""), find_weights(files, index)
+        checked += [index, *[index.with_name(CHECKPOINT + DATA_SUFFIX)] * (weights is None)]
     for path in checked if is_official else ():
         if path is not None and (md5 := OFFICIAL_MD5.get(path.name)):
             hint = CHECKPOINT_HINT if path.name.startswith(CHECKPOINT) else OTHER_HINT
             preparation.check_md5(path, md5, hint=hint)
-    return Source(parts=parts, evaluation=evaluation, vocabulary=vocabulary, checkpoint=checkpoint)
+    return Source(
+        parts=parts, evaluation=evaluation, vocabulary=vocabulary, checkpoint=checkpoint, weights=weights
+    )
 
 
 def list_tables(files: Files, *, has_checkpoint: bool) -> Source | None:
@@ -138,11 +143,13 @@ def list_tables(files: Files, *, has_checkpoint: bool) -> Source | None:
         if odd := [path for path, column in columns.items() if column != columns[parts[0]]]:
             what = f"its text is in column {columns[odd[0]]}, that of {parts[0].name} in {columns[parts[0]]}"
             raise UserError(what, where=str(odd[0]))
+        index = find_checkpoint(files) if has_checkpoint else None
         return Source(
             parts=parts,
             evaluation=evaluation,
             vocabulary=files.one("vocab.txt"),
-            checkpoint=find_checkpoint(files).with_suffix("") if has_checkpoint else None,
+            checkpoint=index and index.with_suffix(""),
+            weights=index and find_weights(files, index),
             column=columns[parts[0]],
         )
     return None
@@ -155,3 +162,9 @@ def find_checkpoint(files: Files) -> Path:
         if preparation.md5_of(path) == OFFICIAL_MD5.get(name):
             return path
     return files.one(name)
+
+
+def find_weights(files: Files, index: Path) -> Path | None:
+    """Find the converted checkpoint, unless the data of the checkpoint are beside its index."""
+    has_data = index.with_name(CHECKPOINT + DATA_SUFFIX).is_file()
+    return files.one(WEIGHTS) if files[WEIGHTS] and not has_data else None

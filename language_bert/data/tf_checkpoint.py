@@ -5,6 +5,10 @@
 block; the index block has handles of the data blocks; a data block has one entry per tensor, a
 `BundleEntryProto`. Keys of a block are compressed: each says how many bytes it shares with the key before.
 Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md.
+
+A conversion, `model.safetensors`, has the same float32 values under Hugging Face's names, matrices of dense
+layers transposed. It may stand for the data file: the index has a CRC-32C of every tensor as TensorFlow
+stored it, and each converted tensor is compared with it.
 """
 
 import operator
@@ -20,7 +24,7 @@ from safetensors.numpy import save_file
 
 from common.errors import UserError
 from language_bert.data.protobuf import masked_crc, parse, read_varint
-from language_bert.data.weights import check_shapes
+from language_bert.data.weights import check_shapes, read_weights
 from language_bert.model import bert_config, build_bert
 
 MAGIC = 0xDB4775248B80FB57
@@ -120,6 +124,28 @@ def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
+def read_converted(weights: Path, prefix: Path) -> dict[str, np.ndarray]:
+    """Read a converted checkpoint by TensorFlow's names and in its layout.
+
+    Raises UserError for a tensor whose type, shape or checksum is not what the index of the checkpoint says;
+    one that the index does not have is left out.
+    """
+    converted, tensors = read_weights(weights), {}
+    for name, entry in read_index(prefix.with_name(f"{prefix.name}.index")).items():
+        new_name = hugging_face_name(name)
+        if (tensor := converted.get(new_name)) is None:
+            continue
+        if tensor.dtype != torch.float32:
+            raise UserError(f"{new_name} is {tensor.dtype}, expected torch.float32", where=str(weights))
+        values = tensor.numpy()
+        values = np.ascontiguousarray(values.T if name.endswith("/kernel") else values)
+        if values.shape != entry.shape or masked_crc(values.tobytes()) != entry.checksum:
+            what = f"{new_name} is not {name} of {prefix.name}.index (CRC differs)"
+            raise UserError(what, where=str(weights))
+        tensors[name] = values
+    return tensors
+
+
 def hugging_face_name(name: str) -> str:
     """Return the name of a variable of Google's BERT in Hugging Face's `BertForPreTraining`."""
     for pattern, replacement in {
@@ -150,11 +176,15 @@ def to_hugging_face(
     return {name: np.array(renamed[name], order="C") for name, _ in model.named_parameters()}  # no views
 
 
-def convert_checkpoint(prefix: Path, config: Any, path: Path) -> None:
-    """Write the weights of a checkpoint under Hugging Face's names. Raises UserError for damage."""
+def convert_checkpoint(prefix: Path, config: Any, path: Path, *, weights: Path | None = None) -> None:
+    """Write the weights of a checkpoint under Hugging Face's names, read from an earlier conversion if given.
+
+    Raises UserError for damage, and for a conversion of another checkpoint.
+    """
     with torch.device("meta"):
         model = build_bert(bert_config(config), next_sentence=True)
-    tensors = to_hugging_face(read_tensors(prefix), model, where=str(prefix))
+    stored = read_tensors(prefix) if weights is None else read_converted(weights, prefix)
+    tensors = to_hugging_face(stored, model, where=str(weights or prefix))
     print(f"{prefix.name}: {len(tensors)} tensors", flush=True)
     norms = np.linalg.norm(tensors[POSITIONS], axis=1)
     if len(norms) > TRAINED:

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from common.errors import UserError
 
-WEIGHTS = "model.safetensors"
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # ignored by a model without that head
 
 
@@ -22,12 +21,17 @@ def check_shapes(tensors: Mapping[str, Any], model: torch.nn.Module, *, where: s
             raise UserError(f"{name} is {actual}, expected {tuple(parameter.shape)}", where=where, hint=hint)
 
 
-def load_weights(model: torch.nn.Module, path: Path, *, hint: str) -> None:
-    """Load the starting weights of a model. Raises UserError if the file is missing or of another model."""
+def read_weights(path: Path, *, hint: str = "") -> dict[str, torch.Tensor]:
+    """Read the tensors of a file by name. Raises UserError where it is missing or damaged."""
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"no starting weights ({error})", where=str(path), hint=hint) from error
+
+
+def load_weights(model: torch.nn.Module, path: Path, *, hint: str) -> None:
+    """Load the starting weights of a model. Raises UserError if the file is missing or of another model."""
+    tensors = read_weights(path, hint=hint)
     check_shapes(tensors, model, where=str(path), hint=hint)
     names = {name for name, _ in model.named_parameters()}
     if extra := [name for name in tensors if name not in names and not name.startswith(NEXT_SENTENCE)]:

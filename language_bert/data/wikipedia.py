@@ -26,7 +26,7 @@ from common.processes import end_with_parent
 from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.rows import Rows, document_lines
 from language_bert.data.shards import describe, write_shard
-from language_bert.data.sources import WIKIPEDIA, Source, list_source
+from language_bert.data.sources import WEIGHTS, WIKIPEDIA, Source, list_source
 from language_bert.data.tfrecord import read_instances
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
@@ -107,9 +107,10 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
         check_evaluation(config.data.num_evaluation_samples, facts, files.evaluation)
     if files.checkpoint is not None:
         # imported here: torch takes seconds in each of the processes above
-        from language_bert.data import tf_checkpoint, weights
+        from language_bert.data import tf_checkpoint
 
-        tf_checkpoint.convert_checkpoint(files.checkpoint, config, work / "data" / weights.WEIGHTS)
+        path = work / "data" / WEIGHTS
+        tf_checkpoint.convert_checkpoint(files.checkpoint, config, path, weights=files.weights)
     return preparation.finish(directory, work, facts, files.describe())
 
 

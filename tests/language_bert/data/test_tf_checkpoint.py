@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForPreTraining
 
 from common.errors import UserError
-from language_bert.data.tf_checkpoint import read_index, read_tensors, to_hugging_face
+from language_bert.data.tf_checkpoint import read_converted, read_index, read_tensors, to_hugging_face
 from language_bert.data.weights import load_weights
 from tests.language_bert.data.tf_files import write_checkpoint
 
@@ -121,3 +121,40 @@ def test_prepared_weights_of_another_model_are_refused(model, tmp_path, change, 
     with pytest.raises(UserError, match=re.escape(f"model.safetensors: {message}")) as raised:
         load_weights(model, path, hint="prepare again")
     assert str(raised.value).endswith("; prepare again")
+
+
+def convert(model, tensors, folder):
+    """Write a checkpoint and its conversion; return the prefix of the one and the path of the other."""
+    prefix, path = folder / "model.ckpt-28252", folder / "model.safetensors"
+    write_checkpoint(prefix, tensors)
+    converted = to_hugging_face(read_tensors(prefix), model, where="")
+    save_file({name: torch.from_numpy(values) for name, values in converted.items()}, path)
+    return prefix, path
+
+
+def test_a_converted_checkpoint_gives_equal_tensors(model, tensors, tmp_path):
+    prefix, path = convert(model, tensors, tmp_path)
+    original = read_tensors(prefix)
+    prefix.with_name(f"{prefix.name}.data-00000-of-00001").unlink()
+    converted = read_converted(path, prefix)
+    assert converted.keys() == original.keys()
+    assert all(np.array_equal(converted[name], original[name]) for name in original)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda values: values + 1e-6, "is not .*kernel of model.ckpt-28252.index"),
+        (lambda values: values.T.contiguous(), "is not .*kernel"),
+        (lambda values: values.bfloat16(), "is torch.bfloat16, expected torch.float32"),
+        (None, "is missing, expected"),
+    ],
+    ids=["changed", "not transposed", "rounded", "missing"],
+)
+def test_a_conversion_of_another_checkpoint_is_refused(model, tensors, tmp_path, change, message):
+    prefix, path = convert(model, tensors, tmp_path)
+    name, converted = "bert.encoder.layer.3.output.dense.weight", load_file(path)
+    values = converted.pop(name)
+    save_file(converted | ({name: change(values)} if change else {}), path)
+    with pytest.raises(UserError, match=f"{re.escape(name)} {message}"):
+        to_hugging_face(read_converted(path, prefix), model, where=str(path))
