@@ -21,7 +21,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
     "run": {
         "list": "list benchmarks, sizes and configurations; or the methods",
         "doctor": "check this machine before a run, or describe it",
-        "data": "prepare or verify the data of a benchmark",
+        "data": "prepare or verify the data of a benchmark; fetch, status",
         "run": "time a configuration to its target quality, or --all of them",
     },
     "evidence": {
@@ -57,6 +57,10 @@ class Part(NamedTuple):
 PARTS = {  # verb -> the words after it, wherever they stand, that choose a part
     "list": {"methods": Part("methods", "list the methods, or print the card of one")},
     "doctor": {"--describe": Part("system", "describe this machine in MLPerf's fields")},
+    "data": {
+        "fetch": Part("data", "download what is public"),
+        "status": Part("data", "what is here, and what to type next"),
+    },
     "run": {"--all": Part("all", "prepare, time every configuration, check, score, report")},
     "report": {"--explore": Part("study.explore", "one HTML page to explore every run")},
     "export": {"--to submission": Part("package", "an MLPerf submission, checked")},
@@ -88,8 +92,9 @@ OTHER_WORDS = {  # what people type for a verb -> what to type
     "configurations": "list",
     "continue": "run --continue",
     "cost": "estimate",
-    "download": "data prepare",
+    "download": "data fetch",
     "evaluate": "run",
+    "fetch": "data fetch",
     "fit": "run",
     "info": "doctor --describe",
     "launch": "run",
@@ -101,6 +106,7 @@ OTHER_WORDS = {  # what people type for a verb -> what to type
     "resume": "run --resume",
     "show": "list",
     "start": "run",
+    "status": "data status",
     "submission": "export --to submission",
     "submit": "export --to submission",
     "test": "doctor",

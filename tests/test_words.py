@@ -22,6 +22,8 @@ FORMS = [(verb, part) for verb in COMMANDS for part in ("", *PARTS.get(verb, ())
     ("arguments", "words"),
     [
         (["prepare"], "data prepare"),
+        (["download"], "data fetch"),
+        (["data", "statsu", "bert"], "did you mean status?"),
         (["explor"], "did you mean report --explore?"),
         (["list", "resnt"], "did you mean resnet?"),
         (["inspect", "bert", "optimized", "kernel"], "did you mean inspect kernels?"),
@@ -101,7 +103,11 @@ def test_one_rule_for_size_json_and_out(verb, part):
 
 
 FIGURES = ["list", "doctor", "check", "score", "reproduce", "bench", "compare", "ablate", "sweep", "estimate"]
-PRINT_FIGURES = [*((verb, "") for verb in FIGURES), *(("inspect", part) for part in PARTS["inspect"])]
+PRINT_FIGURES = [
+    ("data", "status"),
+    *((verb, "") for verb in FIGURES),
+    *(("inspect", part) for part in PARTS["inspect"]),
+]
 
 
 @pytest.mark.parametrize("form", PRINT_FIGURES)

@@ -1,83 +1,104 @@
-"""Prepare the data of a benchmark, or verify every byte of what was prepared.
+"""Fetch, prepare or verify the data of a benchmark, or say what of them is here.
 
-`prepare` writes the embedded data of size mini: real handwritten digits as JPEG files, and real prose as BERT
-instances, both from what is installed; no network. For size full, --source is a folder: ImageNet as its two
-tars, as train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a data set of Hugging Face
-(parquet or Arrow files), which may also be named as on its hub; Wikipedia as cleaned text or TFRecords, or a
-column of text of any data set of Hugging Face, with vocabulary and checkpoint. All of it is checked and
-written as large sequential files; a preparation that was stopped goes on where it was. `verify` finds a
-changed, missing or extra file, and in a shard the changed records: exit code 1.
+`fetch` downloads what is public (BERT's text, vocabulary and checkpoint), after a list with the size and MD5
+of each file; a stopped download continues. `prepare` writes the embedded data of size mini: real handwritten
+digits as JPEG files, and real prose as BERT instances, both from what is installed. For size full, --source
+is a folder: ImageNet as its two tars, as train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a
+data set of Hugging Face (parquet or Arrow files), which may also be named as on its hub; Wikipedia as cleaned
+text or TFRecords, or a column of text of any data set of Hugging Face, with vocabulary and checkpoint. All of
+it is checked and written as large sequential files; a preparation that was stopped goes on where it was.
+`verify` finds a changed, missing or extra file, and in a shard the changed records: exit code 1. `status`
+reads names, sizes and the record that `verify` left, and says what to type next; exit code 1 for damage.
 
 examples:
+  ttt data fetch language_bert --dry-run
   ttt data prepare image_classification --size mini
-  ttt data prepare image_classification --size full --source DIR
   ttt data prepare image_classification --size full --source ILSVRC/imagenet-1k
-  ttt data prepare language_bert --size full --source DIR
   ttt data prepare language_bert --size full --source DIR --set data.corpus=NAME
-  ttt data prepare language_bert --size full --source DIR --configuration efficient
   ttt data verify language_bert --size mini
+  ttt data status --json
 """
 
 import argparse
 import importlib
+import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from common import repository
-from common.arguments import add_benchmark, add_settings, add_size
+from common.arguments import add_benchmark, add_json, add_settings, add_size
 from common.config import schema as configs
+from common.data import fetch as downloads
 from common.data import manifest as manifests
-from common.data import preparation, shards
+from common.data import preparation
+from common.data import status as states
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.repository import ROOT
 from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("prepare", "verify"))
+    part = parser.get_default("part")
+    if part == "fetch":
+        add_benchmark(parser)
+        text = "where to put the files; default: data/BENCHMARK/source"
+        parser.add_argument("--to", type=Path, metavar="DIR", help=text)
+        text = "a server with a copy of MLCommons' lists, NAME.uri and NAME.md5"
+        parser.add_argument("--mirror", metavar="URL", help=text)
+        parser.add_argument("--dry-run", action="store_true", help="list the files, and download none")
+        return
+    if part == "status":
+        add_benchmark(parser, nargs="?")
+        text = "the folder to prepare size full from; default: data/BENCHMARK/source"
+        parser.add_argument("--source", type=Path, metavar="DIR", help=text)
+        add_json(parser)
+        return
+    parser.add_argument("action", choices=("prepare", "verify", "fetch", "status"))
     add_benchmark(parser)
     add_size(parser)
     parser.add_argument("--source", metavar="DIR", help="a folder, or for images OWNER/NAME on the hub")
-    parser.add_argument(
-        "--configuration",
-        default="baseline",
-        metavar="NAME",
-        help="whose data, where they are not all the same",
-    )
+    text = "whose data, where they are not all the same"
+    parser.add_argument("--configuration", default="baseline", metavar="NAME", help=text)
     add_settings(parser, "change a key, such as data.directory")
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.part:
+        return fetch(args) if args.part == "fetch" else show_status(args)
     config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
-    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
     if args.action == "prepare":
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    problems = preparation.verify(
-        directory,
-        config,
-        hint=config.prepared_hint,
-        explain=partial(changed_records, args.benchmark),
-    )
+    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
+    explain = partial(preparation.changed_records, args.benchmark)
+    problems = preparation.verify(directory, config, hint=config.prepared_hint, explain=explain)
     for problem in problems:
         print(repository.relative_paths_in(problem))
-    manifest = manifests.read_manifest(directory, hint="")
-    state = "damaged" if problems else "intact"
-    print(f"{args.benchmark} {args.size}: {state}, fingerprint {manifest['fingerprint']}")
+    digest = manifests.read_manifest(directory, hint="")["fingerprint"]
+    states.write_record(directory, digest, len(problems))
+    print(f"{args.benchmark} {args.size}: {'damaged' if problems else 'intact'}, fingerprint {digest}")
     return EXIT_FINDINGS if problems else EXIT_OK
 
 
-def changed_records(benchmark: str, path: Path) -> str:
-    """Name the records of a shard that differ from its index; '' for other files, or a damaged index."""
-    part, _, number = path.stem.rpartition("-")
-    if path.suffix != ".shard" or not number.isdigit():
-        return ""
-    opened = importlib.import_module(f"{benchmark}.data.shards").Shards
-    try:
-        return shards.changed_records(opened(path.parent, part), int(number))
-    except UserError:
-        return ""  # the index or another shard is damaged, too, and named by itself
+def fetch(args: argparse.Namespace) -> int:
+    directory = args.to or states.source_directory(args.benchmark)
+    public = importlib.import_module(f"{args.benchmark}.public_data")
+    files = public.list_files(args.mirror, directory)
+    print(downloads.describe(files, directory))
+    if not args.dry_run:
+        downloads.fetch(files, directory, finish=public.unpack)
+        folder = repository.relative_path(directory)
+        print(f"next: ttt data prepare {args.benchmark} --size full --source {folder}")
+    return EXIT_OK
+
+
+def show_status(args: argparse.Namespace) -> int:
+    names = [args.benchmark] if args.benchmark else repository.benchmarks()
+    report = states.read_report(names, source=args.source)
+    print(json.dumps(asdict(report), indent=1) if args.json else report.describe())
+    return EXIT_FINDINGS if report.is_damaged else EXIT_OK
 
 
 def prepare(config: configs.RunConfig, source: str | None = None) -> int:

@@ -170,11 +170,9 @@ class RunConfig(Strict):
     @property
     def prepared_hint(self) -> str:
         """The command that prepares the data."""
-        command = f"run: ttt data prepare {self.benchmark} --size {self.size}"
         directory = self.data.directory  # type: ignore[attr-defined]
-        if directory == f"data/{self.benchmark}/{self.size}":
-            return command
-        return f"{command} --configuration {self.configuration} --set data.directory={directory}"
+        command = data_command("prepare", self.benchmark, self.size, self.configuration, directory)
+        return f"run: {command}"
 
     def plan(self) -> Plan:
         """Return the run in steps. The last step is always evaluated.
@@ -202,6 +200,14 @@ class RunConfig(Strict):
     def replaced(self, **changes: Any) -> "RunConfig":
         """Return a checked copy with top-level keys changed."""
         return validate(type(self), self.model_dump() | changes, {})
+
+
+def data_command(verb: str, benchmark: str, size: str, configuration: str, directory: str) -> str:
+    """Return a `ttt data` command for the data of a configuration; short where their place is usual."""
+    command = f"ttt data {verb} {benchmark} --size {size}"
+    if directory == f"data/{benchmark}/{size}":
+        return command
+    return f"{command} --configuration {configuration} --set data.directory={directory}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

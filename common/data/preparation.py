@@ -1,6 +1,7 @@
 """Preparation of a data set: the one entry, room on the disk, checksums, progress."""
 
 import hashlib
+import importlib
 import shutil
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config.schema import Loaded, RunConfig
-from common.data import manifest
+from common.data import manifest, shards
 from common.errors import UserError
 from common.files import locked
 from common.repository import ROOT
@@ -40,7 +41,7 @@ def prepare(
         if is_intact(directory, config):
             return fingerprint_of(directory)
         raise UserError(
-            f"no intact data here, and {name} cannot be downloaded",
+            f"no intact {name} here",
             where=str(directory),
             hint=f"{config.prepared_hint} --source DIR, with {needs}; "
             "or --set data.directory=DIR to prepared data",
@@ -98,13 +99,27 @@ def finish(directory: Path, work: Path, facts: dict[str, Any], source: dict[str,
     return result
 
 
-def check_free_space(work: Path, num_bytes: int) -> None:
+def changed_records(benchmark: str, path: Path) -> str:
+    """Name the records of a shard that differ from its index; '' for other files, or a damaged index."""
+    part, _, number = path.stem.rpartition("-")
+    if path.suffix != ".shard" or not number.isdigit():
+        return ""
+    opened = importlib.import_module(f"{benchmark}.data.shards").Shards
+    try:
+        return shards.changed_records(opened(path.parent, part), int(number))
+    except UserError:
+        return ""  # the index or another shard is damaged, too, and named by itself
+
+
+def check_free_space(
+    work: Path, num_bytes: int, *, hint: str = "choose another folder with --set data.directory=DIR"
+) -> None:
     free = shutil.disk_usage(work).free
     if free < num_bytes:
         raise UserError(
             f"needs {num_bytes / GIB:.2f} GiB, but the disk has {free / GIB:.2f} GiB free",
             where=str(work.parent),
-            hint="choose another folder with --set data.directory=DIR",
+            hint=hint,
         )
 
 
@@ -136,12 +151,24 @@ class Progress:
         if is_last or now - self.printed_at >= (1 if self.redraws else PRINT_EVERY_S):
             self.printed_at = now
             seconds = max(now - self.started, 1e-9)
-            left_s = (self.total_bytes - self.num_bytes) / max(self.num_bytes, 1) * seconds
-            text = (
-                f"{self.num_items:,} of {self.total_items:,} {self.items}, {self.num_items / seconds:,.0f} "
-                f"{self.items}/s, {self.num_bytes / seconds / 1e6:,.0f} MB/s, {left_s / 60:,.1f} min left"
-            )
+            text = self.describe(seconds)
             print(text.ljust(79), end="\r" if self.redraws and not is_last else "\n", flush=True)
+
+    def describe(self, seconds: float) -> str:
+        """Say in a line what is done after so many seconds."""
+        return (
+            f"{self.num_items:,} of {self.total_items:,} {self.items}, {self.num_items / seconds:,.0f} "
+            f"{self.items}/s, {self.rate_and_rest(seconds)}"
+        )
+
+    def rate_and_rest(self, seconds: float) -> str:
+        left_s = (self.total_bytes - self.num_bytes) / max(self.num_bytes, 1) * seconds
+        return f"{self.num_bytes / seconds / 1e6:,.0f} MB/s, {left_s / 60:,.1f} min left"
+
+    def expect_again(self, num_items: int, num_bytes: int) -> None:
+        """Count what was done and is lost as still to do."""
+        self.total_items += num_items
+        self.total_bytes += num_bytes
 
 
 def check_data(loaded: Loaded) -> None:

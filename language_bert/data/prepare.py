@@ -35,7 +35,7 @@ def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
         embedded=prepare_prose,
         full=prepare_wikipedia,
         name="Wikipedia",
-        needs="MLCommons' text (results4, vocab.txt) or TFRecords",
+        needs="the files of `ttt data fetch language_bert`, or MLCommons' TFRecords",
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.commands.data import changed_records
+from common.data.preparation import changed_records
 from common.errors import UserError
 from common.training.load import load_config
 from language_bert.benchmark import Benchmark

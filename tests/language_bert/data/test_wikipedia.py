@@ -292,8 +292,23 @@ def test_of_two_checkpoints_the_one_of_tensorflow_1_is_read(copied, monkeypatch)
     assert listed.checkpoint == one / sources.CHECKPOINT
 
 
+def test_a_converted_checkpoint_stands_for_the_data_of_tensorflows(full, copied, tmp_path):
+    """The prepared folder has the conversion; a source needs only the small index beside it."""
+    (copied / f"{sources.CHECKPOINT}{sources.DATA_SUFFIX}").unlink()
+    shutil.copy(full / sources.WEIGHTS, copied)
+    again = prepared(tmp_path / "full", copied)
+    assert (again / sources.WEIGHTS).read_bytes() == (full / sources.WEIGHTS).read_bytes()
+    content = bytearray((full / sources.WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    (copied / sources.WEIGHTS).write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.safetensors: .* is not .*28252\.index \(CRC differs\)"):
+        prepared(tmp_path / "other", copied)
+
+
 def test_full_size_needs_a_source(tmp_path):
-    with pytest.raises(UserError, match="cannot be downloaded; run: ttt data prepare language_bert"):
+    with pytest.raises(
+        UserError, match="no intact Wikipedia here; run: ttt data prepare language_bert.*ttt data fetch"
+    ):
         prepare(tmp_path / "full", config_of(tmp_path / "full"))
 
 

@@ -1,0 +1,218 @@
+"""The state of the data of benchmarks, from names, sizes and records: no byte of the data is read, no torch.
+
+`ttt data verify` leaves a record beside the folder that it read: when, and how many problems. The record
+counts while the manifest and the sizes and times of all files are the same; a copy of the folder has none.
+"""
+
+import hashlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.config.merge import merge_files
+from common.config.schema import data_command
+from common.data import manifest
+from common.data.fetch import PART
+from common.errors import UserError
+from common.evidence.recipes import flat
+from common.files import write_text
+from common.repository import ROOT, SIZES, configurations, relative_path, relative_paths_in
+
+MISSING, DAMAGED, PREPARED, VERIFIED = "missing", "damaged", "prepared", "verified"
+
+
+class Verification(BaseModel):
+    """The record of a verification; `files` is a digest of names, sizes and times of change."""
+
+    model_config = ConfigDict(strict=True)
+    fingerprint: str
+    time: str  # UTC, ISO 8601
+    num_problems: int
+    files: str
+
+
+@dataclass(slots=True, kw_only=True)
+class DataState:
+    """A folder of prepared data, there or not, and the configurations that read it."""
+
+    benchmark: str
+    size: str
+    configurations: list[str]
+    directory: str
+    state: str = MISSING
+    fingerprint: str | None = None
+    num_bytes: int = 0
+    verified: str | None = None  # when it was found intact, UTC
+    problems: list[str] = field(default_factory=list)
+    next: str = ""  # the command to type
+
+    def describe(self) -> str:
+        """Say it in a line, in another for each problem, and in a last one what to type."""
+        text = f"{self.benchmark} {self.size}: {self.state}"
+        if self.verified:
+            text += f" {self.verified}"
+        text += f", {self.directory}"
+        if self.fingerprint:
+            text += f", {self.num_bytes / 1e6:,.1f} MB, fingerprint {self.fingerprint[:12]}"
+        text += f" ({', '.join(self.configurations)})"
+        return "\n".join([text, *(f"  {problem}" for problem in self.problems), f"  next: {self.next}"])
+
+
+@dataclass(slots=True, kw_only=True)
+class SourceState:
+    """A folder that full-size data are prepared from: what it lacks, and downloads that stopped."""
+
+    benchmark: str
+    directory: str
+    missing: list[str]
+    unfinished: list[str]
+
+    def describe(self) -> str:
+        text = f"{self.benchmark} source: {self.directory} "
+        if not self.missing:
+            return text + "has every file"
+        more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
+        begun = f"; begun: {', '.join(self.unfinished)}" if self.unfinished else ""
+        return f"{text}lacks {self.missing[0]}{more}{begun}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """The data and the sources of some benchmarks."""
+
+    data: list[DataState] = field(default_factory=list)
+    sources: list[SourceState] = field(default_factory=list)
+
+    @property
+    def is_damaged(self) -> bool:
+        return any(entry.state == DAMAGED for entry in self.data)
+
+    def describe(self) -> str:
+        lines = [entry.describe() for entry in self.data]
+        return "\n".join([*lines, *(entry.describe() for entry in self.sources)])
+
+
+def read_report(benchmarks: Sequence[str], *, source: Path | None = None) -> Report:
+    """Read the state of every folder that a configuration of these benchmarks reads.
+
+    `source` is where full-size data come from, else the folder of `ttt data fetch`.
+    """
+    report = Report()
+    for benchmark in benchmarks:
+        report.sources.append(read_source(benchmark, source or source_directory(benchmark)))
+        for size in SIZES:
+            report.data += read_states(benchmark, size, report.sources[-1])
+    return report
+
+
+def source_directory(benchmark: str) -> Path:
+    """Return the folder to which `ttt data fetch` downloads by default."""
+    return ROOT / "data" / benchmark / "source"
+
+
+def read_source(benchmark: str, directory: Path) -> SourceState:
+    missing = importlib.import_module(f"{benchmark}.public_data").missing_files(directory)
+    unfinished = sorted(path.name.removesuffix(PART) for path in directory.rglob(f"*{PART}"))
+    folder = relative_path(directory)
+    return SourceState(benchmark=benchmark, directory=folder, missing=missing, unfinished=unfinished)
+
+
+def read_states(benchmark: str, size: str, source: SourceState) -> Iterator[DataState]:
+    """Yield the state of each folder that the configurations of a benchmark read at a size."""
+    readers: dict[str, list[str]] = {}
+    keys: dict[str, dict[str, Any]] = {}
+    for name in configurations(benchmark):
+        keys[name] = flat(merge_files(benchmark, name, size)[0])
+        readers.setdefault(str(keys[name]["data.directory"]), []).append(name)
+    for directory, names in sorted(readers.items(), key=lambda entry: -len(entry[1])):
+        state = DataState(
+            benchmark=benchmark,
+            size=size,
+            configurations=names,
+            directory=relative_path(ROOT / directory),
+        )
+        complete_state(state, ROOT / directory, keys[names[0]])
+        state.next = next_command(state, directory, source)
+        yield state
+
+
+def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> None:
+    """Complete a state from the manifest and the record; `keys` are those of a configuration."""
+    if not (directory / manifest.MANIFEST).is_file():
+        return
+    try:
+        content = manifest.read_manifest(directory, hint="")
+        made_with = content["facts"].get("settings", {})
+        settings = {key: keys[key] for key in made_with if key in keys}
+        problems = manifest.verify(directory, settings, hint="", has_content=False)
+    except UserError as error:
+        state.state, state.problems = DAMAGED, [relative_paths_in(str(error))]
+        return
+    state.fingerprint = content["fingerprint"]
+    state.num_bytes = sum(file["bytes"] for file in content["files"].values())
+    record = read_record(directory)
+    if record and (record.fingerprint, record.files) == (state.fingerprint, digest_files(directory)):
+        if record.num_problems:
+            problems.append(f"{record.num_problems} problems found by `ttt data verify`, {record.time}")
+        else:
+            state.verified = record.time
+    state.problems = [relative_paths_in(problem) for problem in problems]
+    state.state = DAMAGED if problems else VERIFIED if state.verified else PREPARED
+
+
+def next_command(state: DataState, directory: str, source: SourceState) -> str:
+    """Return what to type next; `directory` is the value of data.directory."""
+    place = (state.benchmark, state.size, state.configurations[0], directory)
+    if state.state == VERIFIED:
+        return f"ttt run {state.benchmark} {state.configurations[0]} --size {state.size}"
+    if state.state == PREPARED:
+        return data_command("verify", *place)
+    if state.size == "mini":
+        return data_command("prepare", *place)
+    if source.missing:
+        return f"ttt data fetch {state.benchmark}"
+    return f"{data_command('prepare', *place)} --source {source.directory}"
+
+
+def record_path(directory: Path) -> Path:
+    directory = directory.resolve()
+    return directory.with_name(f".{directory.name}.verified.json")
+
+
+def digest_files(directory: Path) -> str:
+    """Digest the names, sizes and times of change of all files of a data set, its manifest too."""
+    files = manifest.data_files(directory) | {manifest.MANIFEST: directory / manifest.MANIFEST}
+    stats = {name: path.lstat() for name, path in files.items()}
+    facts = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def write_record(directory: Path, fingerprint: str, num_problems: int) -> None:
+    """Leave a record of a verification that has just ended; where that cannot be written, say so."""
+    path = record_path(directory)
+    try:
+        record = Verification(
+            fingerprint=fingerprint,
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            num_problems=num_problems,
+            files=digest_files(directory),
+        )
+        write_text(path, record.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        what = f"no record of this verification is left ({error.strerror})"
+        print(f"note: {relative_path(path)}: {what}", file=sys.stderr)
+
+
+def read_record(directory: Path) -> Verification | None:
+    """Read the record of the last verification; None where there is none that can be read."""
+    try:
+        return Verification.model_validate_json(record_path(directory).read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,30 @@
+"""ImageNet is not public: this says in a line what a person does, and what of the files a folder lacks."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from common.errors import UserError
+from image_classification.data.images import PARTS
+from image_classification.data.sources import TARS, find_files
+
+
+def list_files(server: str | None, directory: Path) -> NoReturn:
+    """Raise UserError: ImageNet is given to registered persons, and nobody may pass it on."""
+    command = "ttt data prepare image_classification --size full --source"
+    steps = (
+        f"register at https://image-net.org/download-images, download {' and '.join(TARS.values())} to DIR, "
+        f"then: {command} DIR; or accept the terms on Hugging Face, then: {command} ILSVRC/imagenet-1k"
+    )
+    raise UserError("ImageNet is given to registered persons only", hint=steps)
+
+
+def missing_files(directory: Path) -> list[str]:
+    """Name the tars that are not in `directory`, nor anything in their place."""
+    return [TARS[part] for part in PARTS if not has_part(directory, part)]
+
+
+def has_part(directory: Path, part: str) -> bool:
+    try:
+        return directory.is_dir() and bool(find_files(directory, part))
+    except UserError:
+        return False

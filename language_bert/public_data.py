@@ -1,0 +1,135 @@
+"""The files of this benchmark that MLCommons' storage offers to everybody, and the state of a folder of them.
+
+They are the vocabulary, the checkpoint of TensorFlow 1 and the cleaned text. Sources, read on GitHub:
+retired_benchmarks/bert/README.md of mlcommons/training names the two lists and publishes the sizes and MD5
+that are checked here; the MD5 of all other files comes from the lists themselves. No download was tried.
+Whether the storage has the text as 500 parts or as the archive of the earlier Google Drive folder
+(results_text.tar.gz, with the MD5 of its files in bert_reference_results_text_md5.txt) is not stated there;
+the list decides, and both are taken.
+"""
+
+import os
+import tarfile
+import zlib
+from pathlib import Path, PurePosixPath
+
+from common.data import fetch
+from common.data.fetch import Listed, RemoteFile
+from common.data.preparation import Progress, check_free_space
+from common.errors import UserError
+from common.files import explain_os_error
+from language_bert.data import sources
+from language_bert.data.sources import CHECKPOINT, DATA_SUFFIX, INDEX_SUFFIX, TEXT, WEIGHTS, Files
+
+SERVER = "https://training.mlcommons-storage.org/metadata"
+INPUTS, CLEANED_TEXT = "bert-input-files", "bert-preprocessed-wikipedia-dataset"  # names of lists
+VOCABULARY, LICENSE = "vocab.txt", "License.txt"
+ARCHIVE, ARCHIVE_MD5S = "results_text.tar.gz", "bert_reference_results_text_md5.txt"
+FOLDER = "results4"  # of the text; its name in the archive
+PUBLISHED_BYTES = {
+    VOCABULARY: 231_508,
+    CHECKPOINT + INDEX_SUFFIX: 17_371,
+    CHECKPOINT + DATA_SUFFIX: 4_034_713_312,
+    TEXT: 32_851_144,
+    "part-00000-of-00500": 27_150_902,
+    "part-00001-of-00500": 27_198_569,
+    "part-00002-of-00500": 27_395_616,
+    "part-00497-of-00500": 24_775_043,
+    "part-00498-of-00500": 24_575_505,
+    "part-00499-of-00500": 21_873_644,
+}
+CHUNK_BYTES = 2**20
+
+
+def list_files(server: str | None, directory: Path) -> list[RemoteFile]:
+    """List what to download to `directory`, by the lists of a server; MLCommons' is the default.
+
+    The archive of the text is left out where the text is there. Raises UserError for a list that lacks a file
+    or has another MD5 or size than the published one.
+    """
+    server = server or SERVER
+    listed = fetch.read_list(server, INPUTS)
+    names = [VOCABULARY, CHECKPOINT + INDEX_SUFFIX, CHECKPOINT + DATA_SUFFIX]
+    names += [LICENSE] * any(file.name == LICENSE for file in listed)
+    chosen = [(choose(listed, name, INPUTS), name) for name in names]
+    listed = fetch.read_list(server, CLEANED_TEXT)
+    texts, present = text_names(), {file.name for file in listed}
+    if present >= set(texts):
+        chosen += [(choose(listed, name, CLEANED_TEXT), f"{FOLDER}/{name}") for name in texts]
+    elif ARCHIVE not in present:
+        what = f"lists neither {texts[-1]} and its like nor {ARCHIVE}"
+        raise UserError(what, where=f"{server}/{CLEANED_TEXT}.md5")
+    elif missing_files(directory, texts):
+        archives = [ARCHIVE, *[ARCHIVE_MD5S] * (ARCHIVE_MD5S in present)]
+        chosen += [(choose(listed, name, CLEANED_TEXT), name) for name in archives]
+    return fetch.ask_sizes(chosen, PUBLISHED_BYTES)
+
+
+def choose(listed: list[Listed], name: str, where: str) -> Listed:
+    return fetch.choose(listed, name, sources.OFFICIAL_MD5.get(name), f"{where}.md5")
+
+
+def text_names() -> list[str]:
+    """Name the files of the cleaned text."""
+    parts = (f"part-{number:05}-of-{sources.NUM_PARTS:05}" for number in range(sources.NUM_PARTS))
+    return [TEXT, *parts]
+
+
+def missing_files(directory: Path, names: list[str] | None = None) -> list[str]:
+    """Name the files of a source from text that are nowhere below `directory`.
+
+    A converted checkpoint stands for the data of TensorFlow's.
+    """
+    files = Files(directory)
+    has_weights = bool(files[WEIGHTS])
+    needed = [VOCABULARY, CHECKPOINT + INDEX_SUFFIX, *[CHECKPOINT + DATA_SUFFIX] * (not has_weights)]
+    return [name for name in (names or [*needed, *text_names()]) if not files[name]]
+
+
+def unpack(directory: Path) -> None:
+    """Unpack the text from its archive, where that was downloaded; each file is checked and kept whole.
+
+    Raises UserError for a damaged archive, or one that lacks a part.
+    """
+    archive, folder = directory / ARCHIVE, directory / FOLDER
+    if not archive.is_file() or not missing_files(directory, text_names()):
+        return
+    md5s = read_md5s(directory / ARCHIVE_MD5S) | sources.OFFICIAL_MD5
+    num_bytes = max(PUBLISHED_BYTES[name] for name in PUBLISHED_BYTES if name.startswith("part-"))
+    num_bytes *= sources.NUM_PARTS  # a bound: the parts are cut at equal lengths
+    with explain_os_error("cannot be written", folder):
+        folder.mkdir(exist_ok=True)
+        check_free_space(folder, num_bytes, hint="choose another folder with --to DIR")
+        progress = Progress(num_items=len(text_names()), num_bytes=num_bytes, items="files")
+        try:
+            with tarfile.open(archive, "r|gz") as packed:
+                for member in packed:
+                    name = PurePosixPath(member.name).name
+                    if member.isfile() and name in text_names():
+                        write_member(packed, member, folder / name, md5s.get(name))
+                        progress.add(1, member.size)
+        except (tarfile.TarError, zlib.error, EOFError) as error:
+            raise UserError(f"cannot be unpacked ({error})", where=str(archive)) from error
+    if missing := missing_files(directory, text_names()):
+        raise UserError(f"lacks {missing[0]} and {len(missing) - 1} more", where=str(archive))
+
+
+def read_md5s(path: Path) -> dict[str, str]:
+    """Read the MD5 of the files in the archive; none where that list was not downloaded."""
+    if not path.is_file():
+        return {}
+    lines = fetch.parse_md5_lines(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    return {PurePosixPath(name).name: md5 for md5, name in lines}
+
+
+def write_member(packed: tarfile.TarFile, member: tarfile.TarInfo, path: Path, md5: str | None) -> None:
+    """Write a file of the archive, under its name when it is whole. Raises UserError for a wrong MD5."""
+    content, part = packed.extractfile(member), fetch.part_of(path)
+    assert content is not None  # a regular file
+    with part.open("wb") as output:
+        while chunk := content.read(CHUNK_BYTES):
+            output.write(chunk)
+    if md5 is None:
+        os.replace(part, path)
+    else:
+        fetch.keep_if_right(part, path, md5, num_bytes=member.size)

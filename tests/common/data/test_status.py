@@ -1,0 +1,129 @@
+"""`ttt data status`: what is prepared, verified, damaged or missing, and what to type next."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from common.data import manifest, status
+from common.repository import ROOT, benchmarks
+from common.training.load import load_config
+from tests.command import run, ttt_here
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # an import fails
+from common.cli import main
+sys.argv = ["ttt", "data", "status", *sys.argv[1:]]
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A small prepared folder that the configurations of BERT at size mini would read."""
+    config = load_config("language_bert", "baseline", size="mini", settings=[]).config
+    monkeypatch.setattr(status, "ROOT", tmp_path)
+    folder = tmp_path / config.data.directory
+    folder.mkdir(parents=True)
+    for name in sorted(config.prepared_files()):
+        (folder / name).write_bytes(name.encode())
+    manifest.write_manifest(folder, {"settings": config.prepared_with()})
+    return folder
+
+
+def verify(folder):
+    place = ("--size", "mini", "--set", f"data.directory={folder}")
+    return ttt_here("data", "verify", "language_bert", *place)
+
+
+def state(code=0):
+    """Return what `ttt data status` says of BERT at size mini."""
+    done = ttt_here("data", "status", "bert", "--json")
+    assert done.returncode == code, done.stderr
+    (entry,) = [entry for entry in json.loads(done.stdout)["data"] if entry["size"] == "mini"]
+    text = ttt_here("data", "status", "language_bert").stdout
+    assert f"language_bert mini: {entry['state']}" in text and f"next: {entry['next']}" in text
+    return entry
+
+
+def test_from_missing_to_verified(prepared):
+    unprepared = prepared.rename(prepared.with_name("elsewhere"))
+    nothing = state()
+    assert nothing["state"] == "missing" and nothing["fingerprint"] is None
+    assert nothing["next"] == "ttt data prepare language_bert --size mini"
+    unprepared.rename(prepared)
+    fingerprint = manifest.read_manifest(prepared, hint="")["fingerprint"]
+    unverified = state()
+    assert unverified["state"] == "prepared" and unverified["fingerprint"] == fingerprint
+    sizes = [path.stat().st_size for path in prepared.iterdir() if path.name != manifest.MANIFEST]
+    assert unverified["num_bytes"] == sum(sizes)
+    assert unverified["next"] == "ttt data verify language_bert --size mini"
+    assert verify(prepared).returncode == 0
+    verified = state()
+    assert verified["state"] == "verified" and verified["verified"].endswith("Z")
+    assert verified["next"] == "ttt run language_bert baseline --size mini"
+
+
+def test_a_record_counts_for_the_files_that_were_read_alone(prepared):
+    assert verify(prepared).returncode == 0
+    copy = shutil.copytree(prepared, prepared.with_name("copy"))
+    assert status.read_record(copy) is None
+    name = "train.index.npy"
+    (prepared / name).write_bytes(b"x" * len(name))
+    assert state()["state"] == "prepared"  # of the same size: nobody has read it since
+    assert verify(prepared).returncode == 1
+    damaged = state(code=1)
+    assert damaged["state"] == "damaged" and "1 problems found by `ttt data verify`" in damaged["problems"][0]
+    assert damaged["next"] == "ttt data prepare language_bert --size mini"
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"fingerprint": 3}'])
+def test_a_record_that_is_none_does_not_count(prepared, content):
+    status.record_path(prepared).write_text(content)
+    assert state()["state"] == "prepared"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "vocab.txt").unlink(), "vocab.txt: missing"),
+        (lambda folder: (folder / "vocab.txt").write_text("more than it was"), "vocab.txt: 16 bytes"),
+        (lambda folder: (folder / "other").touch(), "other: not in the manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "not a data manifest"),
+    ],
+)
+def test_damage_that_names_and_sizes_show_is_named(prepared, change, message):
+    change(prepared)
+    (problem,) = state(code=1)["problems"]
+    assert message in problem
+
+
+def test_data_of_other_settings_are_named(prepared):
+    facts = manifest.read_manifest(prepared, hint="")["facts"]
+    facts["settings"]["data.num_train_samples"] = 7
+    manifest.write_manifest(prepared, facts)
+    (problem,) = state(code=1)["problems"]
+    assert "made with data.num_train_samples 7" in problem
+
+
+def test_a_folder_beside_which_nothing_can_be_written_is_verified_without_a_record(prepared, monkeypatch):
+    def refuse(path, text):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(status, "write_text", refuse)
+    done = verify(prepared)
+    assert done.returncode == 0 and "no record of this verification is left (Read-only" in done.stderr
+    assert state()["state"] == "prepared"
+
+
+def test_status_of_everything_needs_no_torch():
+    done = run(sys.executable, "-c", WITHOUT_TORCH, "--json")
+    assert done.returncode in (0, 1) and not done.stderr
+    report = json.loads(done.stdout)
+    sizes = {(entry["benchmark"], entry["size"]) for entry in report["data"]}
+    assert sizes == {(name, size) for name in benchmarks() for size in ("full", "mini")}
+    assert [entry["benchmark"] for entry in report["sources"]] == benchmarks()
+    read_by = [name for entry in report["data"] for name in entry["configurations"]]
+    assert set(read_by) >= {"baseline", "efficient"} and str(ROOT) not in done.stdout
