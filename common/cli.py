@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 import textwrap
 import traceback
@@ -153,8 +154,10 @@ def fill(text: str, width: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+    if is_example:
+        text = re.sub(r"( -\S+) (?=[^-])", "\\1\0", text)  # an option stays beside its value
     lines = wrapper.wrap(text)
-    return (" \\\n" if is_example else "\n").join(lines) or text
+    return (" \\\n" if is_example else "\n").join(lines).replace("\0", " ") or text
 
 
 class Parser(argparse.ArgumentParser):

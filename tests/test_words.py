@@ -86,6 +86,7 @@ def test_help_names_a_command_and_no_default_that_says_nothing(verb, part, monke
     assert "exit codes" in done.stdout and done.stdout == ttt_here(*words, "--help").stdout
     assert not re.search(r"default: (None|True|False|\[|\)|/)|PosixPath", " ".join(done.stdout.split()))
     assert max(map(len, done.stdout.splitlines())) < 80
+    assert not re.search(r" --?\S+ \\\n +[^- ]", done.stdout)  # no option without its value
     assert all(f"\n  ttt {verb} {name}" in done.stdout for name in PARTS.get(verb, ()) if not part)
 
 
