@@ -36,7 +36,8 @@ def find_source(source: Path) -> Path:
             ignore_patterns=LEFT_OUT,
         )
     except (OSError, ValueError, getattr(errors, "HTTPError", OSError)) as error:
-        what = f"no such folder, and Hugging Face gives no data set of this name ({name_error(error, 200)})"
+        reason = name_error(error).partition(". ")[0]
+        what = f"no such folder, and Hugging Face gives no data set of this name ({reason})"
         raise UserError(what, where=where, hint="for a gated data set: hf auth login") from error
     return Path(folder)
 

@@ -151,6 +151,12 @@ def name_classes(images: Sequence[Numbered], class_names: Sequence[str], num_cla
     return [by_label.get(label, f"{label:0{width}}") for label in range(num_classes)]
 
 
+def check_label(label: int | None, num_classes: int, where: str) -> int:
+    if label is None or not 0 <= label < num_classes:
+        raise UserError(f"class {label}, expected 0 to {num_classes - 1}", where=where)
+    return label
+
+
 def with_synsets(images: Sequence[Numbered], classes: Sequence[str]) -> list[Record]:
     """Return the records of images with the names of their classes.
 
@@ -159,9 +165,7 @@ def with_synsets(images: Sequence[Numbered], classes: Sequence[str]) -> list[Rec
     records = []
     for label, record in images:
         where = f"{record.path} {record.name}"
-        if label is None or not 0 <= label < len(classes):
-            raise UserError(f"class {label}, expected 0 to {len(classes) - 1}", where=where)
-        synset = classes[label]
+        synset = classes[check_label(label, len(classes), where)]
         if record.synset and record.synset != synset and SYNSET.fullmatch(synset):
             what = f"its class {label} is {synset} elsewhere, and its name says {record.synset}"
             raise UserError(what, where=where)

@@ -24,6 +24,7 @@ from image_classification.data.label_files import read_classes, validation_synse
 from image_classification.data.numbered import (
     Numbered,
     arrow_images,
+    check_label,
     find_columns,
     name_classes,
     webdataset_images,
@@ -70,7 +71,7 @@ def list_source(directory: Path, work: Path, *, expected: dict[str, int], num_cl
             records = list(class_folders(paths[0]))
         else:
             if forms[part] != WEBDATASET:
-                check_count(sum(map(tables.count_rows, paths)), expected[part], "images", where)
+                check_tables(paths, expected[part], num_classes, where)
             images, class_names = list_numbered(paths, forms[part], work / "unpacked" / part)
             listed = read_classes(directory, num_classes)
             classes = listed or classes or name_classes(images, class_names, num_classes)
@@ -113,20 +114,31 @@ def find_files(directory: Path, part: str) -> tuple[str, list[Path]]:
     raise UserError(what, where=str(directory), hint=HINT)
 
 
+def check_tables(paths: Sequence[Path], expected: int, num_classes: int, where: str) -> None:
+    """Read what is small of parquet or Arrow files: their columns, their rows, the numbers of the classes.
+
+    Raises UserError for columns that differ, another number of images, and a number that no class has.
+    """
+    columns = [find_columns(path) for path in paths]
+    those = f"those of {paths[0].name} are {columns[0].image} and {columns[0].label}"
+    for path, other in zip(paths, columns, strict=True):
+        if other[:2] != columns[0][:2]:
+            raise UserError(f"columns {other.image} and {other.label}, {those}", where=str(path))
+    check_count(sum(map(tables.count_rows, paths)), expected, "images", where)
+    for path in paths:
+        for row, label in enumerate(tables.read_column(path, columns[0].label)):
+            check_label(label, num_classes, f"{path} row {row}")
+
+
 def list_numbered(paths: Sequence[Path], form: str, folder: Path) -> tuple[list[Numbered], list[str]]:
     """List the images of files with numbered classes, and the names of these, where the files have them."""
     if form == WEBDATASET:
         return list(webdataset_images(paths)), []
-    columns = [find_columns(path) for path in paths]
-    one = columns[0]
-    for path, other in zip(paths, columns, strict=True):
-        if other[:2] != one[:2]:
-            those = f"those of {paths[0].name} are {one.image} and {one.label}"
-            raise UserError(f"columns {other.image} and {other.label}, {those}", where=str(path))
+    columns = find_columns(paths[0])
     if form == PARQUET:
         print(f"unpacking {len(paths)} parquet files", flush=True)
-        paths = tables.unpack(paths, [one.image, one.label], folder)
-    return list(arrow_images(paths)), one.class_names
+        paths = tables.unpack(paths, [columns.image, columns.label], folder)
+    return list(arrow_images(paths)), columns.class_names
 
 
 def class_folders(directory: Path) -> Iterator[Record]:

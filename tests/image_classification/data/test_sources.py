@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import shutil
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -255,7 +257,7 @@ def with_image(**values):
 @pytest.mark.parametrize(
     ("make_rows", "key_words"),
     [
-        (of_train(lambda row: row | {"label": 3}), r"n\d+_\d+.JPEG: class 3, expected 0 to 2"),
+        (of_train(lambda row: row | {"label": 3}), r"data/train-00000\.\w+ row 2: class 3, expected 0 to 2"),
         (of_train(lambda row: row | {"label": -1}), "class -1, expected 0 to 2"),
         (of_train(lambda row: row | {"label": None}), "class None, expected 0 to 2"),
         (
@@ -276,10 +278,29 @@ def test_a_wrong_row_is_one_line(suffix, make_rows, key_words, source, tmp_path)
     assert not (tmp_path / "full").exists()
 
 
-def test_too_few_images_are_told_before_parquet_files_are_unpacked(source, tmp_path):
-    write_tables(source, make_rows=lambda images: rows_of(images)[1:])
-    refuses("21 images, expected 24", tmp_path / "full", source)
+@pytest.mark.parametrize(
+    ("make_rows", "key_words"),
+    [
+        (lambda images: rows_of(images)[1:], "21 images, expected 24"),
+        (of_train(lambda row: row | {"label": 3}), "class 3, expected 0 to 2"),
+    ],
+)
+def test_wrong_counts_and_classes_are_told_before_parquet_files_are_unpacked(
+    make_rows, key_words, source, tmp_path
+):
+    write_tables(source, make_rows=make_rows)
+    refuses(key_words, tmp_path / "full", source)
     assert not list(tmp_path.glob(".full.part/*"))
+
+
+def test_the_disk_has_room_for_what_is_unpacked_and_for_what_is_prepared(source, tmp_path, monkeypatch):
+    write_tables(source)
+    needed = 2 * sum(path.stat().st_size for path in source.rglob("train*.parquet"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
+    refuses("but the disk has 0.00 GiB free", tmp_path / "full", source)
+    assert not list(tmp_path.rglob("*.arrow"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
+    prepared(tmp_path / "full", source)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
