@@ -10,7 +10,7 @@ from pathlib import Path
 from common.evidence.log import MAX_BYTES, Log, RunSet, read_log
 from common.evidence.paths import find_sets, label
 from common.evidence.records import printable
-from common.evidence.rules import RULES, Found, Rule, systems
+from common.evidence.rules import RULES, Found, Rule, rounds, systems
 from common.evidence.submission.verdict import Verdict, summary
 
 MAX_FOUND = 10  # findings of one rule in one log
@@ -73,12 +73,16 @@ class Audited:
 
 
 def audit_paths(
-    paths: Sequence[Path], report: Callable[[Path, int], None] = lambda file, num_files: None
+    paths: Sequence[Path],
+    report: Callable[[Path, int], None] = lambda file, num_files: None,
+    *,
+    ruleset: str = "",
 ) -> list[Audited]:
     """Audit every log below `paths`, the sets they form, and the sets against each other.
 
     Many logs are read by one process for each processor; what comes back holds only the records that scores
-    and sets need. `report` is told each file that was read, and of how many. Raises: UserError as `log.load`.
+    and sets need. `report` is told each file that was read, and of how many. `ruleset` is the round that a
+    person chose. Raises: UserError as `log.load`.
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
@@ -99,6 +103,7 @@ def audit_paths(
         places = {log.path for log in run_set.logs}
         findings = [finding for file in group for finding in logs[file][1]] + audit_set(run_set)
         findings += [finding for finding in between if finding.path in places]
+        findings += audit_round(run_set, ruleset)
         audited.append(Audited(run_set=run_set, findings=tuple(findings)))
     return audited
 
@@ -119,6 +124,11 @@ def audit_set(run_set: RunSet) -> list[Finding]:
     findings = find_broken_rules("S", run_set.readable, run_set.lead) if run_set.readable else []
     system = systems.describe_set(run_set)
     return findings + (find_broken_rules("Y", system, run_set.lead) if system else [])
+
+
+def audit_round(run_set: RunSet, ruleset: str) -> list[Finding]:
+    """Audit the round that a person chose, if any."""
+    return find_broken_rules("R", rounds.Chosen(run_set, ruleset), run_set.lead) if ruleset else []
 
 
 def audit_sets(run_sets: Sequence[RunSet]) -> list[Finding]:

@@ -23,18 +23,13 @@ from common.evidence.audit import Audited
 from common.evidence.log import Log, RunSet
 from common.evidence.paths import label
 from common.evidence.records import YEAR_2100_MS, printable
+from common.evidence.rules.rounds import ROUNDS, last_round
 from common.evidence.submission.verdict import Verdict
 from common.evidence.system import CHOICES, STATUS
 
-RULESETS = {"resnet": ("2.0.0", "2.1.0"), "bert": ("2.1.0",)}  # the rounds of the published runs: ours too
-ROUNDS = {  # ruleset: the month after its round, and the benchmarks that it has rules for
-    "2.0.0": ("2022-07", ("resnet", "bert")),
-    "2.1.0": ("2023-01", ("resnet", "bert")),
-    "3.0.0": ("2023-07", ("resnet", "bert")),
-    "3.1.0": ("2024-01", ("resnet", "bert")),
-    "4.0.0": ("2024-07", ("resnet", "bert")),
-    "4.1.0": ("2025-01", ("bert",)),
-    "5.0.0": ("2025-07", ("bert",)),
+PUBLISHED = {"resnet": ("2.0.0", "2.1.0"), "bert": ("2.1.0",)}  # the rounds of the published runs
+RULESETS = {  # that our own sets are held to: those, and the last that had the benchmark
+    name: (*rulesets, last_round(name)) for name, rulesets in PUBLISHED.items()
 }
 NUM_PROCESSES = 2
 TIMEOUT_S = 60  # of one log or description; a package takes longer
@@ -69,8 +64,9 @@ STATUS_LISTED = "4.0.0"  # the ruleset from which the checker knows a list of wo
 def rulesets(run_set: RunSet, chosen: str | None = None) -> tuple[str, ...]:
     """Return the rulesets of a run set: `chosen`, else by benchmark and date.
 
-    Runs from after the benchmark's last round, as this suite's, are held to those of the published runs, and
-    closed bert runs of the 2.1.0 round to 2.0.0: 2.1.0 was edited later and refuses what its round accepted.
+    Runs from after the benchmark's last round, as this suite's, are held to that round and those of the
+    published runs, and closed bert runs of the 2.1.0 round to 2.0.0: 2.1.0 was edited later and refuses what
+    its round accepted.
     """
     lead, known = run_set.lead, RULESETS.get(run_set.lead.benchmark, ())
     if chosen:
@@ -192,7 +188,7 @@ def copy_description(file: Path, target: Path, *, mends_status: bool) -> None:
 
 
 def judge_tree(folder: Path, benchmarks: Sequence[str]) -> list[Verdict]:
-    """Return the verdicts on an assembled `<submitter>/`: by each benchmark's round, and as a repository.
+    """Return the verdicts on an assembled `<submitter>/`: by each benchmark's rounds, and as a repository.
 
     The package checker gets a copy, because it writes into what it checks.
     """
@@ -203,7 +199,8 @@ def judge_tree(folder: Path, benchmarks: Sequence[str]) -> list[Verdict]:
             shutil.copytree(folder / "systems", copy / "systems")
             for results in sorted(folder.glob(f"results/*/{benchmark}")):
                 shutil.copytree(results, copy / results.relative_to(folder))
-            verdicts.append(_submission(copy, f"{folder.name} ({benchmark})", RULESETS[benchmark][0]))
+            shown = f"{folder.name} ({benchmark})"
+            verdicts += [_submission(copy, shown, ruleset) for ruleset in RULESETS[benchmark]]
     latest = RULESETS["bert"][-1]  # named in the command, and of no effect
     return [*verdicts, _ask("repository", folder.name, latest, str(folder), "training", latest, *LOG)]
 
@@ -232,12 +229,12 @@ def _has_known_names(log: Log) -> bool:
 def _package(folder: Path, run_sets: Sequence[RunSet], chosen: str | None) -> Iterator[Verdict]:
     groups: dict[str, list[RunSet]] = {}  # by round
     for run_set in run_sets:
-        for ruleset in rulesets(run_set, chosen)[-1:]:
+        for ruleset in rulesets(run_set, chosen):
             groups.setdefault(ruleset, []).append(run_set)
     if not groups:
         return
-    for file in _descriptions(folder, run_sets):
-        yield judge_description(file, max(groups))
+    for ruleset, group in sorted(groups.items()):
+        yield from (judge_description(file, ruleset) for file in _descriptions(folder, group))
     leave_out = partial(Verdict, path=label(folder.parent), checker="package", verdict="not run")
     if any(run_set.is_proxy for run_set in run_sets):
         yield leave_out(ruleset=max(groups), detail="size mini is no submission", is_applied=False)

@@ -123,7 +123,7 @@ def test_the_ruleset_follows_benchmark_and_date(golden, published, tmp_path):
     golden.write(tmp_path, golden.set(num_logs=1))
     sets = load([published, tmp_path])
     inferred = sorted(official.rulesets(run_set) for run_set in sets)
-    assert inferred == [("2.0.0",), ("2.0.0", "2.1.0"), ("2.1.0",)]
+    assert inferred == [("2.0.0",), ("2.0.0", "2.1.0", "4.0.0"), ("2.1.0",)]
     resnet = [run_set for run_set in sets if run_set.lead.benchmark == "resnet"]
     assert [official.rulesets(run_set, "4.1.0") for run_set in resnet] == [(), ()]
 

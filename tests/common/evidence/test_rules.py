@@ -5,6 +5,7 @@ import pytest
 from common.evidence.audit import audit, audit_log, audit_sets, find_broken_rules
 from common.evidence.log import RunSet, load, parse_log, read_log
 from common.evidence.rules import RULES
+from common.evidence.rules.rounds import Chosen, last_round
 from common.evidence.rules.rule import (
     add,
     chain,
@@ -87,6 +88,13 @@ def test_a_rule_finds_its_change_of_a_description_alone(golden, about):
     description, why = broken_by if isinstance(broken_by := about.breaks(good), tuple) else (broken_by, "")
     changed = subject._replace(description=description, why=why)
     assert ids(find_broken_rules("Y", changed, changed.run_set.lead)) == {about.id}
+
+
+@pytest.mark.parametrize("about", rules_of("R"))
+def test_a_rule_finds_its_change_of_the_chosen_round_alone(golden, about):
+    chosen = Chosen(run_set(golden.set()), last_round("resnet"))
+    assert find_broken_rules("R", chosen, chosen.run_set.lead) == []
+    assert ids(find_broken_rules("R", about.breaks(chosen), chosen.run_set.lead)) == {about.id}
 
 
 below = edit("eval_accuracy", at=-1, value=0.7, correct=35000)
