@@ -5,6 +5,9 @@ names another published set, or a part of its title (--against azure). Throughpu
 reproduced when two one-sided tests place their ratio within the margin, or when they are better. A set of
 size mini is a proxy and reproduces nothing.
 
+A full set also stands beside MLCommons' reference convergence points: the epochs or samples that the closed
+division's reference needs at its batch size. The open division need not match them; they decide nothing here.
+
 The exit code is 0 if every set is reproduced, 1 if any is not: worse, undecided by so few runs, or a proxy.
 --claims reads no logs and exits with 0.
 

@@ -233,6 +233,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def least_equal_mean(mean: float, deviation: float, num_values: int, num_others: int) -> float:
+    """Return the smallest mean of others that a one-sided t-test at 5 % does not tell from `mean`.
+
+    Both groups have the same deviation.
+    """
+    error = deviation * math.sqrt(1 / num_values + 1 / num_others)
+    return mean - _t(num_values + num_others - 2, 1 - 2 * ALPHA) * error
+
+
 def detectable_mean(values: Values, alpha: float = ALPHA, resolution: float = 0.0) -> float:
     """Compute the smallest mean that a two-sided t-test of so many values finds with 80 % probability."""
     error = deviation(values, resolution) / math.sqrt(len(values))

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from common.evidence.compare.claims import VERDICTS, Judged
 from common.evidence.compare.masked_accuracy import COUNTINGS
+from common.evidence.compare.rcp import ACCEPTED, REFUSED, SCALED, Convergence
 from common.evidence.compare.reproduce import (
     MEANING,
     REPRODUCED,
@@ -27,6 +28,7 @@ def reproduction_lines(comparison: Reproduction) -> Iterator[str]:
     yield f"{score.source}: {runs} of {score.benchmark or 'unknown'} {score.configuration}, {score.label}"
     if comparison.why_not or theirs is None:
         yield f"  not compared: {comparison.why_not}"
+        yield from convergence_lines(comparison.convergence)
         return
     yield f"  against {theirs.title}, {len(theirs.score.converged)} runs, {theirs.score.source}"
     if comparison.is_same_runs:
@@ -39,6 +41,7 @@ def reproduction_lines(comparison: Reproduction) -> Iterator[str]:
         yield counting_line("here", counting)
     for counting in comparison.published_countings:
         yield counting_line("published", counting)
+    yield from convergence_lines(comparison.convergence)
     yield f"  {conclusion(comparison)}"
 
 
@@ -86,6 +89,29 @@ def counting_line(whose: str, counting: Counting) -> str:
     return f"  {whose:10}accuracy at the stop {counting.quality:.5f} by {name}: {reached}"
 
 
+def convergence_lines(convergence: Convergence | None) -> Iterator[str]:
+    """Yield a set beside the reference of the closed division, and what the difference means."""
+    if convergence is None:
+        return
+    point, measured = convergence.point, convergence.measured
+    reference = f"MLCommons' reference convergence points, ruleset {convergence.ruleset}"
+    note = f"{convergence.note}; " if convergence.note else ""
+    if point is None or measured is None:
+        yield f"  closed reference  {UNKNOWN}: {note}{reference}"
+        return
+    where = f"batch {point.batch_size:,}"
+    if len(point.batch_sizes) > 1:
+        where += " between {:,} and {:,}".format(*point.batch_sizes)
+    figures = f"{number(measured)} / {number(point.mean)} {convergence.unit}"
+    verdict = {
+        ACCEPTED: "the closed division would accept it",
+        SCALED: f"the closed division would multiply the score by {convergence.scale:.4f}",
+        REFUSED: f"the closed division would refuse fewer than {number(point.least)}",
+    }[convergence.verdict]
+    yield f"  closed reference  {measured / point.mean:.2f}x: {figures} ({reference}, {where})"
+    yield f"                    {note}{verdict}; the open division need not match it"
+
+
 def conclusion(comparison: Reproduction) -> str:
     if comparison.is_reproduced:
         return "REPRODUCED: throughput and samples to target"
@@ -121,6 +147,7 @@ def reproduction_json(comparison: Reproduction) -> dict[str, object]:
         "why_not": comparison.why_not,
         "margin": comparison.margin,
         "is_same_runs": comparison.is_same_runs,
+        "reference_convergence": comparison.convergence and asdict(comparison.convergence),
         **{name: [asdict(row) for row in getattr(comparison, name)] for name in rows},
     }
 

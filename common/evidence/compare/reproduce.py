@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from common.evidence import intervals
 from common.evidence.compare import masked_accuracy
 from common.evidence.compare.masked_accuracy import COUNTINGS
+from common.evidence.compare.rcp import Convergence, compare_with_reference
 from common.evidence.compare.reported import Published
 from common.evidence.intervals import Estimate, Ratio
 from common.evidence.log import Log, Point, RunSet
-from common.evidence.score import Run, Score, score, sort_by_launch
+from common.evidence.score import Run, Score, drop_repeats, score, sort_by_launch
 
 MARGIN = 0.05
 REPRODUCED, BETTER, WORSE, UNDECIDED, UNKNOWN = "reproduced", "better", "worse", "undecided", "unknown"
@@ -61,7 +62,10 @@ class Counting:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """A run set against a published one. `why_not`: what forbids a comparison; then there are no factors."""
+    """A run set against a published one. `why_not`: what forbids a comparison; then there are no factors.
+
+    `convergence` is beside MLCommons' reference, and decides nothing; None of a proxy or of several recipes.
+    """
 
     score: Score
     published: Published | None
@@ -71,6 +75,7 @@ class Reproduction:
     parts: tuple[Part, ...] = ()
     countings: tuple[Counting, ...] = ()
     published_countings: tuple[Counting, ...] = ()
+    convergence: Convergence | None = None
     is_same_runs: bool = False
 
     @property
@@ -92,10 +97,15 @@ def reproduce(run_set: RunSet, published: Published | None, margin: float = MARG
         why_not = f"no published result belongs to '{name}'; --against NAME"
     if ours.mixture:
         why_not = f"a set is one recipe; {ours.mixture}"
-    if why_not or published is None:
-        return Reproduction(score=ours, published=published, margin=margin, why_not=why_not)
-    ordered = sort_by_launch(run_set.logs)
+    timed = [log for log in run_set.logs if not log.is_study]
+    ordered = sort_by_launch(drop_repeats(timed, include_resumed=False))  # as the score does
     logs = [ordered[index] for index in ours.counted]
+    is_alike = not ours.is_proxy and not ours.mixture
+    convergence = compare_with_reference(ours.benchmark, logs) if is_alike else None
+    if why_not or published is None:
+        return Reproduction(
+            score=ours, published=published, margin=margin, why_not=why_not, convergence=convergence
+        )
     is_bert = ours.benchmark == "bert"
     return Reproduction(
         score=ours,
@@ -105,6 +115,7 @@ def reproduce(run_set: RunSet, published: Published | None, margin: float = MARG
         parts=_parts(ours, published.score),
         countings=count_logs(logs, ours.target) if is_bert else (),
         published_countings=count_published(published) if is_bert else (),
+        convergence=convergence,
         is_same_runs=_are_same(ours, published.score),
     )
 

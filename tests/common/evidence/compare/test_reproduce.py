@@ -12,6 +12,7 @@ from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted,
 from common.evidence.compare.reported import load_reported
 from common.evidence.compare.reproduce import reproduce
 from common.evidence.log import RunSet, parse_log
+from common.evidence.rules.rule import add
 from common.repository import ROOT
 from tests.command import one_line
 from tests.command import ttt_here as ttt
@@ -284,6 +285,18 @@ def test_a_set_is_compared_on_the_runs_that_count(golden):
     assert len(found.score.counting) == 5
     (minutes, *_) = found.factors
     assert minutes.measured == pytest.approx(np.mean([run.minutes for run in found.score.counting]))
+
+
+def test_a_resumed_run_is_left_out_of_the_factors_as_of_the_score(golden):
+    def log(index, samples):
+        return golden.timeline("resnet", [(600, 620, samples, 0.7616)], launch_s=4000 * index)
+
+    samples = [EPOCHS * (1 + index / 100) for index in range(5)]
+    resumed = add("submission_org", key="resumed", value=True)(log(0, 2 * EPOCHS))
+    texts = ["\n".join(lines).encode() for lines in (resumed, *map(log, range(5), samples))]
+    run_set = RunSet(folder="here", logs=tuple(parse_log(text, str(n)) for n, text in enumerate(texts)))
+    factors = reproduce(run_set, load_reported()["resnet"].find("8xA100_80GB-methods")).factors
+    assert factors[2].measured == pytest.approx(np.mean(samples))
 
 
 def test_damaged_logs_raise_nothing(golden):

@@ -1,0 +1,166 @@
+"""MLCommons' reference convergence points (RCP), and a run set beside them.
+
+The closed division refuses a set that converges in fewer samples than its reference at the same batch size;
+the open division need not match it. The points ship with mlperf-logging: how long each run of the reference
+took at some batch sizes, in epochs (resnet) or samples (bert). They are read, pruned and interpolated here as
+by its `rcp_checker`, for the last round of a benchmark and for the `epoch_num` of the logs.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+
+from common.evidence import intervals
+from common.evidence.compare.masked_accuracy import MOSAIC, counted_tokens
+from common.evidence.log import NUM_RUNS, Log
+from common.evidence.records import finite
+from common.evidence.rules.rounds import last_round
+from common.evidence.score import olympic_mean
+
+UNITS = {"resnet": "epochs", "bert": "samples"}
+ACCEPTED, SCALED, REFUSED, UNKNOWN = "accepted", "scaled", "refused", "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferencePoint:
+    """The reference at a batch size, in epochs (resnet) or samples (bert).
+
+    `mean` is without the fastest and the slowest run, `deviation` of all. `least` is the smallest mean of a
+    set that a one-sided t-test at 5 % does not tell from it. `batch_sizes` are those that were trained: this
+    one, or the two that it lies between.
+    """
+
+    batch_size: int
+    mean: float
+    deviation: float
+    least: float
+    batch_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """A run set beside the reference of a ruleset; `note` says why there is no verdict, or what differs.
+
+    verdict: accepted, scaled (the closed division multiplies the score with `scale`), refused (it accepts no
+    such few samples), or unknown.
+    """
+
+    ruleset: str
+    unit: str
+    batch_size: int | None
+    measured: float | None
+    point: ReferencePoint | None
+    verdict: str
+    scale: float = 1.0
+    note: str = ""
+
+
+@cache
+def load_points(benchmark: str, ruleset: str) -> tuple[ReferencePoint, ...]:
+    """Return the points that the package checker compares with, by batch size."""
+    place = ("rcp_checker", f"training_{ruleset}", f"rcps_{benchmark}.json")
+    text = resources.files("mlperf_logging").joinpath(*place).read_text(encoding="utf-8")
+    entries = sorted(json.loads(text).values(), key=lambda entry: entry["BS"])
+    points = []
+    for entry in entries:
+        runs = sorted(entry["Epochs to converge"])
+        counted, deviation = runs[1:-1], float(np.std(runs))
+        points.append(make_point(benchmark, entry["BS"], float(np.mean(counted)), deviation, len(counted)))
+    return tuple(prune(benchmark, points))
+
+
+def make_point(
+    benchmark: str, batch_size: int, mean: float, deviation: float, num_runs: int, between: Sequence[int] = ()
+) -> ReferencePoint:
+    """Make a point of `num_runs` runs of the reference; a set counts all of its runs but two."""
+    least = intervals.least_equal_mean(mean, deviation, num_runs, NUM_RUNS[benchmark] - 2)
+    return ReferencePoint(
+        batch_size=batch_size,
+        mean=mean,
+        deviation=deviation,
+        least=least,
+        batch_sizes=tuple(between) or (batch_size,),
+    )
+
+
+def interpolate(benchmark: str, batch_size: int, low: ReferencePoint, high: ReferencePoint) -> ReferencePoint:
+    """Make the point between two others, which counts as twice the runs of a set."""
+    sizes = (low.batch_size, high.batch_size)
+    mean = float(np.interp(batch_size, sizes, (low.mean, high.mean)))
+    deviation = float(np.interp(batch_size, sizes, (low.deviation, high.deviation)))
+    return make_point(benchmark, batch_size, mean, deviation, 2 * NUM_RUNS[benchmark], sizes)
+
+
+def prune(benchmark: str, points: Sequence[ReferencePoint]) -> list[ReferencePoint]:
+    """Drop batch sizes below that of the fastest point, then points slower than a line between neighbours."""
+    fastest = min(points, key=lambda point: point.mean)
+    rest = [point for point in points if point.batch_size >= fastest.batch_size]
+    index = 1
+    while index < len(rest) - 1:
+        low, point, high = rest[index - 1 : index + 2]
+        if point.mean > interpolate(benchmark, point.batch_size, low, high).mean:
+            del rest[index]
+        else:
+            index += 1
+    return rest
+
+
+def point_at(benchmark: str, batch_size: int, ruleset: str) -> ReferencePoint | None:
+    """Find the reference at a batch size: a point, or between two; below all the first, above them None."""
+    points = load_points(benchmark, ruleset)
+    low = max((p for p in points if p.batch_size <= batch_size), key=lambda p: p.batch_size, default=None)
+    high = min((p for p in points if p.batch_size >= batch_size), key=lambda p: p.batch_size, default=None)
+    if low is None or high is None or low is high:
+        return high
+    return interpolate(benchmark, batch_size, low, high)
+
+
+def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence | None:
+    """Compare the runs that a set of size full counts; None for another benchmark."""
+    if benchmark not in UNITS:
+        return None
+    ruleset = last_round(benchmark)
+    sizes = {int(finite(log.value("global_batch_size")) or 0) for log in logs}
+    batch_size = sizes.pop() if len(sizes) == 1 else 0
+    measured = olympic_mean([consumed(log) for log in logs])
+    point = point_at(benchmark, batch_size, ruleset) if batch_size > 0 else None
+    notes = []
+    if batch_size < 1:
+        notes.append("the logs state no batch size, or several")
+    elif point is None:
+        notes.append(f"there is none for a batch as large as {batch_size:,}")
+    elif batch_size < point.batch_size:
+        notes.append(f"there is none for a batch as small as {batch_size:,}")
+    if measured is None:
+        notes.append("two runs or more missed the target, or state no epoch_num")
+    if benchmark == "bert" and any(counted_tokens(log) == MOSAIC for log in logs):
+        notes.append("the set counts masked tokens that the reference does not")
+    verdict = judge(measured, point) if measured and point else UNKNOWN
+    return Convergence(
+        ruleset=ruleset,
+        unit=UNITS[benchmark],
+        batch_size=batch_size or None,
+        measured=measured,
+        point=point,
+        verdict=verdict,
+        scale=point.mean / measured if point and measured and verdict == SCALED else 1.0,
+        note="; ".join(notes),
+    )
+
+
+def judge(measured: float, point: ReferencePoint) -> str:
+    if measured >= point.mean:
+        return ACCEPTED
+    return SCALED if measured >= point.least else REFUSED
+
+
+def consumed(log: Log) -> float:
+    """Read the epochs or samples at the end of a run that reached its target; infinite of any other."""
+    event = log.last("eval_accuracy")
+    number = finite(event.metadata.get("epoch_num")) if event and log.is_converged else None
+    return number if number is not None and number > 0 else math.inf

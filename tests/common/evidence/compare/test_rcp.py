@@ -1,0 +1,185 @@
+"""Run sets beside MLCommons' reference convergence points: by hand, and against their own rcp_checker."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import yaml
+from mlperf_logging.rcp_checker import rcp_checker
+
+from common.evidence.compare import rcp
+from common.evidence.compare.lines import reproduction_json, reproduction_lines
+from common.evidence.compare.reported import load_reported
+from common.evidence.compare.reproduce import reproduce
+from common.evidence.log import IMAGENET_SAMPLES, load
+from common.evidence.rules.rounds import last_round
+from common.evidence.rules.rule import add
+from common.repository import ROOT
+from tests.command import ttt_here as ttt
+
+BENCHMARKS = ("resnet", "bert")
+BATCHES = (1, 255, 256, 448, 449, 1000, 1632, 2048, 3000, 3264, 4096, 4608, 5000, 8192, 13056, 20000, 32768)
+BATCHES += (49152, 60000, 67840, 67841, 10**6)
+
+
+def test_the_reference_at_a_batch_size_is_what_a_hand_computes():
+    # 17 runs of batch 1,632: a 33, four 34, nine 35, three 37. Without the fastest and the slowest 525 / 15;
+    # of all the deviation from 35 is sqrt(20 / 17). 15 runs of 3,264: two 34, nine 35, three 36, a 37:
+    # 457 / 13, and sqrt(8.4 / 15) from 35.2. 2,048 lies 416 / 1,632 of the way between them.
+    share, high = 416 / 1632, 457 / 13
+    deviation = math.sqrt(20 / 17) * (1 - share) + math.sqrt(8.4 / 15) * share
+    point = rcp.point_at("resnet", 2048, "4.0.0")
+    assert point.batch_sizes == (1632, 3264)
+    assert point.mean == pytest.approx(35 + share * (high - 35))
+    assert point.deviation == pytest.approx(deviation)
+    # Student's t of 10 + 3 - 2 = 11 degrees of freedom at 95 % is 1.7959 in every table
+    assert point.least == pytest.approx(point.mean - 1.7959 * deviation * math.sqrt(1 / 10 + 1 / 3), abs=1e-4)
+    exact = rcp.point_at("resnet", 3264, "4.0.0")
+    assert (exact.batch_sizes, exact.mean) == ((3264,), pytest.approx(high))
+    # 13 runs of the reference and 3 of a set count: t of 14 is 1.7613
+    least = high - 1.7613 * math.sqrt(8.4 / 15) * math.sqrt(1 / 13 + 1 / 3)
+    assert exact.least == pytest.approx(least, abs=1e-4)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_points_are_pruned_and_interpolated_as_by_the_official_checker(benchmark):
+    ruleset = last_round(benchmark)
+    official = rcp_checker.RCP_Checker("training", ruleset, benchmark, verbose=False)
+    expected = {record["BS"]: record for record in official.pruned_rcp_data.values()}
+    assert len(expected) < len(official.rcp_data)
+    points = rcp.load_points(benchmark, ruleset)
+    assert [point.batch_size for point in points] == sorted(expected)
+    for batch_size in BATCHES:
+        record = expected.get(batch_size)
+        low = official._find_top_min_rcp(batch_size, "pruned_rcps")
+        high = official._find_bottom_max_rcp(batch_size, "pruned_rcps")
+        if record is None and low and high:
+            _, record = official._create_interp_rcp(batch_size, low, high)
+        record = record or (official._find_min_rcp("pruned_rcps") if high else None)
+        point = rcp.point_at(benchmark, batch_size, ruleset)
+        assert (point is None) == (record is None), batch_size
+        if record:
+            assert point.mean == pytest.approx(record["RCP Mean"])
+            assert point.deviation == pytest.approx(record["RCP Stdev"])
+            assert point.least == pytest.approx(record["Min Epochs"], abs=2e-4)  # theirs is found by halving
+
+
+def write_closed(golden, folder, benchmark, batch_size, epochs):
+    """Write a set of runs that end at these epochs or samples, None for a miss; return its folder."""
+    logs = []
+    for index, epoch in enumerate(epochs):
+        samples = (epoch or 1) * (IMAGENET_SAMPLES if benchmark == "resnet" else 1)
+        target = {"resnet": 0.76, "bert": 0.7203}[benchmark] if epoch else 0.5
+        last = (600, 620, samples, target, {"epoch_num": epoch or 1})
+        lines = golden.timeline(benchmark, [last], launch_s=4000 * index, configuration="closed")
+        lines = add("submission_org", key="global_batch_size", value=batch_size)(lines)
+        if epoch is None:
+            lines[-1] = lines[-1].replace('"success"', '"aborted"')
+        logs.append([line.replace('"open"', '"closed"') for line in lines])
+    return golden.write(folder, logs)
+
+
+def published_peers():
+    """The sets of reported.yaml with batch sizes and samples to target: closed ones, and the open ones."""
+    for path in sorted(ROOT.glob("*/reported.yaml")):
+        facts = yaml.safe_load(path.read_text())
+        unit = IMAGENET_SAMPLES if facts["benchmark"] == "resnet" else 1
+        for entry in facts["sets"] + facts["peers"]:
+            samples = [count and round(count / unit) for count in entry["samples_to_target"]]
+            name = f"{facts['benchmark']} {entry['system']}"
+            yield pytest.param(facts["benchmark"], entry["global_batch_size"], samples, id=name)
+
+
+SETS = [
+    *published_peers(),
+    pytest.param("resnet", 3264, [35, 35, 35, 35, 34], id="a little faster: scaled"),
+    pytest.param("resnet", 4096, [36, 36, 37, 36, 36], id="a pruned point"),
+    pytest.param("resnet", 4096, [30, 31, 30, 31, 30], id="too fast"),
+    pytest.param("resnet", 1024, [36, 36, 36, 36, 36], id="small and slower"),
+    pytest.param("resnet", 1024, [20, 20, 20, 20, 20], id="small and faster"),
+    pytest.param("resnet", 10**5, [90, 90, 90, 90, 90], id="too large"),
+    pytest.param("resnet", 3264, [36, 36, 36, 36, None], id="one miss"),
+    pytest.param("resnet", 3264, [36, 36, 36, None, None], id="two misses"),
+    pytest.param("bert", 448, [2_380_000 + 10_000 * n for n in range(10)], id="bert, scaled"),
+    pytest.param("bert", 3000, [2_800_000 + 10_000 * n for n in range(10)], id="bert, between"),
+    pytest.param("bert", 256, [2_500_000 + 10_000 * n for n in range(10)], id="bert, below the smallest"),
+]
+
+
+def outcome(folder):
+    """Return ours and the official checker's: (it passes, the scale)."""
+    (run_set,) = load([folder])
+    benchmark = run_set.lead.benchmark
+    ours = reproduce(run_set, None).convergence
+    passes, _, scale = rcp_checker.check_directory(
+        str(folder), "training", last_round(benchmark), False, False, rcp_pass="pruned_rcps"
+    )
+    return ours, passes, scale
+
+
+@pytest.mark.parametrize(("benchmark", "batch_size", "epochs"), SETS)
+def test_a_set_is_judged_as_by_the_official_checker(golden, tmp_path, benchmark, batch_size, epochs):
+    ours, passes, scale = outcome(write_closed(golden, tmp_path, benchmark, batch_size, epochs))
+    assert (ours.verdict in (rcp.ACCEPTED, rcp.SCALED)) == passes
+    if passes:
+        assert ours.scale == pytest.approx(scale)
+        assert (ours.verdict == rcp.SCALED) == (scale > 1)
+
+
+def test_the_sets_have_every_verdict(golden, tmp_path):
+    verdicts = Counter(
+        outcome(write_closed(golden, tmp_path / str(number), *case.values))[0].verdict
+        for number, case in enumerate(SETS)
+    )
+    assert set(verdicts) == {rcp.ACCEPTED, rcp.SCALED, rcp.REFUSED, rcp.UNKNOWN}
+
+
+def test_the_published_logs_are_judged_as_by_the_official_checker(published):
+    for run_set in load([published]):
+        ours, passes, _ = outcome(run_set.lead.file.parent)
+        assert not passes and ours.verdict == rcp.REFUSED
+    done = ttt("reproduce", published)
+    for part in (
+        "closed reference  0.77x: 27.0 / 35.0 epochs (MLCommons' reference convergence points, "
+        "ruleset 4.0.0, batch 2,048 between 1,632 and 3,264)",
+        "the closed division would refuse fewer than 33.9; the open division need not match it",
+        "the set counts masked tokens that the reference does not",
+    ):
+        assert part in done.stdout
+    assert done.returncode == 0  # the reference decides nothing
+
+
+def test_a_set_without_a_published_counterpart_is_beside_the_reference_too(golden, tmp_path):
+    done = ttt("reproduce", write_closed(golden, tmp_path, "resnet", 3264, [36] * 5), "--json")
+    (entry,) = json.loads(done.stdout)["sets"]
+    assert entry["why_not"] and entry["factors"] == []
+    reference = entry["reference_convergence"]
+    assert (reference["ruleset"], reference["unit"], reference["verdict"]) == ("4.0.0", "epochs", "accepted")
+    assert (reference["measured"], reference["point"]["batch_sizes"]) == (36, [3264])
+
+
+def test_a_proxy_is_not_compared(golden, tmp_path):
+    (run_set,) = load([golden.write(tmp_path, golden.set(size="mini"))])
+    comparison = reproduce(run_set, load_reported()["resnet"].find("8xA100_80GB-methods"))
+    assert reproduction_json(comparison)["reference_convergence"] is None
+    assert "reference" not in "\n".join(reproduction_lines(comparison))
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (lambda lines: [s for s in lines if "global_batch_size" not in s], "state no batch size"),
+        (lambda lines: [s.replace('"value": 3264', '"value": -1') for s in lines], "state no batch size"),
+        (lambda lines: [s.replace('"epoch_num": 36', '"epoch_num": null') for s in lines], "no epoch_num"),
+    ],
+)
+def test_a_set_that_does_not_say_enough_is_unknown(golden, tmp_path, change, note):
+    folder = write_closed(golden, tmp_path, "resnet", 3264, [36] * 5)
+    for path in folder.iterdir():
+        path.write_text("\n".join(change(path.read_text().splitlines())))
+    (run_set,) = load([folder])
+    comparison = reproduce(run_set, None)
+    assert comparison.convergence.verdict == rcp.UNKNOWN and note in comparison.convergence.note
+    (line,) = [line for line in reproduction_lines(comparison) if "closed reference" in line]
+    assert "unknown" in line and note in line
