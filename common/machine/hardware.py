@@ -1,10 +1,12 @@
 """Describes this machine in the fields of an MLPerf system description.
 
-It asks for these fields only: no host name, no user, no address, no environment. Where a source is missing
-(no lscpu, no NVIDIA driver), its fields state the reason.
+It asks for these fields only: no host name, no user, no address, and of the environment nothing but how many
+ranks and nodes a launcher started. Where a source is missing (no lscpu, no NVIDIA driver), its fields state
+the reason.
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -19,6 +21,7 @@ import cpuinfo
 import psutil
 import pynvml  # the module of nvidia-ml-py
 
+from common.errors import UserError
 from common.evidence.system import FIELDS, NOT_COLLECTED
 
 PERSON = f"{NOT_COLLECTED}a person has to state it"
@@ -77,8 +80,9 @@ def host(storage: Path) -> dict[str, str]:
     caches = caches or [f"{level}: {cpu[key]} bytes" for level, key in CPU_CACHES.items() if key in cpu]
     sockets = listed.get("Socket(s)", "")
     sockets = sockets if sockets.isdecimal() and int(sockets) else str(num_sockets())
+    num_nodes = count_nodes()
     return {
-        "number_of_nodes": "1",
+        "number_of_nodes": str(num_nodes),
         "host_processors_per_node": sockets,
         "host_processor_model_name": processor_name(),
         "host_processor_core_count": str(psutil.cpu_count(logical=False) or psutil.cpu_count()),
@@ -90,10 +94,31 @@ def host(storage: Path) -> dict[str, str]:
         "host_storage_type": disks(),
         "host_storage_capacity": f"{psutil.disk_usage(str(storage)).total / 2**30:.0f} GiB",
         "host_networking": network(),
-        "host_networking_topology": "none: one node",
+        "host_networking_topology": "none: one node" if num_nodes == 1 else PERSON,
         "host_memory_configuration": PERSON,
         "cooling": PERSON,
     }
+
+
+def count_nodes(environment: Mapping[str, str] = os.environ) -> int:
+    """Count the machines of the run that torchrun or srun started this process for; 1 where neither did.
+
+    A batch script of Slurm is alone: what it starts without srun stays on its machine. Raises UserError for a
+    number that is none.
+    """
+    if "WORLD_SIZE" in environment:
+        num_ranks = count_in(environment, "WORLD_SIZE", 1)
+        return math.ceil(num_ranks / count_in(environment, "LOCAL_WORLD_SIZE", num_ranks))
+    if "SLURM_STEP_NUM_TASKS" in environment:
+        return count_in(environment, "SLURM_STEP_NUM_NODES", count_in(environment, "SLURM_NNODES", 1))
+    return 1
+
+
+def count_in(environment: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = environment.get(name, str(otherwise))
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"'{text}' is no number from 1 on", where=name)
+    return int(text)
 
 
 def processor_frequency(cpu: dict[str, Any], listed: dict[str, str]) -> str:

@@ -31,11 +31,12 @@ def hardware_name() -> str:
     """Return a short name of the hardware, such as `2cpu-EPYC-3fa09c` or `8xH100-80GB-HBM3`.
 
     Without GPUs the name is that of one machine: processors of one model differ by host, memory and
-    neighbours. GPUs are named by model alone: jobs of a cluster, each on another node, are one set.
+    neighbours. GPUs are named by model alone, those of all nodes of a run: jobs of a cluster, each on another
+    node, are one set.
     """
     gpus = hardware.gpu_names()
     if gpus:
-        return f"{len(gpus)}x{short_name(gpus[0])}"
+        return f"{len(gpus) * hardware.count_nodes()}x{short_name(gpus[0])}"
     model = short_name(hardware.processor_name())[:PROCESSOR_LENGTH].rstrip("-._")
     return f"{psutil.cpu_count()}cpu-{model}-{machine_digest()}"
 

@@ -203,6 +203,41 @@ def test_gpus_are_described_through_nvml(nvml, num_gpus, num_links, interconnect
     assert "NVIDIA driver 535.104, CUDA driver 12.2" in fields["other_software_stack"]
 
 
+@pytest.mark.parametrize(
+    ("environment", "num_nodes"),
+    [
+        ({}, 1),
+        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 2),
+        ({"WORLD_SIZE": "20", "LOCAL_WORLD_SIZE": "8"}, 3),  # the last machine has fewer
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NNODES": "4"}, 1),
+        ({"WORLD_SIZE": "8"}, 1),
+        ({"SLURM_STEP_NUM_TASKS": "16", "SLURM_NNODES": "2"}, 2),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "1"}, 1),
+        ({"SLURM_NTASKS": "16", "SLURM_NNODES": "2"}, 1),  # a batch script starts no rank elsewhere
+    ],
+    ids=str,
+)
+def test_nodes_are_counted_as_the_launcher_says(environment, num_nodes):
+    assert hardware.count_nodes(environment) == num_nodes
+
+
+@pytest.mark.parametrize("text", ["0", "x", "-1", ""])
+def test_a_launchers_number_that_is_none_is_one_line(monkeypatch, text):
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+    assert "LOCAL_WORLD_SIZE" in one_line(ttt("system"))
+
+
+def test_the_description_and_the_name_have_the_gpus_of_all_nodes(nvml, monkeypatch):
+    for name, value in {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    nvml(8, "NVIDIA H200")
+    fields = json.loads(ttt("system").stdout)
+    assert (fields["number_of_nodes"], fields["accelerators_per_node"]) == ("2", "8")
+    assert fields["host_networking_topology"].startswith("not collected")
+    assert fields["system_name"] == "16xH200"  # what rule Y606 holds the two numbers to
+
+
 def test_the_description_of_a_run_states_who_and_what_status():
     submission = SimpleNamespace(org="Example", status="onprem", hardware="mine")
     config = SimpleNamespace(size="mini", configuration="fast", submission=submission)
