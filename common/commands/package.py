@@ -5,9 +5,11 @@ PATH is a run set, results/<system>/<resnet|bert>, or a folder of some; a set ha
 beside results/.
 
 It is written when nothing is found: no error of our audit, none of the official package and repository
-checkers (rulesets 2.0.0 for resnet, 2.1.0 for bert), no key, token, login, address, host name, home folder or
-placeholder in any file. A finding is one line with file:line and its kind, never the secret itself. An
-existing output stays as it is, and equal inputs make equal bytes.
+checkers (rulesets 2.0.0, 2.1.0 and 4.0.0 for resnet, 2.1.0 and 5.0.0 for bert: those of the published runs,
+and the last that had the benchmark), no key, token, login, address, host name, home folder or placeholder in
+any file. A finding is one line with file:line and its kind, never the secret itself. Fields of the system's
+description that are still open are named. An existing output stays as it is, and equal inputs make equal
+bytes.
 
 examples:
   ttt export results/8xA100-optimized --to submission --submitter Example --out Example.tar.gz

@@ -9,44 +9,46 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from common.errors import nearest
+from common import yaml_file
+from common.errors import UserError, nearest
 from common.evidence.records import TOO_DEEP, finite, has_many_brackets, printable, read_bytes, unique
 
-FIELDS = (
-    "submitter",
-    "division",
-    "status",
-    "system_name",
-    "number_of_nodes",
-    "host_processors_per_node",
-    "host_processor_model_name",
-    "host_processor_core_count",
-    "host_processor_vcpu_count",
-    "host_processor_frequency",
-    "host_processor_caches",
-    "host_processor_interconnect",
-    "host_memory_capacity",
-    "host_storage_type",
-    "host_storage_capacity",
-    "host_networking",
-    "host_networking_topology",
-    "host_memory_configuration",
-    "accelerators_per_node",
-    "accelerator_model_name",
-    "accelerator_host_interconnect",
-    "accelerator_frequency",
-    "accelerator_on-chip_memories",
-    "accelerator_memory_configuration",
-    "accelerator_memory_capacity",
-    "accelerator_interconnect",
-    "accelerator_interconnect_topology",
-    "cooling",
-    "hw_notes",
-    "framework",
-    "other_software_stack",
-    "operating_system",
-    "sw_notes",
-)
+EXAMPLES = {  # MLPerf's fields, and what one says; or what tells it
+    "submitter": "the name of your organization",
+    "division": "open",
+    "status": "Available on-premise",
+    "system_name": "8xA100-SXM4-80GB",
+    "number_of_nodes": "1",
+    "host_processors_per_node": "2",
+    "host_processor_model_name": "AMD EPYC 7513 32-Core Processor",
+    "host_processor_core_count": "64",
+    "host_processor_vcpu_count": "128",
+    "host_processor_frequency": "up to 3650 MHz",
+    "host_processor_caches": "L1d 32 KiB and L2 512 KiB a core, L3 128 MiB; lscpu tells",
+    "host_processor_interconnect": "xGMI; none with one processor",
+    "host_memory_capacity": "2 TB",
+    "host_storage_type": "NVMe SSD; lsblk -d -o NAME,ROTA,TRAN,SIZE tells",
+    "host_storage_capacity": "8 x 3.84 TB",
+    "host_networking": "8 x InfiniBand NDR 400 Gb/s; ibstat or ethtool tells",
+    "host_networking_topology": "fat tree; none with one node",
+    "host_memory_configuration": "16 x 64 GB DDR4-3200; sudo dmidecode -t memory tells",
+    "accelerators_per_node": "8",
+    "accelerator_model_name": "NVIDIA A100-SXM4-80GB",
+    "accelerator_host_interconnect": "PCIe Gen4 x16",
+    "accelerator_frequency": "up to 1410 MHz",
+    "accelerator_on-chip_memories": "L1 192 KB each, L2 40 MB; the data sheet tells",
+    "accelerator_memory_configuration": "HBM2e, 5120-bit bus; the data sheet tells",
+    "accelerator_memory_capacity": "80 GB",
+    "accelerator_interconnect": "NVLink 3, 12 links each",
+    "accelerator_interconnect_topology": "all to all through NVSwitch; nvidia-smi topo -m tells",
+    "cooling": "air, or liquid",
+    "hw_notes": "none",
+    "framework": "PyTorch 2.15.0",
+    "other_software_stack": "CUDA 13.0, NCCL 2.27, driver 580.65",
+    "operating_system": "Ubuntu 24.04",
+    "sw_notes": "none",
+}
+FIELDS = tuple(EXAMPLES)
 ALSO_KNOWN = ("system_type", "host_network_card_count")  # in the rules' text, unknown to the checker
 NOT_COLLECTED = "not collected: "  # and why
 STATUS = {  # of a log -> of a description; the names that every ruleset takes
@@ -72,6 +74,10 @@ PLACEHOLDER = re.compile(
     r"PLACEHOLDER|\b(TODO|TBD|FIXME|X{3,}|CHANGE_?ME|FILL_?(IN|ME)|LOREM)\b|<[a-z][^<>]*>|\?\?\?",
     re.IGNORECASE,
 )
+OPEN = re.compile(
+    r"not[ _]collected\b.*|(unknown|not (known|stated|specified|available))\.?|[-.?]+",
+    re.IGNORECASE | re.DOTALL,
+)  # what stands where nobody stated a field
 MAX_BYTES = 2**20
 MAX_LENGTH = 4000  # characters of one value
 
@@ -87,6 +93,27 @@ def problems(description: object) -> list[str]:
         elif fault := field_fault(name, value):
             faults.append(f"{name}: {fault}")
     return faults
+
+
+def open_fields(description: object) -> dict[str, str]:
+    """Return field -> why a person still has to state it: missing, empty, a placeholder, 'not collected'."""
+    fields = description if isinstance(description, Mapping) else {}
+    reasons = {field: open_reason(fields[field]) if field in fields else "missing" for field in FIELDS}
+    return {field: reason for field, reason in reasons.items() if reason}
+
+
+def open_reason(value: object) -> str:
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return "empty"
+    is_open = isinstance(value, str) and (OPEN.fullmatch(value.strip()) or PLACEHOLDER.search(value))
+    return printable(value, 80) if is_open else ""
+
+
+def missing_lines(description: object) -> list[str]:
+    """Return a line of YAML for each open field, with an example in a placeholder that has to be replaced."""
+    return [
+        f"{field}: <such as {EXAMPLES[field]}>  # {why}" for field, why in open_fields(description).items()
+    ]
 
 
 def field_fault(field: str, value: object) -> str:
@@ -160,3 +187,31 @@ def file_problems(path: Path) -> list[str]:
     if isinstance(name, str) and name != path.stem:
         faults.append(f"system_name: '{printable(name, 64)}', but the file is {printable(path.name, 72)}")
     return faults
+
+
+def read_fields(path: Path) -> dict[str, object]:
+    """Return the fields of a description as `read` does. Raises UserError for whatever is none."""
+    try:
+        values = read(path)
+    except ValueError as error:
+        raise UserError(printable(str(error)), where=str(path)) from error
+    if not isinstance(values, dict):
+        raise UserError("not a JSON object of fields", where=str(path))
+    return values
+
+
+def read_facts(path: Path) -> dict[str, object]:
+    """Read a person's fields, from YAML or JSON. Raises UserError with file:line for an unknown one."""
+    if path.suffix == ".json":
+        document = yaml_file.Document(read_fields(path), {})
+    else:
+        document = yaml_file.read(path, str(path))
+    for field in document.values:
+        if field not in FIELDS and field not in ALSO_KNOWN:
+            where = document.origins.get((field,), str(path))
+            raise UserError(f"unknown field '{field}'", where=where, hint=nearest(field, FIELDS))
+    return {
+        field: str(value) if type(value) in (int, float) else value  # a person writes `cores: 64`
+        for field, value in document.values.items()
+        if not str(value).startswith(NOT_COLLECTED)
+    }

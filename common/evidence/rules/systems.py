@@ -9,7 +9,7 @@ from common.evidence.log import RunSet
 from common.evidence.paths import label
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, rule
-from common.evidence.system import STATUS, problems, read
+from common.evidence.system import FIELDS, STATUS, field_fault, open_fields, problems, read
 
 Description = dict[str, Any]
 
@@ -86,6 +86,20 @@ def summarize(subject: Described, *, is_missing: bool) -> Iterator[Found]:
     if fields_of(subject) and texts:
         names = ", ".join(text.partition(":")[0] for text in texts)
         yield Found(0, texts[0] if len(texts) == 1 else f"{len(texts)} of them: {names}", path=subject.path)
+
+
+@rule(
+    "Y608",
+    "warning",
+    "submission rules: System Description",
+    breaks=change(cooling="not collected: a person has to state it"),
+)
+def no_field_is_open(subject: Described) -> Iterator[Found]:
+    """Of a full run set every field is stated; `ttt doctor --describe --missing FILE` lists the open ones."""
+    fields = fields_of(subject)
+    names = [name for name in open_fields(fields) if name in fields and not field_fault(name, fields[name])]
+    if names and not subject.run_set.is_proxy:
+        yield Found(0, f"{len(names)} of {len(FIELDS)}: {', '.join(names)}", path=subject.path)
 
 
 @rule("Y604", "strict", "submission rules: System Description", breaks=change(division="closed"))

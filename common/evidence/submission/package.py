@@ -202,7 +202,9 @@ def add_system(package: Package, entries: Sequence[Entry], request: Request) -> 
         hint = f"; `ttt doctor --describe --out {system}.json` makes one"
         judged = [one._replace(why=one.why + hint) for one in judged]
     findings = [finding for one in judged for finding in find_broken_rules("Y", one, one.run_set.lead)]
-    package.findings += dict.fromkeys(map(str, _errors(findings)))
+    errors = _errors(findings)
+    package.findings += dict.fromkeys(map(str, errors))
+    package.notes += dict.fromkeys(str(finding) for finding in findings if finding not in errors)
     if isinstance(description, dict):
         content = json.dumps(description, indent=4) + "\n"
         described = Item(

@@ -97,6 +97,14 @@ def test_a_rule_finds_its_change_of_the_chosen_round_alone(golden, about):
     assert ids(find_broken_rules("R", about.breaks(chosen), chosen.run_set.lead)) == {about.id}
 
 
+def test_open_fields_are_a_warning_of_full_sets_alone(golden):
+    described = golden.description() | {"cooling": "not collected: nobody looked", "sw_notes": "unknown"}
+    for size, expected in (("full", {"Y608"}), ("mini", set())):
+        subject = Described(run_set(golden.set(size=size)), "here.json", described)
+        findings = find_broken_rules("Y", subject, subject.run_set.lead)
+        assert ids(findings) == expected and errors(findings) == set()
+
+
 below = edit("eval_accuracy", at=-1, value=0.7, correct=35000)
 without_status = replace_record("run_stop", lambda s: [s.replace('"status": "success", ', "")])
 CLEARED_LAST = add("run_stop", key="cache_clear", value=True)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ from pynvml import NVML_CLOCK_MEM, NVML_CLOCK_SM
 
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
-from common.evidence.system import FIELDS, problems
+from common.evidence.system import EXAMPLES, FIELDS, open_fields, problems
 from common.machine import hardware, system
 from common.repository import NAME, ROOT
 from tests.command import one_line
@@ -42,19 +44,62 @@ def test_a_machine_without_tools_says_why_in_each_field(monkeypatch):
     assert found["host_processor_caches"].startswith("not collected: ")
 
 
-def test_a_persons_facts_win_and_the_written_file_passes_every_checker(tmp_path):
+def test_a_persons_facts_win_and_the_written_file_passes_every_checker(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     facts, out = tmp_path / "facts.yaml", tmp_path / "my-machine-optimized.json"
     facts.write_text("cooling: liquid\nhost_processor_core_count: 64\nsystem_name: another\n")
     done = ttt("system", "--merge", READY, "--merge", facts, "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (
-        "0 problems; official checkers: system description 2.0.0: SUCCESS, system description 2.1.0: SUCCESS"
-        in done.stdout
-    )
     found = json.loads(out.read_text())
     assert (found["cooling"], found["host_processor_core_count"]) == ("liquid", "64")
     assert found["accelerator_model_name"] == "NVIDIA A100-SXM4-80GB"
     assert found["system_name"] == out.stem
+    assert " 0 problems" not in done.stdout and f"{len(open_fields(found))} open fields" in done.stdout
+    passed = [f"system description {ruleset}: SUCCESS" for ruleset in ("2.0.0", "2.1.0", "4.0.0", "5.0.0")]
+    assert done.stdout.endswith(f"official checkers: {', '.join(passed)}\n")
+
+
+def test_the_open_fields_are_listed_filled_in_and_then_no_problem_is_left(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = ttt("system", "--missing")
+    assert (done.returncode, done.stderr) == (1, "")
+    *lines, last = done.stdout.splitlines()
+    collected = json.loads(ttt("system").stdout)
+    assert {line.split(":")[0] for line in lines} == set(open_fields(collected))
+    assert {"cooling", "host_memory_configuration", "submitter"} <= set(open_fields(collected))
+    assert last.startswith(f"# {len(lines)} of 33 fields are open") and "--merge facts.yaml" in last
+    Path("facts.yaml").write_text(done.stdout)
+    unfilled = ttt("system", "--merge", "facts.yaml", "--out", "mine.json")
+    assert "facts.yaml: submitter: holds a placeholder, '<such as " in one_line(unfilled)
+    Path("facts.yaml").write_text(re.sub("<such as (.*)>", r"\1", done.stdout))
+    done = ttt("system", "--missing", "--merge", "facts.yaml")
+    assert (done.returncode, done.stdout) == (0, "# 0 of 33 fields are open\n")
+    done = ttt("system", "--merge", "facts.yaml", "--out", "mine.json")
+    assert done.returncode == 0 and "mine.json: 0 problems; official checkers" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "value", ["not collected: nobody looked", "Not collected", "unknown", "TBD", "<air>", "", " ", None, "-"]
+)
+def test_what_says_nothing_is_an_open_field(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    filled = {field: example.partition(";")[0] for field, example in EXAMPLES.items()}
+    Path("x.json").write_text(json.dumps(filled | {"cooling": value, "system_name": "x"}))
+    accepted = official.Verdict(path="x.json", ruleset="2.1.0", verdict="SUCCESS")
+    monkeypatch.setattr(official, "judge_description", lambda path, ruleset: accepted)
+    done = ttt("system", "--missing", "x.json")
+    first, last = done.stdout.splitlines()
+    assert done.returncode == 1 and first.startswith("cooling: <such as air")
+    assert last == "# 1 of 33 fields are open; state them in x.json"
+    checked = ttt("system", "--check", "x.json").stdout
+    assert (
+        "1 open fields (ttt doctor --describe --missing x.json)" in checked and " 0 problems" not in checked
+    )
+
+
+@pytest.mark.parametrize("value", ["air", "none", "none: one node", "n/a", 8, {"cuda": "13.0"}])
+def test_what_says_something_is_no_open_field(value):
+    assert "cooling" not in open_fields({"cooling": value})
 
 
 MERGE = ("--merge", "facts.yaml", "--out", "x.json")
@@ -82,6 +127,10 @@ MERGE = ("--merge", "facts.yaml", "--out", "x.json")
         ("", ("--out", "a b.json"), "expected a file NAME.json"),
         ("", ("--out", "mine.json"), "never overwritten"),
         ("", ("--check", "x.json", "--out", "y.json"), "leave out --merge and --out"),
+        ("", ("--missing", "x.json", "--merge", "facts.yaml"), "leave out --merge and --out"),
+        ("", ("--missing", "--out", "y.json"), "leave out --merge and --out"),
+        ("", ("--missing", "nowhere.json"), "nowhere.json: No such file"),
+        ("", ("--missing", "mine.json"), "mine.json: not JSON"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value[:20],
 )

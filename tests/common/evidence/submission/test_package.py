@@ -12,7 +12,7 @@ import tarfile
 import tomllib
 
 from common.evidence.submission import official
-from common.evidence.system import problems
+from common.evidence.system import open_fields, problems
 from common.repository import ROOT
 from tests.command import ttt_here as ttt
 from tests.common.evidence.submission.packages import (
@@ -54,6 +54,7 @@ def test_the_official_tree_is_complete_and_passes_every_audit(full):
 def test_the_description_and_the_statement_are_filled(full):
     described = json.loads((full[0] / "Example" / DESCRIPTION).read_text())
     assert problems(described) == [] and described["submitter"] == "Example"
+    assert "Y608 warning" in full[1].stdout and "cooling" in open_fields(described)
     path = IMPLEMENTATIONS.format("bert") + "8xA100-optimized/8xA100-optimized_time-to-train.json"
     stated = json.loads((full[0] / "Example" / path).read_text())
     assert stated["starting_weights_filename"].startswith("model.safetensors")
