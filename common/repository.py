@@ -1,13 +1,18 @@
 """The state of the code: its commit, changes that no commit holds, a digest of the files that a run can load.
 
 Also the benchmarks and configurations in the repository, and its paths relative to the working folder.
+
+In a clone code, results and committed files lie in one folder. A wheel has its code among Python's packages:
+what is written, and read again, then lies in the folder where a command is typed.
 """
 
 import hashlib
 import importlib
+import json
 import os
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +20,15 @@ from typing import Any, NamedTuple
 
 from common.errors import UserError, nearest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]  # of the code
+BUILT = Path("common", "built")  # in a wheel alone, below ROOT: what setup.py keeps of the clone
+STATE = BUILT / "state.json"
+IS_INSTALLED = (ROOT / STATE).is_file()
+WORKSPACE = Path.cwd() if IS_INSTALLED else ROOT  # of results/, systems/, data/ and report/
+COMMITTED = ROOT / BUILT / "repository" if IS_INSTALLED else ROOT  # of committed files beside the packages
+BESIDE = ("LICENSE", "pyproject.toml", "setup.py", "run_all.sh", ".ci/constraints.txt", ".ci/setup.sh")
+FIGURES = "results/compiled"  # a wheel keeps these, too: predictions for GPUs read them
+MODULE = ("-P", "-m") if IS_INSTALLED else ("-m",)  # Python's options: a person's folder may hold a `common`
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_NAME, DIGEST_LENGTH = 64, 8  # letters of a folder, and of the digest where it is cut
@@ -23,8 +36,19 @@ FOLDER = re.compile(r"[A-Za-z0-9._+=-]{1,64}")  # of a system's results: a name,
 NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
 PATTERNS = ("*.py", "*.yaml")
-NO_RUN_LOADS = ("commands", "doctor", "measure", "study")  # rooms of common/
+NO_RUN_LOADS = ("built", "commands", "doctor", "measure", "study")  # rooms of common/
 NAMED = 5  # untracked files in a log's head
+EXTRAS = {  # of pyproject.toml -> the modules of its packages
+    "train": (
+        "torch",
+        "torchvision",
+        "transformers",
+        "tokenizers",
+        "safetensors",
+        "google_crc32c",
+        "sklearn",
+    ),
+}
 
 
 class CodeState(NamedTuple):
@@ -50,8 +74,13 @@ def code_state(root: Path = ROOT) -> CodeState:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{file.relative_to(root).as_posix()} {content}\n".encode())
     code = digest.hexdigest()[:12]
+    if (root / STATE).is_file():
+        return CodeState(describe_installed(root, code), (), code, f"code={code[:7]}")
+    unknown = CodeState("unknown", (), code, f"code={code[:7]}")
     try:
         tracked = set(git(root, "ls-files", "-z").split("\0"))
+        if "common/repository.py" not in tracked:  # a copy inside of another repository
+            return unknown
         untracked = tuple(
             name for name in (str(file.relative_to(root)) for file in files) if name not in tracked
         )
@@ -61,17 +90,39 @@ def code_state(root: Path = ROOT) -> CodeState:
         commit = f"{git(root, 'rev-parse', 'HEAD')} ({'clean' if is_clean else 'modified'})"
         folders = ["", "common/**/", *(f"{benchmark}/**/" for benchmark in benchmarks())]
         paths = [f":(glob){folder}{pattern}" for folder in folders for pattern in PATTERNS]
-        paths += [f":!common/{room}" for room in NO_RUN_LOADS]
+        paths += [":!setup.py", *(f":!common/{room}" for room in NO_RUN_LOADS)]
         last = git(root, "log", "-1", "--format=%h", "--abbrev=7", "--", *paths)
     except (OSError, subprocess.CalledProcessError):  # not a checkout, or no git
-        return CodeState("unknown", (), code, f"code={code[:7]}")
+        return unknown
     return CodeState(commit, untracked, code, f"commit={last}" if is_clean and last else f"code={code[:7]}")
+
+
+def describe_installed(root: Path, digest: str) -> str:
+    """Name the commit that a wheel was built from; `modified` where the files are no longer those."""
+    built = read_built(root)
+    commit = str(built["commit"])
+    if built["code"] != digest:
+        commit = commit.replace("(clean)", "(modified)")
+    return f"{commit}, installed as version {built['version']}"
+
+
+def read_built(root: Path = ROOT) -> dict[str, Any]:
+    """Read what a wheel knows of its build: `version`, `commit`, `code`, and the names of its `files`."""
+    state: dict[str, Any] = json.loads((root / STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def version() -> str:
+    if IS_INSTALLED:
+        return str(read_built()["version"])
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
 
 
 def loadable(root: Path) -> Iterator[Path]:
     """Yield the files of the suite and its benchmarks that a command can load, tracked or not."""
     for pattern in PATTERNS:
-        yield from root.glob(pattern)  # the working folder of a run comes first on Python's path
+        if not (root / STATE).is_file():  # the working folder of a run comes first on Python's path
+            yield from (path for path in root.glob(pattern) if path.name != "setup.py")
         for folder in ("common", *benchmarks()):
             yield from (root / folder).rglob(pattern)
 
@@ -93,13 +144,33 @@ def head_lines() -> list[str]:
 
 
 def relative_path(path: Path) -> str:
-    """Make a path relative to the working folder; one outside the repository stays as it is."""
-    return os.path.relpath(path) if path.resolve().is_relative_to(ROOT) else str(path)
+    """Make a path relative to the working folder; one outside the workspace stays as it is."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(WORKSPACE) else str(path)
 
 
 def relative_paths_in(text: str) -> str:
-    """Make the repository's paths in a message relative to the working folder."""
-    return text.replace(f"{ROOT}/", "" if Path.cwd() == ROOT else f"{relative_path(ROOT)}/")
+    """Make the workspace's paths in a message relative to the working folder."""
+    return text.replace(f"{WORKSPACE}/", "" if Path.cwd() == WORKSPACE else f"{relative_path(WORKSPACE)}/")
+
+
+def without_folders(text: str) -> str:
+    """Cut the folders of code and workspace from the paths in a text: a log names no folder of a machine."""
+    for folder in (ROOT, WORKSPACE):  # the first may lie in the second
+        text = text.replace(f"{folder}/", "")
+    return text
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra of this suite, which is on no index of packages."""
+    return f"in a clone of this suite: pip install {'' if IS_INSTALLED else '-e '}'.[{extra}]'"
+
+
+def explain_missing(error: Exception) -> UserError | None:
+    """Say how to install the package whose module an import has missed; None for any other error."""
+    for extra, modules in EXTRAS.items():
+        if isinstance(error, ModuleNotFoundError) and error.name in modules:
+            return UserError(f"{error.name} is not installed", hint=install_hint(extra))
+    return None
 
 
 def benchmarks() -> list[str]:
@@ -122,11 +193,16 @@ def read_title(benchmark: str, file: str) -> str:
         return stream.readline().strip('#"\n ').removesuffix(".")
 
 
-def benchmark_module(benchmark: str) -> ModuleType:
-    """Import benchmark.py of a benchmark. Raises UserError with the nearest name."""
+def benchmark_module(benchmark: str, part: str = "benchmark") -> ModuleType:
+    """Import a file of a benchmark. Raises UserError with the nearest name."""
     if benchmark not in benchmarks():
         raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, benchmarks()))
-    return importlib.import_module(f"{benchmark}.benchmark")
+    return importlib.import_module(f"{benchmark}.{part}")
+
+
+def config_class(benchmark: str) -> Any:
+    """Return the class of a benchmark's configurations, without importing torch."""
+    return benchmark_module(benchmark, "config").Config
 
 
 def mlperf_name(benchmark: str) -> str:

@@ -17,8 +17,7 @@ from common.training.method import Batch
 from common.training.ranks import RankInfo
 from common.training.step import DTYPES
 from image_classification.augmentation import build_transform
-from image_classification.config import Config as Config
-from image_classification.config import ImageDataConfig
+from image_classification.config import Config, ImageDataConfig
 from image_classification.data.dali import dali_batches, import_dali
 from image_classification.data.images import Images, open_images
 from image_classification.data.loader import (

@@ -34,8 +34,8 @@ from common.data import manifest as manifests
 from common.data import preparation
 from common.data import status as states
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.repository import ROOT
-from common.training.load import load_config
+from common.repository import WORKSPACE
+from common.training.load import read_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.part:
         return fetch(args) if args.part == "fetch" else show_status(args)
-    config = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set).config
+    config, _, _ = read_config(args.benchmark, args.configuration, size=args.size, settings=args.set)
     if args.action == "prepare":
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
+    directory = WORKSPACE / config.data.directory  # type: ignore[attr-defined]
     explain = partial(preparation.changed_records, args.benchmark)
     problems = preparation.verify(directory, config, hint=config.prepared_hint, explain=explain)
     for problem in problems:
@@ -104,7 +104,7 @@ def show_status(args: argparse.Namespace) -> int:
 def prepare(config: configs.RunConfig, source: str | None = None) -> int:
     """Prepare the data unless they are there and whole. Raises UserError where no source is taken."""
     name: str = config.data.directory  # type: ignore[attr-defined]
-    directory = ROOT / name
+    directory = WORKSPACE / name
     if preparation.is_intact(directory, config):
         print(f"{config.benchmark}: {repository.relative_path(directory)} is prepared and intact")
         return EXIT_OK

@@ -9,12 +9,14 @@ defaults. A value ends at the next plus: write 100 for 1e+2, or use --set.
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common.config.merge import mapping, merge, merge_files, read_path
+from common.config.schema import RunConfig
 from common.errors import UserError, nearest
-from common.repository import available_methods, configurations
+from common.repository import available_methods, benchmarks, configurations
 
 METHODS = "methods"
 CHANGE = re.compile(
@@ -107,3 +109,16 @@ def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any
             method: sized.get(method) or full[method] for method in full if full[method] is not False
         }
     return methods
+
+
+def find_methods(config: RunConfig, origins: Mapping[tuple[str, ...], str]) -> dict[str, str]:
+    """Map each method of a configuration to its module. Raises UserError for a name that is none."""
+    modules = available_methods(config.benchmark)
+    for name in config.methods:
+        where = f"{origins.get((METHODS, name), config.configuration)}: {METHODS}.{name}"
+        homes = [other for other in benchmarks() if name in available_methods(other)]
+        if name not in modules and homes:
+            raise UserError(f"belongs to {homes[0]}", where=where)
+        if name not in modules:
+            raise UserError("no such method", where=where, hint=nearest(name, modules))
+    return {name: modules[name] for name in config.methods}

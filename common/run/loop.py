@@ -23,7 +23,7 @@ from common.data.preparation import data_fingerprint
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.files import write_whole
 from common.machine.system import version_of
-from common.repository import ROOT, benchmark_module
+from common.repository import WORKSPACE, benchmark_module, config_class
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
@@ -270,8 +270,8 @@ def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
     When the run fails, the launcher closes the log and states the reason.
     """
     module = benchmark_module(spec.config["benchmark"])
-    config = module.Config.model_validate(spec.config)
-    result = ROOT / spec.result if rank_info.rank == 0 else Path(os.devnull)
+    config = config_class(spec.config["benchmark"]).model_validate(spec.config)
+    result = WORKSPACE / spec.result if rank_info.rank == 0 else Path(os.devnull)
     log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
     benchmark = module.Benchmark(config, seed=spec.seed, rank_info=rank_info)
     run = TrainingRun(spec, config, benchmark, log, slot)
@@ -320,7 +320,7 @@ def save(run: TrainingRun, step: int) -> None:
     tensors, states = capture(run)
     if run.rank_info.rank:
         return
-    result = ROOT / run.spec.result
+    result = WORKSPACE / run.spec.result
     facts = Facts(
         step=step,
         seed=run.spec.seed,

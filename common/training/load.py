@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
-from common.config.names import split_name
+from common.config.names import find_methods, split_name
 from common.config.schema import Loaded, RunConfig
 from common.config.validation import validate
 from common.errors import UserError, nearest
 from common.evidence.recipes import all_differences, flat
-from common.repository import benchmark_module, configurations
+from common.repository import config_class, configurations
 
 MAX_EVALUATIONS = 10**6  # a plan lists them all
 
@@ -21,7 +21,29 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     """
     from common.training.registry import build_methods  # torch, which a command's --help does without
 
-    module = benchmark_module(benchmark)
+    config, origins, source = read_config(benchmark, configuration, size=size, settings=settings)
+    methods = build_methods(config, origins)
+    changes = []
+    for method in methods:
+        before, config = config, method.configure(config)
+        changes += [
+            f"{method.name}: {change.key}: {change.before} -> {change.after}"
+            for change in all_differences(flat(before.model_dump()), flat(config.model_dump()))
+        ]
+    config.check_origins(origins)
+    check_plan(config, origins)
+    return Loaded(config=config, origins=origins, changes=changes, source=source)
+
+
+def read_config(
+    benchmark: str, configuration: str, *, size: str, settings: list[str]
+) -> tuple[RunConfig, dict[tuple[str, ...], str], str]:
+    """Merge and check a configuration as it is written, for what none of its methods changes: its data.
+
+    It needs no torch. Returns also the place of each key, and the name or the path of the file. Raises
+    UserError as `load_config` does.
+    """
+    kind = config_class(benchmark)
     source, changes_of_name = split_name(benchmark, configuration, size=size)
     configuration, document = source, None
     if source.endswith(".yaml"):
@@ -41,18 +63,9 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     switched = mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= fixed
-    config = validate(module.Config, values, origins)
-    methods = build_methods(config, origins)
-    changes = []
-    for method in methods:
-        before, config = config, method.configure(config)
-        changes += [
-            f"{method.name}: {change.key}: {change.before} -> {change.after}"
-            for change in all_differences(flat(before.model_dump()), flat(config.model_dump()))
-        ]
-    config.check_origins(origins)
-    check_plan(config, origins)
-    return Loaded(config=config, origins=origins, changes=changes, source=source)
+    config = validate(kind, values, origins)
+    find_methods(config, origins)
+    return config, origins, source
 
 
 def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:

@@ -2,10 +2,10 @@
 
 import importlib
 
+from common.config.names import find_methods
 from common.config.schema import RunConfig
 from common.config.validation import validate
-from common.errors import UserError, nearest
-from common.repository import available_methods, benchmarks
+from common.errors import UserError
 from common.training.method import Method
 
 
@@ -16,18 +16,11 @@ def kind_of(name: str, module: str) -> type[Method]:
 
 def build_methods(config: RunConfig, origins: dict[tuple[str, ...], str] | None = None) -> list[Method]:
     """Build the methods of a configuration in their order, settings checked."""
-    modules = available_methods(config.benchmark)
+    modules = find_methods(config, origins or {})
     methods = []
     for name, values in config.methods.items():
-        path = ("methods", name)
-        if name not in modules:
-            where = f"{(origins or {}).get(path, config.configuration)}: methods.{name}"
-            homes = [other for other in benchmarks() if name in available_methods(other)]
-            if homes:
-                raise UserError(f"belongs to {homes[0]}", where=where)
-            raise UserError("no such method", where=where, hint=nearest(name, modules))
         kind = kind_of(name, modules[name])
-        method = kind(name, validate(kind.Config, values, origins or {}, path))
+        method = kind(name, validate(kind.Config, values, origins or {}, ("methods", name)))
         method.config = config
         methods.append(method)
     return methods

@@ -11,7 +11,8 @@ from common import yaml_file
 from common.repository import ROOT
 from common.training.load import load_config
 from common.training.optim import build_optimizer, build_schedule
-from language_bert.benchmark import LENGTH_DEVIATION, Benchmark
+from language_bert.benchmark import Benchmark
+from language_bert.config import LENGTH_DEVIATION
 from language_bert.data.batches import shift_lengths, typical_lengths
 from language_bert.data.wikipedia import OFFICIAL_EVALUATION
 from language_bert.model import bert_config, build_bert

@@ -18,7 +18,7 @@ from common.config.validation import validate
 from common.errors import UserError
 from common.evidence.recipes import flat
 from common.machine.system import machine_id
-from common.repository import MAX_NAME, benchmark_module, shorten_name
+from common.repository import MAX_NAME, config_class, shorten_name
 from common.training.load import load_config
 
 State = frozenset[str]
@@ -192,7 +192,7 @@ def merged(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
     switched = mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= {"benchmark": benchmark, "configuration": "", "size": size}
-    config = validate(benchmark_module(benchmark).Config, values, origins)
+    config = validate(config_class(benchmark), values, origins)
     keys = config.model_dump()
     methods = {f"{METHODS}{name}": settings for name, settings in keys.pop("methods").items()}
     return flat(keys) | methods

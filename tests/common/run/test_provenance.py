@@ -6,10 +6,10 @@ from importlib import metadata
 import pytest
 import torch
 
+from common.config import names
 from common.measure.device_run import build
 from common.run.loop import log_head
 from common.run.mllog import RunLog
-from common.training import registry
 from common.training.load import load_config
 from common.training.optim import DecoupledSGD, optimizer_name
 from tests.runs import records
@@ -50,8 +50,8 @@ def lion(tmp_path, monkeypatch):
     path.parent.mkdir()
     path.write_text(LION)
     monkeypatch.syspath_prepend(path.parent)
-    available = registry.available_methods
-    monkeypatch.setattr(registry, "available_methods", lambda name: available(name) | {"lion": "lion"})
+    available = names.available_methods
+    monkeypatch.setattr(names, "available_methods", lambda name: available(name) | {"lion": "lion"})
     return path
 
 
