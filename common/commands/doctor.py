@@ -15,11 +15,14 @@ examples:
 import argparse
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from common.arguments import add_benchmarks, add_json, add_nproc, add_results, add_settings, add_size
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.machine.line import FAULT, WARNING
+from common.machine import preflight, torch_build
+from common.machine.line import FAULT, WARNING, Line
+from common.repository import IS_INSTALLED
 from common.training.load import load_config
 
 
@@ -40,8 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print each line when it is known; the exit code is 1 after a fault."""
+    """Check, or store bands; the exit code is 1 after a fault. Without torch the cheap checks are made."""
     started = time.monotonic()
+    if not torch_build.has_torch():
+        return show(preflight.cheap_checks(args.size, args.results.resolve(), 0), args.json, started)
     from common.doctor import checks, first_steps
 
     configs = {  # by benchmark and name: those that have a band
@@ -52,19 +57,26 @@ def main(args: argparse.Namespace) -> int:
         for benchmark in args.benchmarks
     }
     if args.store_bands is not None:
+        if IS_INSTALLED:
+            raise UserError("bands are part of the code", where="--store-bands", hint="store them in a clone")
         if args.store_bands < first_steps.FEWEST_SEEDS or args.size != "mini":
             raise UserError(f"--store-bands takes {first_steps.FEWEST_SEEDS} seeds or more, and --size mini")
         for benchmark, named in configs.items():
             print(f"-> {first_steps.store(benchmark, named, args.store_bands)}")
         return EXIT_OK
-    lines = []
     options = {"size": args.size, "num_ranks": args.nproc, "is_quick": args.quick}
-    for line in checks.check_machine(configs, args.results.resolve(), **options):
+    return show(checks.check_machine(configs, args.results.resolve(), **options), args.json, started)
+
+
+def show(checked: Iterable[Line], as_json: bool, started: float) -> int:
+    """Print each line when it is known; `started` is on the monotonic clock, in seconds."""
+    lines = []
+    for line in checked:
         lines.append(asdict(line) | {"after_s": round(time.monotonic() - started, 1)})
-        if not args.json:
+        if not as_json:
             print(f"{line.state:8} {line}", flush=True)
     faults, warnings = (sum(line["state"] == state for line in lines) for state in (FAULT, WARNING))
-    if args.json:
+    if as_json:
         print(json.dumps({"lines": lines, "faults": faults, "warnings": warnings}, indent=1))
     else:
         seconds = time.monotonic() - started

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from common.machine import hardware
+from common.machine import hardware, torch_build
 from common.machine.hardware import ask_nvml
 from common.machine.line import Line, fault, judge, ok, warning
 
@@ -73,11 +73,14 @@ def check_presence(size: str, environment: Mapping[str, str] = os.environ) -> Li
         return fault(check, "none, but size full is asked for", advice, there=0)
     if there == 0:
         return ok(check, "none: a processor trains", there=0)
-    import torch
+    reached = there
+    if torch_build.has_torch():
+        import torch
 
-    if (reached := torch.cuda.device_count()) < there:
+        reached = torch.cuda.device_count()
+    if reached < there:
         text, is_fault = f"{there} there, torch reaches {reached}", size == "full"  # a CPU trains the other
-        advice = "install a torch for this driver's CUDA, or a newer driver"
+        advice = f"{torch_build.install_line(torch_build.driver_cuda())}, or install a newer driver"
         return judge(check, text, advice, is_fault=is_fault, is_warning=True, there=there)
     return ok(check, f"{there} x {hardware.gpu_names()[0]}", there=there)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from common.evidence.disturbance import SPARE
 from common.files import existing_folder
-from common.machine import hardware
+from common.machine import hardware, torch_build
 from common.machine import load as machine_load
 from common.machine.line import Line, fault, judge, ok
 from common.machine.load import Meter
@@ -34,22 +34,25 @@ READ_BYTES, CHUNK_BYTES, MOST_FILES = 256 * MIB, 4 * MIB, 1000
 
 
 def versions() -> Line:
-    """Check Python, torch, its CUDA and NCCL, and the driver; and that torch reaches the GPUs."""
+    """Check Python, torch, its CUDA and NCCL, and the driver; advise what to install for it."""
     check, texts = "versions", [f"python {platform.python_version()}"]
     if sys.version_info < OLDEST_PYTHON:
         return fault(check, texts[0], "install Python 3.11 or newer")
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return fault(check, f"{texts[0]}, no torch", "pip install 'time-to-train[train]', or ./run_all.sh")
+    texts += [f"{name} {number}" for name, number in hardware.driver().items()]
+    cuda = torch_build.driver_cuda()
+    if not torch_build.has_torch():
+        return fault(check, f"{', '.join(texts)}, no torch", torch_build.install_line(cuda))
     import torch
 
-    texts += [f"torch {version}", f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA in torch"]
-    texts += [f"{name} {number}" for name, number in hardware.driver().items()]
+    version, build = metadata.version("torch"), torch.version.cuda
+    texts[1:1] = [f"torch {version}", f"CUDA {build}" if build else "no CUDA in torch"]
     if torch.cuda.is_available() and torch.distributed.is_nccl_available():
         texts.append(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")  # type: ignore[no-untyped-call]
     is_old = tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH
-    return judge(check, ", ".join(texts), "pip install --upgrade 'torch>=2.11'", is_fault=is_old)
+    is_other = not torch_build.is_for_driver(build, cuda)
+    texts += [f"torch for CUDA {build} needs a newer driver" if build else "torch for CPUs alone"] * is_other
+    advice = torch_build.install_line(cuda)
+    return judge(check, ", ".join(texts), advice, is_fault=is_old, is_warning=is_other)
 
 
 def processors(meter: Meter) -> Line:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.machine import gpus, host
+from common.machine import gpus, host, torch_build
 from common.machine.line import FAULT, OK, Line
 from common.machine.load import Meter
-from common.repository import ROOT
+from common.repository import WORKSPACE
 
 
 def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool = False) -> Iterator[Line]:
@@ -23,12 +23,12 @@ def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool
     yield host.shared_memory(size, is_needed=has_workers)
     yield host.open_files(num_shards)
     yield host.processors(meter)
-    if not gpus.visible_gpus():
+    if not gpus.visible_gpus() and torch_build.has_torch():
         yield host.core_speed()
 
 
 def num_shards(config: RunConfig) -> int:
-    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
+    directory = WORKSPACE / config.data.directory  # type: ignore[attr-defined]
     return sum(1 for _ in directory.glob("*.shard"))
 
 

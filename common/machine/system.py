@@ -18,11 +18,13 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
 from common.machine import hardware
-from common.repository import FOLDER, NAME, ROOT
+from common.repository import FOLDER, IS_INSTALLED, NAME, WORKSPACE
 
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
 NONE = "none"
-LOCAL = ROOT / ".machine"  # what only this machine knows; ignored by git
+STATE_HOME = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
+# What only this machine knows; git ignores it.
+LOCAL = STATE_HOME / "time-to-train" if IS_INSTALLED else WORKSPACE / ".machine"
 MACHINE_ID = Path("/etc/machine-id")
 PROCESSOR_LENGTH, DIGEST_LENGTH = 25, 6  # characters in a name
 
@@ -64,7 +66,7 @@ def random_number() -> str:
     path = LOCAL / "random"
     try:
         if not path.exists():
-            LOCAL.mkdir(exist_ok=True)
+            LOCAL.mkdir(parents=True, exist_ok=True)
             draft = LOCAL / f".random.{secrets.token_hex(8)}"
             draft.write_text(f"{secrets.token_hex(16)}\n")
             try:
@@ -139,7 +141,7 @@ def collect_description(name: str) -> dict[str, str]:
     """Describe this machine under a name; a field that cannot be collected says why."""
     software = versions() | hardware.driver()
     torch = software.get("torch")
-    known = hardware.host(ROOT) | hardware.accelerators()
+    known = hardware.host(WORKSPACE) | hardware.accelerators()
     known |= {
         "submitter": hardware.PERSON,
         "division": "open",

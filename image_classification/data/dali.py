@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.machine import torch_build
 from image_classification.data.ahead import prefetch
 from image_classification.data.images import Images, decode
 from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
@@ -165,4 +166,5 @@ def import_dali() -> ModuleType:
             import_module(module)
         return import_module("nvidia.dali")
     except ImportError as error:
-        raise UserError("NVIDIA DALI is not installed", hint="pip install nvidia-dali-cuda130") from error
+        hint = f"pip install {torch_build.dali_package(torch.version.cuda)}"
+        raise UserError("NVIDIA DALI is not installed", hint=hint) from error

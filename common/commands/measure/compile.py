@@ -13,7 +13,6 @@ examples:
 """
 
 import argparse
-import importlib.util
 import json
 
 from common.arguments import (
@@ -63,8 +62,6 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("which benchmark?", hint=f"ttt inspect compile BENCHMARK, one of {list_benchmarks()}")
     if args.architecture is None:
         raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
-    if importlib.util.find_spec("torch") is None:
-        raise UserError("PyTorch is not installed", hint="pip install -e .[train]")
     benchmark_module(args.benchmark)  # answers an unknown name
     from common.measure.without_gpu import report
     from common.measure.without_gpu.pretend import find_gpu
