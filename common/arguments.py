@@ -133,9 +133,9 @@ def add_systems(parser: argparse.ArgumentParser) -> None:
 
 def repository_path(name: str) -> Path:
     """Return a path in the repository, as it is reached from the working folder."""
-    from common.repository import ROOT
+    from common.repository import WORKSPACE
 
-    return Path(os.path.relpath(ROOT / name))
+    return Path(os.path.relpath(WORKSPACE / name))
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:

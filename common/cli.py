@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
+from common import repository
 from common.arguments import benchmark_names, spread_settings
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.processes import handle_ending_signals, tolerate_lost_output
@@ -239,7 +239,8 @@ def dispatch(arguments: list[str]) -> int:
         print(overview())
         return 0
     if arguments[0] == "--version":
-        print(f"ttt {importlib.metadata.version('time-to-train')}")
+        state = repository.code_state()
+        print(f"ttt {repository.version()}, commit {state.commit}, code {state.digest}")
         return 0
     verb, *words = arguments
     if verb in OLD_NAMES:
@@ -344,7 +345,10 @@ def answer(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except Exception:
+    except Exception as error:
+        if missing := repository.explain_missing(error):
+            print(f"error: {one_line(missing)}", file=sys.stderr)
+            return EXIT_USAGE
         traceback.print_exc()
         print("error: internal fault; the lines above belong in a bug report", file=sys.stderr)
         return EXIT_INTERNAL

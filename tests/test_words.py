@@ -16,6 +16,7 @@ from tests.command import one_line, run, ttt_here
 
 MINI = ("--size", "mini")
 FORMS = [(verb, part) for verb in COMMANDS for part in ("", *PARTS.get(verb, ()))]
+VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), code [0-9a-f]{12}\n"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_a_log_of_another_name_is_read(tmp_path):
 
 def test_the_version_is_named_and_the_overview_lists_every_command():
     done = ttt_here("--version")
-    assert done.returncode == 0 and re.fullmatch(r"ttt [0-9]+\.[0-9]+\S*\n", done.stdout)
+    assert done.returncode == 0 and re.fullmatch(VERSION, done.stdout)
     overview = ttt_here("--help").stdout
     assert "exit codes" in overview and all(f"\n  {verb} " in overview for verb in COMMANDS)
     headings = re.findall(r"^(\w+):$", overview, re.MULTILINE)

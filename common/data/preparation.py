@@ -13,7 +13,7 @@ from common.config.schema import Loaded, RunConfig
 from common.data import manifest, shards
 from common.errors import UserError
 from common.files import locked
-from common.repository import ROOT
+from common.repository import WORKSPACE, without_folders
 
 PRINT_EVERY_S = 10.0
 GIB = 2**30
@@ -75,7 +75,7 @@ def fingerprint_of(directory: Path, *, hint: str = "") -> str:
 
 def data_fingerprint(config: RunConfig) -> str:
     """Read the fingerprint of a configuration's prepared data in its manifest."""
-    directory = ROOT / config.data.directory  # type: ignore[attr-defined]
+    directory = WORKSPACE / config.data.directory  # type: ignore[attr-defined]
     return fingerprint_of(directory, hint=config.prepared_hint)
 
 
@@ -178,7 +178,9 @@ def check_data(loaded: Loaded) -> None:
     """
     config = loaded.config
     directory = config.data.directory  # type: ignore[attr-defined]
-    problems = verify(ROOT / directory, config, hint=config.prepared_hint, has_content=config.size == "mini")
+    problems = verify(
+        WORKSPACE / directory, config, hint=config.prepared_hint, has_content=config.size == "mini"
+    )
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(problems[0].replace(f"{ROOT}/", "") + more, hint=config.prepared_hint)
+        raise UserError(without_folders(problems[0]) + more, hint=config.prepared_hint)

@@ -23,7 +23,7 @@ from common.data.fetch import PART
 from common.errors import UserError
 from common.evidence.recipes import flat
 from common.files import write_text
-from common.repository import ROOT, SIZES, configurations, relative_path, relative_paths_in
+from common.repository import SIZES, WORKSPACE, configurations, relative_path, relative_paths_in
 
 MISSING, DAMAGED, PREPARED, VERIFIED = "missing", "damaged", "prepared", "verified"
 
@@ -114,7 +114,7 @@ def read_report(benchmarks: Sequence[str], *, source: Path | None = None) -> Rep
 
 def source_directory(benchmark: str) -> Path:
     """Return the folder to which `ttt data fetch` downloads by default."""
-    return ROOT / "data" / benchmark / "source"
+    return WORKSPACE / "data" / benchmark / "source"
 
 
 def read_source(benchmark: str, directory: Path) -> SourceState:
@@ -136,9 +136,9 @@ def read_states(benchmark: str, size: str, source: SourceState) -> Iterator[Data
             benchmark=benchmark,
             size=size,
             configurations=names,
-            directory=relative_path(ROOT / directory),
+            directory=relative_path(WORKSPACE / directory),
         )
-        complete_state(state, ROOT / directory, keys[names[0]])
+        complete_state(state, WORKSPACE / directory, keys[names[0]])
         state.next = next_command(state, directory, source)
         yield state
 

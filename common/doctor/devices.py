@@ -13,7 +13,7 @@ from common.machine import gpus
 from common.machine.line import Line, fault, judge, ok, warning
 from common.machine.record import judge_speed
 from common.processes import Processes
-from common.repository import ROOT
+from common.repository import MODULE, WORKSPACE
 from common.run.supervision import rank_environments
 
 TIMEOUT_S = 90
@@ -46,10 +46,12 @@ def check_devices(num_ranks: int) -> list[Line]:
 def run_probes(num_ranks: int, output: Path) -> str | None:
     """Run a probe as each rank, which write `output`; returns why one of them failed."""
     environments = [ALONE] if num_ranks == 1 else rank_environments(num_ranks, str(output.parent))
-    arguments = ["-m", "common.doctor.probe", str(output)]
+    arguments = [*MODULE, "common.doctor.probe", str(output)]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
-        Processes(arguments, environments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors) as processes,
+        Processes(
+            arguments, environments, cwd=WORKSPACE, stdout=subprocess.DEVNULL, stderr=errors
+        ) as processes,
     ):
         end = processes.wait(TIMEOUT_S)
         if end is None:

@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.evidence import intervals
 from common.evidence.log import read_log
 from common.machine.load import affinity, look
-from common.repository import ROOT
+from common.repository import MODULE, WORKSPACE
 
 SPIN = "while True: pass"
 FOLLOW = """
@@ -74,8 +74,8 @@ def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: f
         paths = ["--results", str(results), "--systems", str(Path(folder, "systems"))]
         with busy_process(moment, results), errors.open("w") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", *command, *paths],
-                cwd=ROOT,
+                [sys.executable, *MODULE, "common.cli", *command, *paths],
+                cwd=WORKSPACE,
                 env=inherited | policy,
                 stdout=subprocess.DEVNULL,
                 stderr=stream,

@@ -26,7 +26,7 @@ from common.files import create_next, explain_os_error, make_folder
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
-from common.repository import ROOT, mlperf_name
+from common.repository import MODULE, WORKSPACE, mlperf_name, without_folders
 from common.run import mllog
 from common.run.heartbeat import Heartbeat
 from common.run.set_folder import choose_folder, num_threads
@@ -221,7 +221,7 @@ def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
         "--- configuration",
         *(f"  {line}" for line in to_yaml(config).splitlines()),
     ]
-    text = "".join(f"# {line}\n" for line in lines).replace(f"{ROOT}/", "").replace(mllog.TOKEN, "")
+    text = without_folders("".join(f"# {line}\n" for line in lines)).replace(mllog.TOKEN, "")
     return text.encode("ascii", "backslashreplace").decode()
 
 
@@ -260,7 +260,7 @@ def run_once(
             "config": run_set.loaded.config.model_dump(),
             "seed": run_set.seeds[number],
             "system": run_set.system,
-            "result": os.path.relpath(path, ROOT) if path.is_relative_to(ROOT) else str(path),
+            "result": os.path.relpath(path, WORKSPACE) if path.is_relative_to(WORKSPACE) else str(path),
             "label": label,
             "expected_s": expected,
             "drops_caches": run_set.drops_caches,
@@ -290,7 +290,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
         temporary = temporary_environment(folder)
         environments = [environment | temporary for environment in rank_environments(num_ranks, folder)]
         watchdog = Watchdog(heartbeat, local_ranks, hung_after_s)
-        number, code = supervise(["-m", "common.run.worker", heartbeat.path], environments, watchdog)
+        number, code = supervise([*MODULE, "common.run.worker", heartbeat.path], environments, watchdog)
     if code == EXIT_INTERRUPTED:
         return code, heartbeat.interruption()
     if code < 0:

@@ -36,7 +36,7 @@ from common.evidence.recipes import (
 )
 from common.machine import hardware, system
 from common.machine.load import may_choose_threads, physical_cores, threads_of_rank
-from common.repository import DIGEST_LENGTH, MAX_NAME, ROOT
+from common.repository import DIGEST_LENGTH, MAX_NAME
 from common.training import ranks
 from common.training.load import load_config
 
@@ -117,7 +117,7 @@ def is_asked(loaded: Loaded, key: str) -> bool:
 
 def of_values(config: RunConfig) -> Recipe:
     """Return the recipe in a configuration as the head of a log states it."""
-    return of_configuration(yaml_file.parse_head([to_yaml(config).replace(f"{ROOT}/", "")]) or {})
+    return of_configuration(yaml_file.parse_head([repository.without_folders(to_yaml(config))]) or {})
 
 
 def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:

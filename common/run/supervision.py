@@ -22,7 +22,7 @@ from common.processes import (
     process_status,
     raise_interrupt,
 )
-from common.repository import ROOT
+from common.repository import WORKSPACE
 from common.run.heartbeat import COUNT, POSITION, Heartbeat
 from common.training.ranks import STORE
 
@@ -86,7 +86,7 @@ def supervise(
     with handle_ending_signals(raise_interrupt):
         try:
             with delay_signals():  # a start is whole or has not begun
-                processes = Processes(arguments, environments, cwd=ROOT)
+                processes = Processes(arguments, environments, cwd=WORKSPACE)
             if watchdog:
                 watchdog.start(processes)
             ended = processes.wait()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError, name_error
 from common.processes import ignore_ending_signals, raise_interrupt, tolerate_lost_output
-from common.repository import ROOT
+from common.repository import WORKSPACE
 from common.run import mllog
 from common.run.heartbeat import Heartbeat, Slot
 from common.run.loop import Spec, timed_run
@@ -65,7 +65,7 @@ def tidy_up(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
     """Close the log and remove temporary files of an interrupted run whose launcher is gone."""
     if not heartbeat.is_shutting_down:
         if rank_info.rank == 0:
-            mllog.abort(ROOT / heartbeat.orders["result"], reason=heartbeat.interruption())
+            mllog.abort(WORKSPACE / heartbeat.orders["result"], reason=heartbeat.interruption())
         if TEMPORARY in os.environ:
             shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
 

@@ -27,7 +27,7 @@ from common.evidence.text import make_table, open_console
 from common.machine import system
 from common.machine.preflight import preflight
 from common.processes import output_to_stderr
-from common.repository import FOLDER, NAME, ROOT, build_probes, mlperf_name
+from common.repository import FOLDER, NAME, WORKSPACE, build_probes, mlperf_name
 from common.run import launch, run_sets
 from common.run.launch import RunSet
 from common.study.predict.sources import max_samples, newest_bench
@@ -59,7 +59,7 @@ class Study:
     num_seeds: int = 3
     first_seed: int = 1
     num_evaluations: int = 6  # of a run
-    results: Path = ROOT / "results"
+    results: Path = WORKSPACE / "results"
 
     @property
     def folder(self) -> Path:

@@ -21,7 +21,7 @@ from common.config.merge import merge_files
 from common.config.schema import Strict
 from common.errors import UserError, nearest
 from common.evidence.paths import STUDY
-from common.repository import ROOT, available_methods, benchmarks, configurations
+from common.repository import ROOT, WORKSPACE, available_methods, benchmarks, configurations
 
 SECTIONS = (
     "What",
@@ -55,7 +55,7 @@ PLACES = (  # where a line of `Use` stands in a plain loop, in this order
     "Before each step",  # between backward and step
     "After each step",
 )
-MEASURED = ROOT / "results" / STUDY / "methods"
+MEASURED = WORKSPACE / "results" / STUDY / "methods"
 USUAL = {"F": "torch.nn", "v2": "torchvision.transforms"}  # names that a person has imported anyway
 LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 HEADING = re.compile(rf"^({'|'.join(SECTIONS)})\.(?: |$)", re.MULTILINE)

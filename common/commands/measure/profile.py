@@ -45,6 +45,7 @@ from common.errors import EXIT_OK, UserError
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
+from common.repository import MODULE
 from common.run import launch
 from common.run.supervision import rank_environments, supervise
 from common.training import ranks
@@ -79,7 +80,9 @@ def main(args: argparse.Namespace) -> int:
         launch.choose_ranks(loaded.config, args.nproc)
         check_data(loaded)
         with tempfile.TemporaryDirectory() as folder:
-            return supervise(["-m", "common.cli", *sys.argv[1:]], rank_environments(args.nproc, folder)).code
+            return supervise(
+                [*MODULE, "common.cli", *sys.argv[1:]], rank_environments(args.nproc, folder)
+            ).code
     figures = measure(args)
     if args.json and rank_info.rank == 0:
         print(json.dumps(figures))

@@ -27,7 +27,8 @@ from common.evidence.rules.systems import read_description
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.submission.material import Entry, implementation_readme, material
-from common.evidence.submission.snapshot import Item, code, logged_commit, resolve, tracked
+from common.evidence.submission.snapshot import Item, code, installed, logged_commit, resolve, tracked
+from common.repository import STATE
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system, implementation, configuration
 SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}")  # what its runs change stands in it, too
@@ -214,19 +215,23 @@ def add_system(package: Package, entries: Sequence[Entry], request: Request) -> 
 
 
 def add_code(package: Package, entries: Sequence[Entry], request: Request) -> None:
-    """Add the code that the run sets of one benchmark share, from git."""
-    lead = entries[0]
+    """Add the code that the run sets of one benchmark share: from git, or as it is installed."""
+    lead, logs = entries[0], [log for entry in entries for log in entry.run_set.logs]
     if len({entry.folder for entry in entries}) != 1:
         package.findings.append(f"{lead.run_set.folder}: the run sets name several benchmark folders")
         return
-    revision, why = request.revision, ""
-    if not revision:
-        revision, why = logged_commit([log for entry in entries for log in entry.run_set.logs])
+    is_installed = (request.repository / STATE).is_file()
+    if request.revision and is_installed:
+        raise UserError("only a clone holds other code than the installed", where="--commit")
+    commit, why = (request.revision, "") if request.revision else logged_commit(logs)
+    if is_installed and not why:
+        files, why = installed(request.repository, logs)
+    elif not why:
+        commit = resolve(request.repository, commit)
+        files = tracked(request.repository, commit)
     if why:
         package.findings.append(f"{lead.run_set.folder}: {why}")
         return
-    commit = resolve(request.repository, revision)
-    files = tracked(request.repository, commit)
     if f"{lead.folder}/benchmark.py" not in files:
         package.findings.append(f"{lead.run_set.folder}: commit {commit[:12]} holds no {lead.folder}")
         return

@@ -11,10 +11,11 @@ from pathlib import Path
 from common.errors import UserError
 from common.evidence.log import Log
 from common.evidence.records import printable
+from common.repository import BESIDE, BUILT, code_state, read_built
 
-ALWAYS = ("common/", "LICENSE", "pyproject.toml", "run_all.sh", ".ci/constraints.txt", ".ci/setup.sh")
+ALWAYS = ("common/", *BESIDE)
 HIDDEN = (r"^\.ci/", "ci/")  # the official repository checker fails on names that begin with a dot
-COMMIT = re.compile(r"([0-9a-f]{7,64}) \((clean|modified)\)")
+COMMIT = re.compile(r"([0-9a-f]{7,64}) \((clean|modified)\)(?:, installed as version \S+)?")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/~^-]{0,99}")
 
 
@@ -79,6 +80,17 @@ def tracked(repository: Path, commit: str) -> dict[str, tarfile.TarInfo | bytes]
             if not member.isdir():
                 contents[member.name] = member if stream is None else stream.read()
     return contents
+
+
+def installed(root: Path, logs: Iterable[Log]) -> tuple[dict[str, tarfile.TarInfo | bytes], str]:
+    """Return the files of an installed wheel as its clone has them; none for runs of other code, and why."""
+    here, logged = code_state(root).digest, sorted({log.header("code") for log in logs})
+    if logged != [here]:
+        what = f"the runs are of code {', '.join(logged) or 'unknown'}, and {here} is installed"
+        return {}, f"{what}; package them in a clone"
+    files = {name: root / name for name in read_built(root)["files"]}
+    files |= {name: root / BUILT / "repository" / name for name in BESIDE}
+    return {name: path.read_bytes() for name, path in files.items()}, ""
 
 
 def code(

@@ -28,7 +28,7 @@ from common.measure.without_gpu.kernels import (
     OPTIMIZER,
     SCALED_PRODUCT,
 )
-from common.repository import ROOT
+from common.repository import COMMITTED, FIGURES
 
 FORMULA = (
     "step = sum over library calls of max(bytes / bandwidth, FLOPs / rate) + other bytes / bandwidth",
@@ -76,13 +76,13 @@ def load_rates() -> Mapping[str, Any]:
 @cache
 def load_counts(name: str) -> Mapping[str, Any]:
     """Return the figures of a compiled configuration that results/compiled/ holds. Raises UserError."""
-    path = ROOT / "results/compiled" / name
+    path = COMMITTED / FIGURES / name
     try:
         figures: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         hint = "git restore it, or make it again: ttt inspect compile --help"
         raise UserError(
-            "no figures of `ttt inspect compile`", where=str(path.relative_to(ROOT)), hint=hint
+            "no figures of `ttt inspect compile`", where=str(path.relative_to(COMMITTED)), hint=hint
         ) from error
     return figures
 
@@ -187,7 +187,7 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
     for device, sheet in load_rates()["devices"].items():
         if sheet["name"] != hardware.partition("x")[2]:
             continue
-        folder = ROOT / "results/compiled" / sheet["architecture"]
+        folder = COMMITTED / FIGURES / sheet["architecture"]
         for path in sorted(folder.glob(f"{benchmark}-*.json")):
             figures = load_counts(f"{sheet['architecture']}/{path.name}")
             is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")

@@ -12,7 +12,7 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.files import save_text
 from common.machine import system
-from common.repository import ROOT, mlperf_name, relative_path
+from common.repository import MODULE, WORKSPACE, mlperf_name, relative_path
 from common.run import launch
 from common.run.set_folder import find_changes, name_variant
 from common.training import ranks
@@ -79,7 +79,9 @@ def choose_file(args: argparse.Namespace, loaded: Loaded) -> Path:
     for name in ("seed", "nproc"):
         if (value := getattr(args, name)) is not None:
             command += [f"--{name}", str(value)]
-    code = subprocess.run([sys.executable, "-m", "common.cli", *command], cwd=ROOT, check=False).returncode
+    code = subprocess.run(
+        [sys.executable, *MODULE, "common.cli", *command], cwd=WORKSPACE, check=False
+    ).returncode
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if code != EXIT_OK:

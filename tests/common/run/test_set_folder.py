@@ -288,6 +288,15 @@ print([module for module in sys.modules if module.startswith(rooms)])
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_a_copy_inside_of_another_repository_is_not_its_commit(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    commit(tmp_path)
+    for name in ("common", "language_bert", "image_classification"):
+        subprocess.run(["cp", "-r", ROOT / name, tmp_path / name], check=True)
+    state = repository.code_state(tmp_path)
+    assert state.commit == "unknown" and state.short == f"code={state.digest[:7]}"
+
+
 @pytest.mark.slow
 def test_the_tutorials_changed_run_leaves_the_plain_set_alone(tmp_path):
     settings = ("target: 0.01", "max_duration: 20ba", "evaluate_every: 20ba", "evaluate_from: 20ba")

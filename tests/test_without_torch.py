@@ -1,0 +1,123 @@
+"""On a laptop without torch every command works, or says in one line what to install."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib import metadata
+
+from common.cli import COMMANDS
+from common.repository import EXTRAS, ROOT, benchmarks
+from tests.command import one_line
+from tests.committed import committed_results, tracked
+from tests.verbs import run_all
+
+MINI = ("--size", "mini")
+SETS = ("reference-2cpu-mini-baseline", "reference-2cpu-mini-optimized")
+TORCH = ("torch", "torchvision", "triton")
+NEED_TORCH = [
+    ["run", "--all", *MINI, "--runs", "1"],
+    ["run", "bert", "baseline", *MINI],
+    ["bench", "bert", *MINI],
+    ["inspect", "startup", "bert", "baseline", *MINI],
+    ["inspect", "compile", "bert", "baseline", "--for", "sm_90"],
+    ["inspect", "profile", "bert", "baseline", *MINI],
+    ["estimate", "bert", "baseline", *MINI],
+    ["ablate", "bert", "optimized", *MINI, "--dry-run"],
+    ["compare", "bert", "baseline", "optimized", *MINI, "--dry-run"],
+    ["sweep", "bert", "baseline", "optimized", *MINI, "--dry-run"],
+    ["list", "methods", "--measure", "mini"],
+]
+
+
+def work_without_torch(folder):
+    """Return commands, with what they print."""
+    logs = [committed_results() / name for name in SETS]
+    described = ["--systems", ROOT / "systems"]
+    rehearsal = ["--submitter", "Example", "--rehearsal", "--commit", "HEAD", "--list", *described]
+    page = folder / "explore.html"
+    return [
+        (["--version"], "commit "),
+        (["check", *logs, "--no-official"], "0 errors"),
+        (["score", *logs], "optimized"),
+        (["reproduce", "--claims"], "MosaicML"),
+        (["report", *logs, "--no-official", "--out", folder / "report"], "index.html"),
+        (["export", "--to", "submission", *logs, *rehearsal], "nothing was written"),
+        (["doctor", "--describe"], '"system_name"'),
+        (["report", "--explore", *logs, "-o", page], f"wrote {page}"),
+        (["list"], "language_bert"),
+        (["list", "methods"], "unpad"),
+        (["list", "methods", "unpad"], "Source."),
+        (["data", "verify", "bert", *MINI], "intact"),
+        (["data", "status"], "language_bert"),
+        (["estimate", "--check-published"], "predicted too fast"),
+        (["estimate", "--score", "--results", committed_results()], "optimized"),
+        (["inspect", "compile", "--check-published"], "wrong by a factor"),
+    ]
+
+
+def test_what_reads_logs_data_and_figures_needs_no_extra(tmp_path):
+    expected = work_without_torch(tmp_path)
+    for done, (_, words) in zip(
+        run_all([words for words, _ in expected], hidden=EXTRAS["train"]), expected, strict=True
+    ):
+        assert done.returncode == 0 and words in done.stdout, (done.args, done.stdout, done.stderr)
+
+
+def test_every_other_command_names_the_extra_in_one_line():
+    for done in run_all(NEED_TORCH, hidden=TORCH):
+        line = one_line(done)
+        assert "torch is not installed" in line and "pip install -e '.[train]'" in line, done.args
+    both = [*NEED_TORCH, *(words for words, _ in work_without_torch(ROOT))]
+    assert set(COMMANDS) <= {words[0] for words in both}
+
+
+def test_data_are_prepared_and_verified_without_torch(tmp_path):
+    for benchmark in ("bert", "resnet"):
+        where = [benchmark, *MINI, "--set", f"data.directory={tmp_path / benchmark}"]
+        prepared, verified = run_all([["data", verb, *where] for verb in ("prepare", "verify")], hidden=TORCH)
+        assert prepared.returncode == 0, prepared.stderr
+        assert verified.returncode == 0 and "intact" in verified.stdout
+
+
+def test_the_doctor_checks_what_needs_no_torch_and_says_how_to_install_it():
+    (done,) = run_all([["doctor", *MINI]], hidden=TORCH)
+    faults = [line for line in done.stdout.splitlines() if line.startswith("fault")]
+    assert done.returncode == 1 and len(faults) == 1 and done.stderr == ""
+    assert "no torch; " in faults[0] and "pip install" in faults[0]
+    assert "room for results" in done.stdout
+
+
+def test_every_extra_that_advice_names_is_declared_and_no_index_is_asked_for_our_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {"train", "dali", "dali-cu12", "flash", "dev"}
+    assert set(EXTRAS) | extras <= set(project["optional-dependencies"])
+    names = {re.match(r"[\w-]+", entry)[0] for entry in project["optional-dependencies"]["train"]}
+    modules = {"scikit-learn": "sklearn", "google-crc32c": "google_crc32c"}
+    assert {modules.get(name, name) for name in names} == set(EXTRAS["train"])
+    asked = re.compile(r"pip3? install [^\n]*time[-_]to[-_]train")
+    texts = {path: path.read_text(errors="replace") for path in tracked() if path.suffix != ".svg"}
+    assert [path for path, text in texts.items() if asked.search(text)] == []
+
+
+def test_every_package_that_the_code_imports_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    entries = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    declared = {re.match(r"[\w-]+", entry)[0].lower() for entry in entries}
+    files = [path for package in ("common", *benchmarks()) for path in (ROOT / package).rglob("*.py")]
+    modules = {name for path in files for name in imported(ast.parse(path.read_text()))}
+    modules -= {"common", *benchmarks(), *sys.stdlib_module_names}
+    modules -= {"triton", "cycler"}  # which come with torch and matplotlib
+    modules -= {"nvidia", "flash_attn_interface"}  # of either DALI; built from source
+    packages = metadata.packages_distributions()
+    names = {module: packages.get(module, [module])[0].lower().replace("_", "-") for module in modules}
+    assert {module for module, name in names.items() if name not in declared} == set()
+    assert {"numpy", "PIL", "markupsafe", "yaml", "pynvml"} <= modules
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
