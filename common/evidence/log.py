@@ -179,6 +179,12 @@ class Log:
         return succeeded and bool(self.curve) and self.curve[-1].accuracy >= self.target
 
     @property
+    def came_to_its_end(self) -> bool:
+        """True if the run stopped by itself: after a fault or an interruption, run_stop has a reason."""
+        stop = self.last("run_stop")
+        return stop is not None and "reason" not in stop.metadata
+
+    @property
     def is_honest_miss(self) -> bool:
         """True when the run missed its target and claims no success: aborted, or without run_stop."""
         stop = self.last("run_stop")

@@ -95,7 +95,7 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     logs = {path: read_log(path) for path in sorted(run_set.directory.glob("result_*.txt"))}
     for path, log in logs.items():
         check_same_recipe(run_set, path, log)
-    num_ended = sum(map(came_to_its_end, logs.values()))
+    num_ended = sum(log.came_to_its_end for log in logs.values())
     num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
     seeds = launch.draw_seeds(run_set.num_runs - num_done, seed, used)
@@ -107,12 +107,6 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
         num_more=len(logs) - num_ended,
         first_index=max(indices, default=-1) + 1,
     )
-
-
-def came_to_its_end(log: Log) -> bool:
-    """True if a run stopped by itself: after a fault or an interruption, run_stop has a reason."""
-    stop = log.last("run_stop")
-    return stop is not None and "reason" not in stop.metadata
 
 
 def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:

@@ -248,7 +248,7 @@ def missing(run_set: RunSet) -> int:
 def finished_runs(directory: Path) -> tuple[Log, ...]:
     """Return the logs of a cell's folder that came to their end, by seed."""
     logs = [read_log(path) for path in sorted(directory.glob("result_*.txt"))]
-    ended = (log for log in logs if run_sets.came_to_its_end(log) and log.curve)
+    ended = (log for log in logs if log.came_to_its_end and log.curve)
     return tuple(sorted(ended, key=lambda log: str(log.value("seed")).zfill(10)))
 
 
