@@ -94,7 +94,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_out(parser: argparse.ArgumentParser, help: str, **options: Any) -> None:
     """Add the option that names the one file or folder that a verb makes; `options` are argparse's."""
-    parser.add_argument("-o", "--out", type=Path, help=help, **{"metavar": "FILE", **options})
+    parser.add_argument("-o", "--out", help=help, **{"type": Path, "metavar": "FILE", **options})
 
 
 def add_batch_sizes(parser: argparse.ArgumentParser, *, has_micro_batches: bool = True) -> None:

@@ -30,7 +30,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
         "score": "minutes to target by MLPerf's rule, with their uncertainty",
         "reproduce": "compare with the published results, factor by factor",
         "report": "write one HTML page of scores, or one to --explore every run",
-        "export": "write results as an MLPerf submission",
+        "export": "write runs for TensorBoard, MLflow, W&B, CSV; a submission",
     },
     "study": {
         "bench": "measure the throughput of configurations side by side",
@@ -100,6 +100,7 @@ OTHER_WORDS = {  # what people type for a verb -> what to type
     "info": "doctor --describe",
     "launch": "run",
     "ls": "list",
+    "mlflow": "export --to mlflow",
     "plot": "report --plot",
     "predict": "estimate",
     "prepare": "data prepare",
@@ -110,6 +111,7 @@ OTHER_WORDS = {  # what people type for a verb -> what to type
     "status": "data status",
     "submission": "export --to submission",
     "submit": "export --to submission",
+    "tensorboard": "export --to tensorboard",
     "test": "doctor",
     "time": "run",
     "trace": "inspect kernels",
@@ -117,6 +119,7 @@ OTHER_WORDS = {  # what people type for a verb -> what to type
     "tune": "run -O1",
     "validate": "check",
     "verify": "data verify",
+    "wandb": "export --to wandb",
 }
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
 EXIT_CODES = (

@@ -10,7 +10,7 @@ from common.repository import ROOT, relative_path, relative_paths_in
 from tests.command import ttt_here
 
 FOLDERS = {"results": ROOT / "results", "systems": ROOT / "systems"}
-READERS = ("score", "check", "report", "reproduce", "report --explore")
+READERS = ("score", "check", "report", "reproduce", "export", "report --explore")
 WRITERS = {
     "results": "run --all|run|bench|inspect neighbour|inspect compile|inspect profile|doctor|estimate|sweep|"
     "ablate",

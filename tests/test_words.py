@@ -132,6 +132,7 @@ def test_every_suggestion_is_a_command():
         parser, _ = make_parser(verb, find_part(verb, words)[0])
         rest = find_part(verb, words)[1]
         options = {*parser._option_string_actions, "-O1", "prepare", "verify", "mini"}
+        options |= {choice for action in parser._actions for choice in action.choices or ()}
         assert verb in COMMANDS and set(rest) <= options, line
 
 

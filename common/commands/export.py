@@ -1,0 +1,67 @@
+"""Write runs into TensorBoard, MLflow, Weights & Biases or CSV files, from their logs alone.
+
+A run is exported after it or beside it, by a process of its own that only reads its log: nothing of this is
+inside its clock. Exported are loss, quality and samples per second against samples and wall-clock time,
+status, minutes to the target, the merged configuration and the provenance. A run is known by its set, its
+number and its start: an export twice is one run.
+
+Nothing leaves this machine: MLflow gets a SQLite database, W&B runs offline (`wandb sync` sends them). A
+server of MLflow is named by its address, --out http://HOST:PORT. csv needs no library; those of the others
+are the extra `track`.
+
+examples:
+  ttt export --to csv
+  ttt export results/8xA100-optimized --to tensorboard --out runs
+  ttt export results/8xA100-optimized --to mlflow --follow
+"""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from common.arguments import add_out, add_paths, repository_path
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.trackers.csv_files import CsvFiles
+from common.evidence.trackers.export import export_runs
+from common.evidence.trackers.mlflow import MlflowStore
+from common.evidence.trackers.store import Store
+from common.evidence.trackers.tensorboard import TensorBoardFiles
+from common.evidence.trackers.wandb import WandbRuns
+
+STORES: dict[str, type[Store]] = {
+    "csv": CsvFiles,
+    "mlflow": MlflowStore,
+    "tensorboard": TensorBoardFiles,
+    "wandb": WandbRuns,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_paths(parser)
+    parser.add_argument("--to", required=True, choices=STORES, help="where the runs are shown")
+    add_out(
+        parser, "the folder to write to; default: export/TRACKER of the repository", type=str, metavar="DIR"
+    )
+    help = "go on while runs write their logs, until all have ended or Ctrl-C"
+    parser.add_argument("--follow", action="store_true", help=help)
+
+
+def main(args: argparse.Namespace) -> int:
+    store = open_store(args.to, args.out)
+    num_runs = export_runs(args.paths, store, follows=args.follow, report=partial(print, flush=True))
+    if not num_runs:
+        print("no run was exported", file=sys.stderr)
+        return EXIT_FINDINGS
+    print(f"to see them: {store.view.format(out=store)}")
+    return EXIT_OK
+
+
+def open_store(tracker: str, out: str | None) -> Store:
+    """Open the store of a tracker; a folder, or an address of MLflow."""
+    folder = repository_path("export") / tracker
+    if out is None or "://" not in out:
+        return STORES[tracker](Path(out) if out else folder)
+    if tracker != "mlflow":
+        raise UserError(f"{tracker} is exported into a folder", where=f"--out {out}")
+    return MlflowStore(folder, uri=out)

@@ -1,0 +1,1 @@
+"""Runs for TensorBoard, MLflow, Weights & Biases or CSV files, from their logs alone."""

@@ -1,0 +1,89 @@
+"""Two CSV files: runs.csv with a row for each run, measurements.csv with a row for each value of a metric."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from common.errors import UserError
+from common.evidence.trackers.store import Store
+from common.evidence.trackers.tracked_run import Scalar, TrackedRun
+from common.files import write_text
+
+KEYS = ("run", "start")  # the first columns of both files
+FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes text that begins with one
+
+Row = dict[str, str]
+
+
+class CsvFiles(Store):
+    """Rows of earlier exports stay, and those of a run that comes again are replaced."""
+
+    view: ClassVar[str] = "{out}/runs.csv, {out}/measurements.csv"
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out)
+        self.changed: dict[str, TrackedRun] = {}
+
+    def update(self, run: TrackedRun) -> None:
+        self.changed[run.key] = run
+
+    def flush(self) -> None:
+        for name, rows_of in (("runs.csv", run_rows), ("measurements.csv", measurement_rows)):
+            path = self.out / name
+            rows = [row for row in read_rows(path) if row["run"] not in self.changed]
+            rows += [row for run in self.changed.values() for row in rows_of(run)]
+            if self.changed:
+                write_text(path, to_csv(sorted(rows, key=lambda row: (row["start"], row["run"]))))
+        self.changed = {}
+
+
+def run_rows(run: TrackedRun) -> Iterator[Row]:
+    values: Mapping[str, Scalar] = {
+        "run": run.key,
+        "start": run.start,
+        "system": run.system,
+        "benchmark": run.benchmark,
+        "size": run.size,
+        "number": run.number,
+        "status": run.status,
+        **run.outcome,
+        **run.tags,
+        **{f"parameter {name}": value for name, value in run.parameters.items()},
+    }
+    yield {name: to_cell(value) for name, value in values.items()}
+
+
+def measurement_rows(run: TrackedRun) -> Iterator[Row]:
+    for one in run.measurements:
+        yield {"run": run.key, "start": run.start} | {
+            name: to_cell(value) for name, value in one._asdict().items()
+        }
+
+
+def to_cell(value: Scalar) -> str:
+    """Write a value as text that a spreadsheet shows and does not compute."""
+    text = str(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(FORMULA) else text
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of an earlier export; none without a file. Raises UserError for another file."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ())[: len(KEYS)] != KEYS:
+            raise UserError("was not written by `ttt export`", where=str(path), hint="choose another --out")
+        return [{name: text for name, text in row.items() if text} for row in reader]
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Write rows as CSV; a column that a row lacks is empty there."""
+    columns: Iterable[str] = dict.fromkeys([*KEYS, *(name for row in rows for name in row)])
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

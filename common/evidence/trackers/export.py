@@ -1,0 +1,134 @@
+"""Reads the logs of runs, once or while they grow, and keeps a tracker's store up to date."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from common.errors import UserError
+from common.evidence.log import Log, read_log
+from common.evidence.paths import find_sets
+from common.evidence.text import duration
+from common.evidence.trackers.store import Store
+from common.evidence.trackers.tracked_run import RUNNING, TrackedRun, read_run
+
+POLL_S = 2.0
+QUIET_S = 20.0  # after the last run has ended: the next one of a set has its log within a few seconds
+BROKEN_OFF_S = 86_400  # a log without run_stop that did not grow for a day is of a run that broke off
+
+
+class LogReader:
+    """Reads the logs below paths, and again where a file has changed.
+
+    A line that is cut is no record; it is read when the rest of it stands in the file.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self.stamps: dict[Path, tuple[int, int]] = {}  # the size and time of a file when it was read
+        self.unended: set[Path] = set()
+
+    def read_changed(self) -> list[Log]:
+        """Return the logs that are new or have grown. Raises UserError without any at the first call."""
+        try:
+            files = [file for folder in find_sets(self.paths).values() for file in folder]
+        except UserError:
+            if not self.stamps:
+                raise
+            files = []  # they were removed meanwhile
+        changed = []
+        for file in files:
+            stamp = read_stamp(file)
+            if stamp != self.stamps.get(file):
+                self.stamps[file] = stamp  # of before it is read: what comes meanwhile is read the next time
+                log = read_log(file)
+                (self.unended.discard if log.first("run_stop") else self.unended.add)(file)
+                changed.append(log)
+        self.unended &= set(files)
+        return changed
+
+    def has_runs_under_way(self) -> bool:
+        """True if a log without run_stop has grown since yesterday."""
+        oldest_ns = time.time_ns() - BROKEN_OFF_S * 10**9
+        return any(self.stamps[file][1] > oldest_ns for file in self.unended)
+
+
+def read_stamp(file: Path) -> tuple[int, int]:
+    """Look up the size and the time of change in ns; zeros for a file that is gone."""
+    try:
+        status = os.lstat(file)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+class Exporter:
+    """Gives a store each run below the paths once, and again where its log has grown."""
+
+    def __init__(self, paths: Sequence[Path], store: Store, report: Callable[[str], None]) -> None:
+        self.reader, self.store, self.report = LogReader(paths), store, report
+        self.runs: dict[str, TrackedRun] = {}
+        self.paths: dict[str, str] = {}  # of a run's log
+        self.left_out: dict[str, str] = {}  # the path of a log -> why
+
+    def export(self) -> bool:
+        """Export what is new; returns whether anything was."""
+        logs = self.reader.read_changed()
+        if logs:
+            with self.store.hold():
+                for log in logs:
+                    self.export_log(log)
+                self.store.flush()
+        return bool(logs)
+
+    def export_log(self, log: Log) -> None:
+        run = read_run(log)
+        if run is None:
+            problem = log.problems[0].text if log.problems else "its clock has not started"
+            self.left_out[log.path] = problem
+            return
+        self.left_out.pop(log.path, None)
+        if self.paths.setdefault(run.key, log.path) != log.path:
+            self.left_out[log.path] = f"the same run as {self.paths[run.key]}"
+            return
+        self.store.update(run)
+        self.runs[run.key] = run
+
+    def follow(self, poll_s: float, quiet_s: float) -> None:
+        """Export again and again until every run has ended, and no log has changed for `quiet_s`."""
+        statuses = {key: run.status for key, run in self.runs.items() if run.status != RUNNING}
+        changed_s = time.monotonic()
+        while True:
+            for key, run in self.runs.items():
+                if statuses.get(key) != run.status:
+                    self.report(describe(run))
+                statuses[key] = run.status
+            if self.reader.has_runs_under_way():
+                changed_s = time.monotonic()
+            elif time.monotonic() - changed_s >= quiet_s:
+                return
+            time.sleep(poll_s)
+            if self.export():
+                changed_s = time.monotonic()
+
+
+def describe(run: TrackedRun) -> str:
+    """Say in a line how far a run is."""
+    minutes = run.outcome.get("minutes_to_target")
+    end = f", {duration(minutes)} minutes to the target" if minutes else ""
+    return f"{run.name}: {run.status}{end}"
+
+
+def export_runs(paths: Sequence[Path], store: Store, *, follows: bool, report: Callable[[str], None]) -> int:
+    """Export the runs below the paths, and with `follows` what is written meanwhile; returns their number."""
+    exporter = Exporter(paths, store, report)
+    with closing(store):
+        exporter.export()
+        if follows:
+            exporter.follow(POLL_S, QUIET_S)
+    for path, why in exporter.left_out.items():
+        report(f"{path}: left out: {why}")
+    sets = {run.set_name for run in exporter.runs.values()}
+    report(f"{len(exporter.runs)} runs of {len(sets)} sets -> {store}")
+    return len(exporter.runs)

@@ -1,0 +1,125 @@
+"""TensorBoard's event files: one for each run, in <system>/<benchmark>/<number>@<start>/.
+
+The bytes are a function of the log: what an export finds there already it leaves, and it appends the rest, so
+that a TensorBoard which has the file open goes on reading. TensorBoard's own writer would put the name of the
+exporting machine into the name of the file.
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from common.evidence.trackers.store import Store, import_library
+from common.evidence.trackers.tracked_run import TrackedRun
+from common.files import make_folder, write_whole
+
+MODULES = {  # of tensorboard: none of them imports TensorFlow or torch
+    "event": "compat.proto.event_pb2",
+    "summary": "compat.proto.summary_pb2",
+    "tensor": "compat.proto.tensor_pb2",
+    "types": "compat.proto.types_pb2",
+    "hparams": "plugins.hparams.plugin_data_pb2",
+    "api": "plugins.hparams.api_pb2",
+    "names": "plugins.hparams.metadata",
+    "records": "summary.writer.record_writer",
+}
+
+
+class TensorBoardFiles(Store):
+    """Scalars over samples and time; the configuration as hyperparameters and text; provenance as text."""
+
+    view: ClassVar[str] = "tensorboard --logdir {out}"
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out)
+        self.board = SimpleNamespace(
+            **{
+                name: import_library(f"tensorboard.{module}", title="TensorBoard", packages="tensorboard")
+                for name, module in MODULES.items()
+            }
+        )
+
+    def update(self, run: TrackedRun) -> None:
+        content = io.BytesIO()
+        writer = self.board.records.RecordWriter(content)
+        for event in self.events(run):
+            writer.write(event.SerializeToString(deterministic=True))
+        folder = self.out / run.set_name / f"{run.number}@{run.start}"
+        append_rest(folder / f"events.out.tfevents.{run.start_ms // 1000}.ttt", content.getvalue())
+
+    def events(self, run: TrackedRun) -> Iterator[Any]:
+        """Yield the records of a run, those of its end last."""
+        start_s = run.start_ms / 1000
+        event = self.board.event.Event
+        yield event(wall_time=start_s, file_version="brain.Event:2")
+        settings = "\n".join(f"    {line}" for line in run.settings)
+        table = "\n".join(f"| {name} | {escape(text)} |" for name, text in run.tags.items())
+        begin = [
+            self.hyperparameters(run),
+            self.text("configuration", settings or "The log states none."),
+            self.text("provenance", f"| | |\n|---|---|\n{table}"),
+        ]
+        yield event(wall_time=start_s, summary=self.board.summary.Summary(value=begin))
+        for one in run.measurements:
+            yield self.scalar(one.metric, one.value, one.samples, one.time_ms)
+        if run.stop_ms is None:
+            return
+        samples = max((one.samples for one in run.measurements), default=0)
+        for name, value in run.outcome.items():
+            yield self.scalar(name, value, samples, run.stop_ms)
+        end = [self.text("status", run.status), self.session_end(run)]
+        summary = self.board.summary.Summary(value=end)
+        yield event(wall_time=run.stop_ms / 1000, step=samples, summary=summary)
+
+    def scalar(self, name: str, value: float, samples: int, time_ms: int) -> Any:
+        parts = [self.board.summary.Summary.Value(tag=name, simple_value=value)]
+        summary = self.board.summary.Summary(value=parts)
+        return self.board.event.Event(wall_time=time_ms / 1000, step=samples, summary=summary)
+
+    def text(self, name: str, text: str) -> Any:
+        tensor = self.board.tensor.TensorProto(
+            dtype=self.board.types.DT_STRING, string_val=[text.encode()], tensor_shape={"dim": [{"size": 1}]}
+        )
+        metadata = {"plugin_data": {"plugin_name": "text"}}
+        return self.board.summary.Summary.Value(tag=name, tensor=tensor, metadata=metadata)
+
+    def hyperparameters(self, run: TrackedRun) -> Any:
+        """Pack the parameters for the tab HPARAMS."""
+        start = self.board.hparams.SessionStartInfo(group_name=run.key, start_time_secs=run.start_ms / 1000)
+        for name, value in run.parameters.items():
+            kind = {bool: "bool_value", str: "string_value"}.get(type(value), "number_value")
+            setattr(start.hparams[name], kind, value)
+        return self.session(self.board.names.SESSION_START_INFO_TAG, session_start_info=start)
+
+    def session_end(self, run: TrackedRun) -> Any:
+        status = self.board.api.STATUS_SUCCESS if run.came_to_its_end else self.board.api.STATUS_FAILURE
+        end = self.board.hparams.SessionEndInfo(status=status, end_time_secs=(run.stop_ms or 0) / 1000)
+        return self.session(self.board.names.SESSION_END_INFO_TAG, session_end_info=end)
+
+    def session(self, tag: str, **content: Any) -> Any:
+        data = self.board.hparams.HParamsPluginData(version=self.board.names.PLUGIN_DATA_VERSION, **content)
+        plugin = {
+            "plugin_name": self.board.names.PLUGIN_NAME,
+            "content": data.SerializeToString(deterministic=True),
+        }
+        return self.board.summary.Summary.Value(tag=tag, metadata={"plugin_data": plugin})
+
+
+def escape(text: str) -> str:
+    """Keep text from ending a cell of a Markdown table, and from being markup."""
+    return "".join(f"&#{ord(c)};" if c in "|<>&`*_[]\\" else c for c in text)
+
+
+def append_rest(path: Path, content: bytes) -> None:
+    """Append what a file lacks of `content`; write it whole where it holds anything else."""
+    make_folder(path.parent)
+    before = path.read_bytes() if path.exists() else b""
+    if before and content.startswith(before):
+        if len(content) > len(before):
+            with path.open("ab") as file:
+                file.write(content[len(before) :])
+        return
+    with write_whole(path) as draft:
+        draft.write_bytes(content)

@@ -1,0 +1,102 @@
+"""Runs of Weights & Biases, offline: `wandb sync` sends them when a person wants that.
+
+W&B would record the machine that it runs on, its user, its load and its git remote. This is the machine that
+exports, not the one of the run, so all of that is switched off.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+from common.evidence.trackers.store import Store, import_library
+from common.evidence.trackers.tracked_run import RUNNING, Measurement, TrackedRun
+from common.files import write_text
+
+QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+SWITCHED_OFF: dict[str, Any] = {
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+    "host": "not recorded",
+    "username": "not recorded",
+}
+
+
+class WandbRuns(Store):
+    """A folder for each run in wandb/. What exported.json states of a run is not written again."""
+
+    view: ClassVar[str] = "wandb sync {out}/wandb/offline-run-*"
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out)
+        os.environ.update(QUIET)
+        self.wandb = import_library("wandb", title="Weights & Biases", packages="wandb")
+        self.open: dict[str, Any] = {}  # the runs that are under way
+        self.written: dict[str, set[Measurement]] = {}
+        self.digests: dict[str, str] = {}  # of what was exported of a run
+        self.current: dict[str, str] = {}  # the same of runs that are under way
+        self.is_read = False
+
+    @property
+    def record(self) -> Path:
+        return self.out / "exported.json"
+
+    def update(self, run: TrackedRun) -> None:
+        if not self.is_read and self.record.exists():
+            self.digests = json.loads(self.record.read_text(encoding="utf-8"))
+        self.is_read = True
+        digest = hashlib.sha256(repr(run).encode()).hexdigest()
+        if self.digests.get(run.key) == digest:
+            return
+        handle = self.open.get(run.key) or self.begin(run)
+        self.open[run.key] = handle
+        for one in run.measurements:
+            if one not in self.written[run.key]:
+                self.written[run.key].add(one)
+                handle.log({one.metric: one.value, "samples": one.samples, "seconds": one.seconds})
+        handle.summary.update({**run.outcome, "status": run.status})
+        self.current[run.key] = digest
+        if run.status != RUNNING:
+            self.finish(run.key, exit_code=0 if run.came_to_its_end else 1)
+
+    def finish(self, key: str, exit_code: int) -> None:
+        self.open.pop(key).finish(exit_code=exit_code)
+        self.digests[key] = self.current.pop(key)
+
+    def begin(self, run: TrackedRun) -> Any:
+        """Begin a run anew, without what an earlier export has left of it."""
+        run_id = hashlib.sha256(run.key.encode()).hexdigest()[:16]
+        for folder in (self.out / "wandb").glob(f"offline-run-*-{run_id}"):
+            shutil.rmtree(folder)
+        handle = self.wandb.init(
+            project=run.experiment,
+            group=run.set_name,
+            id=run_id,
+            name=run.name,
+            config={**run.parameters, "provenance": dict(run.tags), "start": run.start},
+            tags=[tag[:64] for tag in run.tags["label"].split(", ")],
+            dir=str(self.out),
+            mode="offline",
+            reinit="create_new",
+            settings=self.wandb.Settings(**SWITCHED_OFF),
+        )
+        handle.define_metric("*", step_metric="samples")
+        self.written[run.key] = set()
+        return handle
+
+    def flush(self) -> None:
+        write_text(self.record, json.dumps(self.digests, indent=1, sort_keys=True) + "\n")
+
+    def close(self) -> None:
+        if self.open:
+            with self.hold():
+                for key in list(self.open):
+                    self.finish(key, exit_code=0)
+                self.flush()
