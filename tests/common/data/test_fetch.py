@@ -154,11 +154,12 @@ def test_a_server_that_cannot_be_reached_is_one_line(server):
         fetch.read_list(server, "set")
 
 
-def test_a_file_of_that_name_is_not_replaced(storage, tmp_path):
-    (tmp_path / "two.bin").write_bytes(b"mine")
+@pytest.mark.parametrize("content", [b"mine", bytes(SIZES["sub/two.bin"])], ids=["shorter", "as long"])
+def test_a_file_of_that_name_is_not_replaced(storage, tmp_path, content):
+    (tmp_path / "two.bin").write_bytes(content)
     with pytest.raises(UserError, match=r"two\.bin: is here, but not the file of http.*move it away"):
         download(storage, tmp_path)
-    assert (tmp_path / "two.bin").read_bytes() == b"mine"
+    assert (tmp_path / "two.bin").read_bytes() == content
 
 
 def test_a_full_disk_is_named_before_the_first_byte(storage, tmp_path, monkeypatch):
