@@ -24,7 +24,7 @@ sys.exit(main())
 def prepared(tmp_path, monkeypatch):
     """A small prepared folder that the configurations of BERT at size mini would read."""
     config = load_config("language_bert", "baseline", size="mini", settings=[]).config
-    monkeypatch.setattr(status, "ROOT", tmp_path)
+    monkeypatch.setattr(status, "WORKSPACE", tmp_path)
     folder = tmp_path / config.data.directory
     folder.mkdir(parents=True)
     for name in sorted(config.prepared_files()):
