@@ -29,20 +29,37 @@ def read_record(path: Path) -> dict[str, float]:
     return {name: float(rate) for name, rate in entries if isinstance(rate, int | float) and rate > 0}
 
 
+def name_entry(what: str) -> str:
+    return f"{what}, torch {metadata.version('torch')}"  # each version has speeds of its own
+
+
+def best_speed(what: str) -> float | None:
+    """Return the best speed of this machine with this version of torch; None where none is kept."""
+    return read_record(record_path()).get(name_entry(what))
+
+
+def keep_speed(what: str, rate: float) -> str:
+    """Keep a speed that is better than the best; returns why it cannot be kept, or ''."""
+    path = record_path()
+    record = read_record(path)
+    if rate <= record.get(name_entry(what), 0.0):
+        return ""
+    try:
+        files.write_text(path, json.dumps(record | {name_entry(what): rate}, indent=1) + "\n")
+    except OSError as error:
+        return f"cannot be kept ({error.strerror})"
+    return ""
+
+
 def judge_speed(line: Line, what: str, rate: float) -> Line:
     """Turn an ok line about a speed into a warning when this machine has been much faster.
 
     A better speed is stored; each version of torch has speeds of its own.
     """
-    path, name = record_path(), f"{what}, torch {metadata.version('torch')}"
-    record, note = read_record(path), "the first of this machine is kept"
-    best = record.get(name)
-    if best is None or rate > best:
-        try:
-            files.write_text(path, json.dumps(record | {name: rate}, indent=1) + "\n")
-        except OSError as error:
-            note = f"cannot be kept ({error.strerror})"
+    best = best_speed(what)
+    trouble = keep_speed(what, rate)
     if best is None:
+        note = trouble or "the first of this machine is kept"
         return ok(line.check, f"{line.found}; {note}", **line.values)
     factor = best / rate
     is_slow = factor > 1 / SLOW
