@@ -126,9 +126,9 @@ class Probes(probes.Probes):
 
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
         """Return noise in the sizes of the optimized schedules and of the baseline, images on the device."""
-        batches = {}
+        batches, of_rank = {}, len(self.benchmark.rank_info.part(num_samples))
         for size_px in BENCH_SIZES_PX[self.config.size]:
-            batch = self.benchmark.noise(num_samples, size_px)
+            batch = self.benchmark.noise(of_rank, size_px)
             images = batch.inputs["x"].to(self.benchmark.device)
             batches[f"{size_px} px"] = replace(batch, inputs={"x": images})
         return batches

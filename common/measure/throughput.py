@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.measure.clock import Peaks, interleave, synchronize, time_call, warm_up
 from common.measure.points import Point, common_period, points_of
 from common.run.loop import TrainingRun
+from common.training import distributed
 from common.training.memory import OutOfMemory
 from common.training.method import Batch, Method
 from common.training.probes import probes_of
@@ -125,7 +126,7 @@ def steppers(run: TrainingRun, shape: str | None = None) -> Steps:
         batch = loaded_batch(run, batches, point)
         once = stepper(run, batch, point, 1)
         warm_up(once)
-        num_steps = steps_of_turn(run.methods, time_call(once, run.device))
+        num_steps = distributed.broadcast(steps_of_turn(run.methods, time_call(once, run.device)))
         turn = stepper(run, batch, point, num_steps)
         turn()  # the first actions of methods
         turns.append((turn, point.share / num_steps / batch.num_samples))

@@ -134,7 +134,10 @@ class Probes(ABC):
 
     @abstractmethod
     def bench_batches(self, num_samples: int) -> dict[str, Batch]:
-        """Return batches of random values to measure throughput on, by the name of their shape."""
+        """Return batches of random values to measure throughput on, by the name of their shape.
+
+        Each is this rank's part of `num_samples`.
+        """
 
     def bench_parts(self) -> Iterator[Part]:
         """Yield the pieces of a step that are worth timing alone."""
