@@ -23,7 +23,6 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine import preflight, torch_build
 from common.machine.line import FAULT, WARNING, Line
 from common.repository import IS_INSTALLED
-from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,13 +48,7 @@ def main(args: argparse.Namespace) -> int:
         return show(preflight.cheap_checks(args.size, args.results.resolve(), 0), args.json, started)
     from common.doctor import checks, first_steps
 
-    configs = {  # by benchmark and name: those that have a band
-        benchmark: {
-            name: load_config(benchmark, name, size=args.size, settings=args.set).config
-            for name in first_steps.read_bands(benchmark)
-        }
-        for benchmark in args.benchmarks
-    }
+    configs = checks.load_configs(args.benchmarks, args.size, args.set)
     if args.store_bands is not None:
         if IS_INSTALLED:
             raise UserError("bands are part of the code", where="--store-bands", hint="store them in a clone")

@@ -3,7 +3,7 @@
 Those of a benchmark are about its data, its kernels, its first steps and the minutes that a run will take.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,22 @@ from common.measure.device_run import NUM_DEVICES
 from common.repository import WORKSPACE, build_probes, mlperf_name, relative_paths_in
 from common.run import launch
 from common.study.predict.sources import find_newest, read_json
+from common.training.load import load_config
 
 PROCESSES_ON_CPU = 2  # the fewest that exchange messages
+
+
+def load_configs(
+    benchmarks: Iterable[str], size: str, settings: Sequence[str] = ()
+) -> dict[str, dict[str, RunConfig]]:
+    """Return the configurations of each benchmark that have a band, by their names."""
+    return {
+        benchmark: {
+            name: load_config(benchmark, name, size=size, settings=[*settings]).config
+            for name in first_steps.read_bands(benchmark)
+        }
+        for benchmark in benchmarks
+    }
 
 
 def check_machine(

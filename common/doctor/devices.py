@@ -5,7 +5,8 @@ import signal
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from common.machine.line import Line, fault, judge, ok, warning
 from common.machine.record import judge_speed
 from common.processes import Processes
 from common.repository import MODULE, WORKSPACE
-from common.run.supervision import rank_environments
+from common.run.supervision import rank_environments, temporary_environment
 
-TIMEOUT_S = 90
+TIMEOUT_S, POLL_S = 90, 0.2
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU
 SLOW, TOO_SLOW = 0.95, 0.85  # of the middle device, below which one is named, and below which it is a fault
 UNITS = {"flops_per_s": (1e12, "TFLOP/s"), "bytes_per_s": (1e9, "GB/s")}
@@ -29,7 +30,9 @@ def check_devices(num_ranks: int) -> list[Line]:
     """Start ranks on this machine, let each measure its device and all of them exchange messages; judge."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "measured.json"
-        if (trouble := run_probes(num_ranks, output)) is not None:
+        arguments = [*MODULE, "common.doctor.probe", str(output)]
+        trouble = run_probes(arguments, num_ranks, output.parent, limit_s=TIMEOUT_S)
+        if trouble is not None:
             advice = "NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL say more"
             return [fault(f"{num_ranks} ranks" if num_ranks > 1 else "device", trouble, advice)]
         measured = json.loads(output.read_text())
@@ -43,27 +46,44 @@ def check_devices(num_ranks: int) -> list[Line]:
     ]
 
 
-def run_probes(num_ranks: int, output: Path) -> str | None:
-    """Run a probe as each rank, which write `output`; returns why one of them failed."""
-    environments = [ALONE] if num_ranks == 1 else rank_environments(num_ranks, str(output.parent))
-    arguments = [*MODULE, "common.doctor.probe", str(output)]
+def run_probes(
+    arguments: Sequence[str],
+    num_ranks: int,
+    folder: Path,
+    *,
+    limit_s: float,
+    report: Callable[[str], None] = lambda line: None,
+) -> str | None:
+    """Run `python ARGUMENTS` as each rank; returns why one of them failed, None where none has.
+
+    Their temporary files lie in `folder`. `report` gets each line that they print, as it comes.
+    """
+    environments = [ALONE] if num_ranks == 1 else rank_environments(num_ranks, str(folder))
+    environments = [environment | temporary_environment(str(folder)) for environment in environments]
+    lines, rest, end, deadline = list[str](), "", None, time.monotonic() + limit_s
+    path = folder / "output.txt"
     with (
-        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        path.open("w") as output,
+        path.open(errors="replace") as printed,
         Processes(
-            arguments, environments, cwd=WORKSPACE, stdout=subprocess.DEVNULL, stderr=errors
+            arguments, environments, cwd=WORKSPACE, stdout=output, stderr=subprocess.STDOUT
         ) as processes,
     ):
-        end = processes.wait(TIMEOUT_S)
-        if end is None:
-            return f"no answer within {TIMEOUT_S} s: a rank hangs"
-        if end.code == 0:
-            return None
-        if end.code < 0:
-            return f"rank {end.number} ended by {signal.Signals(-end.code).name}"
-        errors.seek(0)
-        lines = [line for line in errors.read().splitlines() if line]
-    error = next((line for line in lines if "Error: " in line), (lines or ["without a word"])[-1])
-    return f"rank {end.number} ended with code {end.code}: {error}"
+        while end is None and time.monotonic() < deadline:
+            end = processes.wait(POLL_S)
+            *whole, rest = (rest + printed.read()).split("\n")
+            lines += filter(None, whole)
+            for line in filter(None, whole):
+                report(line)
+    if end is None:
+        return f"no answer within {limit_s:.0f} s: a rank hangs, or needs longer"
+    if end.code == 0:
+        return None
+    if end.code < 0:
+        return f"rank {end.number} ended by {signal.Signals(-end.code).name}"
+    lines = [*lines, rest] if rest else lines or ["without a word"]
+    error = next((line for line in lines if "Error: " in line), lines[-1])
+    return f"rank {end.number} ended with code {end.code}: {error.removeprefix('common.errors.')}"
 
 
 def check_rates(check: str, ranks: Ranks, key: str) -> Line:
