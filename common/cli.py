@@ -22,6 +22,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
     "run": {
         "list": "list benchmarks, sizes and configurations; or the methods",
         "doctor": "check this machine before a run, or describe it",
+        "accept": "check and measure this machine, and judge it by expected rates",
         "data": "fetch, prepare or verify the data of a benchmark",
         "run": "time a configuration to its target quality, or --all of them",
     },

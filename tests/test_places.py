@@ -12,8 +12,8 @@ from tests.command import ttt_here
 FOLDERS = {"results": ROOT / "results", "systems": ROOT / "systems"}
 READERS = ("score", "check", "report", "reproduce", "export", "report --explore")
 WRITERS = {
-    "results": "run --all|run|bench|inspect neighbour|inspect compile|inspect profile|doctor|estimate|sweep|"
-    "ablate",
+    "results": "accept|run --all|run|bench|inspect neighbour|inspect compile|inspect profile|doctor|estimate|"
+    "sweep|ablate",
     "systems": "run --all|run",
 }
 LOGS = ROOT / "results" / "reference-2cpu-mini-baseline"

@@ -184,16 +184,22 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
 
     None where the hardware is of no known device, or no such configuration or shape was compiled.
     """
-    for device, sheet in load_rates()["devices"].items():
-        if sheet["name"] != hardware.partition("x")[2]:
-            continue
-        folder = COMMITTED / FIGURES / sheet["architecture"]
-        for path in sorted(folder.glob(f"{benchmark}-*.json")):
-            figures = load_counts(f"{sheet['architecture']}/{path.name}")
-            is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
-            if is_asked and shape in figures["training"]:
-                return predict(figures, shape, device, row={"batch": batch}).samples_per_s
+    if (device := find_device(hardware)) is None:
+        return None
+    architecture = load_rates()["devices"][device]["architecture"]
+    folder = COMMITTED / FIGURES / architecture
+    for path in sorted(folder.glob(f"{benchmark}-*.json")):
+        figures = load_counts(f"{architecture}/{path.name}")
+        is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
+        if is_asked and shape in figures["training"]:
+            return predict(figures, shape, device, row={"batch": batch}).samples_per_s
     return None
+
+
+def find_device(hardware: str) -> str | None:
+    """Return the name of the GPUs of 8xH100-80GB-HBM3 in published_rates.yaml, H100; None of others."""
+    devices = load_rates()["devices"].items()
+    return next((name for name, sheet in devices if sheet["name"] == hardware.partition("x")[2]), None)
 
 
 def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

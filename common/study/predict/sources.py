@@ -141,13 +141,21 @@ def newest_profile(results: Path, hardware: str, values: dict[str, Any]) -> Rate
 
 
 def newest_bench(
-    results: Path, hardware: str, config: RunConfig, name: str, shapes: Collection[str]
+    results: Path,
+    hardware: str,
+    config: RunConfig,
+    name: str,
+    shapes: Collection[str],
+    batch_size: int | None = None,
 ) -> Rates | None:
-    """Take the rates of a configuration's full name in the newest bench on a hardware; None without one."""
+    """Take the rates of a configuration's full name in the newest bench on a hardware; None without one.
+
+    With a `batch_size` only a bench of so many samples a step counts.
+    """
     for path in find_newest(results / "throughput" / hardware, config.benchmark):
         figures = read_json(path)
-        is_of_size = figures.get("size") == config.size
-        if is_of_size and (rates := rates_of_bench(figures, name, shapes, path.name)):
+        is_asked = figures.get("size") == config.size and batch_size in (None, figures.get("batch_size"))
+        if is_asked and (rates := rates_of_bench(figures, name, shapes, path.name)):
             return rates
     return None
 

@@ -1,0 +1,99 @@
+"""Accept a machine or not, in one command: the doctor's checks, then training steps against expected rates.
+
+The steps are those of both benchmarks on all GPUs, on synthetic batches; a machine without a GPU is measured
+at size mini. The rate of each configuration is compared with the first of these that is known: the best rate
+of this machine so far (.machine/), `ttt bench` on this hardware, the published runs on the same GPUs, the
+model of a GPU (a prediction, and called one). Without any it is only kept. A line for each verdict says what
+was measured, what was expected, from where, and what to do; the archive holds them as JSON, with the logs,
+the system description and the versions. Exit code 1: a rate below --share of the expected one, a fault, or
+something that could not be measured. Ctrl-C keeps what was measured.
+
+examples:
+  ttt accept
+  ttt accept --minutes 20 --share 0.95 --out node17.tar.gz
+  ttt accept --size mini --quick --benchmarks bert --json
+"""
+
+import argparse
+import json
+import sys
+from contextlib import redirect_stdout
+
+from common.arguments import (
+    add_benchmarks,
+    add_json,
+    add_nproc,
+    add_out,
+    add_results,
+    add_size,
+    repository_path,
+)
+from common.commands import data
+from common.errors import EXIT_INTERRUPTED, UserError
+from common.machine import hardware, record
+from common.processes import ignore_ending_signals
+
+SHARE = 0.9
+MINUTES = (0.5, 600)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_benchmarks(parser)
+    add_size(parser)
+    parser.add_argument("--minutes", type=float, default=10.0, help="that all of it takes at most")
+    share = f"of the expected rate; default: {SHARE}, of a processor {record.SLOW}, whose clock changes"
+    parser.add_argument("--share", type=float, help=share)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of timed steps for each configuration")
+    parser.add_argument("--quick", action="store_true", help="only the doctor's checks that take no training")
+    add_out(parser, "a new .tar.gz; default: one in report/accept")
+    add_json(parser)
+    add_nproc(parser)
+    add_results(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Check, measure, write the archive, print the verdicts."""
+    num_gpus = hardware.count_gpus()
+    share = args.share if args.share is not None else SHARE if num_gpus else record.SLOW
+    if not MINUTES[0] <= args.minutes <= MINUTES[1]:
+        raise UserError(f"--minutes must be {MINUTES[0]:g} to {MINUTES[1]:g}")
+    if not 0 < share <= 1:
+        raise UserError("--share must be a fraction, such as 0.9")
+    if not 0 < args.seconds < 60 * args.minutes:
+        raise UserError("--seconds must be positive, and fewer than --minutes")
+    if args.size == "full" and not num_gpus:
+        raise UserError("no GPU was found, which size full is made for", hint="ttt accept --size mini")
+    if 0 < num_gpus < (args.nproc or 1):
+        raise UserError(f"--nproc {args.nproc}: {num_gpus} GPU(s) are visible, and each rank needs its own")
+    from common.doctor import acceptance
+
+    folder = repository_path("report") / "accept"
+    acceptance.check_place(args.out, folder)
+    request = acceptance.Request(
+        benchmarks=args.benchmarks,
+        size=args.size,
+        num_asked=args.nproc,
+        minutes=args.minutes,
+        share=share,
+        seconds=args.seconds,
+        is_quick=args.quick,
+        results=args.results,
+    )
+    stream = sys.stderr if args.json else sys.stdout
+    accepted = acceptance.Acceptance(request, lambda line: print(line, file=stream, flush=True))
+    accepted.report(accepted.describe_plan())
+    try:
+        with redirect_stdout(stream):
+            for config in accepted.list_configs_to_prepare():
+                data.prepare(config)
+        accepted.run()
+    except KeyboardInterrupt:
+        ignore_ending_signals()  # a second one must not cost the archive
+    path = acceptance.write_archive(accepted, args.out, folder)
+    if args.json:
+        print(json.dumps(accepted.as_json()))
+    for line in accepted.verdicts:
+        accepted.report(f"{line.state:15} {line}")
+    accepted.report(f"{accepted.outcome} -> {path}")
+    return accepted.code if accepted.is_whole else EXIT_INTERRUPTED

@@ -1,0 +1,238 @@
+"""The acceptance of a machine: the doctor's checks, then the rate of training steps against what is expected.
+
+Each part is a process of its own, with a limit: the whole keeps to its minutes, and a part that fails leaves
+the others alone.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common import repository
+from common.config.schema import RunConfig
+from common.doctor import checks
+from common.doctor.devices import run_probes
+from common.doctor.expectations import expect_rate, name_speed
+from common.doctor.verdicts import (
+    BELOW,
+    REFUSED,
+    UNKNOWN,
+    find_causes,
+    judge_checks,
+    judge_failure,
+    judge_rate,
+)
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.submission.package import TAR_ENDINGS, refuse_existing, write_tar
+from common.evidence.submission.snapshot import Item
+from common.files import create_next, explain_os_error, make_folder, write_whole
+from common.machine import hardware, record, system
+from common.machine.line import Line
+from common.measure.device_run import load_for_ranks
+from common.measure.gpu_day import hide_folders
+
+DOCTOR_SHARE = 0.4  # of the time, at most
+END_S = 10  # for the archive
+LEAST_S = 5  # less is not enough to start a process
+UNWRITABLE = "no archive can be written here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The wishes of a person: `share` is that of the expected rate, `seconds` those of timed steps.
+
+    `num_asked` is the number of ranks that a person chose; None: one for each GPU.
+    """
+
+    benchmarks: Sequence[str]
+    size: str
+    num_asked: int | None
+    minutes: float
+    share: float
+    seconds: float
+    is_quick: bool
+    results: Path
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_asked or hardware.count_gpus() or 1
+
+
+class Acceptance:
+    """The state of an acceptance; `logs` are the lines that each part printed, by its name."""
+
+    def __init__(self, request: Request, report: Callable[[str], None]) -> None:
+        self.request, self.report = request, report
+        self.started, self.time = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.checks: list[Line] = []
+        self.verdicts: list[Line] = []
+        self.measured: dict[str, dict[str, Any]] = {}
+        self.logs: dict[str, list[str]] = {}
+        self.is_whole = False
+        named = checks.load_configs(request.benchmarks, request.size)
+        configs = [config for of_benchmark in named.values() for config in of_benchmark.values()]
+        self.configs = sorted(configs, key=lambda config: len(config.methods))  # what compiles comes last
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the archive has to be written."""
+        return 60 * self.request.minutes - END_S - (time.monotonic() - self.started)
+
+    @property
+    def code(self) -> int:
+        """The exit code; it counts only what was judged."""
+        return EXIT_FINDINGS if any(line.state in REFUSED for line in self.verdicts) else EXIT_OK
+
+    @property
+    def outcome(self) -> str:
+        """The end of it in a few words."""
+        if not self.is_whole:
+            return "interrupted: not all was measured"
+        num_refused, num_unknown = (
+            sum(line.state in states for line in self.verdicts) for states in (REFUSED, (UNKNOWN,))
+        )
+        if num_refused:
+            return f"not accepted, for {num_refused} of {len(self.verdicts)} verdicts"
+        return f"accepted{f', {num_unknown} rates without an expectation' if num_unknown else ''}"
+
+    def describe_plan(self) -> str:
+        whole_s = 60 * self.request.minutes - END_S
+        doctor_s = DOCTOR_SHARE * whole_s
+        each_s = (whole_s - doctor_s) / len(self.configs)
+        return (
+            f"{self.request.minutes:g} minutes at most: {doctor_s:.0f} s for the doctor's checks, "
+            f"{each_s:.0f} s for each of {len(self.configs)} configurations, of which "
+            f"{self.request.seconds:g} s are timed; what one leaves over, the next may take"
+        )
+
+    def list_configs_to_prepare(self) -> list[RunConfig]:
+        """Return one configuration of each benchmark whose data of size mini the doctor trains on."""
+        if self.request.is_quick or self.request.size != "mini":
+            return []
+        return list({config.benchmark: config for config in self.configs}.values())
+
+    def run(self) -> None:
+        """Make the checks, then measure each configuration; all that is known is kept as it comes."""
+        with tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder:
+            self.examine(Path(folder, "doctor"), DOCTOR_SHARE * self.left_s)
+            for number, config in enumerate(self.configs):
+                self.measure(config, Path(folder, str(number)), self.left_s / (len(self.configs) - number))
+        self.is_whole = True
+
+    def examine(self, folder: Path, limit_s: float) -> None:
+        """Make the doctor's checks; those that were made before their end are kept in any case."""
+        asked = self.request
+        extent = "quick" if asked.is_quick else "whole"
+        words = (asked.results.resolve(), asked.size, asked.num_asked or 0, extent, *asked.benchmarks)
+        try:
+            trouble = self.run_part("doctor", "checkup", words, 1, folder, limit_s)
+        finally:
+            self.checks = read_checks(folder / "output")
+        self.verdicts.append(judge_checks(self.checks, trouble))
+
+    def measure(self, config: RunConfig, folder: Path, limit_s: float) -> None:
+        """Measure the rate of a configuration, judge it, and keep it as a record unless it is below."""
+        asked, name = self.request, f"{config.benchmark} {config.configuration}"
+        if limit_s < LEAST_S:
+            self.verdicts.append(judge_failure(name, "no time was left", ()))
+            return
+        words = (config.benchmark, config.configuration, asked.size, asked.seconds)
+        trouble = self.run_part(name, "rate_probe", words, asked.num_ranks, folder, limit_s)
+        if trouble is not None:
+            self.verdicts.append(judge_failure(name, trouble, find_causes(self.checks, {})))
+            return
+        figures = self.measured[name] = json.loads((folder / "output").read_text())
+        more: dict[str, Any] = {"settings": (), "batch_size": None, "num_ranks": asked.num_ranks}
+        config = load_for_ranks(config.benchmark, config.configuration, size=asked.size, **more).config
+        expected = expect_rate(config, asked.num_ranks, asked.results)
+        verdict = judge_rate(name, figures, expected, asked.share, find_causes(self.checks, figures))
+        self.verdicts.append(verdict)
+        if verdict.state != BELOW:  # else a slow machine would be its own measure
+            trouble = record.keep_speed(name_speed(config, asked.num_ranks), figures["samples_per_s"])
+            if trouble:
+                self.report(f"  warning: this rate {trouble}")
+
+    def run_part(
+        self, name: str, module: str, words: Sequence[object], num_ranks: int, folder: Path, limit_s: float
+    ) -> str | None:
+        """Run a module as each rank, which writes `folder`/output; returns why it failed."""
+        self.report(f"{name}: {limit_s:.0f} s at most")
+        lines = self.logs.setdefault(name, [])
+
+        def keep(line: str) -> None:
+            lines.append(line)
+            self.report(f"  {line}")
+
+        folder.mkdir()
+        arguments = [*repository.MODULE, f"common.doctor.{module}", str(folder / "output"), *map(str, words)]
+        return run_probes(arguments, num_ranks, folder, limit_s=limit_s, report=keep)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return verdicts, checks and figures; `is_whole` is false after an interruption."""
+        return {
+            "machine": record.record_path().stem,
+            "time": self.time,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "size": self.request.size,
+            "num_ranks": self.request.num_ranks,
+            "share": self.request.share,
+            "is_whole": self.is_whole,
+            "is_accepted": self.is_whole and self.code == EXIT_OK,
+            "verdicts": [asdict(line) for line in self.verdicts],
+            "doctor": [asdict(line) for line in self.checks],
+            "measured": self.measured,
+        }
+
+    def list_items(self) -> dict[str, Item]:
+        """Return the files of the archive by their names: verdicts, system description, versions, logs."""
+        versions = system.versions() | hardware.driver() | {"commit": repository.commit()}
+        texts = {
+            "verdicts.json": as_text(self.as_json()),
+            "system.json": system.as_json(system.collect_description(system.hardware_name())),
+            "versions.json": as_text(versions),
+        }
+        for name, lines in self.logs.items():
+            texts[f"logs/{name.replace(' ', '-')}.txt"] = "".join(f"{line}\n" for line in lines)
+        hidden = {name: "\n".join(map(hide_folders, text.split("\n"))) for name, text in texts.items()}
+        return {name: Item(path=name, content=text.encode()) for name, text in hidden.items()}
+
+
+def as_text(content: object) -> str:
+    return json.dumps(content, indent=1) + "\n"
+
+
+def read_checks(path: Path) -> list[Line]:
+    """Read the lines of a checkup; the last one may be cut."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [Line(**json.loads(line)) for line in lines]
+
+
+def check_place(out: Path | None, folder: Path) -> None:
+    """Raise UserError, before time is spent, unless an archive can be written: to `out`, else in `folder`."""
+    if out is not None:
+        if not out.name.endswith(TAR_ENDINGS):
+            raise UserError("not the name of a .tar.gz", where=f"--out {out}")
+        refuse_existing(out)
+        folder = out.parent
+    with explain_os_error(UNWRITABLE, folder):
+        make_folder(folder)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def write_archive(acceptance: Acceptance, out: Path | None, folder: Path) -> Path:
+    """Write the archive whole, to `out`, else to a new file in `folder` that names the machine."""
+    name = record.record_path().stem
+    items = {f"{name}/{path}": item for path, item in acceptance.list_items().items()}
+    with explain_os_error(UNWRITABLE, out or folder), ExitStack() as undo:
+        if out is None:
+            out = create_next(folder, f"{name}_{{}}.tar.gz")
+            undo.callback(out.unlink)
+        with write_whole(out) as draft, draft.open("xb") as stream:
+            write_tar(items, stream)
+        undo.pop_all()
+    return out

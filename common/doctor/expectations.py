@@ -1,0 +1,91 @@
+"""The rate of training steps that is expected of this machine, and the source of that figure."""
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config.schema import RunConfig
+from common.evidence.compare.reported import load_reported
+from common.evidence.intervals import error_factors
+from common.machine import hardware, record, system
+from common.measure.without_gpu import gpu_model
+from common.repository import build_probes, mlperf_name
+from common.study.predict.sources import newest_bench
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Samples/s of all ranks together. `error`: the factor by which such a figure is usually wrong."""
+
+    samples_per_s: float
+    source: str
+    error: float = 1.0
+
+
+def expect_rate(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
+    """Return the first figure that is known: measured here, published for such GPUs, or predicted for them.
+
+    `config` has the batch of all ranks.
+    """
+    return (
+        from_record(config, num_ranks)
+        or from_bench(config, num_ranks, results)
+        or from_published(config, num_ranks)
+        or from_model(config, num_ranks)
+    )
+
+
+def name_speed(config: RunConfig, num_ranks: int) -> str:
+    """Name the entry of a rate in this machine's record."""
+    return f"steps of {config.benchmark} {config.configuration} {config.size}, {num_ranks} rank(s)"
+
+
+def from_record(config: RunConfig, num_ranks: int) -> Expectation | None:
+    best = record.best_speed(name_speed(config, num_ranks))
+    return Expectation(samples_per_s=best, source="this machine's best so far") if best else None
+
+
+def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
+    """Take the newest `ttt bench` of the same batch on such a device; the ranks of a processor share it."""
+    if num_ranks > 1 and not hardware.count_gpus():
+        return None
+    shares, batch_size = build_probes(config).shape_shares(), config.global_batch_size // num_ranks
+    where = results, system.hardware_name(), config, config.configuration
+    rates = newest_bench(*where, shares, batch_size)
+    if rates is None:
+        return None
+    source = f"{num_ranks} x one device, {rates.source.partition(':')[0]}"
+    return Expectation(samples_per_s=num_ranks / rates.sample_s(shares), source=source)
+
+
+def from_published(config: RunConfig, num_ranks: int) -> Expectation | None:
+    """Take the rate of published runs on the same GPUs, without evaluation, for as many as there are."""
+    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    if published is None or config.size != "full":
+        return None
+    name = system.hardware_name()
+    count, model, *memory = published.accelerators.split()  # 8x A100 80 GB
+    if gpu_model.find_device(name) != model or "".join(memory) not in name:
+        return None
+    rates = [run.samples_per_s for run in published.score.runs if run.samples_per_s]
+    per_gpu = statistics.median(rates) / int(count.removesuffix("x"))
+    source = f"published, {published.title}, per GPU, with its loader"
+    return Expectation(samples_per_s=num_ranks * per_gpu, source=source)
+
+
+def from_model(config: RunConfig, num_ranks: int) -> Expectation | None:
+    """Predict the rate of GPUs from the launches that `ttt compile` has counted; nothing was measured."""
+    if config.size != "full":
+        return None
+    name, batch_size = system.hardware_name(), config.global_batch_size // num_ranks
+    of = name, config.benchmark, config.configuration
+    sample_s = 0.0
+    for shape, share in build_probes(config).shape_shares().items():
+        per_s = gpu_model.predict_rate(*of, shape, batch_size)
+        if per_s is None:
+            return None
+        sample_s += share / per_s
+    held_out = [row["ratio"] for row in gpu_model.check_published() if row["use"] == "check"]
+    error, _ = error_factors(held_out)
+    source = f"predicted by the model of a GPU, wrong by a factor of {error:.2f} on average, not measured"
+    return Expectation(samples_per_s=num_ranks / sample_s, source=source, error=error)

@@ -1,0 +1,321 @@
+"""`ttt accept`: a slow machine is refused with its cause, a good one is not, and the archive holds it all."""
+
+import json
+import os
+import signal
+import sys
+import tarfile
+import time
+from dataclasses import asdict
+
+import psutil
+import pytest
+
+from common.doctor import acceptance, devices, expectations, verdicts
+from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from common.machine import record, system
+from common.machine.line import fault, ok, warning
+from common.measure.device_run import load_for_ranks
+from tests.command import one_line, start, ttt_here
+from tests.runs import until
+
+BASELINE, OPTIMIZED = "language_bert baseline", "language_bert optimized"
+SOUND = [ok("versions", "python 3.12"), warning("open files", "256 allowed", "ulimit -n 1024")]
+BUSY = warning("processors", "other programs use 1.3 of 2 cores (cc1 97%)", "end them, or wait")
+
+
+def entry(name, num_ranks=1):
+    benchmark, configuration = name.split()
+    config = load_config(benchmark, configuration, "mini", num_ranks)
+    return expectations.name_speed(config, num_ranks)
+
+
+def load_config(benchmark, configuration, size="full", num_ranks=8):
+    more = {"settings": (), "batch_size": None, "num_ranks": num_ranks}
+    return load_for_ranks(benchmark, configuration, size=size, **more).config
+
+
+def figures(samples_per_s, **more):
+    quiet = {"taken_cores": 0.0, "cores": 2.0, "gpus": [{}]}
+    return {"size": "mini", "samples": "sequences", "samples_per_s": samples_per_s} | quiet | more
+
+
+@pytest.fixture(autouse=True)
+def no_record(monkeypatch, tmp_path):
+    """A machine without a record of its speeds."""
+    monkeypatch.setattr(record, "FOLDER", tmp_path / "machine")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine whose checks and rates are those of two dictionaries: a rate may also be what goes wrong."""
+    checks, rates = list(SOUND), {BASELINE: 100.0, OPTIMIZED: 400.0}
+
+    def run_probes(arguments, num_ranks, folder, *, limit_s, report):
+        module, output, *words = arguments[arguments.index("-m") + 1 :]
+        report(f"{module} says so, in {folder}/x/y")
+        if module.endswith("checkup"):
+            text = "".join(json.dumps(asdict(line)) + "\n" for line in checks)
+            (folder / "output").write_text(text + '{"check": "cut he')
+            return None
+        rate = rates[" ".join(words[:2])]
+        if isinstance(rate, BaseException):
+            raise rate
+        if isinstance(rate, str):
+            return rate
+        (folder / "output").write_text(json.dumps(figures(rate)))
+        assert output == str(folder / "output") and limit_s > 10
+        return None
+
+    monkeypatch.setattr(acceptance, "run_probes", run_probes)
+    return checks, rates
+
+
+def accept(tmp_path, *options):
+    """Run the command; returns its end, the files of its archive, and the verdicts by their subjects."""
+    out = tmp_path / f"accept{len(list(tmp_path.glob('*.tar.gz')))}.tar.gz"
+    where = ["--results", tmp_path / "results", "--out", out]
+    done = ttt_here("accept", "--size", "mini", "--benchmarks", "bert", "--quick", *where, *options)
+    return done, *read(out)
+
+
+def read(path):
+    with tarfile.open(path) as archive:
+        texts = {
+            member.name.partition("/")[2]: archive.extractfile(member).read().decode() for member in archive
+        }
+    return texts, {line["check"]: line for line in json.loads(texts["verdicts.json"])["verdicts"]}
+
+
+def test_a_good_machine_passes_by_its_own_record(tmp_path, machine):
+    record.keep_speed(entry(BASELINE), 105.0)
+    record.keep_speed(entry(OPTIMIZED), 400.0)
+    done, _, lines = accept(tmp_path)
+    assert done.returncode == EXIT_OK, done.stderr
+    assert [lines[name]["state"] for name in ("doctor", BASELINE, OPTIMIZED)] == [verdicts.PASS] * 3
+    assert lines[BASELINE]["values"]["share"] == pytest.approx(100 / 105)
+    assert "95% of 105.0 (this machine's best so far)" in done.stdout and "\naccepted -> " in done.stdout
+    assert f"{verdicts.PASS:15} doctor: 0 faults, 1 warnings in 2 checks: open files" in done.stdout
+
+
+def test_a_slow_machine_is_refused_with_the_cause_that_the_doctor_found(tmp_path, machine):
+    checks, _ = machine
+    checks.append(BUSY)
+    record.keep_speed(entry(BASELINE), 1000.0)
+    done, _, lines = accept(tmp_path, "--share", "0.9")
+    assert done.returncode == EXIT_FINDINGS
+    assert lines[BASELINE]["state"] == verdicts.BELOW and lines[OPTIMIZED]["state"] == verdicts.UNKNOWN
+    assert lines[BASELINE]["advice"] == f"likely cause: {BUSY}"
+    assert lines[BASELINE]["values"]["expected_per_s"] == 1000.0
+    assert "not accepted, for 1 of 3 verdicts" in done.stdout
+    assert record.best_speed(entry(BASELINE)) == 1000.0
+    assert record.best_speed(entry(OPTIMIZED)) == 400.0, "what had no expectation is the next one's"
+
+
+def test_a_slow_rate_is_never_the_record_that_excuses_it(tmp_path, machine, monkeypatch):
+    expected = expectations.Expectation(samples_per_s=1000.0, source="published")
+    monkeypatch.setattr(expectations, "from_published", lambda config, num_ranks: expected)
+    for _ in range(2):
+        done, _, lines = accept(tmp_path)
+        assert done.returncode == EXIT_FINDINGS and lines[BASELINE]["state"] == verdicts.BELOW
+        assert (
+            "no cause was seen" in lines[BASELINE]["advice"]
+            and f"ttt inspect profile {BASELINE}" in done.stdout
+        )
+
+
+def test_a_fault_of_the_doctor_refuses_a_fast_machine(tmp_path, machine):
+    checks, _ = machine
+    checks.append(fault("GPU health", "GPU 3: 2 uncorrected memory errors", "replace it"))
+    done, _, lines = accept(tmp_path)
+    assert done.returncode == EXIT_FINDINGS and lines["doctor"]["state"] == verdicts.FAILED
+    assert "GPU 3" in lines["doctor"]["found"] and lines["doctor"]["advice"] == "replace it"
+
+
+def test_what_cannot_be_measured_refuses_the_machine_and_stops_nothing_else(tmp_path, machine):
+    _, rates = machine
+    rates[BASELINE] = "rank 1 ended with code 1: OutOfMemoryError: no memory"
+    done, _, lines = accept(tmp_path)
+    assert done.returncode == EXIT_FINDINGS
+    assert lines[BASELINE]["state"] == verdicts.FAILED and "OutOfMemoryError" in lines[BASELINE]["found"]
+    assert lines[OPTIMIZED]["state"] == verdicts.UNKNOWN
+
+
+def test_without_time_nothing_is_started(tmp_path, machine, monkeypatch):
+    monkeypatch.setattr(acceptance, "END_S", 600)
+    done, texts, lines = accept(tmp_path)
+    assert done.returncode == EXIT_FINDINGS and "no time was left" in lines[OPTIMIZED]["found"]
+    assert json.loads(texts["verdicts.json"])["measured"] == {}
+
+
+def test_the_archive_holds_verdicts_checks_system_versions_and_logs_without_folders(tmp_path, machine):
+    done, texts, lines = accept(tmp_path, "--json", "--minutes", "3", "--seconds", "2")
+    answer = json.loads(done.stdout)
+    kept = json.loads(texts["verdicts.json"])
+    assert answer | {"seconds": 0} == kept | {"seconds": 0} and kept["is_whole"] and kept["is_accepted"]
+    assert [line["check"] for line in kept["doctor"]] == ["versions", "open files"], (
+        "the cut line is left out"
+    )
+    assert kept["measured"][OPTIMIZED]["samples_per_s"] == 400.0
+    logs = {"doctor", "language_bert-baseline", "language_bert-optimized"}
+    assert texts.keys() == {"verdicts.json", "system.json", "versions.json"} | {f"logs/{n}.txt" for n in logs}
+    assert "common.doctor.rate_probe says so" in texts["logs/language_bert-baseline.txt"]
+    assert "says so, in .../y" in texts["logs/doctor.txt"]
+    assert (
+        json.loads(texts["system.json"])["host_memory_capacity"]
+        and json.loads(texts["versions.json"])["torch"]
+    )
+    assert "3 minutes at most: 68 s for the doctor's checks, 51 s for each of 2" in done.stderr
+    assert list(lines) == ["doctor", BASELINE, OPTIMIZED]
+
+
+def test_an_interruption_keeps_what_was_measured(tmp_path, machine):
+    _, rates = machine
+    rates[OPTIMIZED] = KeyboardInterrupt()
+    done, texts, lines = accept(tmp_path)
+    assert done.returncode == EXIT_INTERRUPTED and "interrupted: not all was measured" in done.stdout
+    kept = json.loads(texts["verdicts.json"])
+    assert list(lines) == ["doctor", BASELINE] and not kept["is_whole"] and not kept["is_accepted"]
+    assert kept["measured"].keys() == {BASELINE}
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--share", "1.2"], "--share"),
+        (["--share", "nan"], "--share"),
+        (["--minutes", "0"], "--minutes"),
+        (["--minutes", "nan"], "--minutes"),
+        (["--seconds", "0"], "--seconds"),
+        (["--out", "node.zip"], "node.zip"),
+        (["--out", "README.md/node.tar.gz"], "README.md"),
+        (["--nproc", "0"], "--nproc"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line_before_anything_starts(options, word, machine):
+    assert word in one_line(ttt_here("accept", "--size", "mini", *options), EXIT_USAGE)
+
+
+def test_size_full_without_a_gpu_is_refused_with_what_to_type(monkeypatch):
+    monkeypatch.setattr(expectations.hardware, "count_gpus", lambda: 0)
+    assert "ttt accept --size mini" in one_line(ttt_here("accept"), EXIT_USAGE)
+
+
+def test_an_archive_never_replaces_another(tmp_path, machine):
+    out = tmp_path / "node.tar.gz"
+    out.write_text("earlier")
+    assert "node.tar.gz" in one_line(ttt_here("accept", "--size", "mini", "--out", out), EXIT_USAGE)
+    assert out.read_text() == "earlier"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "benchmark", "configuration", "source"),
+    [
+        ("8xA100-SXM4-80GB", "language_bert", "optimized", "MosaicML v2.1"),
+        ("8xA100-SXM4-80GB", "image_classification", "baseline", "MosaicML v2.0"),
+        ("8xH100-80GB-HBM3", "image_classification", "optimized", "predicted"),
+        ("8xH100-80GB-HBM3", "language_bert", "baseline", "predicted"),
+        ("8xA100-SXM4-40GB", "language_bert", "optimized", None),
+        ("8xB200", "language_bert", "optimized", None),
+    ],
+)
+def test_the_rate_of_a_gpu_is_the_published_one_else_a_prediction(
+    hardware, benchmark, configuration, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(system, "hardware_name", lambda: hardware)
+    expected = expectations.expect_rate(load_config(benchmark, configuration), 8, tmp_path)
+    assert (expected is None) == (source is None)
+    if expected is None:
+        return
+    assert source in expected.source
+    assert (expected.error > 1) == (source == "predicted")
+    half = expectations.expect_rate(load_config(benchmark, configuration, num_ranks=4), 4, tmp_path)
+    assert half.samples_per_s == pytest.approx(expected.samples_per_s / 2)
+
+
+def test_a_bench_of_the_same_batch_comes_before_the_published_rate_and_the_record_before_both(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(system, "hardware_name", lambda: "8xA100-SXM4-80GB")
+    monkeypatch.setattr(expectations.hardware, "count_gpus", lambda: 8)
+    config = load_config("language_bert", "optimized")
+    folder = tmp_path / "throughput/8xA100-SXM4-80GB"
+    folder.mkdir(parents=True)
+    rate = {"configuration": "optimized", "shape": "512 tokens", "samples_per_s": 250.0}
+    bench = {"benchmark": "language_bert", "size": "full", "batch_size": 448, "rates": [rate]}
+    (folder / "language_bert_0.json").write_text(json.dumps(bench))
+    assert "published" in expectations.expect_rate(config, 8, tmp_path).source, "another batch"
+    (folder / "language_bert_1.json").write_text(json.dumps(bench | {"batch_size": 56}))
+    expected = expectations.expect_rate(config, 8, tmp_path)
+    assert expected.samples_per_s == 2000.0 and "language_bert_1.json" in expected.source
+    record.keep_speed(expectations.name_speed(config, 8), 1900.0)
+    assert expectations.expect_rate(config, 8, tmp_path).samples_per_s == 1900.0
+
+
+def test_a_prediction_may_be_wrong_by_its_usual_error():
+    expected = expectations.Expectation(samples_per_s=1000.0, source="predicted", error=1.2)
+    states = [verdicts.judge_rate("x", figures(rate), expected, 0.9, ()).state for rate in (760.0, 740.0)]
+    assert states == [verdicts.PASS, verdicts.BELOW]
+
+
+def test_causes_seen_during_the_steps_come_first_and_those_without_a_part_in_speed_are_none():
+    hot = {"reasons": 0x40}  # NVML: slowed down by its hardware's temperature
+    checks = [*SOUND, BUSY, fault("all-reduce", "2 ranks received wrong sums", "NCCL_P2P_DISABLE=1")]
+    causes = verdicts.find_causes(checks, figures(1.0, taken_cores=1.0, gpus=[{}, hot]))
+    texts = [str(cause) for cause in causes]
+    assert len(texts) == 4 and "1.0 of 2 cores meanwhile" in texts[0] and "rank 1: too hot" in texts[1]
+    assert texts[2].startswith("all-reduce") and texts[3] == str(BUSY)
+
+
+def test_a_part_prints_as_it_goes_and_is_ended_at_its_limit(tmp_path):
+    printed = []
+    code = "import time; print('begun', flush=True); time.sleep(60)"
+    started = time.monotonic()
+    trouble = devices.run_probes(["-c", code], 1, tmp_path, limit_s=3, report=printed.append)
+    assert trouble.startswith("no answer within 3 s") and printed == ["begun"]
+    assert time.monotonic() - started < 20
+    code = "import sys; print('RuntimeError: broken', end=''); sys.exit(3)"
+    trouble = devices.run_probes(["-c", code], 2, tmp_path, limit_s=30)
+    assert "ended with code 3: RuntimeError: broken" in trouble
+
+
+@pytest.mark.slow
+def test_two_ranks_are_measured_and_judged_by_real_processes(tmp_path):
+    record.keep_speed(entry(BASELINE, 2), 1e9)
+    done, texts, lines = accept(tmp_path, "--nproc", "2", "--seconds", "0.2", "--json")
+    assert done.returncode == EXIT_FINDINGS, done.stderr
+    states = {name: lines[name]["state"] for name in (BASELINE, OPTIMIZED)}
+    assert states == {BASELINE: verdicts.BELOW, OPTIMIZED: verdicts.UNKNOWN}
+    for rates in json.loads(texts["verdicts.json"])["measured"].values():
+        assert len(rates["per_rank"]) == 2 and sum(rates["per_rank"]) == rates["samples_per_s"] > 1
+    assert (
+        "versions" in texts["logs/doctor.txt"] and "timing steps" in texts["logs/language_bert-baseline.txt"]
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_process_and_keeps_the_checks(tmp_path):
+    out = tmp_path / "node.tar.gz"
+    where = ["--results", tmp_path, "--out", out]
+    words = [
+        sys.executable,
+        "-m",
+        "common.cli",
+        "accept",
+        "--size",
+        "mini",
+        "--quick",
+        "--benchmarks",
+        "bert",
+        *where,
+    ]
+    with start(*map(str, words), env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
+        until(lambda: "language_bert baseline: " in process.stdout.readline())
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED and "interrupted: not all was measured" in printed
+    assert not any(child.is_running() for child in children)
+    texts, lines = read(out)
+    assert list(lines) == ["doctor"] and json.loads(texts["verdicts.json"])["doctor"]
+    assert list(tmp_path.glob("ttt-*")) == []
