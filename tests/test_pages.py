@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -26,6 +27,7 @@ SHORT = {
 }
 MORE = {  # what makes a command short, for a verb or the beginning of a line
     "ttt doctor --size": ["--quick"],
+    "ttt accept --size mini": ["--quick", "--benchmarks", "bert", "--seconds", "0.2"],
     "ttt bench": ["--seconds", "0.2", "--no-parts"],
     "ttt bench image_classification": ["--batch-size", "4"],
     **{f"ttt inspect compile {name} optimized": ["--size", "mini"] for name in benchmarks()},
@@ -33,6 +35,7 @@ MORE = {  # what makes a command short, for a verb or the beginning of a line
     "ttt sweep": ["--dry-run"],
     "ttt ablate": ["--dry-run"],
     "ttt compare": ["--max-runs", "1", "--set", "max_duration=20ba", "schedule.warmup=5ba"],
+    "ttt compare language_bert baseline baseline+clip_gradients": ["--dry-run"],
     "ttt inspect profile": ["--turns", "2"],
     "ttt run language_bert baseline --size mini -O1": ["--dry-run", "--tune-seconds", "5"],
 }
@@ -44,7 +47,7 @@ ELSEWHERE = {  # commands that other tests, or a person, run
     "systems/wheels.sh": "fetches wheels from the network",
     "ttt data fetch": "tests/language_bert/data/test_public_data.py, from a server on this machine",
 }
-REFUSED = 2  # where the data of size full are not at hand
+REFUSED = 2  # where data and GPUs of size full are not at hand
 PAGES = [str(path.relative_to(ROOT)) for path in tracked() if path.suffix == ".md"]
 README = (ROOT / "README.md").read_text()
 SETS = [ROOT / f"results/reference-2cpu-mini-{configuration}" for configuration in ("baseline", "optimized")]
@@ -54,6 +57,16 @@ def blocks(language):
     """Return the code blocks of all pages in a language."""
     texts = [(ROOT / page).read_text() for page in PAGES if page != "METHODS.md"]  # see test_plain_loop.py
     return [block for text in texts for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+def files():
+    """Return the files that the pages write, by their paths: a Python block whose first line names one."""
+    named = (re.match(r"# (\S+/\S+\.py)\n", block) for block in blocks("python"))
+    return {match[1]: match.string for match in named if match}
+
+
+def is_method(block):
+    return re.match(r"# \w+/methods/\w+\.py\n", block)  # which a command and a test of its page load
 
 
 def commands():
@@ -72,9 +85,9 @@ def test_every_command_of_the_pages_is_understood(line):
     if "DIR" in words:  # a person's own folder
         assert "DIR" in one_line(ttt_here(*line.split()[1:]))
         return
-    extra = {"run": ["--dry-run"], "data": []}.get(verb, ["--help"])
-    if line.startswith("ttt data fetch"):
-        extra = ["--help"]
+    is_written = any(Path(path).stem in line for path in files())  # names a method of a page
+    can_run = not (is_written or "--all" in words or line.startswith("ttt data fetch"))
+    extra = {"run": ["--dry-run"], "data": []}.get(verb, ["--help"]) if can_run else ["--help"]
     if "-O1" in words:
         extra = [*extra, "--tune-seconds", "1"]
     done = ttt_here(*line.split()[1:], *extra)
@@ -87,7 +100,7 @@ def shortened(line):
     for beginning, more in MORE.items():
         if line.startswith(beginning):
             words += more
-    if "--dry-run" not in words and "full" in words:
+    if "--dry-run" not in words and ("full" in words or line == "ttt accept"):
         return words, REFUSED
     if "--dry-run" not in words and words[1] == "run":
         words += SHORT[words[2]]
@@ -101,6 +114,11 @@ def clone(tmp_path_factory):
     subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
     for name in benchmarks():
         shutil.copytree(ROOT / "data" / name / "mini", folder / "data" / name / "mini")
+    for path, text in files().items():
+        (folder / path).write_text(text)
+    subprocess.run(["git", "add", *files()], cwd=folder, check=True)
+    author = ["-c", "user.name=reader", "-c", "user.email=reader@example.com"]
+    subprocess.run(["git", *author, "commit", "--quiet", "-m", "a method"], cwd=folder, check=True)
     return folder
 
 
@@ -122,9 +140,10 @@ def test_every_command_of_the_pages_does_what_they_say_and_the_audit_is_clean(cl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", blocks("python"))
+@pytest.mark.parametrize("block", [block for block in blocks("python") if not is_method(block)])
 def test_every_python_block_of_the_pages_runs(clone, block):
     short = re.sub(r"seconds=\d+", "seconds=5", block)
+    short += "".join(f"\n{name}()" for name in re.findall(r"^def (test_\w+)", block, re.MULTILINE))
     done = run(sys.executable, "-c", short, cwd=clone)
     assert done.returncode == 0, done.stderr
 
@@ -178,3 +197,8 @@ def test_the_table_of_seeds_is_that_of_the_logs():
 def test_readme_is_short_and_warns_first():
     lines = README.splitlines()
     assert len(lines) <= 130 and "retired from MLPerf" in " ".join(lines[:20])
+
+
+def test_the_readme_leads_to_every_page_about_a_task():
+    pages = [page for page in PAGES if page.startswith("docs/")]
+    assert len(pages) >= 4 and [page for page in pages if f"]({page})" not in README] == []

@@ -22,6 +22,7 @@ NEED_TORCH = [
     ["inspect", "startup", "bert", "baseline", *MINI],
     ["inspect", "compile", "bert", "baseline", "--for", "sm_90"],
     ["inspect", "profile", "bert", "baseline", *MINI],
+    ["accept", *MINI],
     ["estimate", "bert", "baseline", *MINI],
     ["ablate", "bert", "optimized", *MINI, "--dry-run"],
     ["compare", "bert", "baseline", "optimized", *MINI, "--dry-run"],
