@@ -1,5 +1,6 @@
-"""Pages from jinja templates: text in HTML is escaped, a name without a value is an error."""
+"""Pages from jinja templates, whose text is escaped in HTML, and blocks of pages that figures make."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,3 +19,12 @@ def fill_template(template: Path, filters: Mapping[str, Callable[..., Any]] = {}
     )
     environment.filters |= filters
     return environment.get_template(template.name).render(values)
+
+
+def fill_block(page: str, block: str, text: str) -> str:
+    """Return a page with the text between `<!-- block -->` and `<!-- end -->`. Raises ValueError without."""
+    pattern = rf"(<!-- {block} -->\n).*?(<!-- end -->)"
+    filled, count = re.subn(pattern, lambda match: match[1] + text + match[2], page, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"{count} blocks are called {block}")
+    return filled

@@ -6,7 +6,6 @@ from their JSON, in SIMULATIONS.md the table of simulations. Tests compare them 
 
 import json
 import math
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA, Estimate, Interval
 from common.evidence.ledger import read_ledger
+from common.evidence.page import fill_block
 from common.evidence.text import spread_of
 from common.files import save_text
 from common.repository import ROOT
@@ -26,15 +26,6 @@ TABLE_PAGE = PAGE.with_name("SIMULATIONS.md")
 SWEEPS = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
 ABLATIONS = {"BERT": "bert-mini", "ResNet": "resnet-mini"}
 SECONDS = "{:.1f}".format
-
-
-def fill(page: str, block: str, text: str) -> str:
-    """Return a page with the text between `<!-- block -->` and `<!-- end -->`. Raises ValueError without."""
-    pattern = rf"(<!-- {block} -->\n).*?(<!-- end -->)"
-    filled, count = re.subn(pattern, lambda match: match[1] + text + match[2], page, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"{count} blocks are called {block}")
-    return filled
 
 
 def describe_sweeps() -> str:
@@ -127,11 +118,11 @@ def read(estimate: dict[str, Any]) -> Estimate:
 
 def write() -> None:
     """Make the parts of both pages again; the simulations take about 25 s."""
-    text = fill(PAGE.read_text(encoding="utf-8"), "sweeps", describe_sweeps())
-    save_text(PAGE, fill(text, "ablations", describe_ablations()))
+    text = fill_block(PAGE.read_text(encoding="utf-8"), "sweeps", describe_sweeps())
+    save_text(PAGE, fill_block(text, "ablations", describe_ablations()))
     table = simulations.write_table(simulations.simulate_all())
     text = TABLE_PAGE.read_text(encoding="utf-8")
-    save_text(TABLE_PAGE, fill(text, "simulations", table))
+    save_text(TABLE_PAGE, fill_block(text, "simulations", table))
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:

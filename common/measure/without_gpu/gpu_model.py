@@ -168,6 +168,10 @@ def list_devices(architecture: str) -> list[str]:
     return [name for name, sheet in devices.items() if sheet["architecture"] == architecture]
 
 
+def list_architectures() -> list[str]:
+    return sorted({sheet["architecture"] for sheet in load_rates()["devices"].values()})
+
+
 def check_published() -> list[dict[str, Any]]:
     """Return every published row with its prediction; `ratio` is predicted over published."""
     rows = [row | {"predicted_per_s": predict_row(row)} for row in load_rates()["rates"]]
@@ -218,7 +222,7 @@ def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{words}: {len(chosen)} rates, wrong by a factor of {typical:.2f} on "
             f"average, at most {most:.2f} ({largest['name']})"
         )
-    for architecture in sorted({sheet["architecture"] for sheet in load_rates()["devices"].values()}):
+    for architecture in list_architectures():
         shares = fit_shares(architecture)._asdict().items()
         yield f"{architecture}, shares of the data sheet: " + ", ".join(f"{k} {v:.2f}" for k, v in shares)
     yield f"  three shares are fitted; sm_90 has two rates: what they do not tell stays near {START}"

@@ -35,7 +35,9 @@ def test_the_wheels_bring_what_such_a_machine_lacks_of_our_dependencies():
         "transformers",
         "tokenizers",
         "safetensors",
-    }  # tokenizers and safetensors with transformers
+        "pillow",
+        "MarkupSafe",
+    }  # tokenizers and safetensors with transformers, Pillow with torchvision, MarkupSafe with torch's jinja2
     unused = {"matplotlib"}  # it draws reports, and none is drawn there
     by_others = {"scipy"}  # scikit-learn brings it
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

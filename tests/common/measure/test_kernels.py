@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from common.evidence.intervals import error_factors
+from common.evidence.page import fill_block
 from common.measure import scaling
-from common.measure.without_gpu import gpu_model
+from common.measure.without_gpu import gpu_model, table
 from common.measure.without_gpu.gpu_model import Shares, predict
 from common.measure.without_gpu.kernels import (
     ATTENTION,
@@ -144,3 +145,9 @@ def test_a_library_that_is_not_installed_is_named(lacking, monkeypatch):
         monkeypatch.setitem(sys.modules, "triton", None)
     done = ttt_here("compile", "language_bert", "--for", "sm_90")
     assert lacking in one_line(done).lower()
+
+
+def test_the_table_of_methods_is_that_of_the_committed_figures():
+    text = table.PAGE.read_text(encoding="utf-8")
+    assert fill_block(text, table.BLOCK, table.write_table()) == text
+    assert text.count("without `methods.") == 6

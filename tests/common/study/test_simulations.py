@@ -30,7 +30,7 @@ def test_the_page_shows_these_rates(rates):
     rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) ([\d.]+) % \|$", table, re.MULTILINE)
     assert [row[:3] for row in rows] == [(rate.rule, rate.truth, rate.kind) for rate in rates]
     assert [float(row[3]) for row in rows] == pytest.approx([100 * rate.share for rate in rates], abs=1)
-    assert page.fill(text, "simulations", table.lstrip()) == text
+    assert page.fill_block(text, "simulations", table.lstrip()) == text
 
 
 def least_detectable(stem):
@@ -49,14 +49,14 @@ def least_detectable(stem):
 
 def test_the_findings_on_the_page_are_those_of_the_committed_studies():
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.fill(text, "sweeps", page.describe_sweeps()) == text
-    assert page.fill(text, "ablations", page.describe_ablations()) == text
+    assert page.fill_block(text, "sweeps", page.describe_sweeps()) == text
+    assert page.fill_block(text, "ablations", page.describe_ablations()) == text
     assert "`optimized`" in page.describe_sweeps()
     shown = re.findall(r"below ([\d.]+)x could be shown, with at most 2 runs against 1", text)
     expected = [least_detectable(stem) for stem in page.ABLATIONS.values()]
     assert [float(least) for least in shown] == pytest.approx(expected, rel=0.01)
     with pytest.raises(ValueError, match="0 blocks are called x"):
-        page.fill(text, "x", "")
+        page.fill_block(text, "x", "")
 
 
 def test_a_rate_is_fine_between_its_limits():

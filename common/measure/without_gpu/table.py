@@ -1,0 +1,77 @@
+"""The table of common/measure/README.md: what each method of `optimized` saves on GPUs that are not here.
+
+`python -m common.measure.without_gpu.table --write` makes it again from results/compiled; a test compares.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.evidence.page import fill_block
+from common.files import save_text
+from common.measure.without_gpu import gpu_model
+from common.repository import ROOT
+
+PAGE = Path(__file__).parents[1] / "README.md"
+BLOCK = "switches"
+SHAPES = {"language_bert": "512 tokens", "image_classification": "176 px"}
+TORCH = "torch2.15"
+COUNTED = "sm_90"  # whose launches and bytes are shown
+
+Figures = Mapping[str, Any]  # of `ttt compile`
+
+
+def write_table() -> str:
+    """Return a row for `optimized` of each benchmark, and for each of its settings that was switched off."""
+    devices = list(gpu_model.load_rates()["devices"])
+    titles = ["a step of", "launches", "GB", *(f"{device}, ms" for device in devices)]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for benchmark in SHAPES:
+        kept = read(benchmark)
+        for name in sorted(kept[COUNTED], key=lambda name: ("+" in name, size(kept[COUNTED][name]))):
+            rows = [kept[architecture].get(name) for architecture in kept]
+            lines.append(write_row(name, [figures for figures in rows if figures], devices))
+    return "\n".join(lines) + "\n"
+
+
+def read(benchmark: str) -> dict[str, dict[str, Figures]]:
+    """Return the committed figures of `optimized` and its variants at size full, by architecture and name."""
+    folder, kept = ROOT / "results" / "compiled", {}
+    for architecture in gpu_model.list_architectures():
+        paths = sorted((folder / architecture).glob(f"{benchmark}-optimized*-{TORCH}.json"))
+        loaded = [gpu_model.load_counts(f"{architecture}/{path.name}") for path in paths]
+        kept[architecture] = {
+            figures["configuration"]: figures
+            for figures in loaded
+            if figures["size"] == "full" and SHAPES[benchmark] in figures["training"]
+        }
+    return kept
+
+
+def size(figures: Figures) -> float:
+    """Return the bytes of a step in GB."""
+    return float(figures["training"][SHAPES[figures["benchmark"]]]["gb"])
+
+
+def write_row(name: str, compiled: list[Figures], devices: list[str]) -> str:
+    """Return the row of a configuration, compiled for one architecture or more."""
+    shape = SHAPES[compiled[0]["benchmark"]]
+    predicted = {
+        prediction.device: f"{prediction.step_ms:.1f} ({prediction.samples_per_s:,.0f}/s)"
+        for figures in compiled
+        for prediction in gpu_model.predict_devices(figures, shape)
+    }
+    (counts,) = (figures["training"][shape] for figures in compiled if figures["architecture"] == COUNTED)
+    base, _, switch = name.partition("+")
+    title = f"{compiled[0]['benchmark']} `{base}`"
+    if switch:
+        title = (
+            f"without `{switch.removesuffix('=false')}`" if switch.endswith("=false") else f"with `{switch}`"
+        )
+    cells = [title, f"{counts['launches']:,.0f}", f"{counts['gb']:.1f}"]
+    return f"| {' | '.join(cells + [predicted.get(device, '-') for device in devices])} |"
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
+    save_text(PAGE, fill_block(PAGE.read_text(encoding="utf-8"), BLOCK, write_table()))
