@@ -1,6 +1,5 @@
 """Launches in generated code, the classes of kernels, and the model of a GPU."""
 
-import importlib.util
 import sys
 from collections import Counter
 
@@ -136,15 +135,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, word, tmp_path):
     assert word in one_line(ttt_here("compile", *arguments, "--results", tmp_path))
 
 
-@pytest.mark.parametrize("lacking", ["triton", "torch"])
-def test_a_library_that_is_not_installed_is_named(lacking, monkeypatch):
-    find = importlib.util.find_spec
-    lacks = {"torch": lambda name, *args: None if name == "torch" else find(name, *args)}
-    monkeypatch.setattr(importlib.util, "find_spec", lacks.get(lacking, find))
-    if lacking == "triton":
-        monkeypatch.setitem(sys.modules, "triton", None)
-    done = ttt_here("compile", "language_bert", "--for", "sm_90")
-    assert lacking in one_line(done).lower()
+def test_triton_is_named_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "triton" in one_line(ttt_here("compile", "language_bert", "--for", "sm_90")).lower()
 
 
 def test_the_table_of_methods_is_that_of_the_committed_figures():
