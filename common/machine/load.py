@@ -66,10 +66,15 @@ def usable_cores() -> float:
         return cores
 
 
-def affinity() -> set[int]:
+@cache
+def affinity() -> frozenset[int]:
+    """Return the processors that this process may use, as it was started: numa.py may bind it to a part.
+
+    The watch of the machine looks at all of them: the other ranks compute on the rest.
+    """
     if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def physical_cores() -> int:

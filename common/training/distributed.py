@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
+from common.machine import numa
 from common.training.ranks import STORE, RankInfo, meeting_point
 
 TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than another
@@ -48,6 +49,8 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
         store = None
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
     set_device(rank_info)
+    if rank_info.num_local > 1 and torch.cuda.is_available():
+        numa.bind_near(torch.cuda.get_device_properties(torch.cuda.current_device()))
     on_gpu = torch.cuda.is_available()
     try:
         dist.init_process_group(
