@@ -1,6 +1,7 @@
 """Several machines rehearsed on one: torchrun agents, and the Slurm script with a small srun in its place."""
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -49,15 +50,22 @@ os.execv(sys.executable, [sys.executable, "-m", "common.cli", *sys.argv[1:]])
     return kept | {"TTT": str(wrapper), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def arguments(benchmark, folder):
+def arguments(benchmark):
     """Return the configuration and flags of a tiny run that reaches its target at its first evaluation."""
-    folders = ["--results", str(folder / "results"), "--systems", str(folder / "systems")]
-    return ["optimized", "--size", "mini", *folders, "--set", "target=0.001", *TINY[benchmark]]
+    return ["optimized", "--size", "mini", "--set", "target=0.001", *TINY[benchmark]]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """The options for data, which lie outside the repository, and results."""
+    shutil.copytree(ROOT / "data", tmp_path / "prepared", ignore=shutil.ignore_patterns("full*"))
+    return ["--data", tmp_path / "prepared", "--results", tmp_path / "results"]
 
 
 def check_results(folder, environment, num_runs):
     """Assert that so many runs on two ranks pass the audit; returns the first one's log."""
     paths = sorted((folder / "results").rglob("result_*.txt"))
+    assert paths and not any(str(folder) in path.read_text() for path in paths)
     stated = [record["value"] for path in paths for record in records(path) if record["key"] == "num_ranks"]
     assert stated == [2] * num_runs
     checked = run(*PYTHON, "common.cli", "check", folder / "results", env=environment)
@@ -106,13 +114,15 @@ def free_port():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("benchmark", benchmarks())
-def test_two_torchrun_agents_make_one_log_that_passes_the_audit(machines, benchmark, tmp_path, environment):
+def test_two_torchrun_agents_make_one_log_that_passes_the_audit(
+    machines, benchmark, tmp_path, environment, folders
+):
     endpoint, agents = f"{machines[0][0]}:{free_port()}", []
     for machine, (address, begin) in enumerate(machines):
         options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=rehearsal"]
         options += [f"--rdzv-endpoint={endpoint}", f"--local-addr={address}"]
         options += [f"--rdzv-conf=is_host={'false' if machine else 'true'}", "--no-python"]
-        script = [f"{benchmark}/run_and_time.sh", *arguments(benchmark, tmp_path), "--seed", "5"]
+        script = [f"{benchmark}/run_and_time.sh", *arguments(benchmark), *folders, "--seed", "5"]
         command = [*begin, *PYTHON, "torch.distributed.run", *options, *script]
         agents.append(start(*command, env=environment))
     try:
@@ -187,7 +197,7 @@ sys.exit(max(task.wait() for task in started))
 
 
 @pytest.fixture
-def allocation(tmp_path, environment):
+def allocation(tmp_path, environment, folders):
     """The environment of a batch script on two machines with one task each, our srun first on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -196,6 +206,9 @@ def allocation(tmp_path, environment):
     return environment | {
         "PATH": f"{folder}:{environment['PATH']}",
         "SRUN_CALLS": str(tmp_path / "calls.txt"),
+        "TTT_DATA": str(folders[1]),
+        "OUTPUT": str(tmp_path),
+        "INFINIBAND": str(tmp_path / "infiniband"),
         "SLURM_JOB_ID": str(free_port() % 10_000),  # which the port of the group is made of
         "SLURM_JOB_NODELIST": "127.0.0.1,127.0.0.1",
         "SLURM_NNODES": "2",
@@ -212,19 +225,20 @@ def sbatch(environment, *words):
 
 
 @pytest.mark.slow
-def test_one_allocation_checks_each_machine_and_then_makes_all_runs(tmp_path, allocation):
-    words = arguments("language_bert", tmp_path)
+def test_one_allocation_checks_each_machine_and_then_makes_all_runs(tmp_path, allocation, folders):
+    words = arguments("language_bert")
     done, calls = sbatch(allocation | {"RUNS": "2", "SIZE": "mini"}, "language_bert", *words)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "doctor.txt").read_text() == 2 * (
-        "['doctor', '--benchmarks', 'language_bert', '--size', 'mini'] False\n"
-    )
-    assert [call[0] for call in calls] == 3 * ["--kill-on-bad-exit=1"]
+    options = ["--benchmarks", "language_bert", "--size", "mini", *map(str, folders)]
+    checked = ["doctor", *options]
+    assert (tmp_path / "doctor.txt").read_text() == 2 * f"{checked} False\n"
+    assert [call[:2] for call in calls] == 3 * [["--kill-on-bad-exit=1", "--cpu-bind=none"]]
+    assert len(list((tmp_path / "systems").glob("*.json"))) == 1
     check_results(tmp_path, allocation, 2)
 
 
 def test_a_fault_of_a_machine_stops_before_anything_is_timed(tmp_path, allocation):
-    words = arguments("language_bert", tmp_path)
+    words = arguments("language_bert")
     done, calls = sbatch(allocation | {"RUNS": "2", "FAULTS": "1"}, "language_bert", *words)
     assert done.returncode == 1 and len(calls) == 1 and not (tmp_path / "results").exists()
 
@@ -238,20 +252,23 @@ def test_a_run_that_fails_leaves_the_others_of_the_allocation(allocation):
     assert "no-such-configuration" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_containers_get_the_repository_and_the_environment_of_the_image(allocation):
-    alone = "--ntasks=2 --ntasks-per-node=1"
-    doctor = "env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks language_bert --size full"
-    run = "language_bert/run_and_time.sh baseline"
-    pyxis = f"--container-image=registry#suite:1 --container-mounts={ROOT}:/suite --container-workdir=/suite"
-    apptainer = f"apptainer exec --nv --bind {ROOT}:/suite --pwd /suite /images/suite.sif"
+def test_containers_get_repository_data_output_and_infiniband(allocation, tmp_path, folders):
+    (tmp_path / "infiniband").mkdir()
+    alone, words = "--ntasks=2 --ntasks-per-node=1", " ".join(map(str, folders))
+    doctor = f"env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks language_bert --size full {words}"
+    run = f"language_bert/run_and_time.sh {words} baseline"
+    places = [f"{place}:{place}" for place in (folders[1], tmp_path, tmp_path / "infiniband")]
+    mounts = ",".join([f"{ROOT}:/suite", *places])
+    pyxis = f"--container-image=registry#suite:1 --container-mounts={mounts} --container-workdir=/suite"
+    apptainer = f"apptainer exec --nv --bind {mounts} --pwd /suite /images/suite.sif"
     for image, expected in (
         ("registry#suite:1", [f"{pyxis} {alone} {doctor}", f"{pyxis} {run}"]),
         ("/images/suite.sif", [f"{alone} {apptainer} {doctor}", f"{apptainer} {run}"]),
     ):
         done, calls = sbatch(allocation | {"CONTAINER": image, "TTT": "ttt"}, "language_bert", "baseline")
         assert done.returncode == 0, done.stderr
-        assert [call[0] for call in calls] == 2 * ["--kill-on-bad-exit=1"]
-        assert [" ".join(call[1:]) for call in calls] == expected
+        assert [call[:2] for call in calls] == 2 * [["--kill-on-bad-exit=1", "--cpu-bind=none"]]
+        assert [" ".join(call[2:]) for call in calls] == expected
         Path(allocation["SRUN_CALLS"]).unlink()
 
 
@@ -266,3 +283,8 @@ def test_the_image_is_pinned_and_keeps_its_torch():
     text = (ROOT / "Dockerfile").read_text()
     assert "ARG BASE=nvcr.io/nvidia/pytorch:26.05-py3\nFROM ${BASE}\n" in text
     assert "PIP_CONSTRAINT=" in text and ":latest" not in text
+
+
+def test_an_allocation_has_all_memory_and_an_end():
+    (line,) = re.findall(r"^#SBATCH (.*)$", (ROOT / "systems/run.sbatch").read_text(), re.MULTILINE)
+    assert {"--exclusive", "--mem=0"} < set(line.split()) and re.search(r"--time=[0-9:]+", line)
