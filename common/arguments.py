@@ -113,22 +113,46 @@ def add_runs(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:
-    """Add the argument of the verbs that read results."""
-    default = [repository_path("results")]
-    text = f"{help}; default: results/ of the repository"
-    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, default=default, help=text)
+    """Add the arguments of the verbs that read results: paths, else the folder that --results names."""
+    text = f"{help}; default: all below --results"
+    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, help=text)
+    add_folders(parser, "results")
 
 
-def add_results(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the verbs that write results, or read what others wrote."""
-    text = "the folder of results; default: results/ of the repository"
-    parser.add_argument("--results", type=Path, default=repository_path("results"), metavar="DIR", help=text)
+def add_folders(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add the options that name folders: `data`, `results`, `systems`; `settle_folders` gives defaults."""
+    texts = {
+        "data": "prepared data, as <benchmark>/<size>; default: $TTT_DATA, else data/ of the repository",
+        "results": "the folder of results; default: results/ of the repository",
+        "systems": "the folder of system descriptions; default: systems/ beside the results",
+    }
+    defaults = {"results": repository_path("results")}
+    for name in names:
+        parser.add_argument(
+            f"--{name}", type=Path, default=defaults.get(name), metavar="DIR", help=texts[name]
+        )
 
 
-def add_systems(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the verbs that describe the machine of their results."""
-    text = "the folder of system descriptions; default: systems/ of the repository"
-    parser.add_argument("--systems", type=Path, default=repository_path("systems"), metavar="DIR", help=text)
+def settle_folders(args: argparse.Namespace) -> None:
+    """Complete the folders of a command, and make --data known to the processes that it starts.
+
+    A verb that takes PATHs reads --results where there are none, and looks for descriptions beside each.
+    Raises UserError for both at once, and for a folder that is missing or none.
+    """
+    from common.repository import set_data_folder, systems_beside
+
+    options, usual = vars(args), repository_path("results")
+    if "data" in options:
+        set_data_folder(args.data)
+    if "paths" not in options:
+        if "systems" in options:
+            args.systems = args.systems or systems_beside(args.results)
+        return
+    if args.paths and options.get("results", usual) != usual:
+        raise UserError("stands beside a PATH", where=f"--results {args.results}", hint="leave one out")
+    args.paths = args.paths or [args.results]
+    if (systems := options.get("systems")) and not systems.is_dir():
+        raise UserError("no such folder", where=f"--systems {systems}")
 
 
 def repository_path(name: str) -> Path:

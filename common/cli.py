@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from common import repository
-from common.arguments import benchmark_names, spread_settings
+from common.arguments import benchmark_names, settle_folders, spread_settings
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.processes import handle_ending_signals, tolerate_lost_output
 
@@ -259,7 +259,9 @@ def dispatch(arguments: list[str]) -> int:
     if command is None:
         parser.parse_known_args(words)  # which answers --help
         raise UserError(f"which part of {verb}?", hint=suggest_part(verb, words))
-    return int(command.main(parser.parse_args(spread_settings(words))))
+    args = parser.parse_args(spread_settings(words))
+    settle_folders(args)
+    return int(command.main(args))
 
 
 def suggest(word: str) -> str:

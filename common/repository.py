@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ COMMITTED = ROOT / BUILT / "repository" if IS_INSTALLED else ROOT  # of committe
 BESIDE = ("LICENSE", "pyproject.toml", "setup.py", "run_all.sh", ".ci/constraints.txt", ".ci/setup.sh")
 FIGURES = "results/compiled"  # a wheel keeps these, too: predictions for GPUs read them
 MODULE = ("-P", "-m") if IS_INSTALLED else ("-m",)  # Python's options: a person's folder may hold a `common`
+DATA = "TTT_DATA"  # names the folder of prepared data; `--data` sets it
+ELSEWHERE = re.compile(
+    r"(?<![\w./:~<-])/(?!(?:dev|proc|sys|usr)/)(?:[\w.~+=@-]+/)+(?=[\w.~+=@-])"
+)  # the folders of an absolute path; programs and devices are the same on every machine
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_NAME, DIGEST_LENGTH = 64, 8  # letters of a folder, and of the digest where it is cut
@@ -153,13 +158,6 @@ def relative_paths_in(text: str) -> str:
     return text.replace(f"{WORKSPACE}/", "" if Path.cwd() == WORKSPACE else f"{relative_path(WORKSPACE)}/")
 
 
-def without_folders(text: str) -> str:
-    """Cut the folders of code and workspace from the paths in a text: a log names no folder of a machine."""
-    for folder in (ROOT, WORKSPACE):  # the first may lie in the second
-        text = text.replace(f"{folder}/", "")
-    return text
-
-
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra of this suite, which is on no index of packages."""
     return f"in a clone of this suite: pip install {'' if IS_INSTALLED else '-e '}'.[{extra}]'"
@@ -171,6 +169,63 @@ def explain_missing(error: Exception) -> UserError | None:
         if isinstance(error, ModuleNotFoundError) and error.name in modules:
             return UserError(f"{error.name} is not installed", hint=install_hint(extra))
     return None
+
+
+def data_folder() -> Path:
+    """Return the folder of prepared data: what --data or TTT_DATA names, else data/ of the repository."""
+    return Path(os.path.abspath(os.environ.get(DATA) or WORKSPACE / "data"))
+
+
+def data_option() -> str:
+    """Return ` --data DIR` for a command to type, nothing where prepared data lie in the repository."""
+    return "" if data_folder() == WORKSPACE / "data" else f" --data {shlex.quote(str(data_folder()))}"
+
+
+def set_data_folder(folder: Path | None) -> None:
+    """Take prepared data from `folder`, else from TTT_DATA, here and in the processes that this one starts.
+
+    Raises UserError for a file.
+    """
+    if named := str(folder or "") or os.environ.get(DATA):
+        os.environ[DATA] = os.path.abspath(named)
+        if os.path.exists(named) and not os.path.isdir(named):
+            raise UserError("is not a folder", where=f"{DATA if folder is None else '--data'} {named}")
+
+
+def locate_data(directory: str) -> Path:
+    """Return the folder that `data.directory` names: `data/...` is in the folder of prepared data.
+
+    Another relative path begins in the repository.
+    """
+    first, *others = (*Path(directory).parts, "")
+    return data_folder().joinpath(*others) if first == "data" else WORKSPACE / directory
+
+
+def name_data(directory: str) -> str:
+    """Return `data.directory` as logs state it, without folders of this machine.
+
+    A folder that lies elsewhere is data/NAME: so it is found again with its parent as the folder of data.
+    """
+    path = Path(os.path.normpath(locate_data(directory)))
+    for folder, name in ((data_folder(), "data"), (ROOT, ""), (WORKSPACE, "")):
+        if path.is_relative_to(folder):
+            return (name / path.relative_to(folder)).as_posix()
+    return f"data/{path.name}"
+
+
+def hide_folders(text: str) -> str:
+    """Write the paths in a text as logs state them: from the repository, as data/... or as .../NAME."""
+    for folder, name in ((data_folder(), "data"), (ROOT, ""), (WORKSPACE, "")):
+        begin = rf"(?<![\w.]){re.escape(str(folder))}"
+        text = re.sub(rf"{begin}/(?=[\w.~])", f"{name}/".lstrip("/"), text)
+        text = re.sub(rf"{begin}(?![\w.-])", name or ".", text)
+    return ELSEWHERE.sub(".../", text)
+
+
+def systems_beside(results: Path) -> Path:
+    """Return the folder of system descriptions that belongs to a folder of results: beside it, or inside."""
+    results = Path(os.path.abspath(results))
+    return (results.parent if results.name == "results" else results) / "systems"
 
 
 def benchmarks() -> list[str]:

@@ -34,10 +34,11 @@ def ttt(*arguments, cwd=ROOT):
 
 
 def ttt_here(*arguments):
-    """Run a command in this process, whose working folder it has."""
+    """Run a command in this process, in its working folder; the environment is restored afterwards."""
     out, err = io.StringIO(), io.StringIO()
     argv = ["ttt", *map(str, arguments)]
-    with patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+    with patch.object(sys, "argv", argv), patch.dict(os.environ), streams[0], streams[1]:
         try:
             code = main()
         except SystemExit as end:  # argparse's own help or refusal

@@ -5,16 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from common.arguments import settle_folders
 from common.cli import find_part, make_parser
 from common.repository import ROOT, relative_path, relative_paths_in
 from tests.command import ttt_here
 
-FOLDERS = {"results": ROOT / "results", "systems": ROOT / "systems"}
-READERS = ("score", "check", "report", "reproduce", "export", "report --explore")
-WRITERS = {
-    "results": "accept|run --all|run|bench|inspect neighbour|inspect compile|inspect profile|doctor|estimate|"
-    "sweep|ablate",
-    "systems": "run --all|run",
+READERS = "score|check|report|reproduce|export|report --explore"
+OPTIONS = {  # by option: the commands that read or write there
+    "data": "run --all|run|accept|data|doctor|inspect profile|inspect neighbour|estimate|sweep|ablate|compare",
+    "results": "run --all|run|accept|bench|inspect profile|inspect neighbour|inspect compile|doctor|estimate|sweep|"
+    f"ablate|compare|list methods|{READERS}",
+    "systems": "run --all|run|check|report|report --explore|export --to submission",
+}
+DEFAULTS = {
+    "data": "default: $TTT_DATA, else data/ of the repository",
+    "results": "default: results/ of the repository",
+    "systems": "default: systems/ beside the results",
 }
 LOGS = ROOT / "results" / "reference-2cpu-mini-baseline"
 
@@ -28,32 +34,41 @@ def elsewhere(tmp_path, monkeypatch):
     return folder
 
 
-def defaults(command):
-    """Return the defaults of a command's arguments."""
+def settled(command, *more):
+    """Return the arguments of a command as its `main` gets them."""
     verb, *words = command.split()
-    parser, _ = make_parser(verb, find_part(verb, words)[0])
-    return {action.dest: action.default for action in parser._actions}
+    part, words = find_part(verb, words)
+    args = make_parser(verb, part)[0].parse_args([*words, *more])
+    settle_folders(args)
+    return args
 
 
-@pytest.mark.parametrize("verb", READERS)
-def test_readers_read_where_writers_write(verb):
-    (path,) = defaults(verb)["paths"]
-    assert path.resolve() == FOLDERS["results"] and path.is_dir()
+@pytest.mark.parametrize("command", READERS.split("|"))
+def test_readers_read_where_writers_write(command):
+    (path,) = settled(command).paths
+    assert path.resolve() == ROOT / "results" and path.is_dir()
+    assert settled(command, "--results", "there").paths == [Path("there")]
 
 
 @pytest.mark.parametrize(
-    ("option", "verb"), [(name, verb) for name in WRITERS for verb in WRITERS[name].split("|")]
+    ("option", "command"), [(option, name) for option in OPTIONS for name in OPTIONS[option].split("|")]
 )
-def test_writers_name_their_folder_in_their_help(option, verb):
-    assert defaults(verb)[option].resolve() == FOLDERS[option]
-    text = ttt_here(*verb.split(), "--help").stdout
-    (line,) = re.findall(rf"^  --{option} DIR +(.+\n.+)", text, re.MULTILINE)
-    assert f"default: {option}/ of the" in " ".join(line.split())
+def test_the_help_names_the_folders_of_a_command(option, command):
+    text = " ".join(ttt_here(*command.split(), "--help").stdout.split())
+    assert f" --{option} DIR " in text and DEFAULTS[option] in text
+
+
+def test_a_description_is_written_beside_the_results():
+    assert settled("run --all").systems.resolve() == ROOT / "systems"
+    for folder in ("runs/results", "runs"):
+        beside = settled("run --all", "--results", folder).systems
+        assert beside.resolve() == Path("runs/systems").resolve()
+    assert settled("run --all", "--results", "runs", "--systems", "here").systems == Path("here")
 
 
 def test_pages_go_to_one_folder():
     for command in ("report", "report --explore"):
-        assert defaults(command)["out"].resolve() == ROOT / "report"
+        assert settled(command).out.resolve() == ROOT / "report"
 
 
 def test_results_are_read_from_anywhere():

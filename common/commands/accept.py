@@ -21,10 +21,10 @@ from contextlib import redirect_stdout
 
 from common.arguments import (
     add_benchmarks,
+    add_folders,
     add_json,
     add_nproc,
     add_out,
-    add_results,
     add_size,
     repository_path,
 )
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, "a new .tar.gz; default: one in report/accept")
     add_json(parser)
     add_nproc(parser)
-    add_results(parser)
+    add_folders(parser, "data", "results")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ go to results/, the page to report/index.html; nothing that exists is overwritte
 examples:
   ttt run --all --size mini
   ttt run --all --runs official --continue
+  ttt run --all --size mini --data /raid/mlperf --results /lustre/runs/results
   ttt run --all --size mini --benchmarks language_bert --runs 1
   ttt run --all --size mini --set submission.hardware=my-laptop submission.org=Example
 """
@@ -18,12 +19,11 @@ from pathlib import Path
 
 from common.arguments import (
     add_benchmarks,
+    add_folders,
     add_nproc,
-    add_results,
     add_runs,
     add_settings,
     add_size,
-    add_systems,
     repository_path,
 )
 from common.commands import data, score
@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "change a key of every configuration")
     add_nproc(parser)
     run_sets.add_options(parser)
-    add_results(parser)
-    add_systems(parser)
+    add_folders(parser, "data", "results", "systems")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -77,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
     if codes[0] == EXIT_INTERRUPTED:
         return EXIT_INTERRUPTED
     folders = [Path(os.path.relpath(run_set.directory)) for run_set in sets.values()]
-    audited = official.judge_sets(audit_paths(folders))
+    audited = official.judge_sets(audit_paths(folders, systems=args.systems))
     print(*(line for entry in audited for line in entry.lines()), sep="\n")
     codes.append(EXIT_OK if all(entry.passes for entry in audited) else EXIT_FINDINGS)
     codes.append(score.show(folders))

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from common.arguments import add_json, add_paths
+from common.arguments import add_folders, add_json, add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.audit import Finding, audit_paths
 from common.evidence.paths import find_others, shown_as
@@ -37,6 +37,7 @@ OURS = "; ".join(f"{name} {', '.join(rulesets)}" for name, rulesets in official.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser, help="result files, folders or archives")
+    add_folders(parser, "systems")
     add_json(parser)
     parser.add_argument("--all", action="store_true", help="print every finding, not one of each rule")
     parser.add_argument("--no-official", action="store_true", help="skip the checkers (up to 1 s a log)")
@@ -63,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
                 path = folder
             paths.append(path)
         try:
-            audited, others = audit_paths(paths, ruleset=args.ruleset or ""), find_others(paths)
+            audited = audit_paths(paths, ruleset=args.ruleset or "", systems=args.systems)
+            others = find_others(paths)
         except UserError:
             print(*refused, sep="\n", file=sys.stderr, end="\n" if refused else "")
             raise

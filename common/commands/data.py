@@ -15,6 +15,7 @@ examples:
   ttt data prepare image_classification --size mini
   ttt data prepare image_classification --size full --source ILSVRC/imagenet-1k
   ttt data prepare language_bert --size full --source DIR --set data.corpus=NAME
+  ttt data prepare language_bert --size mini --data /raid/mlperf
   ttt data verify language_bert --size mini
   ttt data status --json
 """
@@ -27,14 +28,13 @@ from functools import partial
 from pathlib import Path
 
 from common import repository
-from common.arguments import add_benchmark, add_json, add_settings, add_size
+from common.arguments import add_benchmark, add_folders, add_json, add_settings, add_size
 from common.config import schema as configs
 from common.data import fetch as downloads
 from common.data import manifest as manifests
 from common.data import preparation
 from common.data import status as states
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.repository import WORKSPACE
 from common.training.load import read_config
 
 
@@ -47,12 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text = "a server with a copy of MLCommons' lists, NAME.uri and NAME.md5"
         parser.add_argument("--mirror", metavar="URL", help=text)
         parser.add_argument("--dry-run", action="store_true", help="list the files, and download none")
+        add_folders(parser, "data")
         return
     if part == "status":
         add_benchmark(parser, nargs="?")
         text = "the folder to prepare size full from; default: data/BENCHMARK/source"
         parser.add_argument("--source", type=Path, metavar="DIR", help=text)
         add_json(parser)
+        add_folders(parser, "data")
         return
     parser.add_argument("action", choices=("prepare", "verify", "fetch", "status"))
     add_benchmark(parser)
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "whose data, where they are not all the same"
     parser.add_argument("--configuration", default="baseline", metavar="NAME", help=text)
     add_settings(parser, "change a key, such as data.directory")
+    add_folders(parser, "data")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -71,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    directory = WORKSPACE / config.data.directory  # type: ignore[attr-defined]
+    directory = config.data_directory
     explain = partial(preparation.changed_records, args.benchmark)
     problems = preparation.verify(directory, config, hint=config.prepared_hint, explain=explain)
     for problem in problems:
@@ -103,8 +106,7 @@ def show_status(args: argparse.Namespace) -> int:
 
 def prepare(config: configs.RunConfig, source: str | None = None) -> int:
     """Prepare the data unless they are there and whole. Raises UserError where no source is taken."""
-    name: str = config.data.directory  # type: ignore[attr-defined]
-    directory = WORKSPACE / name
+    directory = config.data_directory
     if preparation.is_intact(directory, config):
         print(f"{config.benchmark}: {repository.relative_path(directory)} is prepared and intact")
         return EXIT_OK

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from common.arguments import add_benchmarks, add_json, add_nproc, add_results, add_settings, add_size
+from common.arguments import add_benchmarks, add_folders, add_json, add_nproc, add_settings, add_size
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine import preflight, torch_build
 from common.machine.line import FAULT, WARNING, Line
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only measure the first steps with so many seeds, and keep their bands (size mini)",
     )
     add_nproc(parser)
-    add_results(parser)
+    add_folders(parser, "data", "results")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from common import files
-from common.arguments import add_out, add_results, whole_number
+from common.arguments import add_folders, add_out, whole_number
 from common.errors import EXIT_OK, UserError
 from common.evidence.page import fill_template
 from common.repository import SIZES
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measure", choices=SIZES, help="time steps with and without each, or only NAME")
     parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help="for each method; default: 4")
     parser.add_argument("--dry-run", action="store_true", help="with --measure: say how long, and stop")
-    add_results(parser)
+    add_folders(parser, "results")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from common.arguments import add_out
+from common.arguments import add_folders, add_out
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.log import load
 from common.evidence.records import printable
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--implementation", default="time-to-train", metavar="NAME", help="folder of the code in the package"
     )
-    parser.add_argument("--systems", type=Path, metavar="DIR", help="descriptions; default: beside results/")
+    add_folders(parser, "systems")
     parser.add_argument(
         "--commit", default="", metavar="COMMIT", help="code to publish; default: the commit in the logs"
     )
@@ -64,11 +64,10 @@ def main(args: argparse.Namespace) -> int:
         submitter=args.submitter,
         implementation=args.implementation,
         repository=ROOT,
-        systems=args.systems,
         revision=args.commit,
         is_rehearsal=args.rehearsal,
     )
-    package = assemble(load(args.paths), request)
+    package = assemble(load(args.paths, systems=args.systems), request)
     for line in package.notes + package.findings:
         print(printable(line, 500))
     if package.findings:

@@ -14,7 +14,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from common.arguments import add_out, add_paths, repository_path
+from common.arguments import add_folders, add_out, add_paths, repository_path
 from common.errors import EXIT_OK
 from common.evidence.audit import audit_paths
 from common.evidence.ledger import find_ledgers
@@ -25,6 +25,7 @@ from common.evidence.submission import official
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
+    add_folders(parser, "systems")
     page = "the page, NAME.html, or a folder for index.html; default: report/ of the repository"
     add_out(parser, page, default=repository_path("report"), metavar="PATH")
     parser.add_argument(
@@ -40,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         write_plot(args.plot, load(args.paths))
         return EXIT_OK
     page = page_path(args.out, "index.html")
-    audited = audit_paths(args.paths)
+    audited = audit_paths(args.paths, systems=args.systems)
     if not args.no_official:
         audited = official.judge_sets(audited)
     write_report(page, audited, find_ledgers(args.paths))

@@ -20,6 +20,7 @@ examples:
   ttt run language_bert baseline --size mini -O1 --dry-run
   ttt run language_bert optimized --size mini --runs official --continue
   ttt run language_bert optimized --size mini --nproc 2
+  ttt run language_bert optimized --size mini --data /raid/mlperf --results /lustre/runs/results
   ttt run language_bert baseline --size full --nproc 512 --dry-run
   ttt run language_bert baseline --size mini --set checkpoint_every=1ep --resume results/.../result_0.txt
 """
@@ -31,12 +32,11 @@ from pathlib import Path
 from common.arguments import (
     add_benchmark,
     add_configuration,
+    add_folders,
     add_nproc,
-    add_results,
     add_runs,
     add_settings,
     add_size,
-    add_systems,
     seed,
 )
 from common.config.names import split_name
@@ -68,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RESULT",
         help="go on from the last checkpoint of an interrupted run, whose settings and seed are kept",
     )
-    add_results(parser)
-    add_systems(parser)
+    add_folders(parser, "data", "results", "systems")
     plan = "print the merged configuration and the plan, then stop"
     parser.add_argument("--dry-run", action="store_true", help=plan)
 

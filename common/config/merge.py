@@ -9,7 +9,7 @@ import yaml
 from common import yaml_file
 from common.config.schema import RunConfig
 from common.errors import UserError, nearest
-from common.repository import NAME, ROOT, configurations
+from common.repository import NAME, ROOT, configurations, hide_folders
 
 MAX_EXTENDS = 2
 
@@ -108,4 +108,6 @@ def extend(base: str, settings: Iterable[str], head: str) -> str:
 
 
 def to_yaml(config: RunConfig) -> str:
-    return yaml.safe_dump(config.model_dump(), sort_keys=False, default_flow_style=None, width=110)
+    """Return a configuration as logs state it: without folders of this machine."""
+    text: str = yaml.safe_dump(config.stated(), sort_keys=False, default_flow_style=None, width=110)
+    return hide_folders(text)

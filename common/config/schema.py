@@ -9,12 +9,14 @@ switched on and is ignored otherwise, so one file serves every configuration of 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from common.config.validation import DURATION, validate
 from common.errors import UserError
+from common.repository import data_option, locate_data, name_data
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[str, Field(pattern=DURATION)]
@@ -168,6 +170,17 @@ class RunConfig(Strict):
         raise UserError("auto: not known for this benchmark", where="micro_batch_size", hint=hint)
 
     @property
+    def data_directory(self) -> Path:
+        """The folder of the prepared data."""
+        return locate_data(self.data.directory)  # type: ignore[attr-defined]
+
+    def stated(self, **options: Any) -> dict[str, Any]:
+        """Return the values as logs and figures state them; `options` are those of model_dump."""
+        values = self.model_dump(**options)
+        values["data"]["directory"] = name_data(values["data"]["directory"])
+        return values
+
+    @property
     def prepared_hint(self) -> str:
         """The command that prepares the data."""
         directory = self.data.directory  # type: ignore[attr-defined]
@@ -204,7 +217,7 @@ class RunConfig(Strict):
 
 def data_command(verb: str, benchmark: str, size: str, configuration: str, directory: str) -> str:
     """Return a `ttt data` command for the data of a configuration; short where their place is usual."""
-    command = f"ttt data {verb} {benchmark} --size {size}"
+    command = f"ttt data {verb} {benchmark} --size {size}{data_option()}"
     if directory == f"data/{benchmark}/{size}":
         return command
     return f"{command} --configuration {configuration} --set data.directory={directory}"

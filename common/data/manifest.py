@@ -137,7 +137,7 @@ def verify(
 
 def refuse_to_replace(directory: Path) -> None:
     """Raise UserError where a prepared folder could not or must not be put."""
-    hint = "choose another folder with --set data.directory=DIR"
+    hint = "choose another folder with --data DIR"
     if directory.is_mount():
         raise UserError("is a mount point, which cannot be replaced", where=str(directory), hint=hint)
     if directory.exists() and not directory.is_dir():

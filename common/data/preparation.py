@@ -13,7 +13,7 @@ from common.config.schema import Loaded, RunConfig
 from common.data import manifest, shards
 from common.errors import UserError
 from common.files import locked
-from common.repository import WORKSPACE, without_folders
+from common.repository import relative_paths_in
 
 PRINT_EVERY_S = 10.0
 GIB = 2**30
@@ -44,7 +44,7 @@ def prepare(
             f"no intact {name} here",
             where=str(directory),
             hint=f"{config.prepared_hint} --source DIR, with {needs}; "
-            "or --set data.directory=DIR to prepared data",
+            "or --data DIR, with data that were prepared elsewhere",
         )
     if config.size == "mini" and source is not None:
         raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
@@ -75,8 +75,7 @@ def fingerprint_of(directory: Path, *, hint: str = "") -> str:
 
 def data_fingerprint(config: RunConfig) -> str:
     """Read the fingerprint of a configuration's prepared data in its manifest."""
-    directory = WORKSPACE / config.data.directory  # type: ignore[attr-defined]
-    return fingerprint_of(directory, hint=config.prepared_hint)
+    return fingerprint_of(config.data_directory, hint=config.prepared_hint)
 
 
 def is_intact(directory: Path, config: Any) -> bool:
@@ -112,7 +111,7 @@ def changed_records(benchmark: str, path: Path) -> str:
 
 
 def check_free_space(
-    work: Path, num_bytes: int, *, hint: str = "choose another folder with --set data.directory=DIR"
+    work: Path, num_bytes: int, *, hint: str = "choose another folder with --data DIR"
 ) -> None:
     free = shutil.disk_usage(work).free
     if free < num_bytes:
@@ -177,10 +176,9 @@ def check_data(loaded: Loaded) -> None:
     At size full the content is left alone: reading it would warm the page cache, and loaders check it.
     """
     config = loaded.config
-    directory = config.data.directory  # type: ignore[attr-defined]
     problems = verify(
-        WORKSPACE / directory, config, hint=config.prepared_hint, has_content=config.size == "mini"
+        config.data_directory, config, hint=config.prepared_hint, has_content=config.size == "mini"
     )
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(without_folders(problems[0]) + more, hint=config.prepared_hint)
+        raise UserError(relative_paths_in(problems[0]) + more, hint=config.prepared_hint)

@@ -23,7 +23,15 @@ from common.data.fetch import PART
 from common.errors import UserError
 from common.evidence.recipes import flat
 from common.files import write_text
-from common.repository import SIZES, WORKSPACE, configurations, relative_path, relative_paths_in
+from common.repository import (
+    SIZES,
+    configurations,
+    data_folder,
+    data_option,
+    locate_data,
+    relative_path,
+    relative_paths_in,
+)
 
 MISSING, DAMAGED, PREPARED, VERIFIED = "missing", "damaged", "prepared", "verified"
 
@@ -114,7 +122,7 @@ def read_report(benchmarks: Sequence[str], *, source: Path | None = None) -> Rep
 
 def source_directory(benchmark: str) -> Path:
     """Return the folder to which `ttt data fetch` downloads by default."""
-    return WORKSPACE / "data" / benchmark / "source"
+    return data_folder() / benchmark / "source"
 
 
 def read_source(benchmark: str, directory: Path) -> SourceState:
@@ -136,9 +144,9 @@ def read_states(benchmark: str, size: str, source: SourceState) -> Iterator[Data
             benchmark=benchmark,
             size=size,
             configurations=names,
-            directory=relative_path(WORKSPACE / directory),
+            directory=relative_path(locate_data(directory)),
         )
-        complete_state(state, WORKSPACE / directory, keys[names[0]])
+        complete_state(state, locate_data(directory), keys[names[0]])
         state.next = next_command(state, directory, source)
         yield state
 
@@ -171,13 +179,13 @@ def next_command(state: DataState, directory: str, source: SourceState) -> str:
     """Return what to type next; `directory` is the value of data.directory."""
     place = (state.benchmark, state.size, state.configurations[0], directory)
     if state.state == VERIFIED:
-        return f"ttt run {state.benchmark} {state.configurations[0]} --size {state.size}"
+        return f"ttt run {state.benchmark} {state.configurations[0]} --size {state.size}{data_option()}"
     if state.state == PREPARED:
         return data_command("verify", *place)
     if state.size == "mini":
         return data_command("prepare", *place)
     if source.missing:
-        return f"ttt data fetch {state.benchmark}"
+        return f"ttt data fetch {state.benchmark}{data_option()}"
     return f"{data_command('prepare', *place)} --source {source.directory}"
 
 

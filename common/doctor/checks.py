@@ -23,7 +23,7 @@ from common.machine.load import Load, Meter, read_alone
 from common.machine.preflight import cheap_checks, num_shards
 from common.machine.record import judge_speed
 from common.measure.device_run import NUM_DEVICES
-from common.repository import WORKSPACE, build_probes, mlperf_name, relative_paths_in
+from common.repository import build_probes, mlperf_name, relative_paths_in
 from common.run import launch
 from common.study.predict.sources import find_newest, read_json
 from common.training.load import load_config
@@ -78,7 +78,7 @@ def check_benchmark(configs: list[RunConfig], results: Path, num_devices: int) -
     line, manifest = check_data(config, results)
     yield line
     if manifest is not None:
-        yield host.read_rate(benchmark, WORKSPACE / config.data.directory, manifest)  # type: ignore[attr-defined]
+        yield host.read_rate(benchmark, config.data_directory, manifest)
     yield from answer(f"kernels of {benchmark}", partial(check_kernels, config))
     if config.size != "mini":
         advice = f"at size mini there is: ttt doctor --benchmarks {benchmark} --size mini"
@@ -108,7 +108,7 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
 
     At size full only sizes are compared: reading everything takes longer than a person waits.
     """
-    check, directory = f"data of {config.benchmark}", WORKSPACE / config.data.directory  # type: ignore[attr-defined]
+    check, directory = f"data of {config.benchmark}", config.data_directory
     if not (directory / MANIFEST).is_file():
         return warning(check, f"not prepared at size {config.size}", config.prepared_hint), None
     has_content = config.size == "mini"

@@ -77,12 +77,13 @@ def audit_paths(
     report: Callable[[Path, int], None] = lambda file, num_files: None,
     *,
     ruleset: str = "",
+    systems: Path | None = None,
 ) -> list[Audited]:
     """Audit every log below `paths`, the sets they form, and the sets against each other.
 
     Many logs are read by one process for each processor; what comes back holds only the records that scores
     and sets need. `report` is told each file that was read, and of how many. `ruleset` is the round that a
-    person chose. Raises: UserError as `log.load`.
+    person chose; `systems` and errors as in `log.load`.
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
@@ -94,7 +95,7 @@ def audit_paths(
             logs[file] = audited_log
             report(file, len(files))
     run_sets = [
-        RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group))
+        RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group), systems=systems)
         for folder, group in folders.items()
     ]
     between = audit_sets(run_sets)

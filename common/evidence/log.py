@@ -20,6 +20,7 @@ from common.evidence.records import (
     printable,
     read_bytes,
 )
+from common.repository import systems_beside
 
 TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
 NUM_RUNS = {"resnet": 5, "bert": 10}  # of an official run set (training_rules, Benchmark Results)
@@ -213,10 +214,14 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSet:
-    """The runs of one configuration on one system: the logs of one folder, at least one."""
+    """The runs of one configuration on one system: the logs of one folder, at least one.
+
+    `systems` is the folder of descriptions that a person named.
+    """
 
     folder: str
     logs: tuple[Log, ...]
+    systems: Path | None = None
 
     @property
     def readable(self) -> tuple[Log, ...]:
@@ -238,21 +243,22 @@ class RunSet:
 
     @property
     def systems_folder(self) -> Path | None:
-        """The folder of its submission's descriptions: beside results/, or beside the systems."""
+        """The folder of its descriptions: the one that was named, else the one beside its results."""
         file = self.lead.file
-        if file is None or not self.lead.folders[0]:
-            return None
-        root = file.parents[2]
-        return (root.parent if root.name == "results" else root) / "systems"
+        if self.systems or file is None or not self.lead.folders[0]:
+            return self.systems
+        return systems_beside(file.parents[2])
 
 
-def load(paths: Sequence[Path]) -> list[RunSet]:
+def load(paths: Sequence[Path], *, systems: Path | None = None) -> list[RunSet]:
     """Read every result_*.txt below `paths` (a file is taken whatever its name), one run set per folder.
+
+    Their descriptions are in `systems`, else beside the results of each.
 
     Raises: UserError for a path that does not exist, or when there is no log at all.
     """
     return [
-        RunSet(folder=label(folder), logs=tuple(read_log(file) for file in files))
+        RunSet(folder=label(folder), logs=tuple(read_log(file) for file in files), systems=systems)
         for folder, files in find_sets(paths).items()
     ]
 

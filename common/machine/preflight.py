@@ -9,7 +9,6 @@ from common.errors import UserError
 from common.machine import gpus, host, torch_build
 from common.machine.line import FAULT, OK, Line
 from common.machine.load import Meter
-from common.repository import WORKSPACE
 
 
 def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool = False) -> Iterator[Line]:
@@ -28,8 +27,7 @@ def cheap_checks(size: str, results: Path, num_shards: int, *, has_workers: bool
 
 
 def num_shards(config: RunConfig) -> int:
-    directory = WORKSPACE / config.data.directory  # type: ignore[attr-defined]
-    return sum(1 for _ in directory.glob("*.shard"))
+    return sum(1 for _ in config.data_directory.glob("*.shard"))
 
 
 def preflight(config: RunConfig, results: Path, *, is_forced: bool) -> tuple[str, ...]:

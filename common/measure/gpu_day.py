@@ -27,7 +27,7 @@ from common.evidence.page import fill_template
 from common.machine import system
 from common.measure.without_gpu import gpu_model
 from common.processes import Processes
-from common.repository import ROOT
+from common.repository import ROOT, hide_folders
 
 ROWS = ROOT / "systems" / "gpu_day.yaml"
 STAGE_S = 520  # a stage ends before 9 minutes have passed
@@ -157,11 +157,6 @@ def parse_figures(lines: list[str]) -> dict[str, Any] | None:
         except ValueError:
             continue
     return None
-
-
-def hide_folders(line: str) -> str:
-    line = line.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
-    return re.sub(r"(?<![\w.])/[\w.~+-]+(/[\w.~+-]+)+/(?=[\w.~+-])", ".../", line)
 
 
 def read_rows(output: Path, order: list[str]) -> list[dict[str, Any]]:

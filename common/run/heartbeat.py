@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from common.repository import without_folders
+from common.repository import hide_folders
 
 PHASES = (  # in the order in which a rank passes them
     "between steps",
@@ -71,7 +71,7 @@ class Slot:
 def describe_failure(step: int, cause: str, who: str = "") -> str:
     """Say in one line who failed, when and why, without folders of this machine."""
     when = f"after step {step:,}" if step else "before the first step"
-    return " ".join(without_folders(f"{who}{', ' if who else ''}{when}: {cause}").split())
+    return " ".join(hide_folders(f"{who}{', ' if who else ''}{when}: {cause}").split())
 
 
 class Heartbeat:

@@ -26,7 +26,7 @@ from common.files import create_next, explain_os_error, make_folder
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
-from common.repository import MODULE, WORKSPACE, mlperf_name, without_folders
+from common.repository import MODULE, WORKSPACE, hide_folders, mlperf_name, name_data
 from common.run import mllog
 from common.run.heartbeat import Heartbeat
 from common.run.set_folder import choose_folder, num_threads
@@ -38,6 +38,7 @@ HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an eva
 MAX_DRIFT_MS = 1000
 BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
 UNWRITABLE = "cannot write results here"
+FOLDERS, DIRECTORY = ("--data", "--results", "--systems"), "data.directory"
 OFTEN: dict[int, str] = {  # what a signal often means
     signal.SIGKILL: " (kill -9, or out of memory)",
     signal.SIGBUS: " (a file was cut short, or a disk failed)",
@@ -205,6 +206,18 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
     return file
 
 
+def describe_command(command: Sequence[str], config: RunConfig) -> str:
+    """Return a command as its log states it: a folder outside the repository by what it holds."""
+    words, directory = ["ttt"], config.data.directory  # type: ignore[attr-defined]
+    for before, word in zip(["", *command], command, strict=False):
+        option, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if option in FOLDERS and value and not Path(value).resolve().is_relative_to(WORKSPACE):
+            words.append(f"{option}=" * bool(equals) + option.removeprefix("--"))
+        else:
+            words.append(word.replace(f"{DIRECTORY}={directory}", f"{DIRECTORY}={name_data(directory)}"))
+    return shlex.join(words)
+
+
 def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
     """Compose the comment lines at the head of a result: command, commit, versions, configuration."""
     config = run_set.loaded.config
@@ -212,7 +225,7 @@ def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
         f"benchmark: {config.benchmark}",
         f"configuration: {config.configuration}",
         f"size: {config.size}{' (a proxy: not a submission)' if config.size == 'mini' else ''}",
-        f"command: {shlex.join(['ttt', *command])}",
+        f"command: {describe_command(command, config)}",
         *repository.head_lines(),
         f"versions: {system.versions_line()}",
         f"threads: {num_threads(run_set.num_ranks)}",
@@ -221,7 +234,7 @@ def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
         "--- configuration",
         *(f"  {line}" for line in to_yaml(config).splitlines()),
     ]
-    text = without_folders("".join(f"# {line}\n" for line in lines)).replace(mllog.TOKEN, "")
+    text = hide_folders("".join(f"# {line}\n" for line in lines)).replace(mllog.TOKEN, "")
     return text.encode("ascii", "backslashreplace").decode()
 
 

@@ -16,7 +16,7 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import UserError
 from common.files import explain_os_error, synchronize
-from common.repository import ROOT
+from common.repository import ROOT, hide_folders
 
 TOKEN = ":::MLLOG"
 RECORDS = {  # key -> (states it may be written in, state afterwards); None: the state stays
@@ -113,7 +113,11 @@ class RunLog:
                 raise LogOrderError(f"'{key}': {name} is {content!r}, not a finite plain Python value")
         self.seen.add(key)
         self.state = following or self.state
-        write(key, value, metadata=metadata)
+        write(
+            key,
+            make_public(value),
+            metadata={name: make_public(content) for name, content in metadata.items()},
+        )
         if key == "run_stop":
             self._synchronize()
 
@@ -135,6 +139,10 @@ def is_plain(value: Any) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     return value is None or type(value) in (bool, int, str)
+
+
+def make_public(value: Any) -> Any:
+    return hide_folders(value) if isinstance(value, str) else value
 
 
 def abort(path: Path, **metadata: Any) -> bool:

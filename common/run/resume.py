@@ -19,7 +19,7 @@ from common.run.launch import RunSet
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 
 MAX_RESUMED = 100  # times that a run went on
-FREE_KEY = "checkpoint_every"  # of the configuration: nothing that is trained depends on it
+FREE_KEYS = ("checkpoint_every", "data.directory")  # nothing that is trained depends on them
 
 
 def last_checkpoint(result: Path) -> Path:
@@ -96,6 +96,6 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
 
 def run_recipe(config: dict[str, Any], seed: int, num_ranks: int, fingerprint: str, system: str) -> Recipe:
     """Collect what the checkpoint and the run must share; a file without a configuration shares nothing."""
-    keys = {key: value for key, value in flat(config).items() if key != FREE_KEY}
+    keys = {key: value for key, value in flat(config).items() if key not in FREE_KEYS}
     facts = {"seed": seed, "ranks": num_ranks, "dataset_fingerprint": fingerprint, "system": system}
     return {"benchmark": "missing"} | keys | facts

@@ -117,7 +117,7 @@ def is_asked(loaded: Loaded, key: str) -> bool:
 
 def of_values(config: RunConfig) -> Recipe:
     """Return the recipe in a configuration as the head of a log states it."""
-    return of_configuration(yaml_file.parse_head([repository.without_folders(to_yaml(config))]) or {})
+    return of_configuration(yaml_file.parse_head([to_yaml(config)]) or {})
 
 
 def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:

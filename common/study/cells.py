@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from common.arguments import add_json, add_nproc, add_results, add_settings, add_size, seed, whole_number
+from common.arguments import add_folders, add_json, add_nproc, add_settings, add_size, seed, whole_number
 from common.config.names import find_base, short_name
 from common.config.schema import Loaded
 from common.data.preparation import check_data
@@ -116,7 +116,7 @@ def add_options(
     run_sets.add_options(parser)
     parser.set_defaults(continues=True)
     add_json(parser)
-    add_results(parser)
+    add_folders(parser, "data", "results")
 
 
 def from_arguments(args: argparse.Namespace, benchmark: str, cells: Sequence[Cell]) -> Study:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from common.repository import WORKSPACE
 from common.training import memory
 from common.training.method import Batch
 from common.training.ranks import SINGLE_RANK, RankInfo, part
@@ -175,7 +174,8 @@ class Benchmark(ABC):
     @final
     def directory(self) -> Path:
         """The folder of the prepared data."""
-        return WORKSPACE / str(self.config.data.directory)
+        directory: Path = self.config.data_directory
+        return directory
 
     @final
     def epochs_finished(self, num_samples: int) -> float:

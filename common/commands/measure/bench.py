@@ -25,8 +25,8 @@ from common.arguments import (
     add_batch_sizes,
     add_benchmark,
     add_configurations,
+    add_folders,
     add_json,
-    add_results,
     add_size,
 )
 from common.config.schema import RunConfig
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help=each_time)
     parser.add_argument("--logging", action="store_true", help="measure the cost of logging and timing")
     add_json(parser)
-    add_results(parser)
+    add_folders(parser, "results")
 
 
 def main(args: argparse.Namespace) -> int:

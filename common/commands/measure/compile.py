@@ -19,8 +19,8 @@ from common.arguments import (
     add_batch_sizes,
     add_benchmark,
     add_configurations,
+    add_folders,
     add_json,
-    add_results,
     add_settings,
     add_size,
     list_benchmarks,
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checked = "compare the model of GPUs with published throughput"
     parser.add_argument("--check-published", action="store_true", help=checked)
     add_json(parser)
-    add_results(parser)
+    add_folders(parser, "results")
 
 
 def main(args: argparse.Namespace) -> int:

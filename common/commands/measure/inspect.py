@@ -23,8 +23,8 @@ from common.arguments import (
     add_batch_sizes,
     add_benchmark,
     add_configuration,
+    add_folders,
     add_json,
-    add_results,
     add_size,
     whole_number,
 )
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--rounds", type=number, default=3, metavar="N", help="runs of each kind")
         pairs = "runs without neighbour, with the threads of before and of now in turn"
         parser.add_argument("--pairs", type=number, default=0, metavar="N", help=pairs)
-        add_results(parser)
+        add_folders(parser, "data", "results")
     else:
         add_batch_sizes(parser)
     if part in ("graphs", "kernels"):

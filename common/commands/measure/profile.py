@@ -32,9 +32,9 @@ from common.arguments import (
     add_batch_sizes,
     add_benchmark,
     add_configuration,
+    add_folders,
     add_json,
     add_nproc,
-    add_results,
     add_settings,
     add_size,
     whole_number,
@@ -45,7 +45,7 @@ from common.errors import EXIT_OK, UserError
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
-from common.repository import MODULE
+from common.repository import MODULE, data_folder
 from common.run import launch
 from common.run.supervision import rank_environments, supervise
 from common.training import ranks
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace of some steps")
     add_nproc(parser)
     add_json(parser)
-    add_results(parser)
+    add_folders(parser, "data", "results")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -80,9 +80,9 @@ def main(args: argparse.Namespace) -> int:
         launch.choose_ranks(loaded.config, args.nproc)
         check_data(loaded)
         with tempfile.TemporaryDirectory() as folder:
-            return supervise(
-                [*MODULE, "common.cli", *sys.argv[1:]], rank_environments(args.nproc, folder)
-            ).code
+            folders = ["--data", str(data_folder()), "--results", str(args.results.resolve())]
+            words = [*MODULE, "common.cli", *sys.argv[1:], *folders]  # the ranks start elsewhere
+            return supervise(words, rank_environments(args.nproc, folder)).code
     figures = measure(args)
     if args.json and rank_info.rank == 0:
         print(json.dumps(figures))

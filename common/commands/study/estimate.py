@@ -31,8 +31,8 @@ from rich.console import Console
 from common.arguments import (
     add_benchmark,
     add_configuration,
+    add_folders,
     add_json,
-    add_results,
     add_settings,
     add_size,
     list_benchmarks,
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checked = "compare predictions with published results"
     parser.add_argument("--check-published", action="store_true", help=checked)
     add_json(parser)
-    add_results(parser)
+    add_folders(parser, "data", "results")
 
 
 def main(args: argparse.Namespace) -> int:

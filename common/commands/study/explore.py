@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from common.arguments import add_out, add_paths, repository_path
+from common.arguments import add_folders, add_out, add_paths, repository_path
 from common.errors import EXIT_OK
 from common.evidence.audit import Audited, audit_paths
 from common.evidence.paths import find_logs, find_studies
@@ -31,6 +31,7 @@ from common.files import save_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_paths(parser)
+    add_folders(parser, "systems")
     page_name = "the page, NAME.html, or a folder for explore.html; default: report/ of the repository"
     add_out(parser, page_name, default=repository_path("report"), metavar="PATH")
     dated = "dated prices in place of common/study/prices.yaml"
@@ -49,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     paths = args.paths + find_studies(args.paths)
     audited: list[Audited] = []
     if not rates or any(True for path in paths for _ in find_logs(path)):
-        audited = read(paths, console)
+        audited = read(paths, console, args.systems)
     run_sets = [entry.run_set for entry in audited]
     others = points.published_points() + points.predicted_points(args.paths, rates, run_sets, report)
     page = explore.render(explore.page_data(audited, rates, prices, file.parent, others))
@@ -64,8 +65,10 @@ def main(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def read(paths: list[Path], console: Console) -> list[Audited]:
+def read(paths: list[Path], console: Console, systems: Path | None) -> list[Audited]:
     """Read and audit the logs, with a bar where there is a terminal."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("reading logs", total=None)
-        return audit_paths(paths, lambda _, total: progress.update(bar, advance=1, total=total))
+        return audit_paths(
+            paths, lambda _, total: progress.update(bar, advance=1, total=total), systems=systems
+        )

@@ -43,12 +43,11 @@ MARKS = {".md": "> **{}**\n\n", ".html": "<!-- {} -->\n"}  # of a rehearsal; oth
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of a package. `systems` None: the folder beside `results`; `revision` '': as the logs say."""
+    """Options of a package. `revision` '': as the logs say."""
 
     submitter: str
     implementation: str
     repository: Path
-    systems: Path | None = None
     revision: str = ""
     is_rehearsal: bool = False
 
@@ -101,7 +100,7 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
         package.add(results(entry))
         package.add(material(entry, f"benchmarks/{entry.benchmark}/implementations"))
     for system in sorted({entry.system for entry in entries}):
-        add_system(package, [entry for entry in entries if entry.system == system], request)
+        add_system(package, [entry for entry in entries if entry.system == system])
     for benchmark in sorted({entry.benchmark for entry in entries}):
         add_code(package, [entry for entry in entries if entry.benchmark == benchmark], request)
     for path, item in sorted(package.items.items()):
@@ -193,10 +192,10 @@ def results(entry: Entry) -> list[Item]:
     ]
 
 
-def add_system(package: Package, entries: Sequence[Entry], request: Request) -> None:
+def add_system(package: Package, entries: Sequence[Entry]) -> None:
     """Judge the description of one system by the rules Y, from the folder it is taken from, and add it."""
     system = entries[0].system
-    path = (request.systems or entries[0].run_set.systems_folder or Path("systems")) / f"{system}.json"
+    path = (entries[0].run_set.systems_folder or Path("systems")) / f"{system}.json"
     judged = [read_description(path, entry.run_set) for entry in entries]
     description = judged[0].description
     if description is None:

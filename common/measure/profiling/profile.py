@@ -7,7 +7,6 @@ that were just used again (no loader), the same on the device (no transfer), set
 exchange between ranks.
 """
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -225,7 +224,7 @@ def profile(
         "benchmark": config.benchmark,
         "configuration": config.configuration,
         "size": config.size,
-        "config": json.loads(config.model_dump_json()),
+        "config": config.stated(mode="json"),
         "delay_data_ms": delay_ms,
         "batch_size": config.global_batch_size,
         "num_ranks": rank_info.world_size,

@@ -15,7 +15,6 @@ from common.config.merge import to_yaml
 from common.config.schema import RunConfig
 from common.machine import system
 from common.measure.device_run import open_run
-from common.repository import without_folders
 
 TURNS_S = 6.0  # of a pair, unless the fewest turns take longer
 NUM_TURNS = (3, 24)  # of each side, at least, at most
@@ -55,7 +54,7 @@ def time_pair(configs: tuple[RunConfig, RunConfig], number: int) -> tuple[float,
 
 def describe_dependences(configs: Mapping[str, RunConfig]) -> dict[str, Any]:
     """Return what step times depend on; each configuration by a digest."""
-    texts = {name: without_folders(to_yaml(config)) for name, config in configs.items()}
+    texts = {name: to_yaml(config) for name, config in configs.items()}
     return {
         "hardware": system.hardware_name(),
         "versions": system.versions(),

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -70,7 +69,7 @@ def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
         "samples": dataclasses.asdict(samples) | {"typical": samples.typical},
         "samples_half_width": samples.half_width,
         "scaling": scaling,
-        "config": json.loads(config.model_dump_json()),
+        "config": config.stated(mode="json"),
     }
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from common import repository
 from common.data import manifest, status
 from common.repository import ROOT, benchmarks
 from common.training.load import load_config
@@ -24,7 +25,7 @@ sys.exit(main())
 def prepared(tmp_path, monkeypatch):
     """A small prepared folder that the configurations of BERT at size mini would read."""
     config = load_config("language_bert", "baseline", size="mini", settings=[]).config
-    monkeypatch.setattr(status, "WORKSPACE", tmp_path)
+    monkeypatch.setattr(repository, "WORKSPACE", tmp_path)
     folder = tmp_path / config.data.directory
     folder.mkdir(parents=True)
     for name in sorted(config.prepared_files()):
