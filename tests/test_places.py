@@ -10,7 +10,7 @@ from common.cli import find_part, make_parser
 from common.repository import ROOT, relative_path, relative_paths_in
 from tests.command import ttt_here
 
-READERS = "score|check|report|reproduce|export|report --explore"
+READERS = "score|check|report|reproduce|export --to csv|report --explore"
 OPTIONS = {  # by option: the commands that read or write there
     "data": "run --all|run|accept|data|doctor|inspect profile|inspect neighbour|estimate|sweep|ablate|compare",
     "results": "run --all|run|accept|bench|inspect profile|inspect neighbour|inspect compile|doctor|estimate|sweep|"
