@@ -34,7 +34,6 @@ from common.files import create_next, explain_os_error, make_folder, write_whole
 from common.machine import hardware, record, system
 from common.machine.line import Line
 from common.measure.device_run import load_for_ranks
-from common.measure.gpu_day import hide_folders
 
 DOCTOR_SHARE = 0.4  # of the time, at most
 END_S = 10  # for the archive
@@ -198,7 +197,7 @@ class Acceptance:
         }
         for name, lines in self.logs.items():
             texts[f"logs/{name.replace(' ', '-')}.txt"] = "".join(f"{line}\n" for line in lines)
-        hidden = {name: "\n".join(map(hide_folders, text.split("\n"))) for name, text in texts.items()}
+        hidden = {name: repository.hide_folders(text) for name, text in texts.items()}
         return {name: Item(path=name, content=text.encode()) for name, text in hidden.items()}
 
 

@@ -81,7 +81,8 @@ def main(args: argparse.Namespace) -> int:
         check_data(loaded)
         with tempfile.TemporaryDirectory() as folder:
             folders = ["--data", str(data_folder()), "--results", str(args.results.resolve())]
-            words = [*MODULE, "common.cli", *sys.argv[1:], *folders]  # the ranks start elsewhere
+            trace = ["--trace", str(args.trace.resolve())] if args.trace else []
+            words = [*MODULE, "common.cli", *sys.argv[1:], *folders, *trace]  # the ranks start elsewhere
             return supervise(words, rank_environments(args.nproc, folder)).code
     figures = measure(args)
     if args.json and rank_info.rank == 0:
