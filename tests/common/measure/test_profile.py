@@ -1,6 +1,7 @@
 """`ttt inspect profile` as a person types it, on a tiny batch: parts add up, a slow loader is found."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -84,7 +85,9 @@ def test_what_cannot_be_profiled_is_one_line(tmp_path, wrong):
 
 @pytest.mark.slow
 def test_two_ranks_show_their_communication(tmp_path):
-    found, _ = profile(tmp_path, "--nproc", 2, run=ttt)
+    from_here = partial(ttt, cwd=tmp_path)  # the ranks start in the repository
+    found, _ = profile(tmp_path, "--nproc", 2, "--trace", "trace.json", run=from_here)
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     (phase,) = found["phases"]
     assert found["num_ranks"] == 2 and found["batch_size"] == 8
     assert "communication" in phase["parts_ms"] and "no communication" in phase["savings"]
