@@ -93,9 +93,9 @@ def code_state(root: Path = ROOT) -> CodeState:
         changed = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *outside)
         is_clean = not changed and not untracked
         commit = f"{git(root, 'rev-parse', 'HEAD')} ({'clean' if is_clean else 'modified'})"
-        folders = ["", "common/**/", *(f"{benchmark}/**/" for benchmark in benchmarks())]
-        paths = [f":(glob){folder}{pattern}" for folder in folders for pattern in PATTERNS]
-        paths += [":!setup.py", *(f":!common/{room}" for room in NO_RUN_LOADS)]
+        folders = ["common", *benchmarks()]
+        paths = [f":(glob){folder}/**/{pattern}" for folder in folders for pattern in PATTERNS]
+        paths += [":(glob)*.py", ":!setup.py", *(f":!common/{room}" for room in NO_RUN_LOADS)]
         last = git(root, "log", "-1", "--format=%h", "--abbrev=7", "--", *paths)
     except (OSError, subprocess.CalledProcessError):  # not a checkout, or no git
         return unknown
@@ -125,10 +125,10 @@ def version() -> str:
 
 def loadable(root: Path) -> Iterator[Path]:
     """Yield the files of the suite and its benchmarks that a command can load, tracked or not."""
-    for pattern in PATTERNS:
-        if not (root / STATE).is_file():  # the working folder of a run comes first on Python's path
-            yield from (path for path in root.glob(pattern) if path.name != "setup.py")
-        for folder in ("common", *benchmarks()):
+    if not (root / STATE).is_file():  # the working folder of a run comes first on Python's path
+        yield from (path for path in root.glob("*.py") if path.name != "setup.py")
+    for folder in ("common", *benchmarks()):
+        for pattern in PATTERNS:
             yield from (root / folder).rglob(pattern)
 
 

@@ -254,8 +254,10 @@ def test_the_state_of_the_code_is_that_of_what_a_run_can_load(tmp_path):
     commit(tmp_path)
     before = repository.code_state(tmp_path)
     assert before.commit.endswith(" (clean)") and before.untracked == ()
-    new = "common/methods/lion.py", "language_bert/own.yaml"
-    change(tmp_path, *new, "notes.txt")
+    change(tmp_path, "notes.txt", "facts.yaml")  # in the root only Python's files can be loaded
+    assert repository.code_state(tmp_path) == before
+    new = "common/methods/lion.py", "language_bert/own.yaml", "numpy.py"
+    change(tmp_path, *new)
     state = repository.code_state(tmp_path)
     assert state.commit.endswith(" (modified)") and state.digest != before.digest
     assert set(state.untracked) == set(new)
