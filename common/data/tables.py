@@ -42,12 +42,16 @@ def data_files(directory: Path, suffix: str) -> list[Path]:
 
 
 def split_files(directory: Path, split: str, suffix: str) -> list[Path]:
-    """List the files of a split: those in whose path below `directory` one of its words stands."""
-    return [
-        path
-        for path in data_files(directory, suffix)
-        if SPLITS[split] & set(re.split("[^a-z]+", path.relative_to(directory).as_posix().lower()))
-    ]
+    """List the files of a split: those in whose path below `directory` the last word of any split is its."""
+    paths = data_files(directory, suffix)
+    return [path for path in paths if split_of(path.relative_to(directory)) == split]
+
+
+def split_of(path: Path) -> str | None:
+    # as in train_test/train-0.parquet and pre_training_text-validation.arrow
+    words = re.split("[^a-z]+", path.as_posix().lower())
+    named = (split for word in reversed(words) for split in SPLITS if word in SPLITS[split])
+    return next(named, None)
 
 
 def import_pyarrow() -> ModuleType:

@@ -15,13 +15,19 @@ FILES = (
     "train/cache-0123456789abcdef.parquet",  # computed from the data set
     ".cache/huggingface/train-00000.parquet",
     "train/state.json",
+    "pre_training_text-train.parquet",
+    "pre_training_text-validation.parquet",
+    "train_test/train-0.parquet",
+    "train_test/train-1.parquet",
 )
+TRAIN = (*FILES[:3], FILES[10], *FILES[12:])
+VALIDATION = (*FILES[3:5], FILES[11])
 
 
 @pytest.mark.parametrize(
-    ("split", "expected"), [("train", FILES[:3]), ("validation", FILES[3:5]), ("test", FILES[5:6])]
+    ("split", "expected"), [("train", TRAIN), ("validation", VALIDATION), ("test", FILES[5:6])]
 )
-def test_words_in_its_path_name_the_split_of_a_file(split, expected, tmp_path):
+def test_the_last_word_in_its_path_names_the_split_of_a_file(split, expected, tmp_path):
     for name in FILES:
         path = tmp_path / "training" / name  # a word above the data set says nothing
         path.parent.mkdir(parents=True, exist_ok=True)
