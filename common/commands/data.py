@@ -76,13 +76,16 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
     directory = config.data_directory
     explain = partial(preparation.changed_records, args.benchmark)
-    problems = preparation.verify(directory, config, hint=config.prepared_hint, explain=explain)
-    for problem in problems:
+    hint = config.prepared_hint
+    misfits = preparation.list_misfits(directory, config, hint=hint)
+    damage = manifests.list_damage(directory, hint=hint, explain=explain)
+    for problem in misfits + damage:
         print(repository.relative_paths_in(problem))
     digest = manifests.read_manifest(directory, hint="")["fingerprint"]
-    states.write_record(directory, digest, len(problems))
-    print(f"{args.benchmark} {args.size}: {'damaged' if problems else 'intact'}, fingerprint {digest}")
-    return EXIT_FINDINGS if problems else EXIT_OK
+    states.write_record(directory, digest, len(damage))
+    state = "damaged" if damage else "intact, of other settings" if misfits else "intact"
+    print(f"{args.benchmark} {args.size}: {state}, fingerprint {digest}")
+    return EXIT_FINDINGS if misfits + damage else EXIT_OK
 
 
 def fetch(args: argparse.Namespace) -> int:

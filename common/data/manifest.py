@@ -108,19 +108,31 @@ def verify(
     not made with, and for a `needed` file that the manifest lacks. Without `has_content` only the sizes of
     the files are compared. `explain` adds to the line of a file whose content has changed.
     """
+    misfits = list_misfits(directory, settings, hint=hint, needed=needed)
+    return misfits + list_damage(directory, hint=hint, has_content=has_content, explain=explain)
+
+
+def list_misfits(
+    directory: Path, settings: dict[str, Any], *, hint: str, needed: Collection[str]
+) -> list[str]:
+    """List in what data differ from those that a configuration reads, whole or damaged, see `verify`."""
     manifest = read_manifest(directory, hint=hint)
-    expected, present = manifest["files"], data_files(directory)
     made_with = manifest["facts"].get("settings", {})
-    problems = [
+    others = [
         f"{directory / MANIFEST}: made with {key} {made_with.get(key)}, the configuration says {value}"
         for key, value in settings.items()
         if made_with.get(key) != value
     ]
-    problems += [
-        f"{directory / name}: missing"
-        for name in {**expected, **dict.fromkeys(needed)}
-        if name not in present
-    ]
+    known = manifest["files"].keys() | data_files(directory).keys()
+    return others + [f"{directory / name}: missing" for name in needed if name not in known]
+
+
+def list_damage(
+    directory: Path, *, hint: str, has_content: bool = True, explain: Callable[[Path], str] = lambda path: ""
+) -> list[str]:
+    """List the files that differ from the manifest, see `verify`."""
+    expected, present = read_manifest(directory, hint=hint)["files"], data_files(directory)
+    problems = [f"{directory / name}: missing" for name in expected if name not in present]
     problems += [f"{directory / name}: not in the manifest" for name in present if name not in expected]
     for name in sorted(expected.keys() & present.keys()):
         try:

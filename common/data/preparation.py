@@ -90,6 +90,12 @@ def verify(directory: Path, config: Any, **options: Any) -> list[str]:
     return manifest.verify(directory, config.prepared_with(), needed=config.prepared_files(), **options)
 
 
+def list_misfits(directory: Path, config: Any, *, hint: str) -> list[str]:
+    """List in what data differ from those that a configuration reads, see `manifest.verify`."""
+    settings, needed = config.prepared_with(), config.prepared_files()
+    return manifest.list_misfits(directory, settings, hint=hint, needed=needed)
+
+
 def finish(directory: Path, work: Path, facts: dict[str, Any], source: dict[str, str] | None = None) -> str:
     """Describe the content of `work`/data and make it the prepared folder; returns the fingerprint."""
     result = manifest.write_manifest(work / "data", facts, source)

@@ -34,8 +34,8 @@ def prepared(tmp_path, monkeypatch):
     return folder
 
 
-def verify(folder):
-    place = ("--size", "mini", "--set", f"data.directory={folder}")
+def verify(folder, *settings):
+    place = ("--size", "mini", "--set", f"data.directory={folder}", *settings)
     return ttt_here("data", "verify", "language_bert", *place)
 
 
@@ -78,6 +78,12 @@ def test_a_record_counts_for_the_files_that_were_read_alone(prepared):
     damaged = state(code=1)
     assert damaged["state"] == "damaged" and "1 problems found by `ttt data verify`" in damaged["problems"][0]
     assert damaged["next"] == "ttt data prepare language_bert --size mini"
+
+
+def test_a_verification_with_other_settings_finds_no_damage(prepared):
+    done = verify(prepared, "data.num_evaluation_samples=7")
+    assert done.returncode == 1 and "made with data.num_evaluation_samples" in done.stdout
+    assert "intact, of other settings" in done.stdout and state()["state"] == "verified"
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"fingerprint": 3}'])
