@@ -77,7 +77,7 @@ class PlannedShard(shards.PlannedShard):
         instances = self.instances()
         if len(instances) < self.num_instances:
             what = f"gives {len(instances)} instances, {self.num_instances} are asked"
-            raise UserError(what, where=str(self.file), hint="lower data.num_train_samples")
+            raise UserError(what, where=str(self.file), hint=f"lower data.num_{self.part}_samples")
         is_train = self.part == "train"
         chosen = instances[: self.num_instances] if is_train else evenly_spaced(instances, self.num_instances)
         self.save_rows(write_shard(self.path, self.number, chosen))
@@ -129,7 +129,7 @@ def check_settings(source: Source, config: Any) -> None:
 
 
 def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
-    """Plan a shard for each part, in order, and last the shard of the evaluation set.
+    """Plan the shard of the evaluation set, which may refuse early, then one for each part, in order.
 
     A part gets training samples in proportion to its bytes.
     """
@@ -162,7 +162,7 @@ def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
         settings=evaluation,
         documents=source.rows(source.evaluation, is_evaluation=True),
     )
-    return [*planned, evaluated]
+    return [evaluated, *planned]
 
 
 def write_missing(missing: list[PlannedShard], num_instances: int) -> None:

@@ -243,7 +243,8 @@ def test_an_incomplete_or_ambiguous_source_is_refused(copied, action, names, mes
     ("changes", "message"),
     [
         ({"model.vocab_size": 601}, r"600 tokens, model\.vocab_size is 601"),
-        ({"data.num_train_samples": 200_000}, r"gives \d+ instances, \d+ are asked; lower"),
+        ({"data.num_train_samples": 200_000}, r"gives \d+ instances, \d+ are asked; lower data.num_train"),
+        ({"data.num_evaluation_samples": 200_000}, r"200000 are asked; lower data.num_evaluation_samples"),
         ({"model.hidden_size": 32}, r"model\.ckpt-28252: .* is \(.*, expected"),
         (OFFICIAL, "4 parts, expected 500; this benchmark is defined on one dump"),
     ],
