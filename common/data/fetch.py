@@ -16,9 +16,10 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from common.data.preparation import Progress, check_free_space, md5_of
 from common.errors import UserError
@@ -32,12 +33,15 @@ WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts; after the last one tha
 BUSY = (429, 500, 502, 503, 504)  # HTTP codes after which another attempt may succeed
 LOGIN = (301, 302, 303, 307, 308, 401, 403)
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
+PASSING = (TimeoutError, ConnectionResetError, http.client.IncompleteRead)
 AGENT = "time-to-train"  # some servers refuse the name of Python's library
 ADDRESS = re.compile(r"https?://[^\s<>\"]+")
 LINE = re.compile(r"([0-9a-f]{32})[ \t]+\*?(?:\./)?(\S.*)")  # of md5sum
 MAX_LIST_BYTES = 10 * 2**20
 NUM_CONNECTIONS = 8  # that ask for sizes at a time
 GO_ON = "run the same command again: it continues where this one stopped"
+
+Received = TypeVar("Received")
 
 
 class Listed(NamedTuple):
@@ -100,18 +104,44 @@ def refusal(error: urllib.error.HTTPError, address: str) -> UserError:
 
 @contextmanager
 def explain_network_error(address: str) -> Iterator[None]:
-    """Raise UserError for what the network raises in the block."""
+    """Raise for what the network raises in the block: Cut if it may pass, else UserError."""
     try:
         yield
     except urllib.error.HTTPError as error:
+        if error.code in BUSY:
+            raise Cut(f"HTTP {error.code}") from error
         raise refusal(error, address) from error
     except (*NETWORK_ERRORS, ValueError) as error:  # ValueError: no address at all
         reason = getattr(error, "reason", error)
+        if isinstance(reason, PASSING):
+            raise Cut(str(reason)) from error
         hint = "fetch on a machine with network and copy the folder, or name another server with --mirror"
         raise UserError(f"cannot be reached ({reason})", where=address, hint=hint) from error
 
 
+def try_again(attempt: Callable[[], Received], address: str, count: Callable[[], int] = int) -> Received:
+    """Return what an attempt returns, the first that raises no Cut.
+
+    Raises UserError after several in a row that brought nothing, by the bytes that `count` counts.
+    """
+    num_failures = 0
+    while True:
+        before = count()
+        try:
+            return attempt()
+        except Cut as cut:
+            num_failures = 0 if count() > before else num_failures + 1
+            if num_failures > len(WAITS_S):
+                what = f"{num_failures} attempts in a row brought nothing ({cut})"
+                raise UserError(what, where=address, hint=GO_ON) from cut
+            time.sleep(WAITS_S[max(num_failures - 1, 0)])
+
+
 def read_text(address: str) -> str:
+    return try_again(partial(read_text_once, address), address)
+
+
+def read_text_once(address: str) -> str:
     with explain_network_error(address), open_address(address) as response:
         content = response.read(MAX_LIST_BYTES)
         length = length_of(response)
@@ -174,6 +204,10 @@ def ask_sizes(chosen: Sequence[tuple[Listed, str]], published_bytes: Mapping[str
 
 
 def ask_size(address: str) -> int:
+    return try_again(partial(ask_size_once, address), address)
+
+
+def ask_size_once(address: str) -> int:
     with explain_network_error(address), open_address(address, method="HEAD") as response:
         length = length_of(response)
     if length is None:
@@ -234,18 +268,11 @@ def size_of(path: Path) -> int:
 
 def download(file: RemoteFile, path: Path, progress: ByteProgress) -> None:
     """Download a file, in as many attempts as it needs while each brings bytes, and check it."""
-    part, num_failures = part_of(path), 0
+    part = part_of(path)
     make_folder(path.parent)
     part.touch()
-    while (before := size_of(part)) < file.num_bytes:
-        try:
-            receive(file, part, progress)
-        except Cut as cut:
-            num_failures = 0 if size_of(part) > before else num_failures + 1
-            if num_failures > len(WAITS_S):
-                what = f"{num_failures} attempts in a row brought nothing ({cut})"
-                raise UserError(what, where=file.address, hint=GO_ON) from cut
-            time.sleep(WAITS_S[max(num_failures - 1, 0)])
+    if size_of(part) < file.num_bytes:
+        try_again(partial(receive, file, part, progress), file.address, partial(size_of, part))
     keep_if_right(part, path, file.md5, num_bytes=file.num_bytes)
 
 

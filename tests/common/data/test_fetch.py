@@ -86,10 +86,14 @@ def test_after_attempts_in_vain_the_next_command_goes_on(storage, tmp_path):
 
 
 def test_a_server_that_was_busy_is_asked_again(storage, tmp_path):
+    storage.codes |= {"/metadata/set.uri": [503], "/metadata/set.md5": [502, 500], TWO: [503, 429]}
     files = listed(storage)
-    storage.codes[TWO] = [503, 429]
+    storage.codes[TWO] += [503, 429]
     fetch.fetch(files, tmp_path, finish=lambda directory: None)
     check_whole(storage, tmp_path)
+    storage.codes[TWO] = [503] * 3
+    with pytest.raises(UserError, match=rf"{TWO}: 3 attempts in a row brought nothing \(HTTP 503\)"):
+        listed(storage)
 
 
 def test_of_wrong_bytes_nothing_is_kept(storage, tmp_path):
