@@ -66,7 +66,7 @@ def prepare(
                     shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         where = str(error.filename or work)
-        raise UserError(f"cannot be read or written ({error.strerror})", where=where) from error
+        raise UserError(f"cannot be read or written ({error.strerror or error})", where=where) from error
 
 
 def fingerprint_of(directory: Path, *, hint: str = "") -> str:

@@ -125,7 +125,7 @@ def read_torchvision(
     try:
         _, synsets = torch.load(io.BytesIO(file.content), weights_only=True)
         return [str(synset) for synset in synsets]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, LookupError) as error:
         raise file.error(f"not torchvision's file ({name_error(error, 60)})") from error
 
 
@@ -148,7 +148,7 @@ def ilsvrc_synsets(directory: Path, labels: LabelFile) -> dict[int, str]:
             table = loadmat(io.BytesIO(file.content), squeeze_me=True)["synsets"]
             pairs = zip(table["ILSVRC2012_ID"].tolist(), table["WNID"].tolist(), strict=True)
             return {int(number): str(synset) for number, synset in pairs}
-        except (KeyError, IndexError, ValueError, TypeError, NotImplementedError, MatReadError) as error:
+        except (LookupError, ValueError, TypeError, NotImplementedError, MatReadError, OSError) as error:
             raise file.error(f"not the devkit's table of synsets ({name_error(error, 60)})") from error
     if file := find_file(directory, "map_clsloc.txt"):
         return {int(words[1]): words[0] for words in file.lines if len(words) > 1 and words[1].isdecimal()}

@@ -33,6 +33,7 @@ from image_classification.data.numbered import (
 from image_classification.data.records import Record
 
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
+OFFICIAL_NAME = "ILSVRC2012_img_"  # begins the names of ImageNet's tars, also of those that nobody needs
 FOLDERS = {"train": ("train",), "validation": ("validation", "val")}
 OFFICIAL = {  # number of images and MD5 of the tar, https://image-net.org/download-images
     "train": (1_281_167, "1d675b47d978889d74fa0da5fadfb00e"),
@@ -103,15 +104,30 @@ def find_files(directory: Path, part: str) -> tuple[str, list[Path]]:
     if tar.is_file():
         return TAR, [tar]
     for folder in (directory / name for name in FOLDERS[part]):
-        if folder.is_dir() and any(path.is_dir() for path in folder.iterdir()):
+        if folder.is_dir() and has_classes(folder):
             return CLASS_FOLDERS, [folder]
     for form, suffix in SUFFIXES.items():
         paths = tables.split_files(directory, part, suffix)
-        if paths := [path for path in paths if path.name not in TARS.values()]:
+        if paths := [path for path in paths if not path.name.startswith(OFFICIAL_NAME)]:
             return form, paths
     folders = " nor ".join(f"{name}/" for name in FOLDERS[part])
     what = f"holds neither {TARS[part]} nor {folders}, and no tars, parquet or Arrow files of {part}"
     raise UserError(what, where=str(directory), hint=HINT)
+
+
+def has_classes(directory: Path) -> bool:
+    """Say whether there are folders of classes: folders, and no tars or tables but of one class each."""
+    classes = {path.name for path in folders_of(directory)}
+    for _, folders, names in os.walk(directory) if classes else ():
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.endswith((*SUFFIXES.values(),)) and PurePosixPath(name).stem not in classes:
+                return False
+    return bool(classes)
+
+
+def folders_of(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
 
 
 def check_tables(paths: Sequence[Path], expected: int, num_classes: int, where: str) -> None:
@@ -143,7 +159,7 @@ def list_numbered(paths: Sequence[Path], form: str, folder: Path) -> tuple[list[
 
 def class_folders(directory: Path) -> Iterator[Record]:
     """Yield every file of every class."""
-    for synset in (path for path in directory.iterdir() if path.is_dir()):
+    for synset in folders_of(directory):
         for path in synset.iterdir():
             if path.is_file():
                 status = path.stat()

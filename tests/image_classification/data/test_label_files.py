@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from common.errors import UserError
+from image_classification.data.label_files import validation_synsets
 from tests.image_classification.imagenet import (
     SYNSETS,
     content_of,
@@ -121,6 +123,16 @@ def test_ids_without_their_synsets_are_refused(unlabelled, tmp_path):
     refuses(f"{TRUTH}: its ILSVRC ids are not the numbers .* meta.mat or", tmp_path / "full", unlabelled)
     (unlabelled / "meta.mat").write_bytes(b"<html>not found</html>" * 20)
     refuses("meta.mat: not the devkit's table", tmp_path / "full", unlabelled)
+
+
+@pytest.mark.parametrize(("write", "name"), [(devkit_beside, "meta.mat"), (torchvision, "meta.bin")])
+def test_a_label_file_that_ends_early_is_named(write, name, unlabelled):
+    write(unlabelled)
+    content = (unlabelled / name).read_bytes()
+    for num_bytes in sorted({*range(10), *range(0, len(content) - 8, max(len(content) // 100, 1))}):
+        (unlabelled / name).write_bytes(content[:num_bytes])
+        with pytest.raises(UserError, match=f"{name}: not "):
+            validation_synsets(unlabelled, list(TRUE), list(SYNSETS))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from common.data.manifest import read_manifest
 from common.repository import ROOT
 from image_classification.data.images import open_images
 from image_classification.data.numbered import original_name
+from image_classification.data.sources import find_files
 from tests.command import one_line, run
 from tests.image_classification.imagenet import (
     NUM_TRAIN,
@@ -150,6 +151,23 @@ def test_every_form_gives_the_bytes_and_the_fingerprint_of_class_folders(form, s
     manifest = read_manifest(tmp_path / "full", hint="")
     assert manifest["source"] == {"form": form.partition(",")[0]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "source"]
+
+
+@pytest.mark.parametrize(
+    ("names", "form", "found"),
+    [
+        (["train/0/a.jpg", "train/.cache/b.parquet"], "class folders", ["train"]),
+        (["train/n01440764/a.jpg", "train/n01440764.tar"], "class folders", ["train"]),
+        (["train/a.parquet", "train/.cache/b"], "parquet", ["train/a.parquet"]),
+        (["train/logs/b.txt", "train/a.arrow"], "Arrow", ["train/a.arrow"]),
+        (["train/0000/a.tar", "train/ILSVRC2012_img_train_t3.tar"], "WebDataset", ["train/0000/a.tar"]),
+    ],
+)
+def test_the_form_of_a_folder_that_holds_others_besides(names, form, found, source):
+    for path in (source / name for name in names):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert find_files(source, "train") == (form, [source / name for name in found])
 
 
 def names_of_rows(name, number):
