@@ -107,6 +107,7 @@ def convergence_lines(convergence: Convergence | None) -> Iterator[str]:
         ACCEPTED: "the closed division would accept it",
         SCALED: f"the closed division would multiply the score by {convergence.scale:.4f}",
         REFUSED: f"the closed division would refuse fewer than {number(point.least)}",
+        UNKNOWN: "verdict unknown",
     }[convergence.verdict]
     yield f"  closed reference  {measured / point.mean:.2f}x: {figures} ({reference}, {where})"
     yield f"                    {note}{verdict}; the open division need not match it"

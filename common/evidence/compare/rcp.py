@@ -138,9 +138,12 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
         notes.append(f"there is none for a batch as small as {batch_size:,}")
     if measured is None:
         notes.append("two runs or more missed the target, or state no epoch_num")
+    is_short = len(logs) < NUM_RUNS[benchmark]
+    if is_short:
+        notes.append(f"the round wants {NUM_RUNS[benchmark]} runs, the set has {len(logs)}")
     if benchmark == "bert" and any(counted_tokens(log) == MOSAIC for log in logs):
         notes.append("the set counts masked tokens that the reference does not")
-    verdict = judge(measured, point) if measured and point else UNKNOWN
+    verdict = judge(measured, point) if measured and point and not is_short else UNKNOWN
     return Convergence(
         ruleset=ruleset,
         unit=UNITS[benchmark],

@@ -167,6 +167,25 @@ def test_a_proxy_is_not_compared(golden, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("benchmark", "batch_size", "epochs", "note"),
+    [
+        ("resnet", 3264, [36], "wants 5 runs, the set has 1"),
+        ("resnet", 3264, [36, 36], "wants 5 runs, the set has 2"),
+        ("resnet", 3264, [36] * 4, "wants 5 runs, the set has 4"),
+        ("bert", 448, [2_800_000] * 2, "wants 10 runs, the set has 2"),
+    ],
+)
+def test_a_set_with_too_few_runs_has_a_figure_and_no_verdict(
+    golden, tmp_path, benchmark, batch_size, epochs, note
+):
+    (run_set,) = load([write_closed(golden, tmp_path, benchmark, batch_size, epochs)])
+    comparison = reproduce(run_set, None)
+    assert (comparison.convergence.verdict, comparison.convergence.measured) == (rcp.UNKNOWN, epochs[0])
+    figures, verdict = list(reproduction_lines(comparison))[-2:]
+    assert figures.startswith("  closed reference  1.") and note in verdict and "unknown" in verdict
+
+
+@pytest.mark.parametrize(
     ("change", "note"),
     [
         (lambda lines: [s for s in lines if "global_batch_size" not in s], "state no batch size"),
