@@ -75,9 +75,11 @@ PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 OPEN = re.compile(
-    r"not[ _]collected\b.*|(unknown|not (known|stated|specified|available))\.?|[-.?]+",
+    r"(not[ _]collected|unknown|not known|to be filled)\b.*|not (stated|specified|available)\.?"
+    r"|null|tbc|default string|[-.?]+",
     re.IGNORECASE | re.DOTALL,
 )  # what stands where nobody stated a field
+SUCH_AS = "<such as "  # begins the placeholder of `missing_lines`
 MAX_BYTES = 2**20
 MAX_LENGTH = 4000  # characters of one value
 
@@ -112,7 +114,7 @@ def open_reason(value: object) -> str:
 def missing_lines(description: object) -> list[str]:
     """Return a line of YAML for each open field, with an example in a placeholder that has to be replaced."""
     return [
-        f"{field}: <such as {EXAMPLES[field]}>  # {why}" for field, why in open_fields(description).items()
+        f"{field}: {SUCH_AS}{EXAMPLES[field]}>  # {why}" for field, why in open_fields(description).items()
     ]
 
 
@@ -201,7 +203,10 @@ def read_fields(path: Path) -> dict[str, object]:
 
 
 def read_facts(path: Path) -> dict[str, object]:
-    """Read a person's fields, from YAML or JSON. Raises UserError with file:line for an unknown one."""
+    """Read the fields that a person stated, from YAML or JSON; what `missing_lines` left open is none.
+
+    Raises UserError with file:line for an unknown one.
+    """
     if path.suffix == ".json":
         document = yaml_file.Document(read_fields(path), {})
     else:
@@ -213,5 +218,5 @@ def read_facts(path: Path) -> dict[str, object]:
     return {
         field: str(value) if type(value) in (int, float) else value  # a person writes `cores: 64`
         for field, value in document.values.items()
-        if not str(value).startswith(NOT_COLLECTED)
+        if not str(value).startswith((NOT_COLLECTED, SUCH_AS))
     }
