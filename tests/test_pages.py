@@ -27,7 +27,9 @@ SHORT = {
 }
 MORE = {  # what makes a command short, for a verb or the beginning of a line
     "ttt doctor --size": ["--quick"],
-    "ttt accept --size mini": ["--quick", "--benchmarks", "bert", "--seconds", "0.2"],
+    "ttt accept --size mini": [
+        *("--quick", "--benchmarks", "bert", "--seconds", "0.2", "--results", "report/none"),
+    ],
     "ttt bench": ["--seconds", "0.2", "--no-parts"],
     "ttt bench image_classification": ["--batch-size", "4"],
     **{f"ttt inspect compile {name} optimized": ["--size", "mini"] for name in benchmarks()},
@@ -105,8 +107,8 @@ def shortened(line):
         return words, REFUSED
     if "--dry-run" not in words and words[1] == "run":
         words += SHORT[words[2]]
-    finding = ("ttt inspect graphs", "ttt reproduce results", "ttt doctor --describe --missing")
-    return words, int(line.startswith(finding))  # of mini, on a CPU, before a person has stated every field
+    finding = ("ttt inspect graphs", "ttt reproduce results", "ttt doctor --describe --missing", "ttt accept")
+    return words, int(line.startswith(finding))  # of mini, on a CPU, before a person stated or measured any
 
 
 @pytest.fixture(scope="module")

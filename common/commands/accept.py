@@ -1,12 +1,12 @@
 """Accept a machine or not, in one command: the doctor's checks, then training steps against expected rates.
 
 The steps are those of both benchmarks on all GPUs, on synthetic batches; a machine without a GPU is measured
-at size mini. The rate of each configuration is compared with the first of these that is known: the best rate
-of this machine so far (.machine/), `ttt bench` on this hardware, the published runs on the same GPUs, the
-model of a GPU (a prediction, and called one). Without any it is only kept. A line for each verdict says what
-was measured, what was expected, from where, and what to do; the archive holds them as JSON, with the logs,
-the system description and the versions. Exit code 1: a rate below --share of the expected one, a fault, or
-something that could not be measured. Ctrl-C keeps what was measured.
+at size mini. The rate of each configuration is compared with `ttt bench` on this hardware, else with the
+published runs on the same GPUs or the model of a GPU (a prediction, and called one), or with the best rate of
+this machine so far (.machine/) where that demands more. Without any it is only kept. A line for each verdict
+says what was measured, what was expected, from where, and what to do; the archive holds them as JSON, with
+the logs, the system description and the versions. Exit code 1: a rate below --share of the expected one, a
+fault, something that could not be measured, or no rate that was compared. Ctrl-C keeps what was measured.
 
 examples:
   ttt accept
@@ -16,6 +16,7 @@ examples:
 
 import argparse
 import json
+import os
 import sys
 from contextlib import redirect_stdout
 
@@ -42,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmarks(parser)
     add_size(parser)
     parser.add_argument("--minutes", type=float, default=10.0, help="that all of it takes at most")
-    share = f"of the expected rate; default: {SHARE}, of a processor {record.SLOW}, whose clock changes"
+    reason = "because a processor's clock varies by a fifth"
+    share = f"of the expected rate; default: {SHARE}, or {record.SLOW} without a GPU, {reason}"
     parser.add_argument("--share", type=float, help=share)
     parser.add_argument("--seconds", type=float, default=10.0, help="of timed steps for each configuration")
     parser.add_argument("--quick", action="store_true", help="only the doctor's checks that take no training")
@@ -66,8 +68,9 @@ def main(args: argparse.Namespace) -> int:
         raise UserError("no GPU was found, which size full is made for", hint="ttt accept --size mini")
     if 0 < num_gpus < (args.nproc or 1):
         raise UserError(f"--nproc {args.nproc}: {num_gpus} GPU(s) are visible, and each rank needs its own")
-    from common.doctor import acceptance
+    from common.doctor import acceptance, devices
 
+    os.environ.update(devices.ALONE)  # srun starts one of these for each node: it is no rank of a run
     folder = repository_path("report") / "accept"
     acceptance.check_place(args.out, folder)
     request = acceptance.Request(

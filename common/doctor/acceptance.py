@@ -20,9 +20,11 @@ from common.doctor.devices import run_probes
 from common.doctor.expectations import expect_rate, name_speed
 from common.doctor.verdicts import (
     BELOW,
+    DOCTOR,
     REFUSED,
     UNKNOWN,
     find_causes,
+    is_disturbed,
     judge_checks,
     judge_failure,
     judge_rate,
@@ -84,8 +86,14 @@ class Acceptance:
 
     @property
     def code(self) -> int:
-        """The exit code; it counts only what was judged."""
-        return EXIT_FINDINGS if any(line.state in REFUSED for line in self.verdicts) else EXIT_OK
+        """The exit code: that of a finding, too, if no rate was compared."""
+        is_refused = any(line.state in REFUSED for line in self.verdicts)
+        return EXIT_FINDINGS if is_refused or not self.is_judged else EXIT_OK
+
+    @property
+    def is_judged(self) -> bool:
+        """True if a rate was compared with an expected one, or could not be measured."""
+        return any(line.state != UNKNOWN for line in self.verdicts if line.check != DOCTOR)
 
     @property
     def outcome(self) -> str:
@@ -97,6 +105,8 @@ class Acceptance:
         )
         if num_refused:
             return f"not accepted, for {num_refused} of {len(self.verdicts)} verdicts"
+        if not self.is_judged:
+            return "not judged: no rate had an expectation"
         return f"accepted{f', {num_unknown} rates without an expectation' if num_unknown else ''}"
 
     def describe_plan(self) -> str:
@@ -129,13 +139,13 @@ class Acceptance:
         extent = "quick" if asked.is_quick else "whole"
         words = (asked.results.resolve(), asked.size, asked.num_asked or 0, extent, *asked.benchmarks)
         try:
-            trouble = self.run_part("doctor", "checkup", words, 1, folder, limit_s)
+            trouble = self.run_part(DOCTOR, "checkup", words, 1, folder, limit_s)
         finally:
             self.checks = read_checks(folder / "output")
         self.verdicts.append(judge_checks(self.checks, trouble))
 
     def measure(self, config: RunConfig, folder: Path, limit_s: float) -> None:
-        """Measure the rate of a configuration, judge it, and keep it as a record unless it is below."""
+        """Measure the rate of a configuration, judge it, and keep it unless it is below or disturbed."""
         asked, name = self.request, f"{config.benchmark} {config.configuration}"
         if limit_s < LEAST_S:
             self.verdicts.append(judge_failure(name, "no time was left", ()))
@@ -151,7 +161,8 @@ class Acceptance:
         expected = expect_rate(config, asked.num_ranks, asked.results)
         verdict = judge_rate(name, figures, expected, asked.share, find_causes(self.checks, figures))
         self.verdicts.append(verdict)
-        if verdict.state != BELOW:  # else a slow machine would be its own measure
+        # a slow machine would be its own measure
+        if verdict.state != BELOW and not is_disturbed(figures):
             trouble = record.keep_speed(name_speed(config, asked.num_ranks), figures["samples_per_s"])
             if trouble:
                 self.report(f"  warning: this rate {trouble}")

@@ -81,7 +81,7 @@ def check_benchmark(configs: list[RunConfig], results: Path, num_devices: int) -
         yield host.read_rate(benchmark, config.data_directory, manifest)
     yield from answer(f"kernels of {benchmark}", partial(check_kernels, config))
     if config.size != "mini":
-        advice = f"at size mini there is: ttt doctor --benchmarks {benchmark} --size mini"
+        advice = f"to compare at size mini: ttt doctor --benchmarks {benchmark} --size mini"
         yield warning(f"first steps of {benchmark}", f"no band is known at size {config.size}", advice)
     for config in configs:
         samples_per_s, meter = None, Meter()

@@ -21,7 +21,8 @@ TIMEOUT_S, POLL_S = 90, 0.2
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU
 SLOW, TOO_SLOW = 0.95, 0.85  # of the middle device, below which one is named, and below which it is a fault
 UNITS = {"flops_per_s": (1e12, "TFLOP/s"), "bytes_per_s": (1e9, "GB/s")}
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # whatever launched this process
+# Whatever launched this process.
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 Ranks = Sequence[dict[str, Any]]  # what each rank's probe measured
 
@@ -75,6 +76,8 @@ def run_probes(
             lines += filter(None, whole)
             for line in filter(None, whole):
                 report(line)
+    if rest:  # the last line of a rank that ended without a newline
+        report(rest)
     if end is None:
         return f"no answer within {limit_s:.0f} s: a rank hangs, or needs longer"
     if end.code == 0:

@@ -1,16 +1,21 @@
 """The rate of training steps that is expected of this machine, and the source of that figure."""
 
+import hashlib
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.config.schema import RunConfig
 from common.evidence.compare.reported import load_reported
 from common.evidence.intervals import error_factors
 from common.machine import hardware, record, system
 from common.measure.without_gpu import gpu_model
-from common.repository import build_probes, mlperf_name
+from common.repository import DIGEST_LENGTH, build_probes, mlperf_name
 from common.study.predict.sources import newest_bench
+
+MOSAIC = "mosaic"  # the recipe of the published sets that are called methods
+NOT_RECIPE: dict[str, Any] = {"submission": True, "data": {"directory"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,23 +26,32 @@ class Expectation:
     source: str
     error: float = 1.0
 
+    @property
+    def demand(self) -> float:
+        """The samples/s that are left of it when it is wrong by its usual error."""
+        return self.samples_per_s / self.error
+
 
 def expect_rate(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
-    """Return the first figure that is known: measured here, published for such GPUs, or predicted for them.
+    """Return what is known of such hardware, or this machine's own record where that demands more.
 
-    `config` has the batch of all ranks.
+    A slow machine's record does not excuse it. `config` has the batch of all ranks.
     """
-    return (
-        from_record(config, num_ranks)
-        or from_bench(config, num_ranks, results)
-        or from_published(config, num_ranks)
-        or from_model(config, num_ranks)
-    )
+    of_hardware = from_bench(config, num_ranks, results) or from_such_gpus(config, num_ranks)
+    return most(of_hardware, from_record(config, num_ranks))
+
+
+def most(*expectations: Expectation | None) -> Expectation | None:
+    """Return the one that demands most of a machine; None where none is known."""
+    known = filter(None, expectations)
+    return max(known, key=lambda expectation: expectation.demand, default=None)
 
 
 def name_speed(config: RunConfig, num_ranks: int) -> str:
-    """Name the entry of a rate in this machine's record."""
-    return f"steps of {config.benchmark} {config.configuration} {config.size}, {num_ranks} rank(s)"
+    """Name the entry of a rate in this machine's record: another batch or recipe has another."""
+    recipe = config.model_dump_json(exclude=NOT_RECIPE)
+    digest = hashlib.sha256(recipe.encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"steps of {config.benchmark} {config.configuration} {config.size} {digest}, {num_ranks} rank(s)"
 
 
 def from_record(config: RunConfig, num_ranks: int) -> Expectation | None:
@@ -58,6 +72,19 @@ def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation 
     return Expectation(samples_per_s=num_ranks / rates.sample_s(shares), source=source)
 
 
+def from_such_gpus(config: RunConfig, num_ranks: int) -> Expectation | None:
+    """Take the published rate of a published recipe; else it or the prediction, whichever demands more."""
+    published = from_published(config, num_ranks)
+    if published is not None and is_published_recipe(config):
+        return published
+    return most(published, from_model(config, num_ranks))
+
+
+def is_published_recipe(config: RunConfig) -> bool:
+    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    return published is not None and config.configuration in (published.score.configuration, MOSAIC)
+
+
 def from_published(config: RunConfig, num_ranks: int) -> Expectation | None:
     """Take the rate of published runs on the same GPUs, without evaluation, for as many as there are."""
     published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
@@ -69,7 +96,8 @@ def from_published(config: RunConfig, num_ranks: int) -> Expectation | None:
         return None
     rates = [run.samples_per_s for run in published.score.runs if run.samples_per_s]
     per_gpu = statistics.median(rates) / int(count.removesuffix("x"))
-    source = f"published, {published.title}, per GPU, with its loader"
+    recipe = "" if is_published_recipe(config) else ", of another recipe"
+    source = f"published, {published.title}, per GPU, which includes a loader{recipe}"
     return Expectation(samples_per_s=num_ranks * per_gpu, source=source)
 
 

@@ -10,6 +10,7 @@ from common.machine.line import FAULT, OK, WARNING, Line, warning
 
 PASS, BELOW, UNKNOWN, FAILED = "pass", "below", "no expectation", "failed"
 REFUSED = (BELOW, FAILED)  # with one of them a machine is not accepted
+DOCTOR = "doctor"  # whose verdict compares no rate
 OF_SPEED = (  # how the names of the checks begin that explain a slow machine
     *("processors", "speed of a core", "GPU", "Xid", "clocks", "matrix product", "device copy", "all-reduce"),
 )
@@ -24,25 +25,30 @@ def judge_checks(checks: Sequence[Line], trouble: str | None) -> Line:
     numbers = {"faults": len(faults), "warnings": len(warnings), "checks": len(checks)}
     if trouble is not None:
         return Line(
-            check="doctor", state=FAILED, found=f"{counts}, then {trouble}", advice=LONGER, values=numbers
+            check=DOCTOR, state=FAILED, found=f"{counts}, then {trouble}", advice=LONGER, values=numbers
         )
     if faults:
         text = f"{counts}: {faults[0].check}: {faults[0].found}"
-        return Line(check="doctor", state=FAILED, found=text, advice=faults[0].advice, values=numbers)
+        return Line(check=DOCTOR, state=FAILED, found=text, advice=faults[0].advice, values=numbers)
     names = f": {', '.join(line.check for line in warnings)}" if warnings else ""
-    return Line(check="doctor", state=PASS, found=f"{counts}{names}", values=numbers)
+    return Line(check=DOCTOR, state=PASS, found=f"{counts}{names}", values=numbers)
 
 
 def find_causes(checks: Sequence[Line], figures: Mapping[str, Any]) -> list[Line]:
     """Return what explains a low rate, the likeliest first: seen during the steps, faults, then warnings."""
     causes = list[Line]()
-    if figures.get("taken_cores", 0.0) > SPARE:
+    if is_disturbed(figures):
         text = f"other programs used {figures['taken_cores']:.1f} of {figures['cores']:g} cores meanwhile"
         causes.append(warning("processors", text, "end them, or wait"))
     for rank, state in enumerate(figures.get("gpus", ())):
         causes += gpus.find_slow_downs(f"GPU of rank {rank}", state.get("reasons", 0))
     ill = [line for line in checks if line.state != OK and line.check.startswith(OF_SPEED)]
     return causes + sorted(ill, key=lambda line: line.state != FAULT)
+
+
+def is_disturbed(figures: Mapping[str, Any]) -> bool:
+    """Return True if other programs took cores while a rate was measured."""
+    return bool(figures.get("taken_cores", 0.0) > SPARE)
 
 
 def judge_failure(name: str, trouble: str, causes: Sequence[Line]) -> Line:
@@ -63,7 +69,8 @@ def judge_rate(
     values: dict[str, Any] = {"samples_per_s": per_s}
     if expected is None:
         note = f"{text}; no record, published rate or prediction of this hardware"
-        return Line(check=name, state=UNKNOWN, found=note, advice=AGAIN, values=values)
+        advice = f"this rate is not kept: {causes[0]}" if is_disturbed(figures) else AGAIN
+        return Line(check=name, state=UNKNOWN, found=note, advice=advice, values=values)
     part, least = per_s / expected.samples_per_s, share / expected.error
     values |= {
         "expected_per_s": expected.samples_per_s,

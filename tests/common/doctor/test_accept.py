@@ -13,7 +13,7 @@ import pytest
 
 from common.doctor import acceptance, devices, expectations, verdicts
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from common.machine import record, system
+from common.machine import hardware, record, system
 from common.machine.line import fault, ok, warning
 from common.measure.device_run import load_for_ranks
 from tests.command import one_line, start, ttt_here
@@ -63,7 +63,8 @@ def machine(monkeypatch):
             raise rate
         if isinstance(rate, str):
             return rate
-        (folder / "output").write_text(json.dumps(figures(rate)))
+        measured = rate if isinstance(rate, dict) else figures(rate)
+        (folder / "output").write_text(json.dumps(measured))
         assert output == str(folder / "output") and limit_s > 10
         return None
 
@@ -124,6 +125,51 @@ def test_a_slow_rate_is_never_the_record_that_excuses_it(tmp_path, machine, monk
         )
 
 
+@pytest.mark.parametrize("kept", [400.0, 1500.0])
+def test_a_record_counts_only_where_it_demands_more(machine, tmp_path, monkeypatch, kept):
+    """A rate that passed once at a small --share does not become what the next one is compared with."""
+    known = expectations.Expectation(samples_per_s=1000.0, source="published")
+    monkeypatch.setattr(expectations, "from_published", lambda config, num_ranks: known)
+    record.keep_speed(entry(BASELINE), kept)
+    _, _, lines = accept(tmp_path, "--share", "0.05")
+    assert lines[BASELINE]["values"]["expected_per_s"] == max(kept, 1000.0)
+
+
+def test_a_record_is_of_one_batch_and_recipe():
+    config = load_config("language_bert", "optimized", "mini", 1)
+    name = expectations.name_speed(config, 1)
+    larger = config.model_copy(update={"global_batch_size": 2 * config.global_batch_size})
+    data = config.data.model_copy(update={"directory": "/data/of/another"})
+    elsewhere = config.model_copy(update={"data": data})
+    other = config.model_copy(update={"methods": {}})
+    assert expectations.name_speed(elsewhere, 1) == name
+    assert len({name, expectations.name_speed(larger, 1), expectations.name_speed(other, 1)}) == 3
+
+
+def test_where_nothing_was_compared_the_machine_is_not_judged_and_the_next_call_compares(tmp_path, machine):
+    done, texts, _ = accept(tmp_path)
+    assert done.returncode == EXIT_FINDINGS and "\nnot judged: no rate had an expectation -> " in done.stdout
+    assert not json.loads(texts["verdicts.json"])["is_accepted"]
+    done, _, lines = accept(tmp_path)
+    assert done.returncode == EXIT_OK and lines[BASELINE]["state"] == verdicts.PASS
+
+
+def test_a_rate_is_not_kept_while_other_programs_take_cores(tmp_path, machine):
+    _, rates = machine
+    rates[BASELINE] = figures(100.0, taken_cores=1.0)
+    _, _, lines = accept(tmp_path)
+    assert record.best_speed(entry(BASELINE)) is None and record.best_speed(entry(OPTIMIZED)) == 400.0
+    assert lines[BASELINE]["advice"].startswith("this rate is not kept: processors: other programs used 1.0")
+
+
+def test_srun_accepts_each_node_by_its_own_gpus(tmp_path, machine, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "4")
+    assert hardware.count_nodes() == 4
+    _, texts, _ = accept(tmp_path)
+    assert json.loads(texts["system.json"])["number_of_nodes"] == "1"
+
+
 def test_a_fault_of_the_doctor_refuses_a_fast_machine(tmp_path, machine):
     checks, _ = machine
     checks.append(fault("GPU health", "GPU 3: 2 uncorrected memory errors", "replace it"))
@@ -149,6 +195,7 @@ def test_without_time_nothing_is_started(tmp_path, machine, monkeypatch):
 
 
 def test_the_archive_holds_verdicts_checks_system_versions_and_logs_without_folders(tmp_path, machine):
+    record.keep_speed(entry(BASELINE), 100.0)
     done, texts, lines = accept(tmp_path, "--json", "--minutes", "3", "--seconds", "2")
     answer = json.loads(done.stdout)
     kept = json.loads(texts["verdicts.json"])
@@ -209,9 +256,10 @@ def test_an_archive_never_replaces_another(tmp_path, machine):
 
 
 @pytest.mark.parametrize(
-    ("hardware", "benchmark", "configuration", "source"),
+    ("name", "benchmark", "configuration", "source"),
     [
-        ("8xA100-SXM4-80GB", "language_bert", "optimized", "MosaicML v2.1"),
+        ("8xA100-SXM4-80GB", "language_bert", "mosaic", "MosaicML v2.1"),
+        ("8xA100-SXM4-80GB", "language_bert", "optimized", "predicted"),
         ("8xA100-SXM4-80GB", "image_classification", "baseline", "MosaicML v2.0"),
         ("8xH100-80GB-HBM3", "image_classification", "optimized", "predicted"),
         ("8xH100-80GB-HBM3", "language_bert", "baseline", "predicted"),
@@ -219,10 +267,10 @@ def test_an_archive_never_replaces_another(tmp_path, machine):
         ("8xB200", "language_bert", "optimized", None),
     ],
 )
-def test_the_rate_of_a_gpu_is_the_published_one_else_a_prediction(
-    hardware, benchmark, configuration, source, tmp_path, monkeypatch
+def test_the_rate_of_a_gpu_is_that_of_a_published_recipe_else_a_prediction(
+    name, benchmark, configuration, source, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(system, "hardware_name", lambda: hardware)
+    monkeypatch.setattr(system, "hardware_name", lambda: name)
     expected = expectations.expect_rate(load_config(benchmark, configuration), 8, tmp_path)
     assert (expected is None) == (source is None)
     if expected is None:
@@ -233,7 +281,7 @@ def test_the_rate_of_a_gpu_is_the_published_one_else_a_prediction(
     assert half.samples_per_s == pytest.approx(expected.samples_per_s / 2)
 
 
-def test_a_bench_of_the_same_batch_comes_before_the_published_rate_and_the_record_before_both(
+def test_a_bench_of_the_same_batch_comes_before_the_published_rate_and_a_faster_record_before_both(
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(system, "hardware_name", lambda: "8xA100-SXM4-80GB")
@@ -244,12 +292,33 @@ def test_a_bench_of_the_same_batch_comes_before_the_published_rate_and_the_recor
     rate = {"configuration": "optimized", "shape": "512 tokens", "samples_per_s": 250.0}
     bench = {"benchmark": "language_bert", "size": "full", "batch_size": 448, "rates": [rate]}
     (folder / "language_bert_0.json").write_text(json.dumps(bench))
-    assert "published" in expectations.expect_rate(config, 8, tmp_path).source, "another batch"
+    assert "throughput" not in expectations.expect_rate(config, 8, tmp_path).source, "another batch"
     (folder / "language_bert_1.json").write_text(json.dumps(bench | {"batch_size": 56}))
     expected = expectations.expect_rate(config, 8, tmp_path)
     assert expected.samples_per_s == 2000.0 and "language_bert_1.json" in expected.source
-    record.keep_speed(expectations.name_speed(config, 8), 1900.0)
-    assert expectations.expect_rate(config, 8, tmp_path).samples_per_s == 1900.0
+    for kept, expected in ((1900.0, 2000.0), (2100.0, 2100.0)):
+        record.keep_speed(expectations.name_speed(config, 8), kept)
+        assert expectations.expect_rate(config, 8, tmp_path).samples_per_s == expected
+
+
+def test_a_published_rate_is_what_a_published_recipe_is_compared_with_and_others_only_if_it_demands_more(
+    tmp_path, monkeypatch
+):
+    def rate(samples_per_s, error=1.0):
+        return lambda config, num_ranks: expectations.Expectation(
+            samples_per_s=samples_per_s, source="", error=error
+        )
+
+    def expect(configuration):
+        config = load_config("language_bert", configuration)
+        return expectations.expect_rate(config, 8, tmp_path).samples_per_s
+
+    monkeypatch.setattr(expectations, "from_published", rate(1000.0))
+    monkeypatch.setattr(expectations, "from_model", rate(1500.0, 1.2))
+    names = ("baseline", "mosaic", "optimized")
+    assert [expect(name) for name in names] == [1000.0, 1000.0, 1500.0]
+    monkeypatch.setattr(expectations, "from_model", rate(1100.0, 1.2))
+    assert [expect(name) for name in names] == [1000.0, 1000.0, 1000.0]
 
 
 def test_a_prediction_may_be_wrong_by_its_usual_error():
@@ -275,7 +344,8 @@ def test_a_part_prints_as_it_goes_and_is_ended_at_its_limit(tmp_path):
     assert trouble.startswith("no answer within 3 s") and printed == ["begun"]
     assert time.monotonic() - started < 20
     code = "import sys; print('RuntimeError: broken', end=''); sys.exit(3)"
-    trouble = devices.run_probes(["-c", code], 2, tmp_path, limit_s=30)
+    trouble = devices.run_probes(["-c", code], 2, tmp_path, limit_s=30, report=printed.append)
+    assert "RuntimeError: broken" in printed[-1], "a last line without a newline is a line"
     assert "ended with code 3: RuntimeError: broken" in trouble
 
 
