@@ -7,6 +7,8 @@ from common.errors import UserError
 from image_classification.data.images import PARTS
 from image_classification.data.sources import TARS, find_files
 
+IS_PUBLIC = False
+
 
 def list_files(server: str | None, directory: Path) -> NoReturn:
     """Raise UserError: ImageNet is given to registered persons, and nobody may pass it on."""

@@ -16,10 +16,20 @@ from pathlib import Path, PurePosixPath
 from common.data import fetch
 from common.data.fetch import Listed, RemoteFile
 from common.data.preparation import Progress, check_free_space
+from common.data.tables import data_files
 from common.errors import UserError
 from common.files import explain_os_error
 from language_bert.data import sources
-from language_bert.data.sources import CHECKPOINT, DATA_SUFFIX, INDEX_SUFFIX, TEXT, WEIGHTS, Files
+from language_bert.data.sources import (
+    CHECKPOINT,
+    DATA_SUFFIX,
+    INDEX_SUFFIX,
+    RECORDS,
+    SUFFIXES,
+    TEXT,
+    WEIGHTS,
+    Files,
+)
 
 SERVER = "https://training.mlcommons-storage.org/metadata"
 INPUTS, CLEANED_TEXT = "bert-input-files", "bert-preprocessed-wikipedia-dataset"  # names of lists
@@ -39,6 +49,7 @@ PUBLISHED_BYTES = {
     "part-00499-of-00500": 21_873_644,
 }
 CHUNK_BYTES = 2**20
+IS_PUBLIC = True
 
 
 def list_files(server: str | None, directory: Path) -> list[RemoteFile]:
@@ -76,14 +87,19 @@ def text_names() -> list[str]:
 
 
 def missing_files(directory: Path, names: list[str] | None = None) -> list[str]:
-    """Name the files of a source from text that are nowhere below `directory`.
+    """Name the files of a source, in the form that `directory` holds, that are nowhere below it.
 
-    A converted checkpoint stands for the data of TensorFlow's.
+    Without any it is MLCommons' text. A converted checkpoint stands for the data of TensorFlow's.
     """
     files = Files(directory)
-    has_weights = bool(files[WEIGHTS])
-    needed = [VOCABULARY, CHECKPOINT + INDEX_SUFFIX, *[CHECKPOINT + DATA_SUFFIX] * (not has_weights)]
-    return [name for name in (names or [*needed, *text_names()]) if not files[name]]
+    if names is None:
+        has_parts = any(map(sources.PART.fullmatch, files))
+        is_records = has_parts and bool(files[RECORDS]) and not files[TEXT]
+        names = [VOCABULARY] * (not is_records)
+        names += [CHECKPOINT + INDEX_SUFFIX, *[CHECKPOINT + DATA_SUFFIX] * (not files[WEIGHTS])]
+        if has_parts or not any(data_files(directory, suffix) for suffix in SUFFIXES):
+            names += [RECORDS, *text_names()[1:]] if is_records else text_names()
+    return [name for name in names if not files[name]]
 
 
 def unpack(directory: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -126,7 +127,7 @@ def source_directory(benchmark: str) -> Path:
 
 
 def read_source(benchmark: str, directory: Path) -> SourceState:
-    missing = importlib.import_module(f"{benchmark}.public_data").missing_files(directory)
+    missing = public_data(benchmark).missing_files(directory)
     unfinished = sorted(path.name.removesuffix(PART) for path in directory.rglob(f"*{PART}"))
     folder = relative_path(directory)
     return SourceState(benchmark=benchmark, directory=folder, missing=missing, unfinished=unfinished)
@@ -184,9 +185,16 @@ def next_command(state: DataState, directory: str, source: SourceState) -> str:
         return data_command("verify", *place)
     if state.size == "mini":
         return data_command("prepare", *place)
-    if source.missing:
-        return f"ttt data fetch {state.benchmark}{data_option()}"
-    return f"{data_command('prepare', *place)} --source {source.directory}"
+    if not source.missing:
+        return f"{data_command('prepare', *place)} --source {source.directory}"
+    if not public_data(state.benchmark).IS_PUBLIC:
+        return f"{data_command('prepare', *place)} --source DIR"
+    is_usual = source.directory == relative_path(source_directory(state.benchmark))
+    return f"ttt data fetch {state.benchmark}" + (data_option() if is_usual else f" --to {source.directory}")
+
+
+def public_data(benchmark: str) -> ModuleType:
+    return importlib.import_module(f"{benchmark}.public_data")
 
 
 def record_path(directory: Path) -> Path:

@@ -21,6 +21,7 @@ from language_bert.data.rows import Rows, find_column, split_rows
 
 PART = re.compile(r"part-\d{5}-of-(\d{5})")
 TEXT, RECORDS = "eval.txt", "eval_10k"
+SUFFIXES = (".parquet", ".arrow")  # of a data set of Hugging Face
 CHECKPOINT = "model.ckpt-28252"
 DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
 WEIGHTS = "model.safetensors"  # of a prepared data set, and of a source: the converted checkpoint
@@ -131,7 +132,7 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
 
 def list_tables(files: Files, *, has_checkpoint: bool) -> Source | None:
     """Find the files of a data set of Hugging Face, vocabulary and checkpoint; None without such files."""
-    for suffix in (".parquet", ".arrow"):
+    for suffix in SUFFIXES:
         splits = {name: tables.split_files(files.directory, name, suffix) for name in tables.SPLITS}
         named = {path for paths in splits.values() for path in paths}
         others = [path for path in tables.data_files(files.directory, suffix) if path not in named]

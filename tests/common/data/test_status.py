@@ -10,6 +10,7 @@ from common import repository
 from common.data import manifest, status
 from common.repository import ROOT, benchmarks
 from common.training.load import load_config
+from language_bert.data import sources
 from tests.command import run, ttt_here
 
 WITHOUT_TORCH = """
@@ -123,6 +124,39 @@ def test_a_folder_beside_which_nothing_can_be_written_is_verified_without_a_reco
     done = verify(prepared)
     assert done.returncode == 0 and "no record of this verification is left (Read-only" in done.stderr
     assert state()["state"] == "prepared"
+
+
+RECORDS = ("eval_10k", "part-00000-of-00002", "part-00001-of-00002")
+TABLES = ("train.parquet", "validation.parquet", "vocab.txt")
+CHECKPOINT = ("model.ckpt-28252.index", "model.ckpt-28252.data-00000-of-00001")
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        ((*RECORDS, *CHECKPOINT), []),
+        ((*TABLES, *CHECKPOINT), []),
+        ((*TABLES[:2], *CHECKPOINT), ["vocab.txt"]),
+        (RECORDS[:2], [*CHECKPOINT, RECORDS[2]]),
+        ((), [*CHECKPOINT, "vocab.txt", "eval.txt", *RECORDS[1:]]),
+    ],
+)
+def test_what_a_source_of_bert_lacks_goes_by_its_form(names, missing, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "NUM_PARTS", 2)
+    for name in names:
+        (tmp_path / name).touch()
+    report = status.read_report(["language_bert"], source=tmp_path)
+    assert sorted(report.sources[0].missing) == sorted(missing)
+    prepare = f"ttt data prepare language_bert --size full --source {tmp_path}"
+    fetch = f"ttt data fetch language_bert --to {tmp_path}"
+    commands = {entry.next for entry in report.data if entry.size == "full"}
+    assert prepare in commands if not missing else commands == {fetch}
+
+
+def test_images_are_prepared_from_a_folder_and_not_fetched(tmp_path):
+    report = status.read_report(["image_classification"], source=tmp_path)
+    commands = [entry.next for entry in report.data if entry.size == "full"]
+    assert commands and all(command.endswith("--source DIR") for command in commands)
 
 
 def test_status_of_everything_needs_no_torch():

@@ -185,7 +185,7 @@ def test_status_says_what_a_source_lacks_and_what_to_type(storage, tmp_path):
 
     source, commands = report()
     assert source["missing"] == ["vocab.txt", INDEX, DATA, *TEXTS]
-    assert commands == {"ttt data fetch language_bert"}
+    assert commands == {f"ttt data fetch language_bert --to {folder}"}
     storage.cuts[f"/inputs/tf1/{DATA}"] = [7, 0, 0, 0]
     one_line(fetch_to(storage, folder))
     source, _ = report()
