@@ -1,10 +1,12 @@
-"""Arguments that several commands share."""
+"""Arguments that several commands share, and how their help is written."""
 
 import argparse
 import os
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,46 @@ def spread_settings(words: Sequence[str]) -> list[str]:
         spread.append(word)
         takes, goes_on = word == "--set", takes or word.startswith("--set=")
     return spread
+
+
+def data_action(word: str) -> str:
+    """The `type` of the argument. Raises UserError for the name of a benchmark, which stands after it."""
+    if word in chain(*benchmark_names().items()):
+        hint = f"ttt data ACTION {word}, ACTION one of fetch, prepare, status, verify"
+        raise UserError(f"'{word}' is a benchmark", where="action", hint=hint)
+    return word
+
+
+class Formatter(argparse.HelpFormatter):
+    """Fills the prose of a description to the terminal, folds its examples, and names defaults."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = []
+        for part in text.split("\n\n"):
+            is_prose = not any(line.startswith(" ") for line in part.splitlines())
+            lines = [part] if is_prose else part.splitlines()
+            parts += ["\n".join(fill(line, width) for line in lines)]
+        return "\n\n".join(parts)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        if isinstance(default, list):
+            default = " ".join(map(str, default))
+        if default in (None, "", argparse.SUPPRESS) or isinstance(default, bool) or "default" in text:
+            return text
+        return f"{text} (default: {str(default).replace('%', '%%')})".lstrip()
+
+
+def fill(text: str, width: int) -> str:
+    """Break prose into lines, and a long example as a shell allows it: after a backslash."""
+    is_example = text.startswith("  ttt ")
+    wrapper = textwrap.TextWrapper(
+        width - 2 * is_example,
+        subsequent_indent="      " * is_example,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    if is_example:
+        text = re.sub(r"( -\S+) (?=[^-])", "\\1\0", text)  # an option stays beside its value
+    lines = wrapper.wrap(text)
+    return (" \\\n" if is_example else "\n").join(lines).replace("\0", " ") or text

@@ -10,11 +10,12 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Iterable, Sequence
+from itertools import chain, takewhile
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from common import repository
-from common.arguments import benchmark_names, settle_folders, spread_settings
+from common.arguments import Formatter, benchmark_names, settle_folders, spread_settings
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
 from common.processes import handle_ending_signals, tolerate_lost_output
 
@@ -129,58 +130,47 @@ EXIT_CODES = (
 )
 
 
-class Formatter(argparse.HelpFormatter):
-    """Fills the prose of a description to the terminal, folds its examples, and names defaults."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = []
-        for part in text.split("\n\n"):
-            is_prose = not any(line.startswith(" ") for line in part.splitlines())
-            lines = [part] if is_prose else part.splitlines()
-            parts += ["\n".join(fill(line, width) for line in lines)]
-        return "\n\n".join(parts)
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text, default = action.help or "", action.default
-        if isinstance(default, list):
-            default = " ".join(map(str, default))
-        if default in (None, "", argparse.SUPPRESS) or isinstance(default, bool) or "default" in text:
-            return text
-        return f"{text} (default: {str(default).replace('%', '%%')})".lstrip()
-
-
-def fill(text: str, width: int) -> str:
-    """Break prose into lines, and a long example as a shell allows it: after a backslash."""
-    is_example = text.startswith("  ttt ")
-    wrapper = textwrap.TextWrapper(
-        width - 2 * is_example,
-        subsequent_indent="      " * is_example,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    if is_example:
-        text = re.sub(r"( -\S+) (?=[^-])", "\\1\0", text)  # an option stays beside its value
-    lines = wrapper.wrap(text)
-    return (" \\\n" if is_example else "\n").join(lines).replace("\0", " ") or text
-
-
 class Parser(argparse.ArgumentParser):
     """Answers a mistake with one line."""
 
-    parts: Iterable[str] = ()  # of its verb
+    verb = part = ""
+
+    def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
+        """Parse the words; an option that is none is named before its value is taken for an argument."""
+        for word in takewhile("--".__ne__, words):
+            name = word.partition("=")[0]
+            if name.startswith("--") and not any(known.startswith(name) for known in self.options()):
+                self.error(f"unrecognized arguments: {name}")
+        return super().parse_args(words)
+
+    def options(self) -> list[str]:
+        return [name for name in self._option_string_actions if name.startswith("--")]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             name = "/".join(action.option_strings) or str(action.metavar or action.dest)
-            hint = nearest(str(value), map(str, action.choices))
+            parts = PARTS.get(self.verb, {}) if action.dest == "action" else ()
+            hint = nearest(str(value), [*map(str, action.choices), *parts])
             raise UserError(f"invalid choice: '{value}'", where=name, hint=hint)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError that names the nearest option."""
+        """Raise UserError that names the part with this option, or the nearest option."""
         unknown, *_ = [*message.removeprefix("unrecognized arguments: ").split(), ""]
-        close = difflib.get_close_matches(unknown, [*self._option_string_actions, *self.parts], n=1)
-        is_option = unknown.startswith("--") and bool(close)
-        raise UserError(message, hint=f"did you mean {close[0]}?" if is_option else f"see {self.prog} --help")
+        hint = f"see {self.prog} --help"
+        if unknown.startswith("--"):
+            others = [part for part in ("", *PARTS.get(self.verb, ())) if part != self.part]
+            having = [part for part in others if unknown in make_parser(self.verb, part)[0].options()]
+            known = [*self.options(), *(() if self.part else PARTS.get(self.verb, ()))]
+            close = difflib.get_close_matches(unknown, [name for name in known if name != "--help"], n=1)
+            if having or close:
+                hint = (
+                    f"it is of ttt {self.verb} {having[0]}".rstrip()
+                    if having
+                    else f"did you mean {close[0]}?"
+                )
+        elif "--benchmarks" in self.options() and unknown in chain(*benchmark_names().items()):
+            hint = f"did you mean --benchmarks {unknown}?"
+        raise UserError(message, hint=hint)
 
 
 def overview() -> str:
@@ -201,9 +191,15 @@ def command_module(verb: str, part: str = "") -> str:
 
 
 def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
-    """Find the words that choose a part of a verb; returns the part, '' for none, and the other words."""
-    for start in range(len(words)):
+    """Find the words that choose a part of a verb; returns the part, '' for none, and the other words.
+
+    A word after an option is its value and no part; a part of `data` stands first.
+    """
+    for start in range(len(words[:1] if verb == "data" else words)):
+        is_value = start > 0 and re.fullmatch(r"-[^=]+", words[start - 1])
         for part in PARTS.get(verb, {}):
+            if is_value and not part.startswith("-"):
+                continue
             for form in (part.split(), ["=".join(part.split())]):
                 if list(words[start : start + len(form)]) == form:
                     return part, [*words[:start], *words[start + len(form) :]]
@@ -228,7 +224,7 @@ def make_parser(verb: str, part: str = "") -> tuple[Parser, ModuleType | None]:
         formatter_class=Formatter,
         epilog=epilog,
     )
-    parser.parts = parts
+    parser.verb, parser.part = verb, part
     parser.set_defaults(part=part)
     if command:
         command.add_arguments(parser)
@@ -266,10 +262,13 @@ def dispatch(arguments: list[str]) -> int:
 
 def suggest(word: str) -> str:
     """Suggest what to type for a word that is no verb: by its meaning, or its letters."""
-    known = {name: name for name in (*COMMANDS, "--help", "--version")}
-    known |= {old: " ".join(new) for old, new in OLD_NAMES.items()} | OTHER_WORDS
+    if word in ("install", "setup"):
+        return "see docs/install.md"
+    verbs = {name: name for name in (*COMMANDS, "--help", "--version")}
+    known = verbs | {old: " ".join(new) for old, new in OLD_NAMES.items()} | OTHER_WORDS
     known |= {name: f"run {name}" for names in benchmark_names().items() for name in names}
-    close = difflib.get_close_matches(word, known, n=1)
+    matches = difflib.get_close_matches
+    close = matches(word, known, n=1, cutoff=0.8) or matches(word, verbs, n=1)
     return f"did you mean {known[close[0]]}?" if close else f"known: {', '.join(COMMANDS)}"
 
 

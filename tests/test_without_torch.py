@@ -7,7 +7,7 @@ import tomllib
 from importlib import metadata
 
 from common.cli import COMMANDS
-from common.repository import EXTRAS, ROOT, benchmarks
+from common.repository import EXTRAS, ROOT, benchmarks, install_hint
 from tests.command import one_line
 from tests.committed import committed_results, tracked
 from tests.verbs import run_all
@@ -66,9 +66,10 @@ def test_what_reads_logs_data_and_figures_needs_no_extra(tmp_path):
 
 
 def test_every_other_command_names_the_extra_in_one_line():
-    for done in run_all(NEED_TORCH, hidden=TORCH):
-        line = one_line(done)
-        assert "torch is not installed" in line and "pip install -e '.[train]'" in line, done.args
+    for hidden in (TORCH, EXTRAS["train"]):
+        for done in run_all(NEED_TORCH, hidden=hidden):
+            line = one_line(done)
+            assert " is not installed" in line and install_hint("train") in line, done.args
     both = [*NEED_TORCH, *(words for words, _ in work_without_torch(ROOT))]
     assert set(COMMANDS) <= {words[0] for words in both}
 
@@ -81,8 +82,15 @@ def test_data_are_prepared_and_verified_without_torch(tmp_path):
         assert verified.returncode == 0 and "intact" in verified.stdout
 
 
+def test_to_prepare_data_needs_the_extra_and_says_so(tmp_path):
+    for benchmark in ("bert", "resnet"):
+        where = ["--set", f"data.directory={tmp_path / benchmark}"]
+        (done,) = run_all([["data", "prepare", benchmark, *MINI, *where]], hidden=EXTRAS["train"])
+        assert install_hint("train") in one_line(done)
+
+
 def test_the_doctor_checks_what_needs_no_torch_and_says_how_to_install_it():
-    (done,) = run_all([["doctor", *MINI]], hidden=TORCH)
+    (done,) = run_all([["doctor", *MINI]], hidden=EXTRAS["train"])
     faults = [line for line in done.stdout.splitlines() if line.startswith("fault")]
     assert done.returncode == 1 and len(faults) == 1 and done.stderr == ""
     assert "no torch; " in faults[0] and "pip install" in faults[0]

@@ -26,6 +26,18 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
         (["download"], "data fetch"),
         (["data", "statsu", "bert"], "did you mean status?"),
         (["explor"], "did you mean report --explore?"),
+        (["sweeep"], "did you mean sweep?"),
+        (["list", "methods", "bert"], "is a benchmark; ttt list methods lists"),
+        (["tests"], "did you mean doctor?"),
+        (["install"], "see docs/install.md"),
+        (["setup"], "see docs/install.md"),
+        (["data", "bert", "prepare"], "ttt data ACTION bert"),
+        (["data", "status", "--size", "mini"], "--size; it is of ttt data"),
+        (["data", "prepare", "bert", "--source", "status"], "--source status: no such folder"),
+        (["run", "bert", "--all"], "did you mean --benchmarks bert?"),
+        (["run", "bert", "--al"], "did you mean --all?"),
+        (["report", "--prices", "x"], "--prices; it is of ttt report --explore"),
+        (["score", "--help-me"], "see ttt score --help"),
         (["list", "resnt"], "did you mean resnet?"),
         (["inspect", "bert", "optimized", "kernel"], "did you mean inspect kernels?"),
         (["report", "--explor"], "did you mean --explore?"),
@@ -115,6 +127,14 @@ PRINT_FIGURES = [
 @pytest.mark.parametrize("form", PRINT_FIGURES)
 def test_what_prints_figures_prints_them_as_json(form):
     assert "--json" in make_parser(*form)[0]._option_string_actions
+
+
+def test_the_value_of_an_option_is_no_part():
+    words = ["--trace", "profile", "kernels", "language_bert"]
+    assert find_part("inspect", words) == ("kernels", [*words[:2], *words[3:]])
+    assert find_part("inspect", ["--set=a=1", "kernels"]) == ("kernels", ["--set=a=1"])
+    assert find_part("report", ["--json", "--explore"]) == ("--explore", ["--json"])
+    assert find_part("data", ["prepare", "status"]) == ("", ["prepare", "status"])
 
 
 def test_a_part_may_stand_anywhere_and_only_as_whole_words():

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from common import repository
-from common.arguments import add_benchmark, add_folders, add_json, add_settings, add_size
+from common.arguments import add_benchmark, add_folders, add_json, add_settings, add_size, data_action
 from common.config import schema as configs
 from common.data import fetch as downloads
 from common.data import manifest as manifests
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_json(parser)
         add_folders(parser, "data")
         return
-    parser.add_argument("action", choices=("prepare", "verify", "fetch", "status"))
+    parser.add_argument("action", type=data_action, choices=("prepare", "verify"))
     add_benchmark(parser)
     add_size(parser)
     parser.add_argument("--source", metavar="DIR", help="a folder, or for images OWNER/NAME on the hub")

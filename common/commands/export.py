@@ -53,7 +53,8 @@ def main(args: argparse.Namespace) -> int:
     if not num_runs:
         print("no run was exported", file=sys.stderr)
         return EXIT_FINDINGS
-    print(f"to see them: {store.view.format(out=store)}")
+    is_server = str(store).startswith(("http://", "https://"))
+    print(f"to see them: {store if is_server else store.view.format(out=store)}")
     return EXIT_OK
 
 

@@ -15,8 +15,10 @@ import ast
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
+from common.arguments import benchmark_names
 from common.config.merge import merge_files
 from common.config.schema import Strict
 from common.errors import UserError, nearest
@@ -286,6 +288,9 @@ def cards() -> list[Card]:
 def find_card(name: str) -> Card:
     """Find a card by the method's name. Raises UserError with the nearest name."""
     known = {card.name: card for card in cards()}
+    if name in chain(*benchmark_names().items()):
+        hint = "ttt list methods lists those of each benchmark"
+        raise UserError(f"'{name}' is a benchmark", hint=hint)
     if name not in known:
         raise UserError(f"no such method '{name}'", hint=nearest(name, known))
     return known[name]

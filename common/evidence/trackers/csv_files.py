@@ -30,9 +30,10 @@ class CsvFiles(Store):
         self.changed[run.key] = run
 
     def flush(self) -> None:
+        replaced = {to_cell(key) for key in self.changed}
         for name, rows_of in (("runs.csv", run_rows), ("measurements.csv", measurement_rows)):
             path = self.out / name
-            rows = [row for row in read_rows(path) if row["run"] not in self.changed]
+            rows = [row for row in read_rows(path) if row["run"] not in replaced]
             rows += [row for run in self.changed.values() for row in rows_of(run)]
             if self.changed:
                 write_text(path, to_csv(sorted(rows, key=lambda row: (row["start"], row["run"]))))

@@ -15,7 +15,6 @@ from common.errors import UserError, name_error
 from common.evidence.trackers.store import Store, import_library
 from common.evidence.trackers.tracked_run import RUNNING, Measurement, TrackedRun
 
-PACKAGES = "mlflow-skinny sqlalchemy alembic"
 KEY = "ttt.run"  # the tag that tells a run from every other
 BATCH = 100  # the parameters or tags that a request may have; of metrics it may have 1,000
 
@@ -28,9 +27,9 @@ class MlflowStore(Store):
     def __init__(self, out: Path, uri: str = "") -> None:
         super().__init__(out)
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before the import, which would start it
-        self.mlflow = import_library("mlflow", title="MLflow", packages=PACKAGES)
+        self.mlflow = import_library("mlflow", title="MLflow")
         for module in ("sqlalchemy", "alembic"):
-            import_library(module, title="MLflow's database", packages=PACKAGES)
+            import_library(module, title="MLflow's database")
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self.is_local = not uri

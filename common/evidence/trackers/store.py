@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from common.errors import UserError
 from common.evidence.trackers.tracked_run import TrackedRun
 from common.files import explain_os_error, locked, make_folder
+from common.repository import install_hint
 
 
 class Store(ABC):
@@ -42,11 +43,11 @@ class Store(ABC):
         """End what is open; nothing is updated afterwards."""
 
 
-def import_library(module: str, *, title: str, packages: str) -> Any:
+def import_library(module: str, *, title: str) -> Any:
     """Import an optional library. Raises UserError that says what to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         lacks = error.name or module
         missing = "" if module.startswith(lacks) else f" (it needs {lacks})"
-        raise UserError(f"{title} is not installed{missing}", hint=f"pip install {packages}") from error
+        raise UserError(f"{title} is not installed{missing}", hint=install_hint("track")) from error

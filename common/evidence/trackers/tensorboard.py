@@ -36,7 +36,7 @@ class TensorBoardFiles(Store):
         super().__init__(out)
         self.board = SimpleNamespace(
             **{
-                name: import_library(f"tensorboard.{module}", title="TensorBoard", packages="tensorboard")
+                name: import_library(f"tensorboard.{module}", title="TensorBoard")
                 for name, module in MODULES.items()
             }
         )

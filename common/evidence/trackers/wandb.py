@@ -37,7 +37,7 @@ class WandbRuns(Store):
     def __init__(self, out: Path) -> None:
         super().__init__(out)
         os.environ.update(QUIET)
-        self.wandb = import_library("wandb", title="Weights & Biases", packages="wandb")
+        self.wandb = import_library("wandb", title="Weights & Biases")
         self.open: dict[str, Any] = {}  # the runs that are under way
         self.written: dict[str, set[Measurement]] = {}
         self.digests: dict[str, str] = {}  # of what was exported of a run

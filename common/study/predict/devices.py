@@ -49,16 +49,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, help in numbers.items():
         most = 10**9 if name == "--batch-per-device" else MAX_DEVICES
         parser.add_argument(name, type=whole_number(1, most), metavar="N", help=help)
-    parser.add_argument("--inside", default="nvlink4", help=f"GB/s, or: {inside}")
-    parser.add_argument("--network", default="8xndr", help=f"GB/s of a machine, or links: 8x{network}")
-    parser.add_argument("--latency-us", type=float, default=scaling.LATENCY_US, help="latency of a message")
+    parser.add_argument("--inside", default="nvlink4", metavar="GB_PER_S", help=f"GB/s, or: {inside}")
     parser.add_argument(
-        "--link-share", type=float, default=scaling.LINK_SHARE, help="share of their rates reached"
+        "--network", default="8xndr", metavar="GB_PER_S", help=f"GB/s of a machine, or links: 8x{network}"
     )
     parser.add_argument(
-        "--overlap", type=float, default=scaling.OVERLAP, help="share of communication hidden"
+        "--latency-us", type=float, default=scaling.LATENCY_US, metavar="US", help="latency of a message"
     )
-    parser.add_argument("--startup-s", type=float, help="seconds to the first step")
+    parser.add_argument(
+        "--link-share",
+        type=float,
+        default=scaling.LINK_SHARE,
+        metavar="SHARE",
+        help="share of their rates reached",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=float,
+        default=scaling.OVERLAP,
+        metavar="SHARE",
+        help="share of communication hidden",
+    )
+    parser.add_argument("--startup-s", type=float, metavar="S", help="seconds to the first step")
 
 
 def choose_machines(args: argparse.Namespace) -> tuple[int, int]:

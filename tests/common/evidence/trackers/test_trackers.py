@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from common.commands import export as command
 from common.evidence.log import load, read_log
 from common.evidence.score import run_of
 from common.evidence.trackers import export
@@ -23,7 +24,7 @@ from common.evidence.trackers.mlflow import MlflowStore
 from common.evidence.trackers.tensorboard import TensorBoardFiles
 from common.evidence.trackers.tracked_run import read_run
 from common.evidence.trackers.wandb import WandbRuns
-from common.repository import ROOT
+from common.repository import ROOT, install_hint
 from tests.command import one_line, run, start, ttt_here
 from tests.runs import until
 
@@ -139,6 +140,30 @@ def test_csv_keeps_other_runs_and_doubles_none(both, tmp_path, to_export):
     for paths in (first, second):
         to_export(paths, tmp_path, "csv")
     assert [(tmp_path / name).read_bytes() for name in ("runs.csv", "measurements.csv")] == together
+
+
+def test_csv_replaces_a_run_whose_name_a_spreadsheet_would_compute(results, tmp_path, to_export):
+    folder, _, _ = results
+    folder.parent.rename(folder.parent.with_name("-here"))
+    for _ in range(2):
+        to_export(folder.parents[1] / "-here" / folder.name, tmp_path / "out", "csv")
+    rows = rows_of(tmp_path / "out/runs.csv")
+    assert len(rows) == 2 and all(row["run"].startswith("'-here") for row in rows)
+
+
+def test_a_server_of_mlflow_is_shown_by_its_address(monkeypatch, results):
+    class Server(CsvFiles):
+        view = MlflowStore.view
+
+        def flush(self):
+            pass
+
+        def __str__(self):
+            return "http://127.0.0.1:5000"
+
+    monkeypatch.setattr(command, "open_store", lambda tracker, out: Server(results[0]))
+    done = ttt_here("export", results[0], "--to", "mlflow")
+    assert done.stdout.endswith("to see them: http://127.0.0.1:5000\n")
 
 
 def test_a_copy_of_a_log_is_named_and_not_a_second_run(results, tmp_path):
@@ -383,7 +408,7 @@ def test_a_missing_library_is_one_line_that_says_what_to_install(tracker, result
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, tracker, None)
     line = one_line(ttt_here("export", results[0], "--to", tracker, "--out", tmp_path / "out"))
-    assert "is not installed" in line and f"pip install {tracker}" in line
+    assert "is not installed" in line and install_hint("track") in line
     assert not (tmp_path / "out").exists()
 
 
