@@ -163,8 +163,8 @@ def test_imagenet_says_in_a_line_what_a_person_does():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["fetch", "bert", "--source", "DIR"], "unrecognized arguments: --source DIR"),
-        (["prepare", "bert", "--to", "DIR"], "unrecognized arguments: --to DIR"),
+        (["fetch", "bert", "--source", "DIR"], "unrecognized arguments: --source; it is of ttt data"),
+        (["prepare", "bert", "--to", "DIR"], "unrecognized arguments: --to; it is of ttt data fetch"),
         (["fetch", "bert", "--mirror", "DIR"], "--mirror DIR: expected http"),
         (["fetch"], "benchmark"),
     ],
