@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 from common.errors import UserError, name_error
+from common.repository import install_hint
 
-NAME = re.compile(r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?")
-TAKEN, LEFT_OUT = ["*.parquet", "*.tar"], ["*test*"]  # the test splits have no classes
+NAME = re.compile(r"(?P<repo_id>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+TAKEN, LEFT_OUT = ["*.parquet", "*.tar"], ["test[-./]*", "*/test[-./]*"]  # the test splits have no classes
 CACHED = "datasets--"  # begins the folder of a data set in the hub's cache
 
 
@@ -24,7 +25,7 @@ def find_source(source: Path) -> Path:
         import huggingface_hub
         from huggingface_hub import errors
     except ImportError as error:
-        hint = "to download a data set of this name from Hugging Face: pip install huggingface-hub"
+        hint = f"to download a data set of this name from Hugging Face, {install_hint('hf')}"
         raise UserError("no such folder", where=where, hint=hint) from error
     print(f"no folder {source}; downloading this data set from Hugging Face", flush=True)
     try:
@@ -37,7 +38,7 @@ def find_source(source: Path) -> Path:
         )
     except (OSError, ValueError, getattr(errors, "HTTPError", OSError)) as error:
         reason = name_error(error).partition(". ")[0]
-        what = f"no such folder, and Hugging Face gives no data set of this name ({reason})"
+        what = f"no such folder, and Hugging Face gives no such data set, or is not reached ({reason})"
         raise UserError(what, where=where, hint="for a gated data set: hf auth login") from error
     return Path(folder)
 

@@ -20,6 +20,7 @@ import numpy as np
 from common.data import preparation
 from common.errors import UserError
 from common.files import write_whole
+from common.repository import install_hint
 
 SPLITS = {  # the words in a file's path that name its split, as in the library `datasets`
     "train": {"train", "training"},
@@ -61,7 +62,7 @@ def import_pyarrow() -> ModuleType:
         return import_module("pyarrow")
     except ImportError as error:
         what = "pyarrow, which reads parquet and Arrow files, is not installed"
-        raise UserError(what, hint="pip install pyarrow") from error
+        raise UserError(what, hint=install_hint("hf")) from error
 
 
 @contextmanager
