@@ -103,7 +103,7 @@ def refusal(error: urllib.error.HTTPError, address: str) -> UserError:
 
 
 @contextmanager
-def explain_network_error(address: str) -> Iterator[None]:
+def explain_network_error(address: str, passing: tuple[type[Exception], ...] = PASSING) -> Iterator[None]:
     """Raise for what the network raises in the block: Cut if it may pass, else UserError."""
     try:
         yield
@@ -113,7 +113,7 @@ def explain_network_error(address: str) -> Iterator[None]:
         raise refusal(error, address) from error
     except (*NETWORK_ERRORS, ValueError) as error:  # ValueError: no address at all
         reason = getattr(error, "reason", error)
-        if isinstance(reason, PASSING):
+        if isinstance(error, passing) or isinstance(reason, passing):
             raise Cut(str(reason)) from error
         hint = "fetch on a machine with network and copy the folder, or name another server with --mirror"
         raise UserError(f"cannot be reached ({reason})", where=address, hint=hint) from error
@@ -282,14 +282,8 @@ def receive(file: RemoteFile, part: Path, progress: ByteProgress) -> None:
     Raises Cut where less came than the file has, and UserError where another attempt would be no better.
     """
     start = size_of(part)
-    try:
+    with explain_network_error(file.address, NETWORK_ERRORS):
         response = open_address(file.address, start=start)
-    except urllib.error.HTTPError as error:
-        if error.code in BUSY:
-            raise Cut(f"HTTP {error.code}") from error
-        raise refusal(error, file.address) from error
-    except NETWORK_ERRORS as error:
-        raise Cut(str(getattr(error, "reason", error))) from error
     with response:
         if start and response.status != HTTPStatus.PARTIAL_CONTENT:  # a server that cannot resume
             progress.expect_again(start, start)
@@ -299,7 +293,7 @@ def receive(file: RemoteFile, part: Path, progress: ByteProgress) -> None:
             what = f"the server has {start + length:,} bytes now, expected {file.num_bytes:,}"
             raise UserError(what, where=file.address)
         with explain_os_error("cannot be written", part), part.open("ab" if start else "wb") as output:
-            while start < file.num_bytes and (content := read_chunk(response)):
+            while start < file.num_bytes and (content := read_chunk(response, file.address)):
                 output.write(content)
                 start += len(content)
                 progress.add(len(content), len(content))
@@ -307,11 +301,9 @@ def receive(file: RemoteFile, part: Path, progress: ByteProgress) -> None:
         raise Cut(f"the connection ended at byte {start:,} of {file.num_bytes:,}")
 
 
-def read_chunk(response: http.client.HTTPResponse) -> bytes:
-    try:
+def read_chunk(response: http.client.HTTPResponse, address: str) -> bytes:
+    with explain_network_error(address, NETWORK_ERRORS):
         return response.read(CHUNK_BYTES)
-    except NETWORK_ERRORS as error:
-        raise Cut(str(error)) from error
 
 
 def keep_if_right(part: Path, path: Path, md5: str, *, num_bytes: int) -> None:
