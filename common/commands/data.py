@@ -24,14 +24,12 @@ import argparse
 import importlib
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from common import repository
 from common.arguments import add_benchmark, add_folders, add_json, add_settings, add_size, data_action
 from common.config import schema as configs
 from common.data import fetch as downloads
-from common.data import manifest as manifests
 from common.data import preparation
 from common.data import status as states
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
@@ -74,15 +72,10 @@ def main(args: argparse.Namespace) -> int:
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    directory = config.data_directory
-    explain = partial(preparation.changed_records, args.benchmark)
-    hint = config.prepared_hint
-    misfits = preparation.list_misfits(directory, config, hint=hint)
-    damage = manifests.list_damage(directory, hint=hint, explain=explain)
+    digest, misfits, damage = preparation.read_all(config)
     for problem in misfits + damage:
         print(repository.relative_paths_in(problem))
-    digest = manifests.read_manifest(directory, hint="")["fingerprint"]
-    states.write_record(directory, digest, len(damage))
+    states.write_record(config.data_directory, digest, len(damage))
     state = "damaged" if damage else "intact, of other settings" if misfits else "intact"
     print(f"{args.benchmark} {args.size}: {state}, fingerprint {digest}")
     return EXIT_FINDINGS if misfits + damage else EXIT_OK
@@ -90,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 def fetch(args: argparse.Namespace) -> int:
     directory = args.to or states.source_directory(args.benchmark)
-    public = importlib.import_module(f"{args.benchmark}.public_data")
+    public = states.public_data(args.benchmark)
     files = public.list_files(args.mirror, directory)
     print(downloads.describe(files, directory))
     if not args.dry_run:

@@ -108,15 +108,15 @@ def verify(
     not made with, and for a `needed` file that the manifest lacks. Without `has_content` only the sizes of
     the files are compared. `explain` adds to the line of a file whose content has changed.
     """
-    misfits = list_misfits(directory, settings, hint=hint, needed=needed)
-    return misfits + list_damage(directory, hint=hint, has_content=has_content, explain=explain)
+    manifest = read_manifest(directory, hint=hint)
+    misfits = list_misfits(directory, manifest, settings, needed=needed)
+    return misfits + list_damage(directory, manifest, has_content=has_content, explain=explain)
 
 
 def list_misfits(
-    directory: Path, settings: dict[str, Any], *, hint: str, needed: Collection[str]
+    directory: Path, manifest: dict[str, Any], settings: dict[str, Any], *, needed: Collection[str]
 ) -> list[str]:
     """List in what data differ from those that a configuration reads, whole or damaged, see `verify`."""
-    manifest = read_manifest(directory, hint=hint)
     made_with = manifest["facts"].get("settings", {})
     others = [
         f"{directory / MANIFEST}: made with {key} {made_with.get(key)}, the configuration says {value}"
@@ -128,10 +128,14 @@ def list_misfits(
 
 
 def list_damage(
-    directory: Path, *, hint: str, has_content: bool = True, explain: Callable[[Path], str] = lambda path: ""
+    directory: Path,
+    manifest: dict[str, Any],
+    *,
+    has_content: bool = True,
+    explain: Callable[[Path], str] = lambda path: "",
 ) -> list[str]:
     """List the files that differ from the manifest, see `verify`."""
-    expected, present = read_manifest(directory, hint=hint)["files"], data_files(directory)
+    expected, present = manifest["files"], data_files(directory)
     problems = [f"{directory / name}: missing" for name in expected if name not in present]
     problems += [f"{directory / name}: not in the manifest" for name in present if name not in expected]
     for name in sorted(expected.keys() & present.keys()):

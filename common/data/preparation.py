@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,17 @@ def verify(directory: Path, config: Any, **options: Any) -> list[str]:
     return manifest.verify(directory, config.prepared_with(), needed=config.prepared_files(), **options)
 
 
-def list_misfits(directory: Path, config: Any, *, hint: str) -> list[str]:
-    """List in what data differ from those that a configuration reads, see `manifest.verify`."""
+def read_all(config: Any) -> tuple[str, list[str], list[str]]:
+    """Read every byte of the data of a configuration; returns their fingerprint, misfits and damage.
+
+    Both lists are those of `manifest.verify`. Raises UserError where there are no data.
+    """
+    directory, benchmark = config.data_directory, config.benchmark
+    content = manifest.read_manifest(directory, hint=config.prepared_hint)
     settings, needed = config.prepared_with(), config.prepared_files()
-    return manifest.list_misfits(directory, settings, hint=hint, needed=needed)
+    misfits = manifest.list_misfits(directory, content, settings, needed=needed)
+    damage = manifest.list_damage(directory, content, explain=partial(changed_records, benchmark))
+    return str(content["fingerprint"]), misfits, damage
 
 
 def finish(directory: Path, work: Path, facts: dict[str, Any], source: dict[str, str] | None = None) -> str:
