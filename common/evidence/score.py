@@ -170,14 +170,14 @@ class Speedup:
 def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: bool = True) -> Score:
     """Score one run set. An unreadable log counts as a run that missed its target."""
     lead, num_runs = run_set.lead, NUM_RUNS.get(run_set.lead.benchmark, 0)
-    timed = [log for log in run_set.logs if not log.is_study]
-    logs = drop_repeats(timed, include_resumed=include_resumed)
+    logs = timed_logs(run_set.logs, include_resumed=include_resumed)
     disturbances = {logs[index].path: text for index, text in disturbed_runs(logs).items()}
     if not include_disturbed:
         logs = [log for log in logs if log.path not in disturbances]
     runs = tuple(run_of(log) for log in sort_by_launch(logs))
     window = counting_window([run.minutes for run in runs], num_runs)
-    num_study, num_resumed = len(run_set.logs) - len(timed), sum(log.is_resumed for log in run_set.logs)
+    num_study = sum(log.is_study for log in run_set.logs)
+    num_resumed = sum(log.is_resumed for log in run_set.logs)
     num_missed = sum(not math.isfinite(runs[index].minutes) for index in window)
     files = [log.file for log in run_set.logs if log.file]
     mixture = recipes.mixture(logs)
@@ -209,11 +209,13 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
     )
 
 
-def drop_repeats(logs: Sequence[Log], *, include_resumed: bool) -> list[Log]:
-    """Return one log of each run: a resumed one has another, up to where it was interrupted.
+def timed_logs(logs: Sequence[Log], *, include_resumed: bool = False) -> list[Log]:
+    """Return one log of each run but those of a study.
 
-    That one counts; with `include_resumed` the last one that went on from it.
+    A resumed run has two: that up to where it was interrupted counts, or with `include_resumed` the last one
+    that went on from it.
     """
+    logs = [log for log in logs if not log.is_study]
 
     def origin(log: Log) -> object:
         start = log.first("run_start")

@@ -17,7 +17,7 @@ from common.evidence.compare.rcp import Convergence, compare_with_reference
 from common.evidence.compare.reported import Published
 from common.evidence.intervals import Estimate, Ratio
 from common.evidence.log import Log, Point, RunSet
-from common.evidence.score import Run, Score, drop_repeats, score, sort_by_launch
+from common.evidence.score import Run, Score, score, sort_by_launch, timed_logs
 
 MARGIN = 0.05
 REPRODUCED, BETTER, WORSE, UNDECIDED, UNKNOWN = "reproduced", "better", "worse", "undecided", "unknown"
@@ -97,8 +97,7 @@ def reproduce(run_set: RunSet, published: Published | None, margin: float = MARG
         why_not = f"no published result belongs to '{name}'; --against NAME"
     if ours.mixture:
         why_not = f"a set is one recipe; {ours.mixture}"
-    timed = [log for log in run_set.logs if not log.is_study]
-    ordered = sort_by_launch(drop_repeats(timed, include_resumed=False))  # as the score does
+    ordered = sort_by_launch(timed_logs(run_set.logs))
     logs = [ordered[index] for index in ours.counted]
     is_alike = not ours.is_proxy and not ours.mixture
     convergence = compare_with_reference(ours.benchmark, logs) if is_alike else None
