@@ -87,6 +87,12 @@ def load_counts(name: str) -> Mapping[str, Any]:
     return figures
 
 
+def list_counts(architecture: str, pattern: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the figures in results/compiled/ whose files have such names, by name."""
+    for path in sorted((COMMITTED / FIGURES / architecture).glob(pattern)):
+        yield load_counts(f"{architecture}/{path.name}")
+
+
 def predict(
     figures: Mapping[str, Any],
     shape: str,
@@ -190,10 +196,7 @@ def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, 
     """
     if (device := find_device(hardware)) is None:
         return None
-    architecture = load_rates()["devices"][device]["architecture"]
-    folder = COMMITTED / FIGURES / architecture
-    for path in sorted(folder.glob(f"{benchmark}-*.json")):
-        figures = load_counts(f"{architecture}/{path.name}")
+    for figures in list_counts(load_rates()["devices"][device]["architecture"], f"{benchmark}-*.json"):
         is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
         if is_asked and shape in figures["training"]:
             return predict(figures, shape, device, row={"batch": batch}).samples_per_s

@@ -11,7 +11,6 @@ from typing import Any
 from common.evidence.page import fill_block
 from common.files import save_text
 from common.measure.without_gpu import gpu_model
-from common.repository import ROOT
 
 PAGE = Path(__file__).parents[1] / "README.md"
 BLOCK = "switches"
@@ -19,7 +18,7 @@ SHAPES = {"language_bert": "512 tokens", "image_classification": "176 px"}
 TORCH = "torch2.15"
 COUNTED = "sm_90"  # whose launches and bytes are shown
 
-Figures = Mapping[str, Any]  # of `ttt compile`
+Figures = Mapping[str, Any]  # of `ttt inspect compile`
 
 
 def write_table() -> str:
@@ -37,16 +36,14 @@ def write_table() -> str:
 
 def read(benchmark: str) -> dict[str, dict[str, Figures]]:
     """Return the committed figures of `optimized` and its variants at size full, by architecture and name."""
-    folder, kept = ROOT / "results" / "compiled", {}
-    for architecture in gpu_model.list_architectures():
-        paths = sorted((folder / architecture).glob(f"{benchmark}-optimized*-{TORCH}.json"))
-        loaded = [gpu_model.load_counts(f"{architecture}/{path.name}") for path in paths]
-        kept[architecture] = {
+    return {
+        architecture: {
             figures["configuration"]: figures
-            for figures in loaded
+            for figures in gpu_model.list_counts(architecture, f"{benchmark}-optimized*-{TORCH}.json")
             if figures["size"] == "full" and SHAPES[benchmark] in figures["training"]
         }
-    return kept
+        for architecture in gpu_model.list_architectures()
+    }
 
 
 def size(figures: Figures) -> float:
