@@ -156,8 +156,8 @@ class Acceptance:
             self.verdicts.append(judge_failure(name, trouble, find_causes(self.checks, {})))
             return
         figures = self.measured[name] = json.loads((folder / "output").read_text())
-        more: dict[str, Any] = {"settings": (), "batch_size": None, "num_ranks": asked.num_ranks}
-        config = load_for_ranks(config.benchmark, config.configuration, size=asked.size, **more).config
+        named, ranks = (config.benchmark, config.configuration), asked.num_ranks
+        config = load_for_ranks(*named, size=asked.size, num_ranks=ranks).config
         expected = expect_rate(config, asked.num_ranks, asked.results)
         verdict = judge_rate(name, figures, expected, asked.share, find_causes(self.checks, figures))
         self.verdicts.append(verdict)

@@ -28,9 +28,7 @@ def main() -> None:
     started = time.monotonic()
     output, benchmark, configuration, size, seconds = sys.argv[1:]
     rank_info = ranks.read_rank_info()
-    num_ranks = rank_info.world_size
-    more: dict[str, Any] = {"size": size, "settings": (), "batch_size": None, "num_ranks": num_ranks}
-    config = load_for_ranks(benchmark, configuration, **more).config
+    config = load_for_ranks(benchmark, configuration, size=size, num_ranks=rank_info.world_size).config
     with distributed.process_group(rank_info), open_run(config, rank_info, warms_up=False) as run:
         figures = measure_rate(run, float(seconds), started)
         if rank_info.rank == 0:

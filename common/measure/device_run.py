@@ -45,8 +45,8 @@ def load_for_ranks(
     more: Sequence[str] = (),
     *,
     size: str,
-    settings: Sequence[str],
-    batch_size: int | None,
+    settings: Sequence[str] = (),
+    batch_size: int | None = None,
     num_ranks: int,
 ) -> configs.Loaded:
     """Return a configuration with `more` settings and the batch of so many ranks, `batch_size` on each."""
