@@ -77,6 +77,7 @@ def run_probes(
             for line in filter(None, whole):
                 report(line)
     if rest:  # the last line of a rank that ended without a newline
+        lines.append(rest)
         report(rest)
     if end is None:
         return f"no answer within {limit_s:.0f} s: a rank hangs, or needs longer"
@@ -84,8 +85,7 @@ def run_probes(
         return None
     if end.code < 0:
         return f"rank {end.number} ended by {signal.Signals(-end.code).name}"
-    lines = [*lines, rest] if rest else lines or ["without a word"]
-    error = next((line for line in lines if "Error: " in line), lines[-1])
+    error = next((line for line in lines if "Error: " in line), (lines or ["without a word"])[-1])
     return f"rank {end.number} ended with code {end.code}: {error.removeprefix('common.errors.')}"
 
 
