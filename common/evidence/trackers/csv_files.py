@@ -34,14 +34,15 @@ class CsvFiles(Store):
         for name, rows_of in (("runs.csv", run_rows), ("measurements.csv", measurement_rows)):
             path = self.out / name
             rows = [row for row in read_rows(path) if row["run"] not in replaced]
-            rows += [row for run in self.changed.values() for row in rows_of(run)]
+            new = (row for run in self.changed.values() for row in rows_of(run))
+            rows += [{column: to_cell(value) for column, value in row.items()} for row in new]
             if self.changed:
                 write_text(path, to_csv(sorted(rows, key=lambda row: (row["start"], row["run"]))))
         self.changed = {}
 
 
-def run_rows(run: TrackedRun) -> Iterator[Row]:
-    values: Mapping[str, Scalar] = {
+def run_rows(run: TrackedRun) -> Iterator[Mapping[str, Scalar]]:
+    yield {
         "run": run.key,
         "start": run.start,
         "system": run.system,
@@ -53,14 +54,11 @@ def run_rows(run: TrackedRun) -> Iterator[Row]:
         **run.tags,
         **{f"parameter {name}": value for name, value in run.parameters.items()},
     }
-    yield {name: to_cell(value) for name, value in values.items()}
 
 
-def measurement_rows(run: TrackedRun) -> Iterator[Row]:
+def measurement_rows(run: TrackedRun) -> Iterator[Mapping[str, Scalar]]:
     for one in run.measurements:
-        yield {"run": run.key, "start": run.start} | {
-            name: to_cell(value) for name, value in one._asdict().items()
-        }
+        yield {"run": run.key, "start": run.start, **one._asdict()}
 
 
 def to_cell(value: Scalar) -> str:

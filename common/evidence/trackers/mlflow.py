@@ -92,10 +92,10 @@ class MlflowStore(Store):
         """Return the measurements that the store lacks, and those of the end."""
         wanted = list(run.measurements)
         if run.stop_ms is not None:
-            samples = max((one.samples for one in wanted), default=0)
             seconds = (run.stop_ms - run.start_ms) / 1000
             wanted += [
-                Measurement(name, value, samples, run.stop_ms, seconds) for name, value in run.outcome.items()
+                Measurement(name, value, run.num_samples, run.stop_ms, seconds)
+                for name, value in run.outcome.items()
             ]
         known = {
             (name, metric.step, metric.timestamp)

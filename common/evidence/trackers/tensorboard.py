@@ -66,12 +66,11 @@ class TensorBoardFiles(Store):
             yield self.scalar(one.metric, one.value, one.samples, one.time_ms)
         if run.stop_ms is None:
             return
-        samples = max((one.samples for one in run.measurements), default=0)
         for name, value in run.outcome.items():
-            yield self.scalar(name, value, samples, run.stop_ms)
+            yield self.scalar(name, value, run.num_samples, run.stop_ms)
         end = [self.text("status", run.status), self.session_end(run)]
         summary = self.board.summary.Summary(value=end)
-        yield event(wall_time=run.stop_ms / 1000, step=samples, summary=summary)
+        yield event(wall_time=run.stop_ms / 1000, step=run.num_samples, summary=summary)
 
     def scalar(self, name: str, value: float, samples: int, time_ms: int) -> Any:
         parts = [self.board.summary.Summary.Value(tag=name, simple_value=value)]

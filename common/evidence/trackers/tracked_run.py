@@ -79,6 +79,11 @@ class TrackedRun:
         return f"{self.name}@{self.start}"
 
     @property
+    def num_samples(self) -> int:
+        """The samples at the last measurement."""
+        return max((one.samples for one in self.measurements), default=0)
+
+    @property
     def experiment(self) -> str:
         """The name under which runs are compared: one benchmark at one size."""
         return f"ttt-{self.benchmark}-{self.size}"

@@ -1,12 +1,7 @@
-"""Runs in the trackers' own stores, read back with the trackers' own readers."""
+"""Exports to every tracker: copies, growing logs, interruptions, missing libraries, names in logs."""
 
-import csv
-import json
 import os
-import platform
-import shutil
 import signal
-import struct
 import sys
 import threading
 import time
@@ -14,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.commands import export as command
-from common.evidence.log import load, read_log
-from common.evidence.score import run_of
+from common.evidence.log import load
 from common.evidence.trackers import export
 from common.evidence.trackers.csv_files import CsvFiles
 from common.evidence.trackers.export import export_runs
@@ -26,144 +19,14 @@ from common.evidence.trackers.tracked_run import read_run
 from common.evidence.trackers.wandb import WandbRuns
 from common.repository import ROOT, install_hint
 from tests.command import one_line, run, start, ttt_here
+from tests.common.evidence.trackers.conftest import LIBRARIES
+from tests.common.evidence.trackers.test_csv_files import rows_of, tables
+from tests.common.evidence.trackers.test_mlflow import METRICS, histories
+from tests.common.evidence.trackers.test_tensorboard import board
+from tests.common.evidence.trackers.test_wandb import offline_runs
 from tests.runs import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the trackers' libraries
-LIBRARIES = ("mlflow", "tensorboard", "wandb")
-NUM_EVALUATIONS = 5
-METRICS = ("loss", "quality", "samples_per_s")
-
-
-@pytest.fixture
-def results(golden, tmp_path):
-    """Two runs of BERT at size mini; of the second only what was written before its second block."""
-    logs = golden.set("bert", num_logs=2, size="mini")
-    folder = golden.write(tmp_path / "results", logs)
-    path = folder / "result_1.txt"
-    lines = path.read_text().splitlines(keepends=True)
-    second_block = [number for number, line in enumerate(lines) if '"block_start"' in line][1]
-    path.write_text("".join(lines[:second_block]) + lines[second_block][:40])
-    return folder, path, "".join(lines)
-
-
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory):
-    """MLflow's database without runs: to make one takes MLflow seconds."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    pytest.importorskip("mlflow").MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def prepare_store(request):
-    """Return a function that skips without the library of a tracker, and gives MLflow its database."""
-
-    def prepare(tracker, out):
-        if tracker in LIBRARIES:
-            pytest.importorskip(tracker, reason="the extra `track` is not installed")
-        if tracker == "mlflow" and not out.exists():
-            out.mkdir(parents=True)
-            shutil.copy(request.getfixturevalue("empty_database"), out)
-
-    return prepare
-
-
-@pytest.fixture
-def to_export(prepare_store):
-    """Return a function that runs `ttt export`, which must not fail."""
-
-    def export_to(paths, out, tracker, *more):
-        prepare_store(tracker, out)
-        done = ttt_here("export", paths, "--to", tracker, "--out", out, *more)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    return export_to
-
-
-def rows_of(path):
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
-def tables(out):
-    """Return the rows of an export as CSV: of runs by number, of measurements by number and metric."""
-    runs = {row["number"]: row for row in rows_of(out / "runs.csv")}
-    numbers = {row["run"]: number for number, row in runs.items()}
-    values = {}
-    for row in rows_of(out / "measurements.csv"):
-        place = (int(row["samples"]), float(row["seconds"]), float(row["value"]))
-        values.setdefault((numbers[row["run"]], row["metric"]), []).append(place)
-    return runs, values
-
-
-def expected(path):
-    """Return metric -> (samples, seconds since run_start, value) of each record of a log."""
-    log = read_log(path)
-    start_ms = log.first("run_start").time_ms
-    keys = {"loss": "train_loss", "quality": "eval_accuracy", "samples_per_s": "throughput"}
-    return {
-        metric: [
-            (round(log.samples(event)), (event.time_ms - start_ms) / 1000, event.value)
-            for event in log.events(key)
-        ]
-        for metric, key in keys.items()
-    }
-
-
-def test_csv_holds_every_value_of_a_log_and_what_the_run_was(results, tmp_path, to_export):
-    folder, _, _ = results
-    to_export(folder, tmp_path / "out", "csv")
-    runs, values = tables(tmp_path / "out")
-    for number in ("0", "1"):
-        for metric, places in expected(folder / f"result_{number}.txt").items():
-            assert values[number, metric] == places, metric
-    assert len(values["0", "quality"]) == NUM_EVALUATIONS and len(values["1", "quality"]) == 1
-    ended, under_way = runs["0"], runs["1"]
-    minutes = run_of(read_log(folder / "result_0.txt")).minutes
-    assert ended["status"] == "success" and float(ended["minutes_to_target"]) == minutes
-    assert under_way["status"] == "running" and under_way["minutes_to_target"] == ""
-    assert ended["parameter optimizer.lr"] == "2.048" and ended["parameter seed"] == "1000"
-    assert ended["label"] == "unverified, proxy" and ended["size"] == "mini-proxy"
-    assert (ended["commit"], ended["command"]) == ("0123abc", "ttt run")
-    assert ended["dataset_fingerprint"] == "00ff00ff" and ended["methods"] == "blurpool"
-
-
-def test_csv_keeps_other_runs_and_doubles_none(both, tmp_path, to_export):
-    first, second = sorted((both / "results").glob("*/resnet"))
-    to_export(first, tmp_path, "csv")
-    alone = (tmp_path / "runs.csv").read_text()
-    to_export(second, tmp_path, "csv")
-    together = [(tmp_path / name).read_bytes() for name in ("runs.csv", "measurements.csv")]
-    rows = rows_of(tmp_path / "runs.csv")
-    assert len(rows) == 10 == len({row["run"] for row in rows})
-    assert {row["run"] for row in csv.DictReader(alone.splitlines())} < {row["run"] for row in rows}
-    for paths in (first, second):
-        to_export(paths, tmp_path, "csv")
-    assert [(tmp_path / name).read_bytes() for name in ("runs.csv", "measurements.csv")] == together
-
-
-def test_csv_replaces_a_run_whose_name_a_spreadsheet_would_compute(results, tmp_path, to_export):
-    folder, _, _ = results
-    folder.parent.rename(folder.parent.with_name("-here"))
-    for _ in range(2):
-        to_export(folder.parents[1] / "-here" / folder.name, tmp_path / "out", "csv")
-    rows = rows_of(tmp_path / "out/runs.csv")
-    assert len(rows) == 2 and all(row["run"].startswith("'-here") for row in rows)
-
-
-def test_a_server_of_mlflow_is_shown_by_its_address(monkeypatch, results):
-    class Server(CsvFiles):
-        view = MlflowStore.view
-
-        def flush(self):
-            pass
-
-        def __str__(self):
-            return "http://127.0.0.1:5000"
-
-    monkeypatch.setattr(command, "open_store", lambda tracker, out: Server(results[0]))
-    done = ttt_here("export", results[0], "--to", "mlflow")
-    assert done.stdout.endswith("to see them: http://127.0.0.1:5000\n")
 
 
 def test_a_copy_of_a_log_is_named_and_not_a_second_run(results, tmp_path):
@@ -176,157 +39,9 @@ def test_a_copy_of_a_log_is_named_and_not_a_second_run(results, tmp_path):
     assert len(rows_of(tmp_path / "out/runs.csv")) == 2
 
 
-def board(folder):
-    """Return TensorBoard's reader of the one run below a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (file,) = folder.rglob("events.out.tfevents.*")
-    return EventAccumulator(str(file.parent)), file
-
-
-def test_tensorboard_reads_the_scalars_the_parameters_and_the_end(results, tmp_path, to_export):
-    folder, _, _ = results
-    to_export(folder, tmp_path / "out", "tensorboard")
-    reader, file = board(next((tmp_path / "out").rglob("0@*")))
-    reader.Reload()
-    start_s = read_log(folder / "result_0.txt").first("run_start").time_ms / 1000
-    for metric, places in expected(folder / "result_0.txt").items():
-        scalars = [(one.step, one.wall_time - start_s, one.value) for one in reader.Scalars(metric)]
-        assert scalars == [pytest.approx(place, rel=1e-6, abs=1e-3) for place in places]
-    assert reader.Scalars("minutes_to_target")[0].value == pytest.approx(
-        run_of(read_log(folder / "result_0.txt")).minutes
-    )
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    contents = reader.PluginTagToContent("hparams")
-    parameters = HParamsPluginData.FromString(
-        contents["_hparams_/session_start_info"]
-    ).session_start_info.hparams
-    assert parameters["optimizer.lr"].number_value == 2.048
-    assert (
-        HParamsPluginData.FromString(contents["_hparams_/session_end_info"]).session_end_info.status == 1
-    )  # success
-    (provenance,) = reader.Tensors("provenance")
-    assert b"unverified, proxy" in provenance.tensor_proto.string_val[0]
-    assert platform.node() not in file.name
-
-
-def test_tensorboard_goes_on_reading_a_file_that_grows(results, tmp_path, to_export):
-    folder, path, whole = results
-    to_export(folder, tmp_path / "out", "tensorboard")
-    reader, file = board(next((tmp_path / "out").rglob("1@*")))
-    reader.Reload()
-    assert len(reader.Scalars("quality")) == 1
-    before, number = file.read_bytes(), file.stat().st_ino
-    path.write_text(whole)
-    to_export(folder, tmp_path / "out", "tensorboard")
-    assert file.read_bytes().startswith(before) and file.stat().st_ino == number
-    reader.Reload()  # the same reader: it has the file open
-    assert len(reader.Scalars("quality")) == NUM_EVALUATIONS
-    before = file.read_bytes()
-    to_export(folder, tmp_path / "out", "tensorboard")
-    assert file.read_bytes() == before and len(list((tmp_path / "out").rglob("*tfevents*"))) == 2
-
-
-def histories(out):
-    """Return MLflow's runs by number, with the history of each metric."""
-    import mlflow
-
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
-    (experiment,) = [one for one in client.search_experiments() if one.name.startswith("ttt-")]
-    assert experiment.name == "ttt-bert-mini-proxy"
-    runs = {one.info.run_name[-1]: one for one in client.search_runs([experiment.experiment_id])}
-    return runs, {
-        (number, metric): [
-            (point.step, (point.timestamp - one.info.start_time) / 1000, point.value)
-            for point in sorted(
-                client.get_metric_history(one.info.run_id, metric), key=lambda point: point.step
-            )
-        ]
-        for number, one in runs.items()
-        for metric in METRICS
-    }
-
-
-def test_mlflow_reads_them_back_and_an_export_twice_doubles_nothing(results, tmp_path, to_export):
-    folder, path, whole = results
-    to_export(folder, tmp_path / "out", "mlflow")
-    runs, values = histories(tmp_path / "out")
-    assert sorted(runs) == ["0", "1"]
-    for number in runs:
-        for metric, places in expected(folder / f"result_{number}.txt").items():
-            assert values[number, metric] == places
-    data = runs["0"].data
-    assert (runs["0"].info.status, runs["1"].info.status) == ("FINISHED", "RUNNING")
-    assert data.metrics["minutes_to_target"] == run_of(read_log(folder / "result_0.txt")).minutes
-    assert data.params["optimizer.lr"] == "2.048" and data.tags["label"] == "unverified, proxy"
-    assert data.tags["mlflow.source.git.commit"] == "0123abc"
-    path.write_text(whole)
-    for _ in range(2):
-        to_export(folder, tmp_path / "out", "mlflow")
-    runs, values = histories(tmp_path / "out")
-    assert sorted(runs) == ["0", "1"] and runs["1"].info.status == "FINISHED"
-    for metric, places in expected(path).items():
-        assert values["1", metric] == places and len(values["0", metric]) == NUM_EVALUATIONS
-
-
-def blocks_of(data):
-    """Yield the records of a file of W&B, which is a log of LevelDB behind a head of 7 bytes."""
-    place, record = 7, b""
-    while place < len(data):
-        rest = 32768 - place % 32768
-        if rest < 7:  # no room for the head of a part
-            place += rest
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        record += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or its last part
-            yield record
-            record = b""
-
-
-def offline_runs(out):
-    """Return configuration and history of each offline run of W&B by its name, in W&B's own records."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    runs = {}
-    for file in (out / "wandb").glob("offline-run-*/*.wandb"):
-        name, rows, config = "", [], {}
-        for record in map(Record.FromString, blocks_of(file.read_bytes())):
-            if record.HasField("run"):
-                name = record.run.display_name
-                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
-            if record.HasField("history"):
-                items = record.history.item
-                rows.append({one.key or one.nested_key[0]: json.loads(one.value_json) for one in items})
-        assert name not in runs
-        runs[name] = (config, rows)
-    return runs
-
-
-def test_wandb_keeps_them_offline_once_and_without_this_machine(results, tmp_path, to_export):
-    folder, path, whole = results
-    for number in range(3):
-        to_export(folder, tmp_path / "out", "wandb")
-        if number == 1:
-            path.write_text(whole)
-    runs = offline_runs(tmp_path / "out")
-    set_name = f"{folder.parent.name}/{folder.name}"
-    assert sorted(runs) == [f"{set_name}/0", f"{set_name}/1"]
-    for name, (config, rows) in runs.items():
-        assert config["optimizer.lr"] == 2.048
-        for metric, places in expected(folder / f"result_{name[-1]}.txt").items():
-            logged = [(row["samples"], row["seconds"], row[metric]) for row in rows if metric in row]
-            assert logged == places and len(logged) == NUM_EVALUATIONS
-    for file in (tmp_path / "out").rglob("*"):
-        if file.is_file() and file.suffix != ".log":
-            assert platform.node().encode() not in file.read_bytes(), file
-
-
 @pytest.mark.parametrize("tracker", ["csv", "tensorboard", "mlflow", "wandb"])
 def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
-    tracker, results, tmp_path, monkeypatch, to_export
+    tracker, results, tmp_path, monkeypatch, to_export, prepare_store
 ):
     folder, path, whole = results
     monkeypatch.setattr(export, "POLL_S", 0.01)
@@ -343,6 +58,7 @@ def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
         time.sleep(0.3)
         (folder / "result_2.txt").write_text(next_log)
 
+    prepare_store(tracker, tmp_path / "followed")  # its import takes seconds
     writer = threading.Thread(target=write)
     writer.start()
     done = to_export(folder, tmp_path / "followed", tracker, "--follow")
