@@ -201,13 +201,18 @@ def locate_data(directory: str) -> Path:
     return data_folder().joinpath(*others) if first == "data" else WORKSPACE / directory
 
 
+def stated_folders() -> tuple[tuple[Path, str], ...]:
+    """Pair each folder of this machine that logs name with what they call it."""
+    return (data_folder(), "data"), (ROOT, ""), (WORKSPACE, "")
+
+
 def name_data(directory: str) -> str:
     """Return `data.directory` as logs state it, without folders of this machine.
 
     A folder that lies elsewhere is data/NAME: so it is found again with its parent as the folder of data.
     """
     path = Path(os.path.normpath(locate_data(directory)))
-    for folder, name in ((data_folder(), "data"), (ROOT, ""), (WORKSPACE, "")):
+    for folder, name in stated_folders():
         if path.is_relative_to(folder):
             return (name / path.relative_to(folder)).as_posix()
     return f"data/{path.name}"
@@ -215,7 +220,7 @@ def name_data(directory: str) -> str:
 
 def hide_folders(text: str) -> str:
     """Write the paths in a text as logs state them: from the repository, as data/... or as .../NAME."""
-    for folder, name in ((data_folder(), "data"), (ROOT, ""), (WORKSPACE, "")):
+    for folder, name in stated_folders():
         begin = rf"(?<![\w.]){re.escape(str(folder))}"
         text = re.sub(rf"{begin}/(?=[\w.~])", f"{name}/".lstrip("/"), text)
         text = re.sub(rf"{begin}(?![\w.-])", name or ".", text)
