@@ -9,6 +9,7 @@ the list decides, and both are taken.
 """
 
 import os
+import shutil
 import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
@@ -48,7 +49,6 @@ PUBLISHED_BYTES = {
     "part-00498-of-00500": 24_575_505,
     "part-00499-of-00500": 21_873_644,
 }
-CHUNK_BYTES = 2**20
 IS_PUBLIC = True
 
 
@@ -110,23 +110,23 @@ def unpack(directory: Path) -> None:
     archive, folder = directory / ARCHIVE, directory / FOLDER
     if not archive.is_file() or not missing_files(directory, text_names()):
         return
-    md5s = read_md5s(directory / ARCHIVE_MD5S) | sources.OFFICIAL_MD5
+    names, md5s = text_names(), read_md5s(directory / ARCHIVE_MD5S) | sources.OFFICIAL_MD5
     num_bytes = max(PUBLISHED_BYTES[name] for name in PUBLISHED_BYTES if name.startswith("part-"))
     num_bytes *= sources.NUM_PARTS  # a bound: the parts are cut at equal lengths
     with explain_os_error("cannot be written", folder):
         folder.mkdir(exist_ok=True)
         check_free_space(folder, num_bytes, hint="choose another folder with --to DIR")
-        progress = Progress(num_items=len(text_names()), num_bytes=num_bytes, items="files")
+        progress = Progress(num_items=len(names), num_bytes=num_bytes, items="files")
         try:
             with tarfile.open(archive, "r|gz") as packed:
                 for member in packed:
                     name = PurePosixPath(member.name).name
-                    if member.isfile() and name in text_names():
+                    if member.isfile() and name in names:
                         write_member(packed, member, folder / name, md5s.get(name))
                         progress.add(1, member.size)
         except (tarfile.TarError, zlib.error, EOFError) as error:
             raise UserError(f"cannot be unpacked ({error})", where=str(archive)) from error
-    if missing := missing_files(directory, text_names()):
+    if missing := missing_files(directory, names):
         raise UserError(f"lacks {missing[0]} and {len(missing) - 1} more", where=str(archive))
 
 
@@ -143,8 +143,7 @@ def write_member(packed: tarfile.TarFile, member: tarfile.TarInfo, path: Path, m
     content, part = packed.extractfile(member), fetch.part_of(path)
     assert content is not None  # a regular file
     with part.open("wb") as output:
-        while chunk := content.read(CHUNK_BYTES):
-            output.write(chunk)
+        shutil.copyfileobj(content, output)
     if md5 is None:
         os.replace(part, path)
     else:
