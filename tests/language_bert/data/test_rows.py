@@ -11,21 +11,10 @@ from language_bert.data import sources
 from language_bert.data.corpus import HELD_OUT_FRACTION
 from language_bert.data.rows import Rows, document_lines, find_column, split_rows
 from language_bert.data.shards import Shards
-from tests.language_bert.data.test_wikipedia import NAMES, NUM_PARTS, OFFICIAL, prepared, write_source
+from tests.language_bert.data.test_wikipedia import NAMES, NUM_PARTS, OFFICIAL, prepared
 
 pa = pytest.importorskip("pyarrow", reason="the extra hf reads parquet and Arrow files")
 pq = pytest.importorskip("pyarrow.parquet")
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return write_source(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture(scope="module")
-def full(source, tmp_path_factory):
-    """A folder of data prepared from lines of text."""
-    return prepared(tmp_path_factory.mktemp("prepared") / "full", source)
 
 
 def documents_of(source, name):

@@ -85,17 +85,6 @@ def write_source(folder):
     return folder
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return write_source(tmp_path_factory.mktemp("source"))
-
-
-@pytest.fixture(scope="module")
-def full(source, tmp_path_factory):
-    """A folder of data prepared from that text."""
-    return prepared(tmp_path_factory.mktemp("prepared") / "full", source)
-
-
 def reference(source, name, num_duplicates, masked_fraction):
     """Return all instances that the reference's script makes of a file."""
     tokenizer = Tokenizer(source / "vocab.txt")

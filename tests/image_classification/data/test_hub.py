@@ -1,0 +1,121 @@
+"""A data set of Hugging Face's hub by its name, from a server that answers as the hub does."""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from common.data import hub
+from common.data.manifest import read_manifest
+from common.repository import ROOT
+from tests.command import one_line, run
+from tests.image_classification.data.test_sources import table_of, write_table, write_tables
+from tests.image_classification.imagenet import settings_of
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def served(tmp_path):
+    """Serve a data set as the hub does, with a test split; yields its address and the files it sent."""
+    source = tmp_path / "source"
+    source.mkdir()
+    write_tables(source)
+    write_table(source / "data" / "test-00000.parquet", table_of([]))
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = self.path.partition("?")[0]
+            files = sorted(path.relative_to(source).as_posix() for path in source.rglob("*.parquet"))
+            headers = {}
+            if path == "/api/datasets/maker/imagenet/revision/main":
+                content = {
+                    "id": "maker/imagenet",
+                    "sha": SHA,
+                    "siblings": [{"rfilename": one} for one in files],
+                }
+            elif path == f"/api/datasets/maker/imagenet/tree/{SHA}":
+                sizes = {one: (source / one).stat().st_size for one in files}
+                content = [{"type": "file", "path": one, "size": sizes[one], "oid": SHA} for one in files]
+            elif path.startswith(f"/datasets/maker/imagenet/resolve/{SHA}/"):
+                content = (source / path.split("/", 6)[6]).read_bytes()
+                asked.append(path.split("/", 6)[6])
+                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
+            else:
+                self.send_error(404)
+                return
+            body = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(200)
+            for name, value in {**headers, "Content-Length": len(body)}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def prepare_from_hub(name, directory, **environment):
+    """Prepare from a data set of the hub in a process of its own; the library reads its settings once."""
+    pytest.importorskip("huggingface_hub", reason="the extra hf downloads from the hub")
+    command = [
+        sys.executable,
+        "-m",
+        "common.cli",
+        "data",
+        "prepare",
+        "image_classification",
+        "--source",
+        name,
+    ]
+    sets = [part for setting in settings_of(directory) for part in ("--set", setting)]
+    environment |= {"HF_HOME": str(directory.with_name("cache")), "HF_HUB_DISABLE_XET": "1"}
+    return run(*command, *sets, env=os.environ | environment)
+
+
+def test_a_data_set_of_the_hub_is_taken_by_its_name(served, tmp_path):
+    endpoint, asked = served
+    done = prepare_from_hub("maker/imagenet", tmp_path / "full", HF_ENDPOINT=endpoint)
+    assert done.returncode == 0, done.stderr
+    origin = {"form": "parquet", "hub": "maker/imagenet", "revision": SHA}
+    assert read_manifest(tmp_path / "full", hint="")["source"] == origin
+    assert asked and not any("test" in path for path in asked)
+    done = prepare_from_hub("maker/imagnet", tmp_path / "other", HF_ENDPOINT=endpoint)
+    assert "--source maker/imagnet: no such folder, and Hugging Face gives no" in one_line(done)
+
+
+def test_without_a_network_a_name_is_one_line(tmp_path):
+    done = prepare_from_hub("maker/imagenet", tmp_path / "full", HF_HUB_OFFLINE="1")
+    assert "--source maker/imagenet: no such folder, and Hugging Face gives no" in one_line(done)
+
+
+@pytest.mark.parametrize(
+    "path", ["/data/imagenet", "../imagenet", "data/imagenet/2012", "common/imagenet", "x"]
+)
+def test_a_path_that_is_no_name_of_the_hub_is_never_looked_up(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert hub.find_source(Path(path)) == Path(path)
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/convert/parquet"])
+def test_a_revision_of_the_hub_may_be_a_path(revision):
+    match = hub.NAME.fullmatch(f"maker/imagenet@{revision}")
+    assert (match["repo_id"], match["revision"]) == ("maker/imagenet", revision)
