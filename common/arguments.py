@@ -217,7 +217,7 @@ class Formatter(argparse.HelpFormatter):
         for part in text.split("\n\n"):
             is_prose = not any(line.startswith(" ") for line in part.splitlines())
             lines = [part] if is_prose else part.splitlines()
-            parts += ["\n".join(fill(line, width) for line in lines)]
+            parts.append("\n".join(fill(line, width) for line in lines))
         return "\n\n".join(parts)
 
     def _get_help_string(self, action: argparse.Action) -> str:

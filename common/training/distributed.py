@@ -49,9 +49,9 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
         store = None
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
     set_device(rank_info)
-    if rank_info.num_local > 1 and torch.cuda.is_available():
-        numa.bind_near(torch.cuda.get_device_properties(torch.cuda.current_device()))
     on_gpu = torch.cuda.is_available()
+    if rank_info.num_local > 1 and on_gpu:
+        numa.bind_near(torch.cuda.get_device_properties(torch.cuda.current_device()))
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
