@@ -6,5 +6,4 @@ source .ci/setup.sh train,dali,hf,track,dev
 .venv/bin/ruff check .
 .venv/bin/mypy
 for benchmark in image_classification language_bert; do .venv/bin/ttt data prepare $benchmark --size mini; done
-export OMP_NUM_THREADS=1  # of each of the two processes
 exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile -m "not slow" "$@"

@@ -63,7 +63,6 @@ class Place:
             "TTT_TEST": self.mark,
             "TMPDIR": str(self.temporary),
             "TORCHINDUCTOR_CACHE_DIR": str(self.kernels),  # torch makes it when it is imported, and keeps it
-            "OMP_NUM_THREADS": "1",
         }
 
     def start(self, *arguments, shell='exec "$@"', **environment):

@@ -173,7 +173,7 @@ def test_a_set_made_with_data_and_results_elsewhere_is_packaged_after_the_clone_
     subprocess.run(["git", "clone", "--quiet", "--no-local", ROOT, first], check=True)
 
     def ttt(clone, *words, **variables):
-        environment = os.environ | {"PYTHONPATH": str(clone), "OMP_NUM_THREADS": "1"} | variables
+        environment = os.environ | {"PYTHONPATH": str(clone)} | variables
         done = run(sys.executable, "-m", "common.cli", *words, cwd=clone, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -46,7 +46,6 @@ print("digest", preparation.prepare(directory, config, None, embedded=embedded, 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def ended(processes):

@@ -82,7 +82,6 @@ class Machine:
             "FAULT_TOLD": str(self.told),
             "TMPDIR": str(self.folder / "temporary"),
             "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
         }
         where = ["--results", self.disk / "results", "--systems", self.disk / "systems"]
         command = ["run", "language_bert", "optimized", "--size", "mini", "--seed", "5", *where]

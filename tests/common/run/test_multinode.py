@@ -47,7 +47,7 @@ os.execv(sys.executable, [sys.executable, "-m", "common.cli", *sys.argv[1:]])
     wrapper.chmod(0o755)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CONTAINER", "RUNS")
     kept = {name: value for name, value in os.environ.items() if name not in names}
-    return kept | {"TTT": str(wrapper), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return kept | {"TTT": str(wrapper), "PYTHONPATH": str(ROOT)}
 
 
 def arguments(benchmark):

@@ -33,7 +33,7 @@ from common.training.load import load_config
 from common.training.ranks import SINGLE_RANK
 from tests.common.training import checkpointed
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 SCRIPT = ROOT / "tests/common/training/checkpointed.py"

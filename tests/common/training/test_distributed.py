@@ -21,7 +21,7 @@ from common.training.load import load_config
 from common.training.ranks import RankInfo
 from language_bert.data.batches import typical_lengths
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")

@@ -42,7 +42,7 @@ for attempt in range(12):
 
 @pytest.mark.slow
 def test_following_the_message_leads_to_micro_batches_that_fit():
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", FOLLOW], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
