@@ -20,7 +20,14 @@ from common.training.method import Batch, Method
 from common.training.registry import build_methods
 from language_bert.attention import kernel_backend
 from language_bert.config import LENGTH_DEVIATION, MOST_DEVIATIONS, Config
-from language_bert.data.batches import IGNORED, padded_batch, random_batch, shift_lengths, typical_lengths
+from language_bert.data.batches import (
+    IGNORED,
+    padded_batch,
+    random_batch,
+    shift_lengths,
+    typical_lengths,
+    weigh_next_sentences,
+)
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WEIGHTS, WIKIPEDIA
 from language_bert.data.weights import load_weights
@@ -61,17 +68,11 @@ class Benchmark(benchmark.Benchmark):
         return int((batch.targets["labels"] != IGNORED).sum())
 
     def prepare_loader(self) -> None:
-        """Raise UserError for settings that would fail later.
+        """Raise UserError for more shapes than a compiler takes.
 
-        These are a next-sentence loss on several ranks or micro-batches, because it is a mean over sequences
-        and not over tokens; and more shapes than a compiler takes. It compiles a layer for each number of
-        sequences and of tokens, and the last layer of `last_layer_subset` for each number of masked tokens
-        too.
+        It compiles a layer for each number of sequences and of tokens, and the last layer of
+        `last_layer_subset` for each number of masked tokens too.
         """
-        is_divided = self.rank_info.world_size > 1 or self.num_micro_batches > 1
-        if self.config.model.next_sentence and is_divided:
-            what = "is not trained on several ranks or in micro-batches"
-            raise UserError(what, where="model.next_sentence")
         if not self.compiles_layers:
             return
         counts = [(len(lengths), lengths.sum(), masked.sum()) for lengths, masked in self.synthetic_counts()]
@@ -180,6 +181,8 @@ class Benchmark(benchmark.Benchmark):
             records = [shards[index] for index in members]
             batch = padded_batch(records, self.config.data.max_seq_length)
             num_targets = int(shards.index["num_masked"][indices].sum())
+            if self.config.model.next_sentence:
+                batch = weigh_next_sentences(batch, num_targets, size)
             loading_s = time.perf_counter() - before
             yield replace(batch, num_global_targets=num_targets, loading_s=loading_s)
             before = time.perf_counter()

@@ -42,7 +42,12 @@ def at_least_float32(logits: Tensor) -> Tensor:
 
 
 def next_sentence_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-    return F.cross_entropy(at_least_float32(outputs[1]), targets["next_sentence_label"])
+    """Return the mean over sequences; with weights the weighted sum over the number of masked tokens."""
+    logits, labels = at_least_float32(outputs[1]), targets["next_sentence_label"]
+    if "next_sentence_weight" not in targets:
+        return F.cross_entropy(logits, labels)
+    losses = F.cross_entropy(logits, labels, reduction="none") * targets["next_sentence_weight"]
+    return losses.sum() / (targets["labels"] != IGNORED).sum()
 
 
 def masked_lm_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:

@@ -1,6 +1,7 @@
 """Padded batches, as an unmodified Hugging Face model takes them, from instances or random tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,6 +39,17 @@ def padded_batch(instances: Sequence[Instance], max_seq_length: int) -> Batch:
         targets={"labels": torch.from_numpy(labels), "next_sentence_label": is_random_next},
         num_samples=len(instances),
     )
+
+
+def weigh_next_sentences(batch: Batch, num_masked: int, num_samples: int) -> Batch:
+    """Return a part of a batch with `next_sentence_weight` (B,), for a loss that averages over masked tokens.
+
+    A sequence then counts as the mean number of masked tokens in a sequence of the whole batch, which has
+    `num_masked` of them in `num_samples` sequences: parts that are weighted by their masked tokens add up to
+    the mean over all sequences.
+    """
+    weights = torch.full((batch.num_samples,), num_masked / num_samples)
+    return replace(batch, targets=batch.targets | {"next_sentence_weight": weights})
 
 
 def random_batch(

@@ -1,5 +1,7 @@
 """The central claim of the optimized BERT: fewer operations, the same numbers."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,9 @@ from common.training.optim import build_optimizer
 from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.benchmark import Benchmark
-from language_bert.data.batches import random_batch
+from language_bert.data.batches import IGNORED, random_batch, weigh_next_sentences
 from language_bert.methods.unpad import unpad_batch
-from language_bert.model import build_bert, spread_positions
+from language_bert.model import build_bert, masked_lm_loss, spread_positions
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
 CPU = torch.device("cpu")
@@ -216,3 +218,21 @@ def test_the_chunked_head_multiplies_in_16_bits_also_where_layer_norm_gives_32()
     norm.register_forward_hook(lambda *called: called[2].float())  # as autocast does on a GPU
     with torch.autocast("cpu", torch.bfloat16):
         assert model.train()(**batch.inputs).prediction_logits.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("methods", [(), METHODS[-2]], ids=["padded", "packed"])
+def test_weighted_next_sentences_are_the_mean_of_the_whole_batch_and_of_its_parts(methods):
+    model, config = make_model(True), configuration(True, methods)
+    whole = make_batch(LENGTHS[0])
+    num_masked, size = int((whole.targets["labels"] != IGNORED).sum()), whole.num_samples
+    expected = masked_lm_loss(model(**whole.inputs), whole.targets)
+    weighted = weigh_next_sentences(whole, num_masked, size)
+    assert size > 2
+    for num_parts in (1, 2, size):
+        total = 0.0
+        for part in weighted.parts(num_parts):
+            count = int((part.targets["labels"] != IGNORED).sum())
+            changed, batch, loss_of = apply_methods(config, copy.deepcopy(model), part)
+            total += float(loss_of(changed(**batch.inputs), batch.targets)) * count / num_masked
+        assert total == pytest.approx(float(expected), rel=1e-6)  # weights are float32

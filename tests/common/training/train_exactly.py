@@ -21,7 +21,7 @@ from common.training.load import load_config
 from language_bert.benchmark import Benchmark
 
 NUM_STEPS = 20
-SMALL = ("hidden_size=16", "intermediate_size=24", "num_hidden_layers=1")
+SMALL = ("hidden_size=16", "intermediate_size=24", "num_hidden_layers=1", "next_sentence=true")
 GLOBAL = ("global_batch_size=7", "evaluation_batch_size=50", "precision=fp32", "evaluation_precision=fp32")
 EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"
 TWICE = "methods.sam={rho: 0.05, every_steps: 3}"  # gradients of the global batch, uphill
