@@ -73,8 +73,9 @@ class Benchmark(benchmark.Benchmark):
                 crop_resize(pixels, row, box, flip, size_px=size_px, dtype=self.image_dtype)
 
     def build_model(self, *, from_scratch: bool = True) -> nn.Module:
-        """Return torchvision's ResNet with the published initial weights."""
-        return build_resnet(self.config.model.name, self.config.model.num_classes)
+        """Return torchvision's ResNet."""
+        model = self.config.model
+        return build_resnet(model.name, model.num_classes, model.initial_weights)
 
     def loss(self, outputs: Any, targets: dict[str, Tensor]) -> Tensor:
         """Return the mean cross-entropy; `labels` are indices (batch,) or probabilities (batch, classes)."""

@@ -13,10 +13,14 @@ SizePx = Annotated[int, Field(ge=32)]
 
 
 class ModelConfig(Strict):
-    """A torchvision ResNet by name."""
+    """A torchvision ResNet by name.
+
+    `initial_weights` are drawn as in MosaicML's runs, or as by the MLPerf reference.
+    """
 
     name: Literal["resnet18", "resnet50", "resnet101"]
     num_classes: int = Field(gt=1)
+    initial_weights: Literal["mosaic", "reference"] = "mosaic"
 
 
 class ImageDataConfig(DataConfig):

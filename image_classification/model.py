@@ -4,12 +4,17 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+CUT_DEVIATION = 0.87962566  # of a standard normal distribution that is cut at -2 and 2
 
-def build_resnet(name: str, num_classes: int) -> nn.Module:
-    """Return torchvision's model (v1.5: stride in the 3x3 convolution) with the published initial weights."""
+
+def build_resnet(name: str, num_classes: int, initial_weights: str = "mosaic") -> nn.Module:
+    """Return torchvision's model (v1.5: stride in the 3x3 convolution) with weights drawn anew.
+
+    They are drawn as in the published runs (`mosaic`), or as by the MLPerf `reference`.
+    """
     model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=num_classes)
     model.fc = Classifier(model.fc)
-    initialize(model)
+    (initialize if initial_weights == "mosaic" else initialize_as_reference)(model)
     return model
 
 
@@ -41,4 +46,25 @@ def initialize(model: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight)
         elif isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+def initialize_as_reference(model: nn.Module) -> None:
+    """Draw the weights as the MLPerf reference does, in place.
+
+    Convolutions: a normal distribution cut at two standard deviations, of variance 1 / fan_in after the cut.
+    Batch norms: scale 1, shift 0. The linear layer: standard deviation 0.01, bias 0.
+    Source: Google's TensorFlow code in MLPerf Training v2.0, resnet_model.py (variance_scaling_initializer
+    and random_normal_initializer with their defaults).
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_in = module.weight[0].numel()
+            std = fan_in**-0.5 / CUT_DEVIATION
+            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.01)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)

@@ -184,3 +184,19 @@ def test_a_run_is_projected_to_the_published_epochs(name, epochs, evaluations):
     rates = {f"{size} px": 1000.0 for size in (96, 128, 160, 176, 224)}
     num_images = epochs * NUM_TRAIN + evaluations * NUM_EVALUATION / 3
     assert probes_of(name).projection(rates, 8).minutes == pytest.approx(num_images / 8000 / 60)
+
+
+@torch.no_grad()
+def test_the_closed_division_starts_as_the_mlperf_reference():
+    torch.manual_seed(0)
+    model = build_resnet("resnet50", 1000, "reference")
+    deviations = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.weight.numel() > 10**5:
+            values = module.weight.flatten() * module.weight[0].numel() ** 0.5  # of variance 1
+            deviations.append(float(values.std()))
+            assert 2.2 < float(values.abs().max()) < 2 / 0.8796  # TensorFlow cuts at two standard deviations
+        elif isinstance(module, nn.BatchNorm2d):
+            assert set(module.weight.tolist()) == {1.0} and not module.bias.any()
+    assert len(deviations) > 30 and deviations == pytest.approx([1.0] * len(deviations), rel=0.01)
+    assert float(model.fc.weight.std()) == pytest.approx(0.01, rel=0.01) and not model.fc.bias.any()
