@@ -36,6 +36,9 @@ OFF_EVERYWHERE = [  # but for alibi, which needs flash-attn, and selective_backp
     *(("image_classification", "baseline", [f"methods.{method}"]) for method in OF_RESNET),
     ("language_bert", "optimized", ["methods.gated_linear_units={}", "model.start=random"]),
     ("language_bert", "optimized", ["methods.seq_length_warmup={}"]),
+    ("language_bert", "baseline", ["optimizer.name=lamb"]),
+    ("image_classification", "baseline", ["optimizer.name=lars"]),
+    ("image_classification", "baseline", ["optimizer.name=lamb", "precision=fp16"]),
 ]
 
 
@@ -165,7 +168,7 @@ def test_nothing_in_a_step_or_an_evaluation_waits_for_the_gpu(benchmark, name, n
 
 
 @pytest.mark.parametrize(("benchmark", "name", "settings"), OFF_EVERYWHERE)
-def test_no_method_waits_for_the_gpu(benchmark, name, settings, mode, monkeypatch):
+def test_no_method_or_optimizer_waits_for_the_gpu(benchmark, name, settings, mode, monkeypatch):
     train(*built(benchmark, name, mode, monkeypatch, *settings), mode)
 
 

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 import torchvision
 from transformers import BertConfig
 
+from common.config.schema import OptimizerConfig
 from common.repository import benchmark_module
 from common.training.load import load_config
+from common.training.optim import build_optimizer
 from common.training.probes import probes_of
 from common.training.registry import build_methods
 from common.training.step import to_device
@@ -157,3 +159,27 @@ def test_resnet_in_bf16_is_as_near_to_float64_as_torchvision():
     theirs = gradients(plain, images)
     exact = gradients(plain.double(), images.double())
     assert relative_error(ours, exact) < 1.2 * relative_error(theirs, exact) < 1
+
+
+@pytest.mark.parametrize("max_gradient_norm", [1.0, None])
+def test_lamb_takes_the_steps_of_apex(max_gradient_norm):
+    """20 steps with gradients of norms below and above the one that is clipped to."""
+    if DEVICE.type != "cuda":
+        pytest.skip("Apex needs a GPU")
+    pytest.importorskip("apex.optimizers", reason="NVIDIA's Apex is not installed", exc_type=ImportError)
+
+    def train(name):
+        torch.manual_seed(0)
+        layers = torch.nn.Embedding(100, 64), torch.nn.LayerNorm(64), torch.nn.Linear(64, 100)
+        model = torch.nn.Sequential(*layers)
+        settings = {"learning_rate": 0.01, "weight_decay": 0.01, "epsilon": 1e-6}
+        config = OptimizerConfig(name=name, max_gradient_norm=max_gradient_norm, **settings)
+        optimizer = build_optimizer(model.to(DEVICE), config)
+        for step in range(20):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter) * (1 if step % 2 else 1e-4)
+            optimizer.step()
+        return list(model.parameters())
+
+    for value, expected in zip(train("lamb"), train("fused_lamb"), strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)

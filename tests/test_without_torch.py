@@ -117,7 +117,7 @@ def test_every_package_that_the_code_imports_is_declared():
     modules = {name for path in files for name in imported(ast.parse(path.read_text()))}
     modules -= {"common", *benchmarks(), *sys.stdlib_module_names}
     modules -= {"triton", "cycler"}  # which come with torch and matplotlib
-    modules -= {"nvidia", "flash_attn_interface"}  # of either DALI; built from source
+    modules -= {"nvidia", "flash_attn_interface", "apex"}  # of either DALI; the others are built from source
     packages = metadata.packages_distributions()
     names = {module: packages.get(module, [module])[0].lower().replace("_", "-") for module in modules}
     assert {module for module, name in names.items() if name not in declared} == set()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -20,6 +20,8 @@ from common.repository import data_option, locate_data, name_data
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[str, Field(pattern=DURATION)]
+ValueT = TypeVar("ValueT")
+TRUST_RATIO = ("lars", "lamb", "fused_lamb")  # optimizers that take one for each parameter
 
 
 def check_count(value: Any) -> Any:
@@ -38,35 +40,82 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class OptimizerConfig(Strict):
-    """`learning_rate` is the peak.
+def check_effect(
+    kind: type[BaseModel], value: ValueT, info: ValidationInfo, names: tuple[str, ...]
+) -> ValueT:
+    """Refuse a value other than the default where only other optimizers or schedules, `names`, read it."""
+    key = str(info.field_name)
+    if value != kind.model_fields[key].default and info.data.get("name") not in names:
+        raise ValueError(f"{key} is read by {' and '.join(names)} alone")
+    return value
 
-    `decoupled_sgd` takes `weight_decay` per step at the peak, see common/training/optim.py.
+
+class OptimizerConfig(Strict):
+    """`learning_rate` is the peak; the optimizers are in common/training/optim.py.
+
+    `decoupled_sgd` takes `weight_decay` per step at the peak. `lars`, `lamb` and `fused_lamb` (NVIDIA's Apex)
+    give biases and parameters of norms neither weight decay nor a trust ratio.
     """
 
-    name: Literal["sgd", "decoupled_sgd", "adamw"]
+    name: Literal["sgd", "decoupled_sgd", "adamw", "lars", "lamb", "fused_lamb"]
     learning_rate: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)  # beta1 of adamw
-    nesterov: bool = False  # of sgd and decoupled_sgd
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # beta1 of adamw, lamb and fused_lamb
+    nesterov: bool = False  # of sgd, decoupled_sgd and lars
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, ge=0)  # lars alone may have 0
+    trust_coefficient: float = Field(default=0.001, gt=0)  # of lars
+    max_gradient_norm: float | None = Field(default=1.0, gt=0)  # of lamb, fused_lamb; null: any
 
     @field_validator("nesterov")
     @classmethod
     def has_momentum(cls, value: bool, info: ValidationInfo) -> bool:
-        if value and (info.data.get("name") == "adamw" or not info.data.get("momentum")):
-            raise ValueError("nesterov needs sgd or decoupled_sgd with a momentum")
+        is_known = info.data.get("name") in ("sgd", "decoupled_sgd", "lars")
+        if value and not (is_known and info.data.get("momentum")):
+            raise ValueError("nesterov needs sgd, decoupled_sgd or lars with a momentum")
         return value
+
+    @field_validator("weight_decay")
+    @classmethod
+    def gives_trust_ratios(cls, value: float, info: ValidationInfo) -> float:
+        if not value and (name := info.data.get("name")) in TRUST_RATIO:
+            raise ValueError(f"{name} takes no trust ratio where weight_decay is 0")
+        return value
+
+    @field_validator("epsilon")
+    @classmethod
+    def divides(cls, value: float, info: ValidationInfo) -> float:
+        if not value and info.data.get("name") != "lars":
+            raise ValueError("only lars takes an epsilon of 0")
+        return value
+
+    @field_validator("trust_coefficient", "max_gradient_norm")
+    @classmethod
+    def has_an_effect(cls, value: float | None, info: ValidationInfo) -> float | None:
+        names = ("lars",) if info.field_name == "trust_coefficient" else ("lamb", "fused_lamb")
+        return check_effect(cls, value, info, names)
 
 
 class ScheduleConfig(Strict):
-    """Linear warm-up from 0, then a decay to 0 at the end of `max_duration`, or by `factor` at milestones."""
+    """Linear warm-up from 0, then a decay to 0 at the end of `max_duration`, or by `factor` at milestones.
 
-    name: Literal["cosine", "linear", "step"]
+    `polynomial` falls as (1 - progress) ** power to `end_learning_rate`, which it reaches after `decay` and
+    keeps. MLPerf's LARS counts `decay` from the end of the warm-up, its LAMB from the first step.
+    """
+
+    name: Literal["cosine", "linear", "step", "polynomial"]
     warmup: Duration
     milestones: list[Duration] = []
     factor: float = Field(default=1.0, gt=0, le=1)
+    power: float = Field(default=1.0, gt=0)  # this and what follows: of polynomial
+    end_learning_rate: float = Field(default=0.0, ge=0)
+    decay: Duration | None = None  # null: the rest of max_duration
+    decay_from: Literal["warmup", "start"] = "warmup"  # start: the rate drops where the warm-up ends
+
+    @field_validator("power", "end_learning_rate", "decay", "decay_from")
+    @classmethod
+    def has_an_effect(cls, value: float | str | None, info: ValidationInfo) -> float | str | None:
+        return check_effect(cls, value, info, ("polynomial",))
 
 
 class DataConfig(Strict):
@@ -96,6 +145,7 @@ class Plan:
     steps_per_epoch: int  # of the data
     num_epochs: int
     warmup_steps: int
+    decay_steps: int  # until the rate stays as it is; see ScheduleConfig.decay_from
     evaluation_steps: tuple[int, ...]
     milestones: tuple[int, ...] = ()  # where the learning rate steps down
     budget: float = 1.0
@@ -198,15 +248,19 @@ class RunConfig(Strict):
         def scaled(duration: str) -> int:
             return round(self.steps(duration) * self.budget)
 
+        schedule = self.schedule
         num_steps, every = scaled(self.max_duration), self.steps(self.evaluate_every)
+        warmup_steps = scaled(schedule.warmup)
+        rest = num_steps - (warmup_steps if schedule.decay_from == "warmup" else 0)
         first = max(every, math.ceil(scaled(self.evaluate_from) / every) * every)
         return Plan(
             num_steps=num_steps,
             steps_per_epoch=self.steps_per_epoch,
             num_epochs=self.num_epochs,
-            warmup_steps=scaled(self.schedule.warmup),
+            warmup_steps=warmup_steps,
+            decay_steps=scaled(schedule.decay) if schedule.decay else rest,
             evaluation_steps=(*[0] * self.evaluate_untrained, *range(first, num_steps, every), num_steps),
-            milestones=tuple(scaled(milestone) for milestone in self.schedule.milestones),
+            milestones=tuple(scaled(milestone) for milestone in schedule.milestones),
             budget=self.budget,
         )
 

@@ -121,12 +121,19 @@ def versions_line() -> str:
 
 
 def version_of(module: str) -> dict[str, str]:
-    """Return the version that a loaded module, or a package around it, states; empty where none does."""
+    """Return the version that a loaded module, a package around it or its installation states, if any."""
+    package = module.partition(".")[0]
     while module:
         if version := getattr(sys.modules.get(module), "__version__", None):
             return {"version": str(version)}
         module = module.rpartition(".")[0]
-    return {}
+    try:
+        installed = metadata.distribution(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        return {}
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    is_loaded = Path(file).is_relative_to(str(installed.locate_file("")))  # not a folder of the same name
+    return {"version": installed.version} if is_loaded else {}
 
 
 def operating_system() -> str:

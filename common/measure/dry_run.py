@@ -25,7 +25,7 @@ from common.training.step import Training
 
 GIGA = 1e9
 BYTES = {"float32": 4, "bfloat16": 2}
-STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1, "decoupled_sgd": 1}
+STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1, "decoupled_sgd": 1, "lars": 1, "lamb": 2, "fused_lamb": 2}
 
 
 def describe_run(loaded: Loaded, num_ranks: int) -> str:
@@ -69,7 +69,9 @@ def describe_plan(loaded: Loaded) -> list[str]:
     evaluations = steps.evaluation_steps
     shown = sorted({0, steps.warmup_steps, steps.num_steps // 2, steps.num_steps - 1})
     peak = config.optimizer.learning_rate
-    rates = [f"{peak * schedule_factor(step, config.schedule, steps):.3g} at step {step:,}" for step in shown]
+    rates = [
+        f"{peak * schedule_factor(step, config.schedule, steps, peak):.3g} at step {step:,}" for step in shown
+    ]
     return [
         f"steps: {steps.num_steps:,} of {config.global_batch_size} samples; "
         f"{steps.steps_per_epoch:,} per epoch, {steps.warmup_steps:,} of warm-up",

@@ -33,8 +33,8 @@ NETWORK = {  # GB/s of one link between machines
 }
 LATENCY_US, LINK_SHARE, OVERLAP = 5.0, 0.8, 0.9  # assumed, not measured; the same for the published check
 BUCKET_BYTES = 25e6  # of DistributedDataParallel; the published code has others
-# of a parameter: each float32 read, each written
-OPTIMIZER_BYTES = {"adamw": 28, "sgd": 20, "decoupled_sgd": 20}
+# of a parameter: each float32 read, each written; of fused_lamb as in Apex's kernels
+OPTIMIZER_BYTES = {"adamw": 28, "sgd": 20, "decoupled_sgd": 20, "lars": 48, "lamb": 68, "fused_lamb": 52}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

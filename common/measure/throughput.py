@@ -172,7 +172,7 @@ def stepper(run: TrainingRun, batch: Batch, point: Point, num_steps: int) -> Cal
 
 def free_memory(run: TrainingRun) -> None:
     """Free the gradients and the cache of a step that ran out of memory."""
-    run.optimizer.zero_grad(set_to_none=True)
+    run.optimizer.zero_grad()
     torch.cuda.empty_cache()
 
 

@@ -18,7 +18,7 @@ from common.training.method import Method
 def split_decay(optimizer: Optimizer) -> int:
     """Move the parameters of fewer than two dimensions into groups without decay; returns how many."""
     num_moved = 0
-    for group in list(optimizer.param_groups):
+    for group in [group for group in optimizer.param_groups if group["weight_decay"]]:
         exempt = [parameter for parameter in group["params"] if parameter.ndim < 2]
         group["params"] = [parameter for parameter in group["params"] if parameter.ndim >= 2]
         num_moved += len(exempt)
@@ -32,5 +32,5 @@ class NoNormDecay(Method):
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         if not split_decay(optimizer):
-            self.refuse("no parameter of one dimension")
+            self.refuse("no parameter of one dimension has weight decay")
         return optimizer

@@ -88,6 +88,8 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
         fail("max_duration", "a run needs at least one step")
     if config.checkpoint_every is not None and config.steps(config.checkpoint_every) == 0:
         fail("checkpoint_every", "must be at least one step")
+    if config.schedule.end_learning_rate > config.optimizer.learning_rate:
+        fail("schedule", "end_learning_rate is above optimizer.learning_rate")
     if plan.warmup_steps >= plan.num_steps:
         fail(
             "schedule",

@@ -1,4 +1,7 @@
-"""Optimizers and step-wise schedules of the published recipes."""
+"""Optimizers and step-wise schedules of the published recipes.
+
+None of them asks the device for a value: norms, trust ratios and overflows stay tensors.
+"""
 
 import math
 import re
@@ -6,11 +9,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
-from torch.optim import SGD, AdamW, Optimizer
+from torch.nn.utils import get_total_norm
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from common.config.schema import OptimizerConfig, Plan, ScheduleConfig
+from common.errors import UserError
 
 
 class DecoupledSGD(SGD):
@@ -47,6 +54,159 @@ class DecoupledSGD(SGD):
         return result
 
 
+class Lars(SGD):
+    """SGD with momentum, each parameter's gradient scaled by a trust ratio.
+
+    Each step: d <- ratio * (g + weight_decay * p), then as SGD: buf <- momentum * buf + d, p <- p - lr * buf;
+    with `nesterov` p <- p - lr * (d + momentum * buf).
+    ratio = trust_coefficient * |p| / (|g| + weight_decay * |p| + eps), and 1 where |p| or |g| is 0. Groups
+    without weight decay have no ratio.
+    Source: You, Gitman, Ginsburg 2017, https://arxiv.org/abs/1708.03888. Of the two forms that MLPerf allows
+    this is SGDwFASTLARS, whose buffer holds lr * buf and whose momentum is times lr / previous lr. The other,
+    MLPERF_LARSOptimizer of TensorFlow, leaves that factor out and differs while the rate changes.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        trust_coefficient: float = 0.001,
+        eps: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(
+            parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
+        )
+        self.trust_coefficient, self.eps = trust_coefficient, eps
+        start_momentum(self)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Scale the gradients, out of place, and take an SGD step with them."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        unscale_gradients(self)
+        for group in self.param_groups:
+            parameters, gradients, buffers = [list[Tensor]() for _ in range(3)]
+            self._init_group(group, parameters, gradients, buffers)  # type: ignore[no-untyped-call]
+            if parameters and group["weight_decay"]:
+                gradients = self.scale(parameters, gradients, group["weight_decay"])
+            sgd(
+                parameters,
+                gradients,
+                buffers,  # type: ignore[arg-type]
+                fused=True,
+                found_inf=getattr(self, "found_inf", None),
+                weight_decay=0.0,
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=group["nesterov"],
+                maximize=False,
+            )
+        return loss
+
+    def scale(self, parameters: list[Tensor], gradients: list[Tensor], decay: float) -> list[Tensor]:
+        """Return trust ratio times gradient and weight decay."""
+        weights, slopes = norms(parameters), norms(gradients)
+        ratios = self.trust_coefficient * weights / (slopes + decay * weights + self.eps)
+        ratios = torch.where((weights > 0) & (slopes > 0), ratios, 1.0)
+        scaled = torch._foreach_add(gradients, parameters, alpha=decay)
+        torch._foreach_mul_(scaled, ratios.unbind())
+        return list(scaled)
+
+
+class Lamb(Adam):
+    """Adam with decoupled weight decay, each parameter's step scaled by a trust ratio.
+
+    Each step: gradients are divided by max(1, |all of them| / max_gradient_norm), in place; u <- Adam's step,
+    bias-corrected, + weight_decay * p; p <- p - lr * ratio * u. ratio = |p| / |u|, and 1 where either is 0.
+    Groups without weight decay have no ratio.
+    Source: You et al. 2020, https://arxiv.org/abs/1904.00962; NVIDIA's apex.optimizers.FusedLAMB, which
+    MLPerf allows and which computes the same in fewer passes over memory.
+    """
+
+    def __init__(
+        self,
+        parameters: Any,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        max_gradient_norm: float | None = 1.0,
+    ) -> None:
+        super().__init__(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+        self.max_gradient_norm = max_gradient_norm
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Clip the gradients and take the step of each group."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        unscale_gradients(self)
+        gradients = list_gradients(self)
+        if gradients and self.max_gradient_norm is not None:
+            norm = get_total_norm(gradients)
+            torch._foreach_div_(gradients, (norm / self.max_gradient_norm).clamp(min=1.0))
+        for group in self.param_groups:
+            self.step_group(group)
+        return loss
+
+    def step_group(self, group: dict[str, Any]) -> None:
+        """Take the step of one group; an overflow leaves it as it is."""
+        parameters, gradients, averages, squares, steps = [list[Tensor]() for _ in range(5)]
+        self._init_group(group, parameters, gradients, averages, squares, [], steps)  # type: ignore[no-untyped-call]
+        if not parameters:
+            return
+        decay, overflow = group["weight_decay"], getattr(self, "found_inf", None)
+        updates = list(torch._foreach_mul(parameters, decay))
+        adam(  # adds its step to the updates, by a learning rate of -1
+            updates,
+            gradients,
+            averages,
+            squares,
+            [],
+            steps,
+            fused=True,
+            found_inf=overflow,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=-1.0,
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
+        if not decay:
+            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+            return
+        weights, sizes = norms(parameters), norms(updates)
+        ratios = torch.where((weights > 0) & (sizes > 0), weights / sizes, 1.0)
+        ratios = ratios if overflow is None else ratios * (1 - overflow)
+        torch._foreach_addcmul_(parameters, updates, ratios.unbind(), value=-group["lr"])
+
+
+def norms(tensors: list[Tensor]) -> Tensor:
+    """Return the 2-norm of each tensor, in one tensor."""
+    return torch.stack(torch._foreach_norm(tensors))
+
+
+def list_gradients(optimizer: Optimizer) -> list[Tensor]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def unscale_gradients(optimizer: Optimizer) -> None:
+    """Divide the gradients by the loss scale where a GradScaler leaves that to the optimizer's step."""
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is not None and (gradients := list_gradients(optimizer)):
+        torch._foreach_div_(gradients, scale)
+
+
 def start_momentum(optimizer: SGD) -> None:
     """Give every parameter a momentum of 0, in place, which equals starting with the first gradient.
 
@@ -57,19 +217,84 @@ def start_momentum(optimizer: SGD) -> None:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
+def build_fused_lamb(
+    groups: list[dict[str, Any]], *, max_gradient_norm: float | None, **settings: Any
+) -> Optimizer:
+    """Build Apex's LAMB. Raises UserError where NVIDIA's Apex or a GPU is missing.
+
+    With fp16 its step waits for the GPU: it leaves the decision whether to skip a step to the host.
+    """
+    where, hint = "optimizer.name: fused_lamb", "--set optimizer.name=lamb computes the same"
+    try:
+        from apex.optimizers import FusedLAMB
+    except (ImportError, SyntaxError) as error:  # PyPI's apex, a web toolkit, fails with either
+        what = "NVIDIA's Apex is not installed (PyPI's apex is another project)"
+        raise UserError(what, where=where, hint=hint) from error
+    if not torch.cuda.is_available():
+        raise UserError("Apex needs a GPU", where=where, hint=hint)
+    most = math.inf if max_gradient_norm is None else max_gradient_norm
+    try:
+        optimizer: Optimizer = FusedLAMB(groups, **settings, max_grad_norm=most)
+    except RuntimeError as error:
+        raise UserError(f"Apex cannot be used ({error})", where=where, hint=hint) from error
+    optimizer.register_state_dict_post_hook(move_step_to_state)
+    optimizer.register_load_state_dict_pre_hook(move_step_to_groups)
+    return optimizer
+
+
+def move_step_to_state(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Give each parameter's saved state the count of steps that stands in its group, as torch's Adam does.
+
+    Checkpoints hold the state alone.
+    """
+    state = dict(saved["state"])
+    for group in saved["param_groups"]:
+        for number in group["params"]:
+            if number in state:
+                state[number] = state[number] | {"step": torch.tensor(float(group["step"]))}
+    return saved | {"state": state}
+
+
+def move_step_to_groups(optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Undo `move_step_to_state`."""
+    groups = [dict(group) for group in saved["param_groups"]]
+    for group in groups:
+        steps = [saved["state"][number]["step"] for number in group["params"] if number in saved["state"]]
+        group |= {"step": int(steps[0])} if steps else {}
+    state = {
+        number: {name: value for name, value in values.items() if name != "step"}
+        for number, values in saved["state"].items()
+    }
+    return saved | {"state": state, "param_groups": groups}
+
+
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Build the optimizer over all parameters of the model in one group."""
+    """Build the optimizer over all parameters of the model, in two groups where it takes trust ratios."""
     parameters = list(model.parameters())
     settings: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    betas = (config.momentum, config.beta2)
     if config.name == "adamw":
-        betas = (config.momentum, config.beta2)
         return AdamW(parameters, **settings, betas=betas, eps=config.epsilon, fused=True)
+    if config.name in ("lamb", "fused_lamb"):
+        build = Lamb if config.name == "lamb" else build_fused_lamb
+        settings |= {"betas": betas, "eps": config.epsilon, "max_gradient_norm": config.max_gradient_norm}
+        return build(exempt_vectors(parameters), **settings)
     settings |= {"momentum": config.momentum, "nesterov": config.nesterov}
+    if config.name == "lars":
+        settings |= {"trust_coefficient": config.trust_coefficient, "eps": config.epsilon}
+        return Lars(exempt_vectors(parameters), **settings)
     if config.name == "decoupled_sgd":
         return DecoupledSGD(parameters, **settings)
     optimizer = SGD(parameters, **settings, fused=True)
     start_momentum(optimizer)
     return optimizer
+
+
+def exempt_vectors(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """Split parameters into two groups: the second, biases and those of norms, has no weight decay."""
+    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
+    vectors = [parameter for parameter in parameters if parameter.ndim < 2]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
@@ -92,17 +317,22 @@ def optimizer_name(optimizer: Optimizer) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z]\w)", "_", type(optimizer).__name__).lower()
 
 
-def schedule_factor(step: int, config: ScheduleConfig, plan: Plan) -> float:
+def schedule_factor(step: int, config: ScheduleConfig, plan: Plan, peak: float = 1.0) -> float:
     """Return the factor in [0, 1] on the peak learning rate at a step counted from 0.
 
     Linear from 0 over the warm-up (step 0 has factor 0, as in the published runs), then `cosine` or `linear`
-    to 0, or `step`: times the configured factor at each milestone.
+    to 0, `step`: times the configured factor at each milestone, or `polynomial`: to the configured end, a
+    learning rate, which therefore needs the `peak`.
     """
     if step < plan.warmup_steps:
         return step / plan.warmup_steps
     if config.name == "step":
         return config.factor ** sum(milestone <= step for milestone in plan.milestones)
-    progress = min(1.0, (step - plan.warmup_steps) / max(1, plan.num_steps - plan.warmup_steps))
+    first = 0 if config.decay_from == "start" else plan.warmup_steps
+    progress = min(1.0, (step - first) / max(1, plan.decay_steps))
+    if config.name == "polynomial":
+        end = config.end_learning_rate / peak
+        return float(end + (1 - end) * (1 - progress) ** config.power)
     return 0.5 * (1 + math.cos(math.pi * progress)) if config.name == "cosine" else 1 - progress
 
 
@@ -111,8 +341,7 @@ def build_schedule(optimizer: Optimizer, config: ScheduleConfig, plan: Plan) -> 
     peaks = [group["lr"] for group in optimizer.param_groups]
 
     def set_rate(step: int) -> None:
-        factor = schedule_factor(step, config, plan)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-            group["lr"] = peak * factor
+            group["lr"] = peak * schedule_factor(step, config, plan, peak)
 
     return set_rate

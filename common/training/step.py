@@ -144,7 +144,7 @@ class Training:
     def clear_gradients(self) -> None:
         """Clear the gradients; micro-batches add to memory that no replay of a CUDA graph overwrites."""
         if self.num_micro_batches == 1:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             return
         for parameter in self.model.parameters():
             if not parameter.requires_grad:

@@ -1,10 +1,11 @@
 """One projection for queries, keys and values.
 
 What. Three matrix products of (T, D) by (D, D) become one by (D, 3D).
-Effect on quality. None: the same numbers.
+Effect on quality. None with sgd and adamw: the same numbers. `lars` and `lamb` take one trust ratio for all
+three.
 Effect on time. Small; fewer, larger matrix products and one read of the activations.
 Relieves. Forward pass, backward pass: memory traffic and launch overhead.
-When not. Never harmful; needs `unpad`.
+When not. With `lamb` as MLPerf has it, whose projections have a trust ratio each. Needs `unpad`.
 Use. With the model after unpad: `fuse_qkv(model)`.
 Source. https://arxiv.org/abs/2205.14135 (qkvpacked); MLPerf Training v2.1.
 Unlike Composer. Composer 0.7 has no such method.

@@ -31,7 +31,9 @@ def benchmark(configuration: str, size: str) -> Benchmark:
 
 def test_decoupled_sgd_equals_its_definition_over_a_schedule() -> None:
     config = benchmark("optimized", "full").config
-    plan = Plan(num_steps=20, steps_per_epoch=5, num_epochs=4, warmup_steps=4, evaluation_steps=(20,))
+    plan = Plan(
+        num_steps=20, steps_per_epoch=5, num_epochs=4, warmup_steps=4, decay_steps=16, evaluation_steps=()
+    )
     torch.manual_seed(0)
     layer = nn.Linear(5, 3).double()
     optimizer = build_optimizer(layer, config.optimizer)
@@ -69,7 +71,7 @@ def test_nesterov_looks_ahead_by_the_momentum(name: str) -> None:
 
 @pytest.mark.parametrize("setting", ["optimizer.name=adamw", "optimizer.momentum=0.0"])
 def test_nesterov_without_momentum_is_refused(setting: str) -> None:
-    with pytest.raises(UserError, match="nesterov needs sgd or decoupled_sgd with a momentum"):
+    with pytest.raises(UserError, match="nesterov needs sgd, decoupled_sgd or lars with a momentum"):
         config_of("baseline", "full", setting, "optimizer.nesterov=true")
 
 
@@ -126,7 +128,7 @@ def test_loss_scaling_takes_the_step_of_full_precision(tmp_path: Path) -> None:
     assert cosine > 0.98
 
 
-@pytest.mark.parametrize("name", ["sgd", "decoupled_sgd"])
+@pytest.mark.parametrize("name", ["sgd", "decoupled_sgd", "lars", "lamb"])
 def test_a_first_step_that_overflows_is_skipped_whole(name: str) -> None:
     config = benchmark("baseline", "full").config.optimizer.model_copy(update={"name": name})
     layers = [nn.Linear(4, 4, bias=False) for _ in range(2)]

@@ -84,6 +84,17 @@ def test_resumed_at_any_step_it_ends_as_without_an_interruption(whole, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "optimizer"), [("language_bert", "lamb"), ("image_classification", "lars")])
+def test_optimizers_with_trust_ratios_go_on_as_without_an_interruption(name, optimizer, tmp_path):
+    settings = [*checkpointed.SETTINGS[name], f"optimizer.name={optimizer}"]
+    ended = checkpointed.train(checkpointed.start(name, tmp_path, settings=settings), keep=[4])
+    source, again = tmp_path / "4.safetensors", tmp_path / "again"
+    again.mkdir()
+    resumed = checkpointed.start(name, again, source=source, settings=settings)
+    assert resumed.first_step == 4 and checkpointed.are_equal(checkpointed.train(resumed), ended)
+
+
+@pytest.mark.slow
 def test_killed_between_two_micro_batches_it_goes_on_from_the_step_before(whole, tmp_path):
     name, ended, _ = whole
     done = run(SCRIPT, tmp_path, name)

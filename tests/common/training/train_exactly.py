@@ -23,6 +23,7 @@ from language_bert.benchmark import Benchmark
 NUM_STEPS = 20
 SMALL = ("hidden_size=16", "intermediate_size=24", "num_hidden_layers=1", "next_sentence=true")
 GLOBAL = ("global_batch_size=7", "evaluation_batch_size=50", "precision=fp32", "evaluation_precision=fp32")
+LAMB = "optimizer.name=lamb"
 EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"
 TWICE = "methods.sam={rho: 0.05, every_steps: 3}"  # gradients of the global batch, uphill
 CASES = {  # name: configuration and settings
@@ -32,6 +33,8 @@ CASES = {  # name: configuration and settings
         [EMA, "methods.chunked_head={chunk_tokens: 32}", "micro_batch_size=1"],
     ),
     "padded, in twos": ("baseline", [EMA, "micro_batch_size=2"]),
+    "lamb": ("baseline", [EMA, LAMB]),
+    "lamb, in twos": ("baseline", [EMA, LAMB, "micro_batch_size=2"]),
 }
 
 
