@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import OptState
-from torch.nn.utils import get_total_norm
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
@@ -150,8 +149,8 @@ class Lamb(Adam):
         unscale_gradients(self)
         gradients = list_gradients(self)
         if gradients and self.max_gradient_norm is not None:
-            norm = get_total_norm(gradients)
-            torch._foreach_div_(gradients, (norm / self.max_gradient_norm).clamp(min=1.0))
+            excess = norms(gradients).norm() / self.max_gradient_norm
+            torch._foreach_div_(gradients, excess.clamp(min=1.0))
         for group in self.param_groups:
             self.step_group(group)
         return loss
