@@ -98,6 +98,11 @@ class Log:
         return self.first("configuration_name") is not None
 
     @property
+    def is_closed(self) -> bool:
+        """True if the run says that it keeps the rules of the closed division."""
+        return self.value("submission_division") == "closed"
+
+    @property
     def is_study(self) -> bool:
         """True if the run was to train to the end of its budget, past the target: no timed run to it."""
         return self.value("stop_at_target") is False

@@ -110,7 +110,8 @@ def convergence_lines(convergence: Convergence | None) -> Iterator[str]:
         UNKNOWN: "verdict unknown",
     }[convergence.verdict]
     yield f"  closed reference  {measured / point.mean:.2f}x: {figures} ({reference}, {where})"
-    yield f"                    {note}{verdict}; the open division need not match it"
+    rest = "" if convergence.is_closed else "; the open division need not match it"
+    yield f"                    {note}{verdict}{rest}"
 
 
 def conclusion(comparison: Reproduction) -> str:

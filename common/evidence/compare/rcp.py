@@ -17,10 +17,11 @@ import numpy as np
 
 from common.evidence import intervals
 from common.evidence.compare.masked_accuracy import MOSAIC, counted_tokens
-from common.evidence.log import NUM_RUNS, Log
+from common.evidence.log import NUM_RUNS, Log, read_log
 from common.evidence.records import finite
 from common.evidence.rules.rounds import last_round
 from common.evidence.score import olympic_mean
+from common.repository import COMMITTED
 
 UNITS = {"resnet": "epochs", "bert": "samples"}
 ACCEPTED, SCALED, REFUSED, UNKNOWN = "accepted", "scaled", "refused", "unknown"
@@ -58,6 +59,7 @@ class Convergence:
     verdict: str
     scale: float = 1.0
     note: str = ""
+    is_closed: bool = False  # the set itself is of the closed division
 
 
 @cache
@@ -153,6 +155,7 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
         verdict=verdict,
         scale=point.mean / measured if point and measured and verdict == SCALED else 1.0,
         note="; ".join(notes),
+        is_closed=all(log.is_closed for log in logs),
     )
 
 
@@ -167,3 +170,25 @@ def consumed(log: Log) -> float:
     event = log.last("eval_accuracy")
     number = finite(event.metadata.get("epoch_num")) if event and log.is_converged else None
     return number if number is not None and number > 0 else math.inf
+
+
+def committed_points(lead: Log) -> dict[str, dict[str, object]]:
+    """Return the committed runs of size mini of a log's configuration, in the form of MLCommons' points.
+
+    There is one for each batch size with more runs than the fastest and the slowest.
+    """
+    pattern = f"results/reference-*-mini-{lead.configuration}/{lead.benchmark}/result_*.txt"
+    epochs: dict[object, list[float]] = {}
+    for log in map(read_log, sorted(COMMITTED.glob(pattern))):
+        if log.is_converged:
+            epochs.setdefault(log.value("global_batch_size"), []).append(consumed(log))
+    return {
+        f"{lead.benchmark}_mini_{size}": {
+            "Benchmark": lead.benchmark,
+            "BS": size,
+            "Hyperparams": {},
+            "Epochs to converge": counts,
+        }
+        for size, counts in epochs.items()
+        if len(counts) > 2
+    }

@@ -12,6 +12,8 @@ from typing import Any
 
 from common import yaml_file
 from common.arguments import spread_settings
+from common.evidence.compare.lines import convergence_lines
+from common.evidence.compare.rcp import compare_with_reference
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.score import UNVERIFIED, score
 from common.evidence.submission.snapshot import Item
@@ -131,7 +133,8 @@ def readme(entry: Entry) -> str:
         f"# {entry.benchmark} on {entry.system}",
         "",
         f"Configuration `{entry.configuration}` of `../{entry.implementation}/{entry.folder}`, "
-        f"size {entry.size}, open division. Code: commit {lead.header('commit') or 'unknown'}. "
+        f"size {entry.size}, {lead.text('submission_division')} division. "
+        f"Code: commit {lead.header('commit') or 'unknown'}. "
         f"Versions: {lead.header('versions') or 'unknown'}.",
         "",
         "```sh",
@@ -143,11 +146,20 @@ def readme(entry: Entry) -> str:
         f"Score: {minutes} (mean without the fastest and the slowest run); {UNVERIFIED} "
         f"Geometric mean of the final quality: {quality}; target {scored.target}.",
         "",
+        *closed_lines(entry.run_set),
         *["| run | minutes |", "|---|---|", *rows],
         "",
         *["Merged configuration:", "", "```yaml", *lead.settings, "```"],
     ]
     return "\n".join(lines) + "\n"
+
+
+def closed_lines(run_set: RunSet) -> list[str]:
+    """Say how a full set of the closed division stands to MLCommons' reference convergence points."""
+    if run_set.is_proxy or not run_set.lead.is_closed:
+        return []
+    convergence = compare_with_reference(run_set.lead.benchmark, run_set.logs)
+    return [" ".join(" ".join(convergence_lines(convergence)).split()), ""]
 
 
 def implementation_readme(entries: Sequence[Entry], commit: str) -> str:

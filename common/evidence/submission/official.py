@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from common.evidence.audit import Audited
-from common.evidence.log import Log, RunSet
+from common.evidence.compare.rcp import committed_points
+from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.paths import label
 from common.evidence.records import YEAR_2100_MS, printable
 from common.evidence.rules.rounds import ROUNDS, last_round
@@ -55,7 +56,9 @@ CHECKERS = {  # name -> code that runs it, and words of its last line where it p
     "package": (MODULE.format("package_checker"), "FOUND NO ERRORS", "FOUND ERRORS"),
     "repository": (MODULE.format("repo_checker"), "ALL CHECKS PASSED", "CHECKS FAILED"),
     "seeds": (SEEDS, "PASSED", "FAILED"),
+    "RCP": (MODULE.format("rcp_checker"), "RCP test PASSED", "RCP test FAILED"),
 }
+BYPASSED = "with --rcp-bypass: MLCommons has no reference convergence points of size mini"
 LOG = ("--log_output", "log")  # in the empty folder in which a checker runs
 SEEDS_ASKED = "4.1.0"  # the round from which the rules, and not the checker alone, ask for seeds
 STATUS_LISTED = "4.0.0"  # the ruleset from which the checker knows a list of words for `status`
@@ -64,19 +67,21 @@ STATUS_LISTED = "4.0.0"  # the ruleset from which the checker knows a list of wo
 def rulesets(run_set: RunSet, chosen: str | None = None) -> tuple[str, ...]:
     """Return the rulesets of a run set: `chosen`, else by benchmark and date.
 
-    Runs from after the benchmark's last round, as this suite's, are held to that round and those of the
-    published runs, and closed bert runs of the 2.1.0 round to 2.0.0: 2.1.0 was edited later and refuses what
-    its round accepted.
+    Runs from after the benchmark's last round, as this suite's, are held to that round, and open ones also to
+    those of the published runs. Closed bert runs of the 2.1.0 round are held to 2.0.0: 2.1.0 was edited later
+    and refuses what its round accepted.
     """
     lead, known = run_set.lead, RULESETS.get(run_set.lead.benchmark, ())
     if chosen:
         return (chosen,) if lead.benchmark in ROUNDS[chosen][1] else ()
     start = lead.first("run_start")
+    if lead.is_ours and lead.is_closed:
+        return known[-1:]
     if lead.is_ours or not start or not known or start.time_ms >= YEAR_2100_MS:
         return known
     month = datetime.fromtimestamp(start.time_ms / 1000, UTC).strftime("%Y-%m")
     ruleset = next((r for r, (end, names) in ROUNDS.items() if month < end and lead.benchmark in names), None)
-    if ruleset == "2.1.0" and lead.benchmark == "bert" and lead.value("submission_division") == "closed":
+    if ruleset == "2.1.0" and lead.benchmark == "bert" and lead.is_closed:
         ruleset = "2.0.0"
     return (ruleset,) if ruleset else known
 
@@ -87,6 +92,7 @@ def judge_sets(audited: Sequence[Audited], chosen: str | None = None) -> list[Au
     judged = []
     for entry in audited:
         verdicts = judge(entry.run_set, chosen) + judge_seeds(entry.run_set, chosen)
+        verdicts += judge_convergence(entry.run_set, chosen)
         judged.append(replace(entry, verdicts=(*verdicts, *package)))
         package = []
     return judged
@@ -127,7 +133,7 @@ def judge_seeds(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
     if not files or not known:
         return []
     verdict = _ask("seeds", run_set.folder, known[-1], known[-1], *files)
-    if not any(log.value("submission_division") == "closed" for log in run_set.logs):
+    if not any(log.is_closed for log in run_set.logs):
         verdict = replace(verdict, is_applied=False)
     elif verdict.refuses and lacks_seeds(run_set, known[-1]):
         verdict = verdict.excused(f"the rules ask for seeds from {SEEDS_ASKED} on")
@@ -137,6 +143,34 @@ def judge_seeds(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
 def lacks_seeds(run_set: RunSet, ruleset: str) -> bool:
     """True if no log of a run set has a seed, in a round that did not ask for one."""
     return ruleset < SEEDS_ASKED and not any(log.first("seed") for log in run_set.logs)
+
+
+def judge_convergence(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
+    """Return the verdict of the RCP checker on a closed set of this suite.
+
+    MLCommons has no reference convergence points of size mini: there the committed runs of the configuration
+    stand for them, and the verdict refuses nothing.
+    """
+    lead, known = run_set.lead, rulesets(run_set, chosen)
+    if not (known and lead.is_ours and lead.is_closed):
+        return []
+    leave_out = partial(
+        Verdict, path=run_set.folder, ruleset=known[-1], checker="RCP", verdict="not run", is_applied=False
+    )
+    expected = NUM_RUNS[lead.benchmark]
+    if len(run_set.readable) != expected:
+        return [leave_out(detail=f"{len(run_set.readable)} runs, and the round wants {expected}")]
+    with _copy([run_set], []) as copy:
+        results = copy / "results" / Path(*lead.folders)
+        arguments = [str(results), "--rcp_version", known[-1], *LOG]
+        if not run_set.is_proxy:
+            return [_ask("RCP", run_set.folder, known[-1], *arguments)]
+        if not (points := committed_points(lead)):
+            return [leave_out(detail=f"no runs of {lead.configuration} at size mini are committed")]
+        file = copy / "points.json"
+        file.write_text(json.dumps(points), encoding="utf-8")
+        verdict = _ask("RCP", run_set.folder, known[-1], *arguments, "--custom_rcps", str(file))
+    return [verdict.excused("size mini stands beside the committed runs of this suite, not MLCommons'")]
 
 
 def judge_package(run_sets: Sequence[RunSet], chosen: str | None = None) -> list[Verdict]:
@@ -187,22 +221,37 @@ def copy_description(file: Path, target: Path, *, mends_status: bool) -> None:
     target.write_text(json.dumps(described), encoding="utf-8")
 
 
-def judge_tree(folder: Path, benchmarks: Sequence[str]) -> list[Verdict]:
+def judge_tree(folder: Path, benchmarks: Sequence[str], *, has_proxy: bool = False) -> list[Verdict]:
     """Return the verdicts on an assembled `<submitter>/`: by each benchmark's rounds, and as a repository.
 
-    The package checker gets a copy, because it writes into what it checks.
+    Closed sets are judged by the last round alone. The package checker gets a copy, because it writes into
+    what it checks; of size mini it has no reference convergence points, and is told so.
     """
     verdicts = []
     for benchmark in benchmarks:
-        with tempfile.TemporaryDirectory() as name:
-            copy = Path(name, folder.name)
-            shutil.copytree(folder / "systems", copy / "systems")
-            for results in sorted(folder.glob(f"results/*/{benchmark}")):
-                shutil.copytree(results, copy / results.relative_to(folder))
-            shown = f"{folder.name} ({benchmark})"
-            verdicts += [_submission(copy, shown, ruleset) for ruleset in RULESETS[benchmark]]
+        results = sorted(folder.glob(f"results/*/{benchmark}"))
+        closed = [path for path in results if is_described_as_closed(folder, path.parent.name)]
+        for ruleset in RULESETS[benchmark]:
+            is_last = ruleset == RULESETS[benchmark][-1]
+            judged = results if is_last else [path for path in results if path not in closed]
+            if not judged:
+                continue
+            with tempfile.TemporaryDirectory() as name:
+                copy = Path(name, folder.name)
+                shutil.copytree(folder / "systems", copy / "systems")
+                for path in judged:
+                    shutil.copytree(path, copy / path.relative_to(folder))
+                options = ["--rcp-bypass"] * has_proxy
+                verdict = _submission(copy, f"{folder.name} ({benchmark})", ruleset, *options)
+            is_bypassed = has_proxy and closed and is_last and not verdict.refuses
+            verdicts.append(replace(verdict, detail=BYPASSED) if is_bypassed else verdict)
     latest = RULESETS["bert"][-1]  # named in the command, and of no effect
     return [*verdicts, _ask("repository", folder.name, latest, str(folder), "training", latest, *LOG)]
+
+
+def is_described_as_closed(folder: Path, system: str) -> bool:
+    described = json.loads((folder / "systems" / f"{system}.json").read_bytes())
+    return bool(described["division"] == "closed")
 
 
 def _compliance(log: Log, ruleset: str) -> Verdict:

@@ -108,7 +108,7 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
         if request.is_rehearsal:
             package.items[path] = mark(item)
     if not package.findings:
-        judge(package, sorted({entry.benchmark for entry in entries}))
+        judge(package, entries)
     return package
 
 
@@ -272,12 +272,14 @@ def mark(item: Item) -> Item:
     return replace(item, content=f"{text[:at]}{mark}{text[at:]}".encode())
 
 
-def judge(package: Package, benchmarks: Sequence[str]) -> None:
+def judge(package: Package, entries: Sequence[Entry]) -> None:
     """Ask the official checkers about a copy."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory, package.folder)
         write_tree(package.items, folder)
-        for verdict in official.judge_tree(folder, benchmarks):
+        benchmarks = sorted({entry.benchmark for entry in entries})
+        has_proxy = any(entry.run_set.is_proxy for entry in entries)
+        for verdict in official.judge_tree(folder, benchmarks, has_proxy=has_proxy):
             (package.findings if verdict.refuses else package.notes).append(str(verdict))
 
 

@@ -19,6 +19,7 @@ from tests.common.evidence.submission.packages import (
     DESCRIPTION,
     RESNET,
     accuracy_as_text,
+    close,
     mini_sets,
     mistaken,
     names,
@@ -186,3 +187,26 @@ def test_a_crash_of_the_official_checker_is_its_verdict(full, tmp_path):
     verdicts = {verdict.checker: verdict for verdict in official.judge_tree(folder, ["resnet"])}
     assert (verdicts["package"].verdict, verdicts["repository"].verdict) == ("crashed", "FAILED")
     assert "\n" not in str(verdicts["package"])
+
+
+def test_a_closed_set_is_packaged_by_its_last_round_and_says_so(work):
+    close(work)
+    done = package(RESNET, "--out", work / "package")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert "official package checker 4.0.0: SUCCESS" in done.stdout
+    assert "package checker 2.0.0" not in done.stdout and "package checker 2.1.0" not in done.stdout
+    page = work / "package/Example" / IMPLEMENTATIONS.format("resnet") / "8xA100-optimized/README.md"
+    assert "size full, closed division." in page.read_text()
+    assert "closed reference 1.14x: 40.0 / 35.0 epochs" in page.read_text()
+    assert not list((work / "package").rglob("scaling.json"))
+
+
+def test_a_closed_set_that_is_described_as_open_is_refused(work, unjudged):
+    close(work)
+    (work / DESCRIPTION).write_text((work / DESCRIPTION).read_text().replace('"closed"', '"open"'))
+    refused(package(RESNET, "--out", work / "package"), "Y604 error")
+
+
+def test_a_closed_set_of_fewer_epochs_than_the_reference_is_refused(work):
+    close(work, epochs=20)
+    refused(package(RESNET, "--out", work / "package"), "official package checker 4.0.0: FAILED: ")
