@@ -1,10 +1,13 @@
-"""ResNet from torchvision with the initial weights of the published runs."""
+"""ResNet from torchvision with the initial weights of the published runs, or of the MLPerf reference."""
+
+import math
 
 import torch
 import torchvision
 from torch import Tensor, nn
 
 CUT_DEVIATION = 0.87962566  # of a standard normal distribution that is cut at -2 and 2
+CUT_SHARE = math.erf(2 / math.sqrt(2))  # of its values, which lie between these
 
 
 def build_resnet(name: str, num_classes: int, initial_weights: str = "mosaic") -> nn.Module:
@@ -59,9 +62,10 @@ def initialize_as_reference(model: nn.Module) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            fan_in = module.weight[0].numel()
-            std = fan_in**-0.5 / CUT_DEVIATION
-            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+            deviation = module.weight[0].numel() ** -0.5 / CUT_DEVIATION
+            nn.init.uniform_(module.weight, -CUT_SHARE, CUT_SHARE)  # and then the inverse of its distribution
+            with torch.no_grad():
+                module.weight.erfinv_().mul_(math.sqrt(2) * deviation)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.01)
             nn.init.zeros_(module.bias)
