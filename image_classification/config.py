@@ -1,12 +1,13 @@
 """The keys of a configuration of this benchmark."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from common.config.schema import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
+from image_classification import closed
 
 Decoder = Literal["auto", "threads", "dali"]
 SizePx = Annotated[int, Field(ge=32)]
@@ -69,6 +70,7 @@ class Config(RunConfig):
 
     model: ModelConfig
     data: ImageDataConfig
+    closed_rules: ClassVar = closed.RULES
 
     def check_origins(self, origins: Mapping[tuple[str, ...], str]) -> None:
         """Refuse a size of stored pixels by hand that the larger one of the configuration would replace."""

@@ -1,11 +1,12 @@
 """The keys of a configuration of this benchmark."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from common.config.schema import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
+from language_bert import closed
 from language_bert.data.sources import WEIGHTS
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
@@ -58,6 +59,7 @@ class Config(RunConfig):
 
     model: ModelConfig
     data: TextDataConfig
+    closed_rules: ClassVar = closed.RULES
 
     def prepared_with(self) -> dict[str, Any]:
         """Add lengths, masking and the size of the vocabulary."""

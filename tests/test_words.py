@@ -55,7 +55,7 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
         (["run", "bert", "baseline", *MINI, "--set", "target=\x01"], "--set"),
         (["run", "bert", "baseline", "--runs", "0"], "--runs 0"),
         (["run", "langage_bert", "baseline"], "did you mean language_bert?"),
-        (["run", "bert", "fast"], "known: baseline, compiled, eager"),
+        (["run", "bert", "fast"], "known: baseline, closed, compiled, eager"),
         (["rum"], "did you mean run?"),
         (["check", "no/such/folder"], "no/such/folder"),
         (["run", "bert", "baseline", *MINI, "--set", "data.directory=data/none"], "ttt data prepare"),

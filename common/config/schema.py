@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from common.config.division import Rule
 from common.config.validation import DURATION, validate
 from common.errors import UserError
 from common.repository import data_option, locate_data, name_data
@@ -127,8 +128,12 @@ class DataConfig(Strict):
 
 
 class SubmissionConfig(Strict):
-    """The submitter in the log; `hardware` names the machine in results, auto: after its processors."""
+    """The submitter in the log; `hardware` names the machine in results, auto: after its processors.
 
+    A run of the `closed` division is refused where it breaks a rule of it, see division.py.
+    """
+
+    division: Literal["open", "closed"] = "open"
     org: str = Field(min_length=1)
     status: Literal["onprem", "cloud", "preview", "research"]
     hardware: str = Field(pattern=r"^[A-Za-z0-9._-]{1,40}$")
@@ -167,6 +172,7 @@ class RunConfig(Strict):
     budget: float = Field(default=1.0, gt=0, le=10)  # share of max_duration, and of all in its schedule
     evaluate_every: Duration
     evaluate_from: Duration = "0sp"
+    evaluate_offset: Duration = "0sp"  # 3ep with evaluate_every 4ep: after epochs 3, 7, 11, ...
     checkpoint_every: Duration | None = None  # while the clock runs; null: never
     evaluate_untrained: bool = False  # also before the first step: shows that starting weights were read
     global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
@@ -181,6 +187,7 @@ class RunConfig(Strict):
     schedule: ScheduleConfig
     submission: SubmissionConfig
     methods: dict[str, dict[str, Any]] = {}
+    closed_rules: ClassVar[tuple[Rule, ...]] = ()  # of the closed division, for this benchmark
 
     def steps(self, duration: str) -> int:
         """Return a duration such as `90ep`, `55ba` or `24640sp` in steps of the whole budget, rounded up."""
@@ -252,7 +259,9 @@ class RunConfig(Strict):
         num_steps, every = scaled(self.max_duration), self.steps(self.evaluate_every)
         warmup_steps = scaled(schedule.warmup)
         rest = num_steps - (warmup_steps if schedule.decay_from == "warmup" else 0)
-        first = max(every, math.ceil(scaled(self.evaluate_from) / every) * every)
+        offset = self.steps(self.evaluate_offset) % every
+        first = max(offset or every, scaled(self.evaluate_from))
+        first += (offset - first) % every
         return Plan(
             num_steps=num_steps,
             steps_per_epoch=self.steps_per_epoch,

@@ -165,7 +165,12 @@ def collect_description(name: str) -> dict[str, str]:
 
 def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
     """Describe this machine for the runs of a configuration; `name` replaces the system's id."""
-    stated = {"submitter": config.submission.org, "status": STATUS[config.submission.status]}
+    submission = config.submission
+    stated = {
+        "submitter": submission.org,
+        "division": submission.division,
+        "status": STATUS[submission.status],
+    }
     notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
     return collect_description(name or system_id(config)) | stated | notes
 

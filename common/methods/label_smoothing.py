@@ -34,6 +34,8 @@ def smooth_labels(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:
 class LabelSmoothing(Method):
     """Passes smoothed targets to the loss, which must accept probabilities."""
 
+    is_of_reference = True
+
     class Config(Strict):
         smoothing: float = Field(
             gt=0, le=1, description="the part of each target spread evenly over all classes"

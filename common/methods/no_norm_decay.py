@@ -30,6 +30,8 @@ def split_decay(optimizer: Optimizer) -> int:
 class NoNormDecay(Method):
     """Splits the optimizer's groups."""
 
+    is_of_reference = True
+
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         if not split_decay(optimizer):
             self.refuse("no parameter of one dimension has weight decay")

@@ -24,6 +24,7 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.files import write_whole
 from common.machine.system import version_of
 from common.repository import WORKSPACE, benchmark_module, config_class
+from common.run.closed_keys import closed_keys
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
@@ -225,7 +226,7 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
     group = run.optimizer.param_groups[0]
     for key, value in {
         "submission_benchmark": run.benchmark.names.mlperf,
-        "submission_division": "open",
+        "submission_division": config.submission.division,
         "submission_org": config.submission.org,
         "submission_platform": spec.system,
         "submission_status": config.submission.status,
@@ -249,6 +250,7 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         "distributed_backend": distributed.backend(),
         "gradient_compression": config.gradient_compression,
         "num_threads": torch.get_num_threads(),
+        **closed_keys(run),
     }.items():
         log.event(key, value)
     log_loaded(log, run)

@@ -112,6 +112,7 @@ class Method:
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
     is_exact: ClassVar[bool] = False  # loss, gradients, step equal to rounding; a test shows it
+    is_of_reference: ClassVar[bool] = False  # part of the MLPerf reference, which the closed division allows
     config: RunConfig
 
     class Config(Strict):

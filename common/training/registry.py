@@ -1,7 +1,9 @@
 """Finds the methods that a configuration names, and builds them."""
 
 import importlib
+from collections.abc import Mapping, Sequence
 
+from common.config.division import refuse
 from common.config.names import find_methods
 from common.config.schema import RunConfig
 from common.config.validation import validate
@@ -35,3 +37,13 @@ def refuse_compiled(config: RunConfig, name: str) -> None:
                 where=f"methods.{name}",
                 hint=f"--set methods.{method.name}=false",
             )
+
+
+def check_division(
+    config: RunConfig, methods: Sequence[Method], origins: Mapping[tuple[str, ...], str]
+) -> None:
+    """Raise UserError for a method that the closed division forbids, in a configuration of it."""
+    for method in methods:
+        if config.submission.division == "closed" and not (method.is_exact or method.is_of_reference):
+            asks = "methods that change nothing but rounding, and the reference's"
+            refuse(config, origins, f"methods.{method.name}", asks, "Graph Execution")

@@ -1,0 +1,105 @@
+"""The closed division of MLPerf Training: its rules as a table, and the check of a configuration.
+
+A configuration with `submission.division: closed` is held to the rules of its benchmark, `closed.py` in its
+folder, and to those below. Rules about absolute numbers hold at size full; size mini keeps the kinds.
+Source: MLCommons' training_rules.adoc, what it says of CLOSED, and its table of hyperparameters.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NoReturn
+
+from common.errors import UserError
+
+DOCUMENT = "training_rules"
+OPEN = "submission.division=open"
+Origins = Mapping[tuple[str, ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule that a configuration `holds` or breaks.
+
+    `name` is its section in training_rules.adoc and its subject there; `{optimizer}` in it stands for the
+    optimizer in use. `key` is the setting that can break it, `asks` says what that may be.
+    """
+
+    name: str
+    key: str
+    asks: str | Callable[[Any], str]
+    holds: Callable[[Any], bool]
+    full_only: bool = False
+
+
+def equals(name: str, key: str, value: object, *, full_only: bool = False) -> Rule:
+    """Return the rule that a key has this value."""
+    return Rule(
+        name, key, format_value(value), lambda config: bool(read_key(config, key) == value), full_only
+    )
+
+
+def read_key(config: Any, key: str) -> Any:
+    """Read a key such as `optimizer.momentum`; None for a method that is off."""
+
+    def read(value: Any, name: str) -> Any:
+        return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+    return reduce(read, key.split("."), config)
+
+
+def format_value(value: object) -> str:
+    if isinstance(value, dict):  # the settings of a method
+        return "on"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def is_evaluated_evenly(config: Any) -> bool:
+    """True if the evaluations, the last of all too, are `evaluate_every` apart and none is left out.
+
+    That of the untrained model may be there or not; the first may be earlier.
+    """
+    every = config.steps(config.evaluate_every)
+    steps = [step for step in config.plan().evaluation_steps if step]
+    is_even = all(after - before == every for before, after in zip(steps, steps[1:], strict=False))
+    return is_even and bool(steps[0] <= every)
+
+
+RULES = (
+    equals("Quality measure: stop at the target", "stop_at_target", True),
+    equals("Hyperparameters: number of training steps", "budget", 1.0),
+)
+
+
+def check_closed(config: Any, origins: Origins) -> None:
+    """Raise UserError for the first rule of the closed division that a configuration of it breaks."""
+    if config.submission.division != "closed":
+        return
+    if not config.closed_rules:
+        what = f"{config.benchmark} states no rules of the closed division"
+        raise UserError(what, where="submission.division", hint=f"--set {OPEN}")
+    for rule in (*RULES, *config.closed_rules):
+        if (config.size == "full" or not rule.full_only) and not rule.holds(config):
+            asks = rule.asks if isinstance(rule.asks, str) else rule.asks(config)
+            refuse(config, origins, rule.key, asks, rule.name.format(optimizer=config.optimizer.name))
+
+
+def refuse(config: Any, origins: Origins, key: str, asks: str, name: str) -> NoReturn:
+    """Raise UserError for the value of a key that the rule `name` forbids."""
+    path = tuple(key.split("."))
+    places = (origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in origins)
+    place = next(places, f"{config.benchmark}/{config.configuration}.yaml")
+    value = format_value(read_key(config, key))
+    raise UserError(
+        f"is {value}; the closed division asks for {asks} ({DOCUMENT}, {name})",
+        where=f"{place}: {key}",
+        hint=f"--set {OPEN} trains it all the same",
+    )
+
+
+def check_seed(config: Any, seed: int | None) -> None:
+    """Raise UserError for a seed that a person chose for closed runs."""
+    if seed is not None and config.submission.division == "closed":
+        what = f"seeds of the closed division are drawn by the system ({DOCUMENT}, Random numbers)"
+        raise UserError(what, where=f"--seed {seed}", hint=f"leave it out, or --set {OPEN}")

@@ -1,0 +1,87 @@
+"""The rules of MLPerf's closed division for BERT-large, as of its last round, v5.0.
+
+Source: training_rules.adoc, rows `bert` of the table of deprecated hyperparameters and of evaluation
+frequencies, its sections about CLOSED, and the reference.
+"""
+
+from typing import Any
+
+from common.config.division import Rule, equals, is_evaluated_evenly
+from common.evidence.log import TARGETS
+from language_bert.data.sources import WIKIPEDIA
+
+CADENCE_SHARE, CADENCE_UNIT = 0.05, 25_000  # of the samples that a batch needs, and what they are rounded to
+
+
+def cadence_samples(batch_size: int) -> int:
+    """Compute the sequences between two evaluations, such as 150,000 for batches up to 2,048."""
+    expected = 230.23 * batch_size + 3_000_000
+    return int(CADENCE_SHARE * expected / CADENCE_UNIT) * CADENCE_UNIT
+
+
+def ask_cadence(config: Any) -> str:
+    return f"{cadence_samples(config.global_batch_size)}sp, up to the end of max_duration, and none left out"
+
+
+def has_cadence(config: Any) -> bool:
+    """True if a run is evaluated after every so many sequences, rounded up to whole batches."""
+    every = config.steps(f"{cadence_samples(config.global_batch_size)}sp")
+    first = next(step for step in config.plan().evaluation_steps if step)
+    return config.steps(config.evaluate_every) == every == first and is_evaluated_evenly(config)
+
+
+def repeats_no_sample(config: Any) -> bool:
+    return bool(config.plan().num_steps * config.global_batch_size <= config.data.num_train_samples)
+
+
+SAME_AS_THE_REFERENCE = {  # name of the rule -> keys and their values
+    "Hyperparameters: the reference's lamb": {
+        "optimizer.max_gradient_norm": 1.0,
+        "schedule.power": 1,
+        "schedule.end_learning_rate": 0,
+    },
+    "Graph Definition": {"model.dropout": 0.1, "model.activation": "gelu_pytorch_tanh"},
+    "Loss function": {"model.next_sentence": True},
+    "Data State at Start of Run": {"data.masked_fraction": 0.15, "data.evaluation_masked_fraction": 0.15},
+}
+SAME_AT_FULL_SIZE = {
+    "Graph Definition": {
+        "model.vocab_size": 30_522,
+        "model.hidden_size": 1024,
+        "model.num_hidden_layers": 24,
+        "model.num_attention_heads": 16,
+        "model.intermediate_size": 4096,
+    },
+    "Weight and Bias Initialization": {"model.start": "checkpoint", "model.position_scale": 0},
+    "Data State at Start of Run": {
+        "data.corpus": WIKIPEDIA,
+        "data.max_seq_length": 512,
+        "data.num_duplicates": 10,
+    },
+    "Training and Test Sets": {"data.num_evaluation_samples": 10_000},
+}
+RULES = (
+    Rule(
+        *("Hyperparameters: the reference's optimizer", "optimizer.name", "lamb or fused_lamb"),
+        lambda c: c.optimizer.name in ("lamb", "fused_lamb"),
+    ),
+    Rule(
+        *("Hyperparameters: the reference's lamb", "schedule.name", "polynomial, or linear: of power 1"),
+        lambda c: c.schedule.name in ("polynomial", "linear"),
+    ),
+    Rule(
+        *("Quality measure: target", "target", f"{TARGETS['bert']}"),
+        lambda c: c.target == TARGETS["bert"] or (c.size == "mini" and c.target > TARGETS["bert"]),
+    ),
+    Rule("Quality measure: evaluation frequency", "evaluate_every", ask_cadence, has_cadence, True),
+    Rule(
+        *("Training Data Order", "data.num_train_samples", "as many as max_duration takes, each once"),
+        *(repeats_no_sample, True),
+    ),
+    *(
+        equals(name, key, value, full_only=table is SAME_AT_FULL_SIZE)
+        for table in (SAME_AS_THE_REFERENCE, SAME_AT_FULL_SIZE)
+        for name, values in table.items()
+        for key, value in values.items()
+    ),
+)
