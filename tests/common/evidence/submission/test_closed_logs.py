@@ -1,0 +1,175 @@
+"""Closed runs of size full: what their logs state, and MLCommons' checkers on it."""
+
+import json
+
+import pytest
+
+from common.evidence.log import NUM_RUNS, load, read_log
+from common.evidence.rules.rule import edit, edit_all
+from common.evidence.submission import official
+from common.evidence.submission.official import judge_convergence, judge_package, rulesets
+from tests.common.evidence.submission.closed_logs import write_log
+
+RUNS = {  # configuration: its benchmark, and the evaluation that reaches the target
+    "closed": ("image_classification", 9),  # after epoch 35
+    "closed_sgd": ("image_classification", 9),  # after epoch 36
+    "bert": ("language_bert", 17),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A log of each configuration."""
+    logs = {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, (benchmark, reached_at) in RUNS.items():
+            folder = tmp_path_factory.mktemp(name)
+            configuration = "closed" if name == "bert" else name
+            logs[name] = write_log(monkeypatch, folder, benchmark, configuration, reached_at=reached_at)
+    return logs
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "closed",
+            {
+                "opt_name": "lars",
+                "lars_opt_base_learning_rate": 10.5,
+                "lars_opt_end_learning_rate": 0.0001,
+                "lars_opt_learning_rate_decay_poly_power": 2,
+                "lars_opt_learning_rate_decay_steps": 35 * 392,
+                "lars_opt_learning_rate_warmup_epochs": 2,
+                "lars_epsilon": 0,
+                "lars_opt_momentum": 0.9,
+                "lars_opt_weight_decay": 5e-5,
+                "global_batch_size": 3264,
+                "model_bn_span": 408,
+            },
+        ),
+        (
+            "closed_sgd",
+            {
+                "opt_name": "sgd",
+                "sgd_opt_base_learning_rate": 4.588,
+                "sgd_opt_end_learning_rate": 0.0001,
+                "sgd_opt_learning_rate_decay_poly_power": 2,
+                "sgd_opt_learning_rate_decay_steps": 39 * 556,
+                "sgd_opt_momentum": 0.9,
+                "sgd_opt_weight_decay": 2.5e-5,
+                "opt_learning_rate_warmup_epochs": 5,
+                "model_bn_span": 288,
+            },
+        ),
+        (
+            "bert",
+            {
+                "opt_name": "lamb",
+                "global_batch_size": 448,
+                "opt_base_learning_rate": 0.000425,
+                "opt_lamb_epsilon": 1e-6,
+                "opt_learning_rate_training_steps": 6700,
+                "opt_learning_rate_warmup_steps": 0,
+                "num_warmup_steps": 0,
+                "start_warmup_step": 0,
+                "opt_lamb_beta_1": 0.9,
+                "opt_lamb_beta_2": 0.999,
+                "opt_lamb_weight_decay_rate": 0.01,
+                "opt_lamb_learning_rate_decay_poly_power": 1,
+            },
+        ),
+    ],
+)
+def test_a_closed_log_states_the_hyperparameters_that_run(written, name, expected):
+    log = read_log(written[name])
+    assert log.is_closed and log.is_converged
+    assert {key: [event.value for event in log.events(key)] for key in expected} == {
+        key: [value] for key, value in expected.items()
+    }
+
+
+def change(path, folder, *mutations):
+    """Write a changed copy of a log into a folder of the same names."""
+    lines = path.read_text().splitlines()
+    for mutation in mutations:
+        lines = mutation(lines)
+    copy = folder / path.relative_to(path.parents[3])
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text("\n".join(lines) + "\n")
+    return copy
+
+
+def judged(path):
+    (run_set,) = load([path.parent])
+    assert rulesets(run_set) == ({"resnet": "4.0.0", "bert": "5.0.0"}[run_set.lead.benchmark],)
+    return official.judge(run_set)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_official_closed_ruleset_accepts_the_log(written, name):
+    (verdict,) = judged(written[name])
+    assert verdict.verdict == "SUCCESS", verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("closed", "lars_opt_weight_decay", 6e-5),
+        ("closed", "lars_epsilon", 1e-9),
+        ("closed", "opt_name", "decoupled_sgd"),
+        ("closed_sgd", "sgd_opt_base_learning_rate", 4.5885),
+    ],
+)
+def test_the_official_closed_ruleset_refuses_a_wrong_hyperparameter(written, tmp_path, name, key, value):
+    (verdict,) = judged(change(written[name], tmp_path, edit(key, value=value)))
+    assert verdict.refuses
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_official_closed_ruleset_refuses_a_missed_target(written, tmp_path, name):
+    def lower(record):
+        return {"value": record["value"] * 0.9}
+
+    (verdict,) = judged(change(written[name], tmp_path, edit_all("eval_accuracy", lower)))
+    assert verdict.refuses
+
+
+def write_runs(path, root, golden, *, repeats_a_seed=False, epoch_factor=1.0):
+    """Write a whole set of changed copies of a log, and the description of its system."""
+    name = path.parent.parent.name
+    for number in range(NUM_RUNS[path.parent.name]):
+        seed = edit("seed", value=77 if repeats_a_seed else 1000 + number)
+        sooner = edit_all(
+            "eval_accuracy", lambda r: {"epoch_num": round(r["metadata"]["epoch_num"] * epoch_factor)}
+        )
+        copy = change(path, root, seed, sooner)
+        copy.rename(copy.with_name(f"new_{number}.txt"))
+    for number, copy in enumerate(sorted((root / "results").rglob("new_*.txt"))):
+        copy.rename(copy.with_name(f"result_{number}.txt"))
+    description = golden.description() | {"division": "closed", "system_name": name}
+    (root / "systems").mkdir()
+    (root / "systems" / f"{name}.json").write_text(json.dumps(description))
+    (run_set,) = load([root / "results"])
+    (packaged,) = [verdict for verdict in judge_package([run_set]) if verdict.checker == "package"]
+    (convergence,) = judge_convergence(run_set)
+    (seeds,) = official.judge_seeds(run_set)
+    return packaged, convergence, seeds
+
+
+@pytest.mark.parametrize("name", ["closed", "bert"])
+def test_a_closed_set_passes_the_package_seed_and_convergence_checkers(written, tmp_path, golden, name):
+    verdicts = write_runs(written[name], tmp_path, golden)
+    assert [verdict.verdict for verdict in verdicts] == ["SUCCESS"] * 3
+    assert all(verdict.is_applied for verdict in verdicts)
+    assert not list(tmp_path.rglob("scaling.json"))  # the checker writes it into its copy
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [({"repeats_a_seed": True}, [False, True, False]), ({"epoch_factor": 0.8}, [False, False, True])],
+)
+def test_equal_seeds_and_too_few_epochs_are_refused(written, tmp_path, golden, change, passes):
+    verdicts = write_runs(written["closed"], tmp_path, golden, **change)
+    assert [verdict.verdict == "SUCCESS" for verdict in verdicts] == passes
+    assert [not verdict.refuses for verdict in verdicts] == passes
