@@ -127,7 +127,8 @@ RULES = (
     ),
     Rule(
         *("Quality measure: target", "target", f"{TARGETS['resnet']}"),
-        lambda c: c.target == TARGETS["resnet"] or (c.size == "mini" and c.target > TARGETS["resnet"]),
+        lambda c: c.target == TARGETS["resnet"],
+        True,
     ),
     Rule(
         *("Quality measure: evaluation frequency", "evaluate_every"),

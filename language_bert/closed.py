@@ -71,7 +71,8 @@ RULES = (
     ),
     Rule(
         *("Quality measure: target", "target", f"{TARGETS['bert']}"),
-        lambda c: c.target == TARGETS["bert"] or (c.size == "mini" and c.target > TARGETS["bert"]),
+        lambda c: c.target == TARGETS["bert"],
+        True,
     ),
     Rule("Quality measure: evaluation frequency", "evaluate_every", ask_cadence, has_cadence, True),
     Rule(

@@ -39,6 +39,7 @@ from common.arguments import (
     add_size,
     seed,
 )
+from common.config.division import check_seed
 from common.config.names import split_name
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
@@ -78,6 +79,7 @@ def main(args: argparse.Namespace) -> int:
     args.configuration, changes = split_name(args.benchmark, args.configuration, size=args.size)
     args.set = [*changes, *args.set]
     loaded = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set)
+    check_seed(loaded.config, args.seed)
     tuned_from = ""
     if tune_command.wants_tuning(args):
         if args.dry_run:

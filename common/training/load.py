@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from common.config.division import check_closed
 from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
 from common.config.names import find_methods, split_name
 from common.config.schema import Loaded, RunConfig
@@ -19,7 +20,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     What its name adds or leaves out, see common/config/names.py, counts as the first settings.
     Raises UserError that names file:line and the nearest valid key.
     """
-    from common.training.registry import build_methods  # torch, which a command's --help does without
+    from common.training.registry import build_methods, check_division  # these load torch
 
     config, origins, source = read_config(benchmark, configuration, size=size, settings=settings)
     methods = build_methods(config, origins)
@@ -32,6 +33,8 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
         ]
     config.check_origins(origins)
     check_plan(config, origins)
+    check_closed(config, origins)
+    check_division(config, methods, origins)
     return Loaded(config=config, origins=origins, changes=changes, source=source)
 
 
