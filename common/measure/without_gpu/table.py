@@ -1,6 +1,6 @@
-"""The table of common/measure/README.md: what each method of `optimized` saves on GPUs that are not here.
+"""The tables of common/measure/README.md: what methods and optimizers cost on GPUs that are not here.
 
-`python -m common.measure.without_gpu.table --write` makes it again from results/compiled; a test compares.
+`python -m common.measure.without_gpu.table --write` makes them again from results/compiled; a test compares.
 """
 
 import sys
@@ -10,13 +10,21 @@ from typing import Any
 
 from common.evidence.page import fill_block
 from common.files import save_text
+from common.measure import scaling
 from common.measure.without_gpu import gpu_model
+from common.measure.without_gpu.kernels import OPTIMIZER
 
 PAGE = Path(__file__).parents[1] / "README.md"
-BLOCK = "switches"
+BLOCK, OPTIMIZERS = "switches", "optimizers"
 SHAPES = {"language_bert": "512 tokens", "image_classification": "176 px"}
 TORCH = "torch2.15"
 COUNTED = "sm_90"  # whose launches and bytes are shown
+OPTIMIZER_FIGURES = {  # by optimizer: the beginning of their files' names, and a shape
+    "adamw": ("language_bert-baseline", "512 tokens"),
+    "lamb": ("language_bert-baseline-optimizer.name-lamb", "512 tokens"),
+    "decoupled_sgd": ("image_classification-baseline", "224 px"),
+    "lars": ("image_classification-baseline-optimizer.name-lars", "224 px"),
+}
 
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
 
@@ -70,5 +78,45 @@ def write_row(name: str, compiled: list[Figures], devices: list[str]) -> str:
     return f"| {' | '.join(cells + [predicted.get(device, '-') for device in devices])} |"
 
 
+def write_optimizers() -> str:
+    """Return a row for each optimizer: what a step of it alone launches and moves, and predicted times."""
+    devices = list(gpu_model.load_rates()["devices"])
+    titles = ["the optimizer of a step", "launches", "GB", *(f"{device}, ms" for device in devices)]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for name, (stem, shape) in OPTIMIZER_FIGURES.items():
+        compiled = {
+            architecture: gpu_model.load_counts(f"{architecture}/{stem}-{TORCH}.json")
+            for architecture in gpu_model.list_architectures()
+        }
+        predicted = {
+            prediction.device: f"{prediction.ms[OPTIMIZER]:.1f}"
+            for figures in compiled.values()
+            for prediction in gpu_model.predict_devices(figures, shape)
+        }
+        counts = compiled[COUNTED]["training"][shape]["classes"][OPTIMIZER]
+        cells = [
+            f"`{name}`, {compiled[COUNTED]['benchmark']}",
+            str(counts["launches"]),
+            f"{counts['gb']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells + [predicted[device] for device in devices])} |")
+    return "\n".join([*lines, write_apex(devices)]) + "\n"
+
+
+def write_apex(devices: list[str]) -> str:
+    """Return the row of `fused_lamb`, by the bytes that the source of Apex's kernels reads and writes."""
+    rates = gpu_model.load_rates()
+    gigabytes = scaling.OPTIMIZER_BYTES["fused_lamb"] * rates["parameters"]["bert"] / 1e9
+    cells = ["`fused_lamb`, language_bert, from its source", "-", f"{gigabytes:.1f}"]
+    for device in devices:
+        sheet = rates["devices"][device]
+        shares = gpu_model.fit_shares(sheet["architecture"])
+        cells.append(f"{gigabytes / (sheet['bandwidth'] * shares.bandwidth) * 1e3:.1f}")
+    return f"| {' | '.join(cells)} |"
+
+
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    save_text(PAGE, fill_block(PAGE.read_text(encoding="utf-8"), BLOCK, write_table()))
+    page = PAGE.read_text(encoding="utf-8")
+    for block, lines in ((BLOCK, write_table()), (OPTIMIZERS, write_optimizers())):
+        page = fill_block(page, block, lines)
+    save_text(PAGE, page)

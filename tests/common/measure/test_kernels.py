@@ -140,7 +140,20 @@ def test_triton_is_named_where_it_is_not_installed(monkeypatch):
     assert "triton" in one_line(ttt_here("compile", "language_bert", "--for", "sm_90")).lower()
 
 
-def test_the_table_of_methods_is_that_of_the_committed_figures():
+def test_the_tables_of_methods_and_optimizers_are_those_of_the_committed_figures():
     text = table.PAGE.read_text(encoding="utf-8")
     assert fill_block(text, table.BLOCK, table.write_table()) == text
     assert text.count("without `methods.") == 6
+    assert fill_block(text, table.OPTIMIZERS, table.write_optimizers()) == text
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "name", "parameters"),
+    [("language_bert", "lamb", "bert"), ("image_classification", "lars", "resnet")],
+)
+def test_the_bytes_of_an_optimizer_are_those_that_its_step_is_counted_to_move(benchmark, name, parameters):
+    """The count reads and writes once what a kernel is given, also gradients that it could write."""
+    file = f"sm_90/{benchmark}-baseline-optimizer.name-{name}-torch2.15.json"
+    (counts,) = (shape["classes"][OPTIMIZER] for shape in gpu_model.load_counts(file)["training"].values())
+    num_bytes = counts["gb"] * 1e9 / gpu_model.load_rates()["parameters"][parameters]
+    assert 0 <= num_bytes - scaling.OPTIMIZER_BYTES[name] <= 12
