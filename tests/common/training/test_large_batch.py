@@ -150,8 +150,8 @@ def test_twenty_steps_are_those_of_timm(settings):
     torch.testing.assert_close(train(model, build_optimizer(model, settings)), expected, **EXACT)
 
 
-def take_scaled_step(model, optimizer, scaler, *, overflows):
-    """Take the fourth step as the training loop does under loss scaling."""
+def take_scaled_step(model, optimizer, scaler, *, overflows, unscales):
+    """Take the fourth step under loss scaling, as the training loop does or a loop that does not unscale."""
     scaler.scale(torch.zeros(()))  # starts it
     for parameter, gradient in zip(model, make_gradients(3, torch.float32), strict=True):
         parameter.grad = None if gradient is None else gradient * scaler.get_scale()
@@ -159,13 +159,15 @@ def take_scaled_step(model, optimizer, scaler, *, overflows):
         model[0].grad[0, 0] = torch.inf
     for group in optimizer.param_groups:
         group["lr"] = RATES[3]
-    unscale(scaler, optimizer)
+    if unscales:
+        unscale(scaler, optimizer)
     scaler.step(optimizer)
     scaler.update()
 
 
+@pytest.mark.parametrize("unscales", [True, False])
 @pytest.mark.parametrize("settings", [LARS, LAMB])
-def test_an_overflow_leaves_parameters_and_state_and_the_next_step_is_unscaled(settings):
+def test_an_overflow_leaves_parameters_and_state_and_the_next_step_is_unscaled(settings, unscales):
     def snapshot():
         kept = [value for values in optimizer.state.values() for value in values.values()]
         return [value.detach().clone() for value in (*model, *kept)]
@@ -177,9 +179,9 @@ def test_an_overflow_leaves_parameters_and_state_and_the_next_step_is_unscaled(s
     )
     train(model, optimizer, range(3))
     before = snapshot()
-    take_scaled_step(model, optimizer, scaler, overflows=True)
+    take_scaled_step(model, optimizer, scaler, overflows=True, unscales=unscales)
     torch.testing.assert_close(snapshot(), before, rtol=0, atol=0)
-    take_scaled_step(model, optimizer, scaler, overflows=False)
+    take_scaled_step(model, optimizer, scaler, overflows=False, unscales=unscales)
     assert scaler.get_scale() == 2
     expected = train(plain, build_optimizer(plain, config(**settings)), range(4))
     torch.testing.assert_close([one.detach() for one in model], expected, rtol=0, atol=0)
