@@ -104,7 +104,7 @@ def write_optimizers() -> str:
 
 
 def write_apex(devices: list[str]) -> str:
-    """Return the row of `fused_lamb`, by the bytes that the source of Apex's kernels reads and writes."""
+    """Write the row of `fused_lamb`, by the bytes that the source of Apex's kernels reads and writes."""
     rates = gpu_model.load_rates()
     gigabytes = scaling.OPTIMIZER_BYTES["fused_lamb"] * rates["parameters"]["bert"] / 1e9
     cells = ["`fused_lamb`, language_bert, from its source", "-", f"{gigabytes:.1f}"]
