@@ -57,7 +57,7 @@ def show(paths: Sequence[Path], *, as_json: bool = False, is_wide: bool = False,
 
     The exit code says whether there is one.
     """
-    measured = [score(run_set, **options) for run_set in load(paths)]
+    measured = [score(run_set, **options) for run_set in load(paths, is_brief=True)]
     published = reported()
     faster = speedups(measured) | speedups(published)
     lines = [*notes(measured + published), SPEEDUP]

@@ -1,13 +1,16 @@
 """Read result logs: bytes in, a frozen `Log` out, and the run sets that they form."""
 
 import math
+import operator
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import dropwhile, islice, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from common.evidence.paths import STUDY, find_sets, label
 from common.evidence.records import (
@@ -30,7 +33,9 @@ MAX_LINES = 100_000  # published logs: up to 30,944
 MAX_EVALUATIONS = 10_000  # published logs: up to 28; rules and checkers compare each with many
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
-CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop")
+FEW_BYTES = 32 * 2**20  # read in one process; starting others takes longer
+CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop", "throughput", "machine_load")
+Read = TypeVar("Read")
 ABORTED = ("aborted", "abort")  # the words of run_stop for a run that missed its target; logs have both
 
 
@@ -60,6 +65,16 @@ class Log:
         for event in self.records:
             events.setdefault(event.key, []).append(event)
         return events
+
+    @cached_property
+    def times(self) -> list[int]:
+        """`time_ms` of each record, in file order."""
+        return [event.time_ms for event in self.records]
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """True if no record is stamped before the one that stands above it."""
+        return all(map(operator.le, self.times, islice(self.times, 1, None)))
 
     def events(self, *keys: str) -> Sequence[Event]:
         """Return the records of these keys, in file order."""
@@ -255,17 +270,34 @@ class RunSet:
         return systems_beside(file.parents[2])
 
 
-def load(paths: Sequence[Path], *, systems: Path | None = None) -> list[RunSet]:
+def load(paths: Sequence[Path], *, systems: Path | None = None, is_brief: bool = False) -> list[RunSet]:
     """Read every result_*.txt below `paths` (a file is taken whatever its name), one run set per folder.
 
-    Their descriptions are in `systems`, else beside the results of each.
+    Their descriptions are in `systems`, else beside the results of each. With `is_brief` logs hold what
+    scores and sets need, and many are read by several processes.
 
     Raises: UserError for a path that does not exist, or when there is no log at all.
     """
+    folders = find_sets(paths)
+    files = [file for group in folders.values() for file in group]
+    logs = iter(read_all(files, read_brief) if is_brief else map(read_log, files))
     return [
-        RunSet(folder=label(folder), logs=tuple(read_log(file) for file in files), systems=systems)
-        for folder, files in find_sets(paths).items()
+        RunSet(folder=label(folder), logs=tuple(islice(logs, len(group))), systems=systems)
+        for folder, group in folders.items()
     ]
+
+
+def read_all(files: Sequence[Path], read: Callable[[Path], Read]) -> Iterator[Read]:
+    """Read files in their order; many by one process for each processor, to which `read` is sent."""
+    if sum(min(os.lstat(file).st_size, MAX_BYTES) for file in files) < FEW_BYTES:
+        yield from map(read, files)
+        return
+    with ProcessPoolExecutor() as pool:
+        yield from pool.map(read, files, chunksize=4)
+
+
+def read_brief(path: Path) -> Log:
+    return read_log(path).brief()
 
 
 def read_log(path: Path) -> Log:
@@ -301,7 +333,8 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
                 problems.append(parsed)
         elif line.startswith("#") and not records:
             preamble.append(printable(line, 500))
-        if LOOKALIKE.search(before if token else line):
+        outside = before if token else line
+        if outside and LOOKALIKE.search(outside):
             problems.append(Problem("token", number, "the official parser drops what stands here"))
         if num_evaluations > MAX_EVALUATIONS:
             records, problems = [], [Problem("file", 0, f"more than {MAX_EVALUATIONS:,} evaluations")]
@@ -328,4 +361,4 @@ def split_lines(data: bytes) -> list[str]:
         raise ValueError(f"more than {MAX_LINES:,} lines")
     if b"\0" in data:
         raise ValueError("binary or UTF-16, not UTF-8 text")
-    return re.split(r"\r\n|\r|\n", data.decode("utf-8-sig"))
+    return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
