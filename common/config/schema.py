@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from common.config.division import Rule
 from common.config.validation import DURATION, validate
 from common.errors import UserError
+from common.evidence.recipes import count_steps, evaluation_steps
 from common.repository import data_option, locate_data, name_data
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -191,10 +192,7 @@ class RunConfig(Strict):
 
     def steps(self, duration: str) -> int:
         """Return a duration such as `90ep`, `55ba` or `24640sp` in steps of the whole budget, rounded up."""
-        count, unit = int(duration[:-2]), duration[-2:]
-        if unit == "sp":
-            return math.ceil(count / self.global_batch_size)
-        return count * self.steps_per_epoch if unit == "ep" else count
+        return count_steps(duration, self.global_batch_size, self.steps_per_epoch)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -259,16 +257,20 @@ class RunConfig(Strict):
         num_steps, every = scaled(self.max_duration), self.steps(self.evaluate_every)
         warmup_steps = scaled(schedule.warmup)
         rest = num_steps - (warmup_steps if schedule.decay_from == "warmup" else 0)
-        offset = self.steps(self.evaluate_offset) % every
-        first = max(offset or every, scaled(self.evaluate_from))
-        first += (offset - first) % every
+        evaluated = evaluation_steps(
+            num_steps,
+            every,
+            offset=self.steps(self.evaluate_offset),
+            earliest=scaled(self.evaluate_from),
+            is_untrained=self.evaluate_untrained,
+        )
         return Plan(
             num_steps=num_steps,
             steps_per_epoch=self.steps_per_epoch,
             num_epochs=self.num_epochs,
             warmup_steps=warmup_steps,
             decay_steps=scaled(schedule.decay) if schedule.decay else rest,
-            evaluation_steps=(*[0] * self.evaluate_untrained, *range(first, num_steps, every), num_steps),
+            evaluation_steps=tuple(evaluated),
             milestones=tuple(scaled(milestone) for milestone in schedule.milestones),
             budget=self.budget,
         )

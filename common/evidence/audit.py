@@ -1,20 +1,18 @@
 """Run the rules over logs, run sets and pairs of sets, and order their findings."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.evidence.log import MAX_BYTES, Log, RunSet, read_log
-from common.evidence.paths import find_sets, label
+from common.evidence.log import Log, RunSet, read_all, read_brief, read_log
+from common.evidence.paths import STUDY, find_logs, find_sets, label
 from common.evidence.records import printable
 from common.evidence.rules import RULES, Found, Rule, rounds, systems
+from common.evidence.rules.copies import Beside
+from common.evidence.rules.sets import is_of_study
 from common.evidence.submission.verdict import Verdict, summary
 
 MAX_FOUND = 10  # findings of one rule in one log
-FEW_BYTES = 32 * 2**20  # read in one process; starting others takes longer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +85,15 @@ def audit_paths(
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
-    is_small = sum(min(os.lstat(file).st_size, MAX_BYTES) for file in files) < FEW_BYTES
     logs: dict[Path, tuple[Log, list[Finding]]] = {}
-    with nullcontext() if is_small else ProcessPoolExecutor() as pool:
-        read = pool.map(_read_brief, files, chunksize=4) if pool else map(_read, files)
-        for file, audited_log in zip(files, read, strict=True):
-            logs[file] = audited_log
-            report(file, len(files))
+    for file, audited_log in zip(files, read_all(files, _read_brief), strict=True):
+        logs[file] = audited_log
+        report(file, len(files))
     run_sets = [
         RunSet(folder=label(folder), logs=tuple(logs[file][0] for file in group), systems=systems)
         for folder, group in folders.items()
     ]
-    between = audit_sets(run_sets)
+    between = audit_sets(run_sets) + audit_left_out(run_sets)
     audited = []
     for run_set, group in zip(run_sets, folders.values(), strict=True):
         places = {log.path for log in run_set.logs}
@@ -138,6 +133,20 @@ def audit_sets(run_sets: Sequence[RunSet]) -> list[Finding]:
     return find_broken_rules("X", readable, readable[0].lead) if len(readable) > 1 else []
 
 
+def audit_left_out(run_sets: Sequence[RunSet]) -> list[Finding]:
+    """Audit the studies in the results folders of the sets: a study is no place for a missed run of a set."""
+    studied: dict[Path, list[Log]] = {}
+    findings = []
+    for run_set in run_sets:
+        lead = run_set.lead
+        if lead.file and lead.is_ours and not is_of_study(lead):
+            folder = lead.file.parent.parent.parent / STUDY
+            if folder not in studied:
+                studied[folder] = list(map(read_brief, find_logs(folder))) if folder.is_dir() else []
+            findings += find_broken_rules("F", Beside(run_set, studied[folder]), lead)
+    return findings
+
+
 def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Return the findings of each rule that was broken, an error of a rule apart from its warnings."""
     rules: dict[tuple[str, str], list[Finding]] = {}
@@ -155,14 +164,9 @@ def first_of_rules(findings: Sequence[Finding]) -> list[str]:
     ]
 
 
-def _read(path: Path) -> tuple[Log, list[Finding]]:
-    log = read_log(path)
-    return log, audit_log(log)
-
-
 def _read_brief(path: Path) -> tuple[Log, list[Finding]]:
-    log, findings = _read(path)
-    return log.brief(), findings
+    log = read_log(path)
+    return log.brief(), audit_log(log)
 
 
 def find_broken_rules(families: str, subject: object, log: Log) -> list[Finding]:

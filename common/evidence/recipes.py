@@ -9,10 +9,11 @@ Free are the keys that name the submission, the place of the data (their fingerp
 and how often a checkpoint is kept.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +84,27 @@ def recipe_of(log: Log, complete: Callable[[dict[str, Any]], dict[str, Any]] = d
 @cache
 def configuration_of(settings: tuple[str, ...]) -> dict[str, Any] | None:
     return yaml_file.parse_head(settings) or None
+
+
+def count_steps(duration: str, batch_size: int, steps_per_epoch: int) -> int:
+    """Return a duration such as `90ep`, `55ba` or `24640sp` in steps, rounded up."""
+    count, unit = int(duration[:-2]), duration[-2:]
+    if unit == "sp":
+        return math.ceil(count / batch_size)
+    return count * steps_per_epoch if unit == "ep" else count
+
+
+def evaluation_steps(
+    num_steps: int, every: int, *, offset: int, earliest: int, is_untrained: bool
+) -> Iterator[int]:
+    """Yield the steps after which a run is evaluated: `offset`, and every so many further, and the last.
+
+    Those before the `earliest` are left out. With `is_untrained` there is one before the first step.
+    """
+    offset %= every
+    first = max(offset or every, earliest)
+    first += (offset - first) % every
+    return chain([0] * is_untrained, range(first, num_steps, every), [num_steps])
 
 
 def software(versions: str, code: str, commit: str) -> Recipe:

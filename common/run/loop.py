@@ -128,8 +128,8 @@ class TrainingRun(Training):
             if first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between
                 self.report_rates(step + 1)
         self.slot.enter(last, BETWEEN)
-        self.rate = self.clock.steps_per_s() * self.config.global_batch_size
         self.change_epoch(None)
+        self.rate = self.clock.steps_per_s() * self.config.global_batch_size  # at the time of its record
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.rate, **where)
         self.watch.log_block(self.log, **where)

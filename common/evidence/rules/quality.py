@@ -12,7 +12,6 @@ from common.evidence.rules.rule import Found, chain, edit, edit_all, remove, rul
 
 QUALITY = "rules: Quality measure"
 TOTALS = {"resnet": 50000, "bert": OFFICIAL}  # images; masked tokens of the official 10,000 samples
-PACE_TOLERANCE = 0.25  # of a logged throughput against samples and times
 
 
 @rule("Q301", "error", "logging: eval_accuracy", breaks=edit("eval_accuracy", value=-0.1))
@@ -161,26 +160,6 @@ def everything_is_evaluated(log: Log) -> Iterator[Found]:
         total = finite(event.metadata.get("total"))
         if total is not None and total != expected:
             yield Found(event.line, f"{total:.0f} instead of {printable(expected, 40)}")
-
-
-@rule("Q310", "error", "house: throughput is logged", breaks=edit("throughput", at=1, value=2e5))
-def throughput_is_what_was_trained(log: Log) -> Iterator[Found]:
-    """A block's throughput is its samples over its time."""
-    if not log.is_ours:
-        return
-    started, before = None, 0.0
-    for event in log.events("block_start", "throughput"):
-        if event.key == "block_start":
-            started = event.time_ms
-            continue
-        rate, samples = finite(event.value), finite(event.metadata.get("samples"))
-        if rate is None or samples is None or samples <= before or started is None:
-            yield Found(event.line, f"{printable(event.value, 40)}, without a block or its samples")
-            continue
-        seconds = (event.time_ms - started) / 1000
-        if abs(rate * seconds - (samples - before)) > PACE_TOLERANCE * (samples - before) + rate:
-            yield Found(event.line, f"{rate:.1f}/s for {samples - before:.0f} samples in {seconds:.1f} s")
-        started, before = None, samples
 
 
 @rule("Q311", "error", "house: loss is logged", breaks=edit("train_loss", value=float("nan")))

@@ -1,8 +1,7 @@
-"""S: what the logs of one run set must share, and what they must not. X: the same between run sets."""
+"""S: settings, software and pace that the runs of a set share. X: sets that take turns on one system."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -11,18 +10,18 @@ import numpy as np
 from common.evidence.disturbance import rates_of, slow_runs
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.recipes import Difference, differing_logs
-from common.evidence.records import TOKEN, printable
+from common.evidence.records import TOKEN, finite, printable
 from common.evidence.rules.quality import TOTALS
 from common.evidence.rules.rule import (
     Found,
     Lines,
     Mutation,
+    add,
     chain,
     delay_run,
     edit,
     edit_all,
     first_record,
-    has_key,
     record_of,
     replace_record,
     retime,
@@ -33,6 +32,8 @@ from common.evidence.rules.rule import (
 
 RUN_SETS = "rules: Benchmark Results"
 HYPERPARAMETERS = "rules: Hyperparameters"
+SYSTEM = "rules: System and framework must be consistent"
+EVALUATED = "eval_accuracy"
 CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "eval_samples"}
 CONSTANT |= {"quality_target", "dataset_fingerprint", "num_ranks"}
 MAX_TOTAL = 1_000_000
@@ -40,7 +41,6 @@ ROUNDED = 100_000  # accuracies with five decimals cannot tell
 MAX_SIEVES, MAX_TRIED = 40, 100  # values that sieve a million totals; totals that all values are held to
 MIN_ACCURACIES = 10  # fewer would fit some total by chance
 FLOAT32_ROUNDING = 7.5e-8  # relative; accuracies are logged from float32
-MIN_TIMES = 4  # fewer may agree by chance
 OUTLIER = {False: 1.3, True: 2.0}  # times the set's median pace; a proxy runs on anybody's busy machine
 
 # Changes to the logs of a good set.
@@ -52,10 +52,6 @@ def change_last(mutation: Mutation, num_logs: int = 1) -> SetMutation:
     return lambda logs: logs[:-num_logs] + [mutation(lines) for lines in logs[-num_logs:]]
 
 
-def repeat_seed(logs: list[Lines]) -> list[Lines]:
-    return change_last(edit("seed", value=first_record(logs[0], "seed")["value"]))(logs)
-
-
 def overlap_runs(logs: list[Lines]) -> list[Lines]:
     first, last = (time_of(next(line for line in lines if TOKEN in line)) for lines in (logs[0], logs[-1]))
     return change_last(lambda lines: retime(lines, lambda ms: ms + first - last + 1000))(logs)
@@ -65,21 +61,6 @@ def change_budget(logs: list[Lines]) -> list[Lines]:
     """Let every log state a configuration, and the last one another budget."""
     heads = [["# --- configuration", "#   benchmark: x", f"#   budget: {log is logs[-1]}"] for log in logs]
     return [[*head, "# ---", *log] for head, log in zip(heads, logs, strict=True)]
-
-
-def borrow_trace(sets: list[list[Lines]]) -> list[list[Lines]]:
-    """Give the last log of the last set the losses and accuracies of a log of the first."""
-
-    def has_trace(line: str) -> bool:
-        return has_key(line, "train_loss") or has_key(line, "eval_accuracy")
-
-    parts = ("correct", "total")
-    fields = iter(
-        {"value": r["value"]} | {name: r["metadata"][name] for name in parts if name in r["metadata"]}
-        for r in (record_of(line) for line in sets[0][-1] if has_trace(line))
-    )
-    last = [rewrite(line, **next(fields)) if has_trace(line) else line for line in sets[-1][-1]]
-    return [*sets[:-1], [*sets[-1][:-1], edit("seed", value=7)(last)]]
 
 
 # Run sets.
@@ -107,12 +88,6 @@ def find_other_recipes(logs: Sequence[Log], counts: Callable[[Difference], bool]
         yield Found(0, f"{key} {after}, not {before} as in {first.path}", log)
 
 
-def trace(log: Log) -> object:
-    """Return losses and accuracies: no two trainings share them. None of few, which may agree by chance."""
-    values = [event.value for event in log.events("train_loss", "eval_accuracy")]
-    return values if len(values) > 3 else None
-
-
 def find_overlapping(logs: Sequence[Log]) -> Iterator[Found]:
     """Yield the logs that start before an earlier one has ended."""
     alone = [log for log in logs if log.minutes and not log.is_resumed]  # it starts as the interrupted one
@@ -120,16 +95,6 @@ def find_overlapping(logs: Sequence[Log]) -> Iterator[Found]:
     for (start, log), (next_start, other) in zip(timed, timed[1:], strict=False):
         if next_start < start + (log.minutes or 0) * 60000:
             yield Found(0, f"starts before {log.path} ends", other)
-
-
-def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
-    """Yield the logs whose description (None: none) another log has had before."""
-    seen: dict[str, Log] = {}
-    for log in logs:
-        if (value := describe(log)) is not None:
-            earlier = seen.setdefault(repr(value), log)
-            if earlier is not log:
-                yield Found(0, f"as in {earlier.path}", log)
 
 
 @rule("S401", "error", RUN_SETS, breaks=change_last(edit("configuration_name", value="another")))
@@ -146,42 +111,6 @@ def set_has_one_configuration(logs: Sequence[Log]) -> Iterator[Found]:
         }
 
     return find_differing(logs, identity)
-
-
-@rule("S402", "error", RUN_SETS, breaks=lambda logs: borrow_trace([logs[:1], logs])[-1])
-def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
-    """No run stands in a set twice: equal losses and accuracies."""
-
-    return find_repeated(logs, trace)
-
-
-def repeat_times(logs: list[Lines]) -> list[Lines]:
-    """Give the last run the times of the first, a day later."""
-    times = [time_of(s) + 86_400_000 for s in logs[0] if TOKEN in s]
-    lasted = first_record(logs[0], "run_stop")["metadata"]["duration_ms"]
-    retimed = iter(times)
-    give_times = partial(retime, change=lambda ms: next(retimed))
-    return change_last(chain(give_times, edit("run_stop", duration_ms=lasted)))(logs)
-
-
-def intervals_ms(log: Log) -> object:
-    """The times of the evaluations, in ms from run_start: no two runs share them. None of few."""
-    start, events = log.first("run_start"), log.events("eval_accuracy", "run_stop")
-    if start is None or log.is_resumed or len(events) < MIN_TIMES:
-        return None
-    return [event.time_ms - start.time_ms for event in events]
-
-
-@rule("S412", "error", RUN_SETS, breaks=repeat_times)
-def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
-    """No two runs of a set take the same times, to the millisecond, up to each evaluation."""
-    return find_repeated(logs, intervals_ms)
-
-
-@rule("S403", "error", "rules: Random numbers", breaks=repeat_seed)
-def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
-    """Every run has its own seed."""
-    return find_repeated(logs, lambda log: None if log.is_resumed else log.value("seed"))
 
 
 @rule("S404", "strict", "house: one run at a time", breaks=overlap_runs)
@@ -220,6 +149,34 @@ def recipe_is_one(logs: Sequence[Log]) -> Iterator[Found]:
     return find_other_recipes(logs, lambda difference: not difference.is_software)
 
 
+def other_device(logs: list[Lines]) -> list[Lines]:
+    """Let every log state a device, and the last one another."""
+    return [add("seed", key="device", value=f"GPU {log is logs[-1]}")(log) for log in logs]
+
+
+@rule("S416", "strict", SYSTEM, breaks=other_device)
+def machine_is_one(logs: Sequence[Log]) -> Iterator[Found]:
+    """The runs of a set share device, accelerators, threads, and the total of an evaluation."""
+
+    def machine(log: Log) -> dict[str, list[str]]:
+        facts = settings_of(log, ("device", "num_accelerators", "distributed_backend"))
+        return facts | {"threads": [f"{threads_of(log):g}"]}
+
+    def totals(log: Log) -> dict[str, list[str]]:
+        return {
+            "total": sorted({printable(event.metadata.get("total"), 60) for event in log.events(EVALUATED)})
+        }
+
+    yield from find_differing(logs, machine)
+    if evaluated := [log for log in logs if log.events(EVALUATED)]:
+        yield from find_differing(evaluated, totals)
+
+
+def threads_of(log: Log) -> float:
+    asked = log.header("threads")  # fewer compute where a run gave way to other programs: T233
+    return max(finite(log.value("num_threads")) or 0.0, float(asked[:9]) if asked.isdecimal() else 0.0)
+
+
 def is_of_study(log: Log) -> bool:
     """True if no score counts a run, as one of a search that stops at the target and may miss it."""
     return log.is_study or log.lies_in_study
@@ -236,7 +193,7 @@ def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
 @rule(
     "S407",
     "strict",
-    "rules: System and framework must be consistent",
+    SYSTEM,
     breaks=change_last(lambda s: ["# commit: another", *s]),
 )
 def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
@@ -325,8 +282,8 @@ def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
     "house: the machine is ours",
     breaks=change_last(
         chain(
-            delay_run("epoch_stop", 1, 32_000),  # a block of 40 s
-            replace_record("throughput", lambda line: [rewrite(line, value=rate_of(line) * 40 / 72)], at=1),
+            delay_run("epoch_stop", 1, 35_200),  # a block of 44 s
+            replace_record("throughput", lambda line: [rewrite(line, value=rate_of(line) / 1.8)], at=1),
         )
     ),
 )
@@ -342,25 +299,6 @@ def steps_keep_pace(logs: Sequence[Log]) -> Iterator[Found]:
 def overlap_sets(sets: list[list[Lines]]) -> list[list[Lines]]:
     """Move the last log of the last set to the time of the last log of the first."""
     return [*sets[:-1], [*sets[-1][:-1], overlap_runs([sets[0][-1], sets[-1][-1]])[-1]]]
-
-
-@rule("X501", "strict", RUN_SETS, breaks=borrow_trace)
-def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
-    """No run stands in two sets: equal losses and accuracies, with another seed or at the same time."""
-    numbers = {id(log): number for number, run_set in enumerate(sets) for log in run_set.readable}
-    seen: dict[str, Log] = {}
-    for log in (log for run_set in sets for log in run_set.readable if not log.is_study):
-        if (losses := trace(log)) is not None:
-            earlier = seen.setdefault(repr(losses), log)
-            if numbers[id(earlier)] != numbers[id(log)] and not is_rerun(earlier, log):
-                yield Found(0, f"as in {earlier.path}", log)
-
-
-def is_rerun(log: Log, other: Log) -> bool:
-    """True if two logs are of one seed at two times: such runs may agree to the bit."""
-    seeds = {repr(one.value("seed")) for one in (log, other)}
-    starts = {one.events("run_start")[0].time_ms for one in (log, other) if one.events("run_start")}
-    return len(seeds) == 1 and seeds != {"None"} and len(starts) == 2
 
 
 @rule("X502", "strict", "house: one run at a time", breaks=overlap_sets)

@@ -5,6 +5,7 @@ import pytest
 from common.evidence.audit import audit, audit_log, audit_sets, find_broken_rules
 from common.evidence.log import RunSet, load, parse_log, read_log
 from common.evidence.rules import RULES
+from common.evidence.rules.copies import Beside, borrow_trace
 from common.evidence.rules.rounds import Chosen, last_round
 from common.evidence.rules.rule import (
     add,
@@ -16,7 +17,6 @@ from common.evidence.rules.rule import (
     shift_from,
     shift_record,
 )
-from common.evidence.rules.sets import borrow_trace
 from common.evidence.rules.systems import Described
 
 
@@ -28,6 +28,7 @@ def run_set(logs, folders=("8xA100-optimized", "resnet"), folder="here"):
     parsed = [
         parse_log("\n".join(lines).encode(), f"{folder}/result_{index}.txt", folders)
         for index, lines in enumerate(logs)
+        if lines
     ]
     return RunSet(folder=folder, logs=tuple(parsed))
 
@@ -88,6 +89,16 @@ def test_a_rule_finds_its_change_of_a_description_alone(golden, about):
     description, why = broken_by if isinstance(broken_by := about.breaks(good), tuple) else (broken_by, "")
     changed = subject._replace(description=description, why=why)
     assert ids(find_broken_rules("Y", changed, changed.run_set.lead)) == {about.id}
+
+
+@pytest.mark.parametrize("about", rules_of("F"))
+def test_a_rule_finds_its_change_of_the_studies_beside_a_set_alone(golden, about):
+    good = Beside(run_set(golden.set()), [])
+    assert find_broken_rules("F", good, good.run_set.lead) == []
+    changed = about.breaks(good)
+    assert ids(find_broken_rules("F", changed, changed.run_set.lead)) == {about.id}
+    finished = changed._replace(studied=list(changed.run_set.logs))
+    assert find_broken_rules("F", finished, changed.run_set.lead) == []
 
 
 @pytest.mark.parametrize("about", rules_of("R"))

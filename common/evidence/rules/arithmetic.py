@@ -1,0 +1,253 @@
+"""K, T, Q: figures of one log that follow from each other, so that nobody can change one of them alone."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from common.evidence.compare.factors import evaluation_minutes
+from common.evidence.log import Log
+from common.evidence.recipes import configuration_of, count_steps, evaluation_steps, flat
+from common.evidence.records import Event, finite, printable
+from common.evidence.rules.rule import (
+    Found,
+    Lines,
+    Mutation,
+    chain,
+    delay_run,
+    edit,
+    record_of,
+    replace_record,
+    rewrite,
+    rule,
+)
+
+HEAD = "house: the log states what ran"
+CLOCKS = "house: monotonic clock"
+QUALITY = "rules: Quality measure"
+SLACK_S, SLACK = 0.05, 0.001  # between two ways to the same time; own logs: up to 4.5 ms
+FASTEST_EVALUATION = 6.0  # times the rate of training; published and own sets: up to 3.9
+STATED = {  # record: the key of the configuration in the head of the log
+    "quality_target": "target",
+    "stop_at_target": "stop_at_target",
+    "benchmark_size": "size",
+    "configuration_name": "configuration",
+    "submission_division": "submission.division",
+    "global_batch_size": "global_batch_size",
+    "gradient_compression": "gradient_compression",
+    "opt_name": "optimizer.name",
+    "opt_base_learning_rate": "optimizer.learning_rate",
+    "opt_weight_decay": "optimizer.weight_decay",
+    "train_samples": "data.num_train_samples",
+    "eval_samples": "data.num_evaluation_samples",
+}
+
+
+def state(**settings: object) -> Mutation:
+    """Let the head of a log state a configuration."""
+    head = ["# --- configuration", *(f"#   {key}: {value}" for key, value in settings.items()), "# ---"]
+    return lambda lines: [*head, *lines]
+
+
+def stated_settings(log: Log) -> dict[str, Any]:
+    return configuration_of(log.settings) or {} if log.is_ours else {}
+
+
+# The head and its records.
+
+
+@rule("K123", "strict", HEAD, breaks=state(global_batch_size=1024))
+def records_are_the_heads(log: Log) -> Iterator[Found]:
+    """Target, size, batch, optimizer, methods, data and threads in the records are those of the head."""
+    settings = stated_settings(log)
+    stated = flat(settings)
+    for key, name in STATED.items():
+        event = log.first(key)
+        if event and name in stated and not are_equal(event.value, stated[name]):
+            yield Found(
+                event.line, f"{key} {printable(event.value, 40)}, {printable(stated[name], 40)} there"
+            )
+    if isinstance(methods := settings.get("methods"), dict):
+        yield from other_methods(log, {name: value for name, value in methods.items() if value is not False})
+    threads, asked = log.first("num_threads"), log.header("threads")
+    is_asked = asked.isdecimal() and log.value("num_accelerators") == 0
+    if threads and is_asked and (finite(threads.value) or 0) > int(asked[:9]):
+        yield Found(threads.line, f"num_threads {printable(threads.value, 40)}, {asked[:9]} there")
+
+
+def are_equal(value: object, other: object) -> bool:
+    """True for equal values; numbers are equal as floats, and a fused optimizer is what it fuses."""
+    number, expected = finite(value), finite(other)
+    if number is not None and expected is not None:
+        return math.isclose(number, expected, rel_tol=1e-9)
+    if isinstance(value, str) and isinstance(other, str):
+        return value.removeprefix("fused_") == other.removeprefix("fused_")
+    return type(value) is type(other) and value == other
+
+
+def other_methods(log: Log, methods: dict[str, Any]) -> Iterator[Found]:
+    """Yield the methods that the head and the records do not share, and their other settings."""
+    recorded = {str(event.value): event for event in log.events("method")}
+    for name in sorted(methods.keys() ^ recorded.keys()):
+        where = "records" if name in methods else "head"
+        line = recorded[name].line if name in recorded else 0
+        yield Found(line, f"no method {printable(name, 40)} in its {where}")
+    for name in methods.keys() & recorded.keys():
+        asked, settings = methods[name], recorded[name].metadata.get("settings")
+        if not isinstance(asked, dict) or not isinstance(settings, dict):
+            continue
+        for key in asked.keys() & settings.keys():
+            if not are_equal(asked[key], settings[key]):
+                text = f"{name}.{key} {printable(settings[key], 40)}, {printable(asked[key], 40)} there"
+                yield Found(recorded[name].line, text)
+
+
+@rule(
+    "Q315",
+    "strict",
+    QUALITY,
+    breaks=state(
+        max_duration="20ep", evaluate_every="5ep", global_batch_size=2048, data="{num_train_samples: 1281167}"
+    ),
+)
+def evaluations_follow_the_plan(log: Log) -> Iterator[Found]:
+    """Evaluations stand where evaluate_every and evaluate_from of the head put them."""
+    settings = flat(stated_settings(log))
+    batch_size, planned = settings.get("global_batch_size"), planned_evaluations(settings)
+    if planned is None or not isinstance(batch_size, int):
+        return
+    for event in log.events("eval_accuracy"):
+        samples, step = finite(event.metadata.get("samples")), next(planned, None)
+        if samples is None:
+            return
+        if step is None or samples != step * batch_size:
+            expected = "no more" if step is None else f"{step * batch_size:,}"
+            yield Found(event.line, f"after {samples:,.0f} samples, planned {expected}")
+            return
+
+
+def planned_evaluations(settings: dict[str, Any]) -> Iterator[int] | None:
+    """Return the steps after which a run was to be evaluated; None where its head does not say so."""
+    try:
+        batch_size = settings["global_batch_size"]
+        per_epoch = settings["data.num_train_samples"] // batch_size
+        last, every, offset, earliest = (
+            count_steps(settings.get(name, "0sp"), batch_size, per_epoch)
+            for name in ("max_duration", "evaluate_every", "evaluate_offset", "evaluate_from")
+        )
+        budget = settings.get("budget", 1.0)
+        return evaluation_steps(
+            round(last * budget),
+            every,
+            offset=offset,
+            earliest=round(earliest * budget),
+            is_untrained=settings.get("evaluate_untrained") is True,
+        )
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return None
+
+
+# Samples and times.
+
+
+@rule("Q316", "strict", HEAD, breaks=edit("run_stop", samples=1281167))
+def samples_agree(log: Log) -> Iterator[Found]:
+    """Evaluations and run_stop state the samples of the blocks before; of bert epoch_num is their number."""
+    trained = None
+    for event in log.events("throughput", "eval_accuracy", "run_stop") if log.is_ours else ():
+        samples, epoch = (finite(event.metadata.get(name)) for name in ("samples", "epoch_num"))
+        if samples is None:
+            continue
+        if event.key == "throughput":
+            trained = samples
+        elif trained is not None and samples != trained:
+            yield Found(event.line, f"{event.key} after {samples:,.0f} samples, trained on {trained:,.0f}")
+        if log.benchmark == "bert" and epoch is not None and epoch != samples:
+            yield Found(event.line, f"epoch_num {epoch:,.0f} after {samples:,.0f} samples")
+
+
+def raise_rate(line: str) -> Lines:
+    return [rewrite(line, value=record_of(line)["value"] * 1.005)]
+
+
+@rule("Q310", "error", "house: throughput is logged", breaks=replace_record("throughput", raise_rate, at=1))
+def throughput_is_what_was_trained(log: Log) -> Iterator[Found]:
+    """A block's throughput times its time is its samples, to 50 ms and 0.1 %."""
+    if not log.is_ours or log.is_resumed:
+        return
+    started, before = None, 0.0
+    drift_s = (stopped_ms(log, "clock_drift_ms") or 0.0) / 1000  # the clock was set: T208, T220
+    for event in log.events("block_start", "throughput"):
+        if event.key == "block_start":
+            started = event.time_ms
+            continue
+        rate, samples = finite(event.value), finite(event.metadata.get("samples"))
+        if rate is None or rate <= 0 or samples is None or samples <= before or started is None:
+            yield Found(event.line, f"{printable(event.value, 40)}, without a block or its samples")
+            continue
+        seconds, expected = (event.time_ms - started) / 1000, (samples - before) / rate
+        slack = SLACK_S + SLACK * seconds
+        if not min(drift_s, 0.0) - slack <= seconds - expected <= max(drift_s, 0.0) + slack:
+            what = f"{rate:.1f}/s for {samples - before:.0f} samples"
+            text = f"{what} in {seconds:.3f} s, which take {expected:.3f} s"
+            yield Found(event.line, text)
+        started, before = None, samples
+
+
+def stopped_ms(log: Log, name: str) -> float | None:
+    stop = log.last("run_stop")
+    return finite(stop.metadata.get(name)) if stop else None
+
+
+def clocks(log: Log) -> tuple[Event, float, float, float] | None:
+    """Return run_stop, the milliseconds of the run by both clocks, and the stated drift; None without."""
+    stop, duration, drift = (
+        log.last("run_stop"),
+        stopped_ms(log, "duration_ms"),
+        stopped_ms(log, "clock_drift_ms"),
+    )
+    if stop is None or duration is None or not log.minutes or log.is_resumed:
+        return None
+    return stop, log.minutes * 60000, duration, drift or 0.0
+
+
+@rule("T208", "warning", CLOCKS, breaks=edit("run_stop", duration_ms=1, clock_drift_ms=210_029))
+def the_clock_was_not_set_forward(log: Log) -> Iterator[Found]:
+    """The wall clock was not set forward in a run by more than a second."""
+    if (both := clocks(log)) and both[1] - both[2] > 1000:
+        yield Found(
+            both[0].line, f"{both[1] / 1000:.1f} s, and {both[2] / 1000:.1f} s by the monotonic clock"
+        )
+
+
+@rule("T220", "strict", CLOCKS, breaks=edit("run_stop", duration_ms=211_000, clock_drift_ms=-970))
+def the_clock_was_not_set_back(log: Log) -> Iterator[Found]:
+    """The wall clock, which is scored, was not set back in a run: by 50 ms and 0.1 % at most."""
+    if (both := clocks(log)) and both[2] - both[1] > 1000 * SLACK_S + SLACK * both[2]:
+        yield Found(
+            both[0].line, f"{both[1] / 1000:.3f} s, and {both[2] / 1000:.3f} s by the monotonic clock"
+        )
+
+
+@rule("T218", "strict", CLOCKS, breaks=edit("run_stop", clock_drift_ms=100))
+def clocks_agree(log: Log) -> Iterator[Found]:
+    """The wall clock is the monotonic clock and the stated drift, to 50 ms."""
+    if (both := clocks(log)) and abs(both[1] - both[2] - both[3]) > 1000 * SLACK_S:
+        stop, wall, duration, drift = both
+        yield Found(
+            stop.line, f"{wall / 1000:.3f} s, {duration / 1000:.3f} s and a drift of {drift / 1000:.3f} s"
+        )
+
+
+@rule("T219", "error", QUALITY, breaks=chain(*(delay_run("eval_stop", number, -1990) for number in range(5))))
+def evaluations_take_their_time(log: Log) -> Iterator[Found]:
+    """Evaluation is at most six times as fast as training, of which it is a third."""
+    stops, samples = log.events("eval_stop"), finite(log.value("eval_samples"))
+    trained = log.curve[-1].samples if log.curve else None
+    number, evaluated_s = min(len(stops), len(log.events("eval_start"))), 60 * evaluation_minutes(log)
+    if not samples or not trained or not number or not log.minutes:
+        return
+    trained_s = 60 * log.minutes - evaluated_s
+    times = number * samples * trained_s / (max(evaluated_s, 0.001) * trained)
+    if times > FASTEST_EVALUATION:
+        text = f"{number} of {samples:,.0f} samples in {evaluated_s:.2f} s, {times:.1f} times as fast"
+        yield Found(stops[0].line, text)

@@ -1,0 +1,282 @@
+"""S, X: runs that stand twice. F: runs that were left out of a set."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import PurePath
+from typing import NamedTuple
+
+from common.evidence.compare.factors import crossing
+from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.recipes import all_differences, recipe_of
+from common.evidence.records import TOKEN, finite
+from common.evidence.rules.rule import (
+    Found,
+    Lines,
+    chain,
+    edit,
+    edit_all,
+    first_record,
+    has_key,
+    record_of,
+    retime,
+    rewrite,
+    rule,
+    time_of,
+)
+from common.evidence.rules.sets import change_last, is_of_study
+
+RUN_SETS = "rules: Benchmark Results"
+MIN_TIMES = 4  # fewer may agree by chance
+SAME_MS = 1
+COARSE = 2**12  # a loss that is a whole part of so much was rounded, and others may be rounded to it
+FEW_PAIRS = 1000  # of losses at one place; two runs agree in one of about a million
+UNLIKELY = 1e-7  # that all runs pass so little behind the target; published sets: from 1.3e-6
+
+
+class Beside(NamedTuple):
+    """A run set, and the logs of the studies in its results folder."""
+
+    run_set: RunSet
+    studied: Sequence[Log]
+
+
+# Changes to good logs.
+
+
+def repeat_seed(logs: list[Lines]) -> list[Lines]:
+    return change_last(edit("seed", value=first_record(logs[0], "seed")["value"]))(logs)
+
+
+def borrow_trace(sets: list[list[Lines]]) -> list[list[Lines]]:
+    """Give the last log of the last set the losses and accuracies of a log of the first."""
+
+    def has_trace(line: str) -> bool:
+        return has_key(line, "train_loss") or has_key(line, "eval_accuracy")
+
+    parts = ("correct", "total")
+    fields = iter(
+        {"value": r["value"]} | {name: r["metadata"][name] for name in parts if name in r["metadata"]}
+        for r in (record_of(line) for line in sets[0][-1] if has_trace(line))
+    )
+    last = [rewrite(line, **next(fields)) if has_trace(line) else line for line in sets[-1][-1]]
+    return [*sets[:-1], [*sets[-1][:-1], edit("seed", value=7)(last)]]
+
+
+def repeat_times(logs: list[Lines]) -> list[Lines]:
+    """Give the last run the times and rates of the first, a day later."""
+    times = iter([time_of(line) + 86_400_000 for line in logs[0] if TOKEN in line])
+    rates = iter([record_of(line)["value"] for line in logs[0] if has_key(line, "throughput")])
+    lasted = first_record(logs[0], "run_stop")["metadata"]["duration_ms"]
+    give_times = partial(retime, change=lambda ms: next(times))
+    give_rates = edit_all("throughput", lambda record: {"value": next(rates)})
+    return change_last(chain(give_times, give_rates, edit("run_stop", duration_ms=lasted)))(logs)
+
+
+def share_loss(logs: list[Lines]) -> list[Lines]:
+    """Give the first and the last run one loss, with all digits of float32."""
+    repeat = edit("train_loss", at=1, value=4.712345123291016)
+    return [repeat(logs[0]), *logs[1:-1], repeat(logs[-1])]
+
+
+def reach_exactly(logs: list[Lines]) -> list[Lines]:
+    """Let every run pass its target by one sample of the last evaluation."""
+    last = edit("eval_accuracy", at=-1, value=37951 / 50000, correct=37951)
+    return [last(log) for log in logs]
+
+
+# Runs that stand twice.
+
+
+def trace(log: Log) -> object:
+    """Return losses and accuracies: no two trainings share them. None of few, which may agree by chance."""
+    values = [event.value for event in log.events("train_loss", "eval_accuracy")]
+    return values if len(values) > 3 else None
+
+
+def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
+    """Yield the logs whose description (None: none) another log has had before."""
+    seen: dict[str, Log] = {}
+    for log in logs:
+        if (value := describe(log)) is not None:
+            earlier = seen.setdefault(repr(value), log)
+            if earlier is not log:
+                yield Found(0, f"as in {earlier.path}", log)
+
+
+@rule("S402", "error", RUN_SETS, breaks=lambda logs: borrow_trace([logs[:1], logs])[-1])
+def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """No run stands in a set twice: equal losses and accuracies."""
+    return find_repeated(logs, trace)
+
+
+@rule("S403", "error", "rules: Random numbers", breaks=repeat_seed)
+def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """Every run has its own seed."""
+    return find_repeated(logs, lambda log: None if log.is_resumed else log.value("seed"))
+
+
+def intervals_ms(log: Log) -> list[int]:
+    """Time the evaluations in ms from run_start; nothing of few."""
+    start, events = log.first("run_start"), log.events("eval_accuracy", "run_stop")
+    if start is None or log.is_resumed or len(events) < MIN_TIMES:
+        return []
+    return [event.time_ms - start.time_ms for event in events]
+
+
+@rule("S412", "error", RUN_SETS, breaks=repeat_times)
+def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """No two runs of a set take the same times, to a millisecond, up to each evaluation."""
+    timed = [(times[-1], number, times) for number, log in enumerate(logs) if (times := intervals_ms(log))]
+    timed.sort()
+    repeated: dict[int, int] = {}
+    for index, (last, number, times) in enumerate(timed):
+        for later, other, others in timed[index + 1 :]:
+            if later > last + SAME_MS:
+                break
+            pairs = zip(times, others, strict=False)
+            if len(times) == len(others) and all(abs(one - two) <= SAME_MS for one, two in pairs):
+                repeated.setdefault(max(number, other), min(number, other))
+    return (Found(0, f"as in {logs[first].path}", logs[later]) for later, first in repeated.items())
+
+
+def losses_of(log: Log) -> dict[tuple[object, ...], float]:
+    """Collect the losses that are not rounded, by the place where they were logged."""
+    losses: dict[tuple[object, ...], float] = {}
+    for event in log.events("train_loss"):
+        loss, place = finite(event.value), event.metadata.get("samples", event.metadata.get("epoch_num"))
+        if loss is not None and not is_rounded(loss) and isinstance(place, int | float):
+            losses[log.benchmark, place] = loss
+    return losses
+
+
+def is_rounded(loss: float) -> bool:
+    """True for a value of up to six digits, or of half precision."""
+    mantissa, _ = math.frexp(loss)
+    return float(f"{loss:.6g}") == loss or (mantissa * COARSE).is_integer()
+
+
+def find_shared_losses(logs: Sequence[Log], needed: int = 1) -> Iterator[tuple[Log, Log, int]]:
+    """Yield two runs of different seeds with so many equal losses at equal places, and how many.
+
+    One counts among few pairs of losses; among more than 1,000 it may be chance, and two are needed.
+    """
+    places: dict[tuple[object, ...], int] = {}
+    seen: dict[tuple[object, ...], int] = {}
+    shared: Counter[tuple[int, int]] = Counter()
+    for number, log in enumerate(logs):
+        for place, loss in ({} if log.is_resumed else losses_of(log)).items():
+            places[place] = places.get(place, 0) + 1
+            first = seen.setdefault((*place, loss), number)
+            if first != number and not have_one_seed(logs[first], log):
+                shared[first, number] += 1
+    num_pairs = sum(count * (count - 1) // 2 for count in places.values())
+    needed = max(needed, 1 if num_pairs <= FEW_PAIRS else 2)
+    return ((logs[a], logs[b], count) for (a, b), count in shared.items() if count >= needed)
+
+
+def have_one_seed(log: Log, other: Log) -> bool:
+    seeds = {repr(one.value("seed")) for one in (log, other)}
+    return len(seeds) == 1 and seeds != {"None"}
+
+
+@rule("S417", "error", RUN_SETS, breaks=share_loss)
+def losses_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """No two runs of different seeds have an equal loss at the same place."""
+    for earlier, log, count in find_shared_losses(logs):
+        yield Found(0, f"{count} as in {earlier.path}", log)
+
+
+@rule("X501", "strict", RUN_SETS, breaks=borrow_trace)
+def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
+    """No run stands in two sets: equal losses and accuracies, with another seed or at the same time."""
+    numbers = {id(log): number for number, run_set in enumerate(sets) for log in run_set.readable}
+    seen: dict[str, Log] = {}
+    repeated: dict[int, tuple[Log, Log]] = {}
+    logs = [log for run_set in sets for log in run_set.readable if not log.is_study]
+    for log in logs:
+        if (losses := trace(log)) is not None:
+            earlier = seen.setdefault(repr(losses), log)
+            if earlier is not log and not is_rerun(earlier, log):
+                repeated[id(log)] = earlier, log
+    for earlier, log, _ in find_shared_losses(logs, needed=2):
+        repeated.setdefault(id(log), (earlier, log))
+    for earlier, log in repeated.values():
+        if numbers[id(earlier)] != numbers[id(log)]:
+            yield Found(0, f"as in {earlier.path}", log)
+
+
+def is_rerun(log: Log, other: Log) -> bool:
+    """True if two logs are of one seed at two times: such runs may agree to the bit."""
+    starts = {one.events("run_start")[0].time_ms for one in (log, other) if one.events("run_start")}
+    return have_one_seed(log, other) and len(starts) == 2
+
+
+# Runs that are missing.
+
+
+@rule("S418", "strict", RUN_SETS, breaks=lambda logs: [*logs[:2], [], *logs[2:]])
+def numbers_have_no_gap(logs: Sequence[Log]) -> Iterator[Found]:
+    """The results of a set that has runs enough are numbered without a gap."""
+    numbers = numbers_of(logs)
+    missing = sorted(set(range(min(numbers, default=0), max(numbers, default=0))) - numbers)
+    if missing and len(logs) >= enough_runs(logs) and not is_of_study(logs[0]):
+        yield Found(0, f"no result_{', '.join(map(str, missing[:10]))}", logs[0])
+
+
+@rule("S420", "warning", RUN_SETS, breaks=lambda logs: [[], *logs])
+def numbers_begin_at_zero(logs: Sequence[Log]) -> Iterator[Found]:
+    """The results of this suite are numbered from 0."""
+    first = min(numbers_of(logs), default=0)
+    if first and logs[0].is_ours and not is_of_study(logs[0]):
+        yield Found(0, f"the first is result_{first}", logs[0])
+
+
+def numbers_of(logs: Sequence[Log]) -> set[int]:
+    names = (re.fullmatch(r"result_([0-9]{1,6})\.txt", PurePath(log.path).name) for log in logs)
+    return {int(name[1]) for name in names if name}
+
+
+def enough_runs(logs: Sequence[Log]) -> int:
+    return NUM_RUNS.get(logs[0].benchmark, 1)
+
+
+def overshoot_share(log: Log) -> float | None:
+    """Compute the part of the time between two evaluations that passed after the target was crossed."""
+    passed = crossing(log.curve, log.target)
+    return 1 - passed.share if passed and passed.before else None
+
+
+@rule("S419", "warning", "rules: Quality measure", breaks=reach_exactly)
+def targets_are_passed_by_chance(logs: Sequence[Log]) -> Iterator[Found]:
+    """The last evaluations of a set do not all stand just behind the crossing of the target."""
+    shares = [overshoot_share(log) for log in logs if log.is_converged]
+    known = [share for share in shares if share is not None]
+    if len(known) < enough_runs(logs) or is_of_study(logs[0]):
+        return
+    if max(known) ** len(known) < UNLIKELY:
+        yield Found(0, f"all {len(known)} within {max(known):.1%} of the way between two", logs[0])
+
+
+def hide_miss(beside: Beside) -> Beside:
+    """Let a study hold a run of the recipe of the set that missed its target."""
+    head = ("# --- configuration", "#   benchmark: x", "# ---")
+    lead = replace(beside.run_set.lead, preamble=head)
+    run_set = replace(beside.run_set, logs=(lead, *beside.run_set.logs[1:]))
+    return Beside(run_set, [replace(lead, records=lead.records[:-1])])
+
+
+@rule("F801", "warning", RUN_SETS, breaks=hide_miss)
+def no_miss_lies_in_a_study(beside: Beside) -> Iterator[Found]:
+    """No run of a set's own recipe that missed the target lies in a study beside it."""
+    lead = beside.run_set.lead
+    recipe = recipe_of(lead)
+    for log in beside.studied if "benchmark" in recipe else ():
+        is_missed = not log.is_study and log.first("run_start") is not None and not log.is_converged
+        if is_missed and log.value("device") == lead.value("device"):
+            differences = all_differences(recipe, recipe_of(log))
+            if all(difference.is_software for difference in differences):
+                yield Found(0, log.path, lead)

@@ -1,0 +1,78 @@
+"""Ten forgeries of each kind, made from real logs, are found by the rule that is meant to; true logs pass."""
+
+import random
+from functools import cache
+
+import pytest
+
+from common.evidence.audit import audit_log, audit_paths, audit_set, find_broken_rules
+from common.evidence.log import RunSet, load, parse_log
+from common.evidence.rules.copies import Beside
+from tests.committed import committed_results
+from tests.common.evidence import forgeries
+
+NUM_FORGERIES = 10
+ARITHMETIC = {"K123", "Q310", "Q315", "Q316", "T205", "T218", "T219", "T220"}
+ARITHMETIC |= {"S402", "S412", "S416", "S417", "S418", "S419", "X501", "F801"}
+OF_ANYBODY = {  # kinds that the logs of other suites can be forged by, and the rules that find them
+    forgeries.evaluations_are_shortened: {"T219"},
+    forgeries.a_run_is_copied_with_its_times: {"S412"},
+    forgeries.a_slow_run_is_called_aborted: {"Q313"},
+    forgeries.a_miss_is_left_out: {"S418"},
+}
+AUDITED = {}  # id of a log -> the log, and the rules that it breaks
+
+
+def broken_rules(run_set, studied=()):
+    """Return the rules that find something in a set; each log is audited once."""
+    of_set = audit_set(run_set) + find_broken_rules("F", Beside(run_set, studied), run_set.lead)
+    for log in run_set.logs:
+        if id(log) not in AUDITED:
+            AUDITED[id(log)] = log, {finding.rule for finding in audit_log(log)}
+    return {finding.rule for finding in of_set}.union(*(AUDITED[id(log)][1] for log in run_set.logs))
+
+
+@cache
+def honest_sets(path):
+    """Return the sets below a path, with the lines of their logs and the rules that find something."""
+    return [
+        (run_set, [log.file.read_text().splitlines() for log in run_set.logs], broken_rules(run_set))
+        for run_set in load([path])
+    ]
+
+
+def missed_forgeries(kind, rules, path):
+    """Forge real sets; returns those in which none of the rules finds anything."""
+    rng, missed = random.Random(kind.__name__), []
+    for number in range(NUM_FORGERIES):
+        run_set, lines, before = rng.choice(honest_sets(path))
+        forged = kind(rng, lines)
+
+        def parse(index, log_lines, run_set=run_set, lines=lines):
+            if index < len(lines) and log_lines is lines[index]:
+                return run_set.logs[index]
+            return parse_log("\n".join(log_lines).encode(), f"result_{index}.txt", run_set.lead.folders)
+
+        logs = tuple(parse(index, log_lines) for index, log_lines in forged.logs.items())
+        studied = [parse(len(lines), log_lines) for log_lines in forged.studied]
+        after = broken_rules(RunSet(folder="forged", logs=logs), studied)
+        if not (after - before) & rules:
+            missed.append((number, run_set.folder, after - before))
+    return missed
+
+
+@pytest.mark.parametrize("kind", forgeries.KINDS, ids=lambda kind: kind.__name__)
+def test_ten_forgeries_of_a_kind_are_found(kind):
+    assert missed_forgeries(kind, forgeries.KINDS[kind], committed_results()) == []
+
+
+@pytest.mark.parametrize("kind", OF_ANYBODY, ids=lambda kind: kind.__name__)
+def test_ten_forgeries_of_published_logs_are_found(published, kind):
+    assert missed_forgeries(kind, OF_ANYBODY[kind], published) == []
+
+
+def test_honest_logs_break_no_rule_of_arithmetic():
+    results = committed_results()
+    audited = audit_paths([results, results / "study"])
+    assert sum(len(entry.run_set.logs) for entry in audited) > 100
+    assert [str(f) for entry in audited for f in entry.findings if f.rule in ARITHMETIC] == []
