@@ -27,7 +27,7 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
         (["data", "statsu", "bert"], "did you mean status?"),
         (["explor"], "did you mean report --explore?"),
         (["sweeep"], "did you mean sweep?"),
-        (["list", "methods", "bert"], "is a benchmark; ttt list methods lists"),
+        (["list", "methods", "bert", "--measure", "mini"], "ttt list methods bert lists its methods"),
         (["tests"], "did you mean doctor?"),
         (["install"], "see docs/install.md"),
         (["setup"], "see docs/install.md"),

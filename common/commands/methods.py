@@ -1,11 +1,13 @@
-"""List the methods, or print the card of one: what it does, what it costs, how to call it in your own loop.
+"""List the methods, of all benchmarks or of one, or print the card of a method.
 
-A card is the docstring of the method's file, its settings are those of its Config; nothing is imported, so no
-torch is needed. --out makes the page of all cards. --measure SIZE times training steps with and without
-each method that can act at that size, into results/study/methods, where the cards find them.
+A card says what its method does, what it costs, and how to call it in your own loop. It is the docstring of
+the method's file, its settings are those of its Config; nothing is imported, so no torch is needed. --out
+makes the page of all cards. --measure SIZE times training steps with and without each method that can act
+at that size, into results/study/methods, where the cards find them.
 
 examples:
-  ttt list methods
+  ttt list methods bert
+  ttt list methods unpad
   ttt list methods --out METHODS.md
   ttt list methods --measure mini --dry-run
 """
@@ -17,17 +19,18 @@ from operator import itemgetter
 from pathlib import Path
 
 from common import files
-from common.arguments import add_folders, add_out, whole_number
+from common.arguments import add_folders, add_out, benchmark_names, whole_number
 from common.errors import EXIT_OK, UserError
 from common.evidence.page import fill_template
 from common.repository import SIZES
-from common.training.card import Card, Setting, cards, find_card, plain_loop, used_by
+from common.training.card import Card, Setting, cards, cards_by_group, find_card, plain_loop, used_by
 
 WIDTH = 110
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="print the card of this method")
+    text = "a method, to print its card, or a benchmark, to list the methods that it can use"
+    parser.add_argument("name", nargs="?", help=text)
     add_out(parser, "write the page of all cards, NAME.md (Markdown)")
     parser.add_argument("--write", dest="out", type=Path, help=argparse.SUPPRESS)  # its old name
     parser.add_argument("--measure", choices=SIZES, help="time steps with and without each, or only NAME")
@@ -45,10 +48,13 @@ def main(args: argparse.Namespace) -> int:
         return measure(args)
     if args.dry_run or args.pairs:
         raise UserError("is of --measure", where="--dry-run" if args.dry_run else "--pairs")
+    benchmark = benchmark_names().get(args.name, args.name)
     if args.out:
         write(args.out)
+    elif benchmark in (None, *benchmark_names().values()):
+        print(overview(benchmark))
     else:
-        print(card_text(find_card(args.name)) if args.name else overview())
+        print(card_text(find_card(args.name)))
     return EXIT_OK
 
 
@@ -60,21 +66,13 @@ def write(path: Path) -> None:
     print(f"{path}: {len(cards())} methods")
 
 
-def overview() -> str:
-    """Return the title of each method, a line each, by the benchmark that it is for."""
+def overview(benchmark: str | None) -> str:
+    """Return the title of each method, or of each that a benchmark can use, a line each."""
     lines: list[str] = []
-    for group, group_cards in cards_by_group().items():
+    for group, group_cards in cards_by_group(benchmark).items():
         lines += [*[""] * bool(lines), f"{group}:"]
         lines += [f"  {card.name:25}{card.title}" for card in group_cards]
     return "\n".join([*lines, "", "'ttt list methods NAME' prints a card"])
-
-
-def cards_by_group() -> dict[str, list[Card]]:
-    groups: dict[str, list[Card]] = {}
-    for card in cards():
-        package = card.module.split(".")[0]
-        groups.setdefault("any model" if package == "common" else package, []).append(card)
-    return groups
 
 
 def signature(setting: Setting) -> str:

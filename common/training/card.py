@@ -285,12 +285,21 @@ def cards() -> list[Card]:
     return sorted(by_module.values(), key=lambda card: (not card.module.startswith("common."), card.module))
 
 
+def cards_by_group(benchmark: str | None = None) -> dict[str, list[Card]]:
+    """Map `any model` and the benchmarks, or one of them, to the cards of their methods."""
+    groups: dict[str, list[Card]] = {}
+    for card in cards():
+        package = card.module.split(".")[0]
+        if benchmark in (None, package) or package == "common":
+            groups.setdefault("any model" if package == "common" else package, []).append(card)
+    return groups
+
+
 def find_card(name: str) -> Card:
     """Find a card by the method's name. Raises UserError with the nearest name."""
     known = {card.name: card for card in cards()}
     if name in chain(*benchmark_names().items()):
-        hint = "ttt list methods lists those of each benchmark"
-        raise UserError(f"'{name}' is a benchmark", hint=hint)
+        raise UserError(f"'{name}' is a benchmark", hint=f"ttt list methods {name} lists its methods")
     if name not in known:
         raise UserError(f"no such method '{name}'", hint=nearest(name, known))
     return known[name]

@@ -8,7 +8,7 @@ import pytest
 
 from common.commands.methods import page
 from common.errors import UserError
-from common.repository import ROOT
+from common.repository import ROOT, available_methods
 from common.training.card import LINE, cards, find_card, plain_loop, read_card, used_by
 from tests.command import ttt_here
 
@@ -87,6 +87,14 @@ def test_the_list_names_every_method():
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert listed == {card.name for card in cards()}
     assert max(map(len, done.stdout.splitlines())) < 80 and "..." not in done.stdout
+
+
+@pytest.mark.parametrize(("name", "folder"), [("bert", "language_bert"), ("image_classification",) * 2])
+def test_a_benchmark_lists_the_methods_that_it_can_use(name, folder):
+    done = ttt_here("list", "methods", name)
+    assert done.returncode == 0, done.stderr
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert listed == set(available_methods(folder)) < {card.name for card in cards()}
 
 
 def measured_file(folder, **changes):
