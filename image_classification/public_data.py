@@ -1,13 +1,15 @@
 """ImageNet is not public: this says in a line what a person does, and what of the files a folder lacks."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from common.errors import UserError
 from image_classification.data.images import PARTS
 from image_classification.data.sources import TARS, find_files
 
 IS_PUBLIC = False
+SETTINGS = ("data.encoded_px",)  # that a person may choose at preparation, and for a run
 
 
 def list_files(server: str | None, directory: Path) -> NoReturn:
@@ -30,3 +32,8 @@ def has_part(directory: Path, part: str) -> bool:
         return directory.is_dir() and bool(find_files(directory, part))
     except UserError:
         return False
+
+
+def source_settings(directory: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return no settings: each form of a source is prepared with those of the configuration."""
+    return {}

@@ -12,7 +12,9 @@ import os
 import shutil
 import tarfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from common.data import fetch
 from common.data.fetch import Listed, RemoteFile
@@ -27,6 +29,7 @@ from language_bert.data.sources import (
     INDEX_SUFFIX,
     RECORDS,
     SUFFIXES,
+    TABLES,
     TEXT,
     WEIGHTS,
     Files,
@@ -50,6 +53,7 @@ PUBLISHED_BYTES = {
     "part-00499-of-00500": 21_873_644,
 }
 IS_PUBLIC = True
+SETTINGS = ("data.corpus", "data.masked_fraction")  # that a person may choose at preparation, and for a run
 
 
 def list_files(server: str | None, directory: Path) -> list[RemoteFile]:
@@ -93,13 +97,30 @@ def missing_files(directory: Path, names: list[str] | None = None) -> list[str]:
     """
     files = Files(directory)
     if names is None:
-        has_parts = any(map(sources.PART.fullmatch, files))
-        is_records = has_parts and bool(files[RECORDS]) and not files[TEXT]
-        names = [VOCABULARY] * (not is_records)
+        form = form_of(files)
+        names = [VOCABULARY] * (form != RECORDS)
         names += [CHECKPOINT + INDEX_SUFFIX, *[CHECKPOINT + DATA_SUFFIX] * (not files[WEIGHTS])]
-        if has_parts or not any(data_files(directory, suffix) for suffix in SUFFIXES):
-            names += [RECORDS, *text_names()[1:]] if is_records else text_names()
+        names += {TEXT: text_names(), RECORDS: [RECORDS, *text_names()[1:]], TABLES: []}[form]
     return [name for name in names if not files[name]]
+
+
+def form_of(files: Files) -> str:
+    """Tell TEXT, RECORDS and TABLES apart by the names of a source; nothing counts as TEXT."""
+    if any(map(sources.PART.fullmatch, files)):
+        return RECORDS if files[RECORDS] and not files[TEXT] else TEXT
+    return TABLES if any(data_files(files.directory, suffix) for suffix in SUFFIXES) else TEXT
+
+
+def source_settings(directory: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without which this source is refused; `keys` are those of a configuration.
+
+    Tables are another text than MLCommons', whose instances in TFRecords are masked as for evaluation.
+    """
+    form = form_of(Files(directory))
+    needed: dict[str, Any] = {"data.corpus": sources.OTHER} if form == TABLES else {}
+    if form == RECORDS:
+        needed["data.masked_fraction"] = keys["data.evaluation_masked_fraction"]
+    return {key: value for key, value in needed.items() if keys[key] != value}
 
 
 def unpack(directory: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from common.arguments import settle_folders
 from common.cli import find_part, make_parser
-from common.repository import ROOT, relative_path, relative_paths_in
+from common.data.status import source_directory
+from common.repository import DATA, ROOT, relative_path, relative_paths_in
 from tests.command import ttt_here
 
 READERS = "score|check|report|reproduce|export --to csv|report --explore"
@@ -96,3 +97,11 @@ def test_a_printed_path_is_one_from_here(tmp_path):
     assert Path(path).resolve().is_relative_to(results) and Path(path).is_file()
     assert Path(relative_path(ROOT / "README.md")).samefile(ROOT / "README.md")
     assert Path(relative_paths_in(f"{ROOT}/README.md: changed").partition(":")[0]).is_file()
+
+
+@pytest.mark.parametrize("part", ["fetch", "status"])
+def test_a_source_lies_in_the_folder_of_data_unless_it_is_named(part, monkeypatch, tmp_path):
+    monkeypatch.setenv(DATA, str(tmp_path))
+    text = " ".join(ttt_here("data", part, "--help").stdout.split())
+    assert "default: BENCHMARK/source in the folder of --data" in text
+    assert source_directory("language_bert") == tmp_path / "language_bert" / "source"

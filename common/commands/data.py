@@ -23,6 +23,7 @@ examples:
 import argparse
 import importlib
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.get_default("part")
     if part == "fetch":
         add_benchmark(parser)
-        text = "where to put the files; default: data/BENCHMARK/source"
+        text = "where to put the files; default: BENCHMARK/source in the folder of --data"
         parser.add_argument("--to", type=Path, metavar="DIR", help=text)
         text = "a server with a copy of MLCommons' lists, NAME.uri and NAME.md5"
         parser.add_argument("--mirror", metavar="URL", help=text)
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         return
     if part == "status":
         add_benchmark(parser, nargs="?")
-        text = "the folder to prepare size full from; default: data/BENCHMARK/source"
+        text = "what to prepare size full from; default: BENCHMARK/source in the folder of --data"
         parser.add_argument("--source", type=Path, metavar="DIR", help=text)
         add_json(parser)
         add_folders(parser, "data")
@@ -89,7 +90,7 @@ def fetch(args: argparse.Namespace) -> int:
     if not args.dry_run:
         downloads.fetch(files, directory, finish=public.unpack)
         folder = repository.relative_path(directory)
-        print(f"next: ttt data prepare {args.benchmark} --size full --source {folder}")
+        print(f"next: ttt data prepare {args.benchmark} --size full --source {shlex.quote(folder)}")
     return EXIT_OK
 
 

@@ -7,9 +7,10 @@ counts while the manifest and the sizes and times of all files are the same; a c
 import hashlib
 import importlib
 import json
+import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +60,7 @@ class DataState:
     fingerprint: str | None = None
     num_bytes: int = 0
     verified: str | None = None  # when it was found intact, UTC
+    settings: dict[str, Any] = field(default_factory=dict)  # keys that a person chose for these data
     problems: list[str] = field(default_factory=list)
     next: str = ""  # the command to type
 
@@ -70,7 +72,7 @@ class DataState:
         text += f", {self.directory}"
         if self.fingerprint:
             text += f", {self.num_bytes / 1e6:,.1f} MB, fingerprint {self.fingerprint[:12]}"
-        text += f" ({', '.join(self.configurations)})"
+        text += f" ({', '.join(self.configurations)}){name_settings(self.settings)}"
         return "\n".join([text, *(f"  {problem}" for problem in self.problems), f"  next: {self.next}"])
 
 
@@ -148,7 +150,7 @@ def read_states(benchmark: str, size: str, source: SourceState) -> Iterator[Data
             directory=relative_path(locate_data(directory)),
         )
         complete_state(state, locate_data(directory), keys[names[0]])
-        state.next = next_command(state, directory, source)
+        state.next = next_command(state, keys[names[0]], source)
         yield state
 
 
@@ -160,6 +162,12 @@ def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> N
         content = manifest.read_manifest(directory, hint="")
         made_with = content["facts"].get("settings", {})
         settings = {key: keys[key] for key in made_with if key in keys}
+        state.settings = {
+            key: made_with[key]
+            for key in public_data(state.benchmark).SETTINGS
+            if key in made_with and made_with[key] != keys.get(key) and state.size == "full"
+        }  # what is made in seconds is made anew
+        settings |= state.settings
         problems = manifest.verify(directory, settings, hint="", has_content=False)
     except UserError as error:
         state.state, state.problems = DAMAGED, [relative_paths_in(str(error))]
@@ -176,21 +184,31 @@ def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> N
     state.state = DAMAGED if problems else VERIFIED if state.verified else PREPARED
 
 
-def next_command(state: DataState, directory: str, source: SourceState) -> str:
-    """Return what to type next; `directory` is the value of data.directory."""
-    place = (state.benchmark, state.size, state.configurations[0], directory)
+def next_command(state: DataState, keys: Mapping[str, Any], source: SourceState) -> str:
+    """Return what to type next; `keys` are those of the first configuration."""
+    chosen = name_settings(state.settings)
     if state.state == VERIFIED:
-        return f"ttt run {state.benchmark} {state.configurations[0]} --size {state.size}{data_option()}"
+        run = f"{state.benchmark} {state.configurations[0]} --size {state.size}"
+        return f"ttt run {run}{data_option()}{chosen}"
+    place = (state.benchmark, state.size, state.configurations[0], str(keys["data.directory"]))
     if state.state == PREPARED:
-        return data_command("verify", *place)
+        return data_command("verify", *place) + chosen
     if state.size == "mini":
         return data_command("prepare", *place)
+    public = public_data(state.benchmark)
     if not source.missing:
-        return f"{data_command('prepare', *place)} --source {source.directory}"
-    if not public_data(state.benchmark).IS_PUBLIC:
+        needed = public.source_settings(Path(source.directory), keys)
+        chosen = name_settings({key: state.settings.get(key, value) for key, value in needed.items()})
+        return f"{data_command('prepare', *place)}{chosen} --source {shlex.quote(source.directory)}"
+    if not public.IS_PUBLIC:
         return f"{data_command('prepare', *place)} --source DIR"
     is_usual = source.directory == relative_path(source_directory(state.benchmark))
-    return f"ttt data fetch {state.benchmark}" + (data_option() if is_usual else f" --to {source.directory}")
+    place_option = data_option() if is_usual else f" --to {shlex.quote(source.directory)}"
+    return f"ttt data fetch {state.benchmark}{place_option}"
+
+
+def name_settings(settings: Mapping[str, Any]) -> str:
+    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())
 
 
 def public_data(benchmark: str) -> ModuleType:

@@ -20,7 +20,7 @@ from common.errors import UserError
 from language_bert.data.rows import Rows, find_column, split_rows
 
 PART = re.compile(r"part-\d{5}-of-(\d{5})")
-TEXT, RECORDS = "eval.txt", "eval_10k"
+TEXT, RECORDS, TABLES = "eval.txt", "eval_10k", "tables"  # of a source: its evaluation set, or its form
 SUFFIXES = (".parquet", ".arrow")  # of a data set of Hugging Face
 CHECKPOINT = "model.ckpt-28252"
 DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
@@ -40,7 +40,8 @@ OFFICIAL_MD5 = {  # MLPerf Training, retired_benchmarks/bert/README.md
     CHECKPOINT + INDEX_SUFFIX: "f97de3ae180eb8d479555c939d50d048",
     CHECKPOINT + DATA_SUFFIX: "50797acd537880bfb5a7ade80d976129",
 }
-OTHER_HINT = "this benchmark is defined on one dump; for another text: --set data.corpus=other"
+OTHER = "other"  # `data.corpus` of a text that nobody has named
+OTHER_HINT = f"this benchmark is defined on one dump; for another text: --set data.corpus={OTHER}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

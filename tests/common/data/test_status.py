@@ -87,6 +87,22 @@ def test_a_verification_with_other_settings_finds_no_damage(prepared):
     assert "intact, of other settings" in done.stdout and state()["state"] == "verified"
 
 
+def test_data_of_another_text_are_used_with_the_setting_that_made_them(tmp_path, monkeypatch):
+    config = load_config("language_bert", "baseline", size="full", settings=["data.corpus=other"]).config
+    monkeypatch.setattr(repository, "WORKSPACE", tmp_path)
+    folder = tmp_path / config.data.directory
+    folder.mkdir(parents=True)
+    for name in config.prepared_files():
+        (folder / name).touch()
+    manifest.write_manifest(folder, {"settings": config.prepared_with()})
+    for word, command in (("prepared", "verify language_bert"), ("verified", "run language_bert baseline")):
+        (entry,) = [entry for entry in status.read_report(["language_bert"]).data if entry.fingerprint]
+        assert entry.state == word and entry.settings == {"data.corpus": "other"}
+        assert entry.next.endswith(f"{command} --size full --set data.corpus=other")
+        if word == "prepared":
+            assert ttt_here(*entry.next.split()[1:]).returncode == 0
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"fingerprint": 3}'])
 def test_a_record_that_is_none_does_not_count(prepared, content):
     status.record_path(prepared).write_text(content)
@@ -132,23 +148,28 @@ CHECKPOINT = ("model.ckpt-28252.index", "model.ckpt-28252.data-00000-of-00001")
 
 
 @pytest.mark.parametrize(
-    ("names", "missing"),
+    ("names", "missing", "setting"),
     [
-        ((*RECORDS, *CHECKPOINT), []),
-        ((*TABLES, *CHECKPOINT), []),
-        ((*TABLES[:2], *CHECKPOINT), ["vocab.txt"]),
-        (RECORDS[:2], [*CHECKPOINT, RECORDS[2]]),
-        ((), [*CHECKPOINT, "vocab.txt", "eval.txt", *RECORDS[1:]]),
+        ((*RECORDS, *CHECKPOINT), [], " --set data.masked_fraction=0.15"),
+        ((*TABLES, *CHECKPOINT), [], " --set data.corpus=other"),
+        ((*RECORDS[1:], "eval.txt", "vocab.txt", *CHECKPOINT), [], ""),
+        ((*TABLES[:2], *CHECKPOINT), ["vocab.txt"], ""),
+        (RECORDS[:2], [*CHECKPOINT, RECORDS[2]], ""),
+        ((), [*CHECKPOINT, "vocab.txt", "eval.txt", *RECORDS[1:]], ""),
     ],
 )
-def test_what_a_source_of_bert_lacks_goes_by_its_form(names, missing, tmp_path, monkeypatch):
+def test_what_a_source_of_bert_lacks_and_is_prepared_with_goes_by_its_form(
+    names, missing, setting, tmp_path, monkeypatch
+):
     monkeypatch.setattr(sources, "NUM_PARTS", 2)
+    source = tmp_path / "a source"
+    source.mkdir()
     for name in names:
-        (tmp_path / name).touch()
-    report = status.read_report(["language_bert"], source=tmp_path)
+        (source / name).touch()
+    report = status.read_report(["language_bert"], source=source)
     assert sorted(report.sources[0].missing) == sorted(missing)
-    prepare = f"ttt data prepare language_bert --size full --source {tmp_path}"
-    fetch = f"ttt data fetch language_bert --to {tmp_path}"
+    prepare = f"ttt data prepare language_bert --size full{setting} --source '{source}'"
+    fetch = f"ttt data fetch language_bert --to '{source}'"
     commands = {entry.next for entry in report.data if entry.size == "full"}
     assert prepare in commands if not missing else commands == {fetch}
 

@@ -1,17 +1,20 @@
 """Text in columns of data sets of Hugging Face: the instances of the same text in lines, and refusals."""
 
+import shlex
 import shutil
 
 import numpy as np
 import pytest
 
+from common.data import status
 from common.data.manifest import read_manifest
 from common.errors import UserError
 from language_bert.data import sources
 from language_bert.data.corpus import HELD_OUT_FRACTION
 from language_bert.data.rows import Rows, document_lines, find_column, split_rows
 from language_bert.data.shards import Shards
-from tests.language_bert.data.test_wikipedia import NAMES, NUM_PARTS, OFFICIAL, prepared
+from tests.command import ttt_here
+from tests.language_bert.data.test_wikipedia import NAMES, NUM_PARTS, OFFICIAL, prepared, settings_of
 
 pa = pytest.importorskip("pyarrow", reason="the extra hf reads parquet and Arrow files")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -65,6 +68,17 @@ def test_rows_give_the_instances_of_the_same_text_in_lines(write, form, source, 
         assert (folder / name).read_bytes() == (full / name).read_bytes()
     assert read_manifest(folder, hint="")["source"] == {"form": form, "column": "text"}
     assert read_manifest(full, hint="")["source"] == {"form": "text"}
+
+
+def test_the_line_that_status_prints_prepares_a_data_set(source, tmp_path):
+    folder = copy_of(source, tmp_path / "source", write_parquet)
+    entries = status.read_report(["language_bert"], source=folder).data
+    (line,) = [entry.next for entry in entries if entry.size == "full" and "baseline" in entry.configurations]
+    made = tmp_path / "full"
+    small = [setting for setting in settings_of(made) if not setting.startswith("data.corpus=")]
+    done = ttt_here(*shlex.split(line)[1:], *(word for setting in small for word in ("--set", setting)))
+    assert done.returncode == 0, done.stderr
+    assert read_manifest(made, hint="")["facts"]["settings"]["data.corpus"] == sources.OTHER
 
 
 def test_without_a_second_split_the_last_rows_are_held_out(source, tmp_path):
