@@ -255,8 +255,8 @@ def test_a_run_that_fails_leaves_the_others_of_the_allocation(allocation):
 def test_containers_get_repository_data_output_and_infiniband(allocation, tmp_path, folders):
     (tmp_path / "infiniband").mkdir()
     alone, words = "--ntasks=2 --ntasks-per-node=1", " ".join(map(str, folders))
-    doctor = f"env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks language_bert --size full {words}"
-    run = f"language_bert/run_and_time.sh {words} baseline"
+    doctor = f"env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks bert --size full {words}"
+    run = f"ttt run bert {words} baseline"
     places = [f"{place}:{place}" for place in (folders[1], tmp_path, tmp_path / "infiniband")]
     mounts = ",".join([f"{ROOT}:/suite", *places])
     pyxis = f"--container-image=registry#suite:1 --container-mounts={mounts} --container-workdir=/suite"
@@ -265,7 +265,7 @@ def test_containers_get_repository_data_output_and_infiniband(allocation, tmp_pa
         ("registry#suite:1", [f"{pyxis} {alone} {doctor}", f"{pyxis} {run}"]),
         ("/images/suite.sif", [f"{alone} {apptainer} {doctor}", f"{apptainer} {run}"]),
     ):
-        done, calls = sbatch(allocation | {"CONTAINER": image, "TTT": "ttt"}, "language_bert", "baseline")
+        done, calls = sbatch(allocation | {"CONTAINER": image, "TTT": "ttt"}, "bert", "baseline")
         assert done.returncode == 0, done.stderr
         assert [call[:2] for call in calls] == 2 * [["--kill-on-bad-exit=1", "--cpu-bind=none"]]
         assert [" ".join(call[2:]) for call in calls] == expected
