@@ -6,7 +6,7 @@ import sys
 import tomllib
 from importlib import metadata
 
-from common.cli import COMMANDS
+from common.cli import COMMANDS, PARTS, find_part
 from common.repository import EXTRAS, ROOT, benchmarks, install_hint
 from tests.command import one_line
 from tests.committed import committed_results, tracked
@@ -22,8 +22,12 @@ NEED_TORCH = [
     ["inspect", "startup", "bert", "baseline", *MINI],
     ["inspect", "compile", "bert", "baseline", "--for", "sm_90"],
     ["inspect", "profile", "bert", "baseline", *MINI],
+    ["inspect", "graphs", "bert", "optimized", *MINI],
+    ["inspect", "kernels", "bert", "optimized", *MINI],
+    ["inspect", "neighbour", "bert", "optimized", *MINI],
     ["accept", *MINI],
     ["estimate", "bert", "baseline", *MINI],
+    ["estimate", "bert", "baseline", "--scaling", "--measured", "70@56"],
     ["ablate", "bert", "optimized", *MINI, "--dry-run"],
     ["compare", "bert", "baseline", "optimized", *MINI, "--dry-run"],
     ["sweep", "bert", "baseline", "optimized", *MINI, "--dry-run"],
@@ -72,6 +76,9 @@ def test_every_other_command_names_the_extra_in_one_line():
             assert " is not installed" in line and install_hint("train") in line, done.args
     both = [*NEED_TORCH, *(words for words, _ in work_without_torch(ROOT))]
     assert set(COMMANDS) <= {words[0] for words in both}
+    forms = {(verb, find_part(verb, [*map(str, words)])[0]) for verb, *words in both}
+    needs_a_server = {("data", "fetch")}
+    assert {(verb, part) for verb, parts in PARTS.items() for part in parts} - forms == needs_a_server
 
 
 def test_data_are_prepared_and_verified_without_torch(tmp_path):

@@ -23,6 +23,7 @@ from common.evidence import intervals
 from common.evidence.log import read_log
 from common.machine.load import affinity, look
 from common.repository import MODULE, WORKSPACE
+from common.training.load import load_config
 
 SPIN = "while True: pass"
 FOLLOW = """
@@ -114,6 +115,7 @@ def measure_neighbour(
     last = f"{num_steps}ba"
     settings += ["target=0.99", f"max_duration={last}", f"evaluate_every={last}", f"evaluate_from={last}"]
     settings += [f"schedule.warmup={max(1, num_steps // 10)}ba"]
+    load_config(benchmark, configuration, size=size, settings=settings)  # a mistake ends this, not a run
     sets = [part for setting in settings for part in ("--set", setting)]
     command = ["run", benchmark, configuration, "--size", size, "--seed", "3", *sets]
     load = look()
