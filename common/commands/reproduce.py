@@ -1,9 +1,9 @@
 """Compare run sets with the published ones, factor by factor, and recompute the published claims.
 
 A baseline is compared with the published baseline, optimized and mosaic with the published methods; --against
-names another published set, or a part of its title (--against azure). Throughput and samples to target are
-reproduced when two one-sided tests place their ratio within the margin, or when they are better. A set of
-size mini is a proxy and reproduces nothing.
+names another published set, or words of its title (--against "dell v3.1 8xH100"). Throughput and samples to
+target are reproduced when two one-sided tests place their ratio within the margin, or when they are better. A
+set of size mini is a proxy and reproduces nothing.
 
 A full set also stands beside MLCommons' reference convergence points: the epochs or samples that the closed
 division's reference needs at its batch size. The open division need not match them; they decide nothing here.
@@ -11,19 +11,29 @@ division's reference needs at its batch size. The open division need not match t
 The exit code is 0 if every set is reproduced, 1 if any is not: worse, undecided by so few runs, or a proxy.
 --claims reads no logs and exits with 0.
 
+--plot FILE.svg writes one picture instead: samples to target by batch size of the published sets, open and
+closed, of full sets below the paths, and of the reference.
+
+--entries writes what reported.yaml says of the sets below copies of MLCommons' result repositories: those of
+the closed division on one node of A100, H100 or H200 GPUs, and each set whose own folder is a path.
+
 examples:
   ttt reproduce
   ttt reproduce results/8xA100-optimized --margin 0.03
   ttt reproduce results/1xH200-optimized/bert --against dgxa100_ngc22.09_pytorch
   ttt reproduce --claims
+  ttt reproduce --plot samples.svg
+  ttt reproduce --entries training_results_v2.0 training_results_v2.1
 """
 
 import argparse
 import json
+from pathlib import Path
 
 from common.arguments import add_json, add_paths
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.compare.claims import judge
+from common.evidence.compare.collect import entry_lines
 from common.evidence.compare.lines import claim_json, claim_lines, reproduction_json, reproduction_lines
 from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import MARGIN, Reproduction, reproduce
@@ -38,13 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--margin", type=float, default=MARGIN, metavar="SHARE", help="0.05: within 5 %% counts as equal"
     )
     parser.add_argument("--claims", action="store_true", help="recompute the published claims, read no logs")
+    parser.add_argument(
+        "--entries", action="store_true", help="print the sets below the paths as entries of reported.yaml"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.svg",
+        help="write the plot of samples to target by batch size instead",
+    )
     add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     if not 0 < args.margin < 1:
         raise UserError("the margin is a share between 0 and 1", where=f"--margin {args.margin:g}")
+    if args.entries:
+        print(*entry_lines(args.paths), sep="\n")
+        return EXIT_OK
     published = load_reported()
+    if args.plot:
+        from common.evidence.compare.picture import write_picture  # loads matplotlib
+
+        write_picture(args.plot, published, load(args.paths))
+        return EXIT_OK
     comparisons = [] if args.claims else compare_sets(args, published)
     benchmarks = set(published) if args.claims else {entry.score.benchmark for entry in comparisons}
     claims = {name: judge(published[name]) for name in sorted(benchmarks & set(published))}

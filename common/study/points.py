@@ -85,7 +85,7 @@ def published_set(entry: Published, target: float, path: str) -> Points:
         size="full",
         hardware=re.sub(r"^(\d+x) | (?=GB)", r"\1", entry.accelerators).replace(" ", "-"),
         configuration=f"{entry.submitter} {what}".strip(),
-        name=f"{entry.submitter} {entry.round} {entry.name}",
+        name=entry.label,
         target=target,
         source=f"{entry.division} division, {entry.score.source}",
         path=path,

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from common import yaml_file
+from common.evidence.compare.reported import read_facts
 from common.repository import ROOT
 from common.training.load import load_config
 from common.training.optim import build_optimizer, build_schedule
@@ -62,7 +63,7 @@ def test_the_model_is_bert_large():
 
 def test_the_official_counts_are_those_of_the_published_logs():
     """MosaicML counted one more token of each sample with fewer masked tokens than the most."""
-    reported = yaml_file.parse((ROOT / "language_bert/reported.yaml").read_text(), "reported.yaml").values
+    reported = read_facts(ROOT / "language_bert/reported.yaml")
     (counted,) = {runs["masked_tokens"] for runs in reported["sets"]}
     assert OFFICIAL_EVALUATION["masked tokens"] + OFFICIAL_EVALUATION["samples with fewer masked"] == counted
 

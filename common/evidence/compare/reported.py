@@ -1,7 +1,9 @@
 """The published results and claims in each benchmark's reported.yaml, recomputed from their runs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from common.evidence.records import printable
 from common.evidence.score import Run, Score
 
 ROOT = Path(__file__).resolve().parents[3]
+MAX_TITLES = 8  # of a line that names several sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class Published:
     """One published run set. `configurations` are ours that stand for it; none for a peer.
 
     `mosaic_minutes`, `mosaic_samples`: where a set of bert that stopped at the official target had passed it
-    by MosaicML's count.
+    by MosaicML's count. `repeated_in`: folders of later rounds with the same logs.
     """
 
     name: str
@@ -33,11 +36,22 @@ class Published:
     masked_tokens: int  # of bert: what its quality was divided by
     mosaic_minutes: tuple[float, ...]
     mosaic_samples: tuple[float, ...]
+    batch_size: int
+    repeated_in: tuple[str, ...]
     score: Score
 
     @property
+    def label(self) -> str:
+        return f"{self.submitter} {self.round} {self.name}"
+
+    @property
     def title(self) -> str:
-        return f"{self.submitter} {self.round} {self.name} ({self.accelerators}, {self.division})"
+        return f"{self.label} ({self.accelerators}, {self.division})"
+
+    def has_words(self, name: str) -> bool:
+        """True if the title, or a folder with the same logs, has each word of a name."""
+        texts = (self.title.lower(), *map(str.lower, self.repeated_in))
+        return any(all(word in text for word in name.lower().split()) for text in texts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,16 +87,35 @@ class Reported:
         return next((entry for entry in self.sets if configuration in entry.configurations), None)
 
     def find(self, name: str) -> Published:
-        """Return the entry of this name, or the only one whose title contains it. Raises: UserError."""
-        entries = {entry.name: entry for entry in self.sets + self.peers}
-        if name in entries:
-            return entries[name]
-        matches = [entry for entry in entries.values() if name.lower() in entry.title.lower()]
-        if len(matches) == 1:
-            return matches[0]
-        what = "more than one" if matches else "no"
-        hint = nearest(name, (entry.name for entry in matches) if matches else entries)
-        raise UserError(f"{what} published result of {self.benchmark} is called '{name}'", hint=hint)
+        """Return the entry that `find_published` finds. Raises: UserError."""
+        return find_published(self.sets + self.peers, name, f"{self.folder}/reported.yaml lists them")
+
+
+def find_published(entries: Sequence[Published], name: str, where: str) -> Published:
+    """Return the entry that is called so, or the only one that `has_words` of the name.
+
+    Raises: UserError with the near names; `where` all of them are.
+    """
+    matches = [entry for entry in entries if name in (entry.name, entry.label)] or [
+        entry for entry in entries if entry.has_words(name)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    what = f"no published result of {entries[0].score.benchmark} is called '{printable(name)}'"
+    if not matches:
+        hint = nearest(name, (entry.name for entry in entries))
+        raise UserError(what, hint=where if hint.startswith("known") else hint)
+    titles = [entry.label for entry in matches]
+    rest = f" and {len(titles) - MAX_TITLES} more" if len(titles) > MAX_TITLES else ""
+    hint = f"name one of: {', '.join(titles[:MAX_TITLES])}{rest}"
+    raise UserError(what.replace("no", "more than one", 1), hint=hint)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read a reported.yaml, where PyYAML has it by the loader of libyaml, several times as fast."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    facts: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    return facts
 
 
 def load_reported(root: Path = ROOT) -> dict[str, Reported]:
@@ -90,7 +123,7 @@ def load_reported(root: Path = ROOT) -> dict[str, Reported]:
     matches = {}
     for path in sorted(root.glob("*/reported.yaml")):
         try:
-            facts = yaml.safe_load(path.read_text(encoding="utf-8"))
+            facts = read_facts(path)
             matches[facts["benchmark"]] = _reported(facts, path.parent.name)
         except (yaml.YAMLError, LookupError, TypeError, ValueError) as error:
             raise UserError(printable(str(error)), where=f"{path.parent.name}/{path.name}") from error
@@ -106,11 +139,9 @@ def _reported(facts: dict[str, Any], folder: str) -> Reported:
     sets, peers = (
         tuple(_published(facts, entry) for entry in facts.get(part, ())) for part in ("sets", "peers")
     )
-    names = {entry.name: entry for entry in sets + peers}
+    find = partial(find_published, sets + peers, where=f"{folder}/reported.yaml lists them")
     claims = tuple(
-        Claim(
-            **claim | {"of": names[claim["of"]], "against": tuple(names[name] for name in claim["against"])}
-        )
+        Claim(**claim | {"of": find(claim["of"]), "against": tuple(map(find, claim["against"]))})
         for claim in facts.get("claims", ())
     )
     return Reported(
@@ -140,11 +171,17 @@ def _published(facts: dict[str, Any], entry: dict[str, Any]) -> Published:
         target=facts["quality_target"],
         source=entry["source"],
     )
-    lists = ("configurations", "mosaic_minutes", "mosaic_samples")
+    lists = ("configurations", "mosaic_minutes", "mosaic_samples", "repeated_in")
     fields = {name: entry[name] for name in ("submitter", "round", "division", "accelerators")}
     fields |= {name: tuple(entry.get(name, ())) for name in lists}
     tokens = entry.get("masked_tokens", OFFICIAL)
-    return Published(name=entry["system"], masked_tokens=tokens, score=score, **fields)
+    return Published(
+        name=entry["system"],
+        masked_tokens=tokens,
+        batch_size=entry["global_batch_size"],
+        score=score,
+        **fields,
+    )
 
 
 def _run(

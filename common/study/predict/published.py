@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from common.evidence.compare.reported import read_facts
 from common.evidence.intervals import error_factors
 from common.measure import scaling
 
@@ -22,7 +21,7 @@ def check_published(root: Path) -> list[Check]:
     files = sorted(root.glob("*/reported.yaml"))
     return [
         check
-        for facts in (yaml.safe_load(path.read_text(encoding="utf-8")) for path in files)
+        for facts in map(read_facts, files)
         for family in facts["scaling"]["families"]
         for check in check_family(facts["benchmark"], facts["scaling"], family)
     ]

@@ -1,0 +1,180 @@
+"""Entries of reported.yaml, made from logs in MLCommons' result repositories: `ttt reproduce --entries`."""
+
+import hashlib
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.errors import UserError
+from common.evidence.compare import masked_accuracy
+from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
+from common.evidence.compare.reproduce import first_reaching
+from common.evidence.log import TARGETS, Log, Point, RunSet, load
+from common.evidence.paths import find_sets
+from common.evidence.records import finite
+from common.evidence.rules.systems import describe_set, fields_of
+from common.evidence.score import Run, olympic_mean, run_of
+
+Entry = dict[str, Any]
+SOURCE = re.compile(r"training_results_(v[0-9.]+)/([^/]+)/results/([^/]+)/[a-z]+$")
+LISTED = re.compile(r"\b(A100|H100|H200)\b")
+MOSAIC_DEVICES = "8x A100 80 GB"  # of MosaicML's sets: others of these have figures by MosaicML's count, too
+WIDTH = 140
+
+
+def entry_lines(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the sets below `paths` as entries, by benchmark, then those that are left out and why.
+
+    Listed are the sets of the closed division on one node of A100, H100 or H200 GPUs, and any set whose own
+    folder is a path, with its curve. A set with the logs of one before it is named in that one's entry.
+    Raises: UserError.
+    """
+    named = {path.absolute() for path in paths}
+    entries: dict[str, list[Entry]] = {benchmark: [] for benchmark in TARGETS}
+    by_digest: dict[str, Entry] = {}
+    faults = []
+    for folder in find_sets(paths):
+        (run_set,) = load([folder])
+        described = describe_set(run_set)
+        fields = fields_of(described) if described else {}
+        if folder not in named and not is_listed(fields):
+            continue
+        try:
+            entry = make_entry(run_set, fields)
+        except ValueError as error:  # of a set without a score
+            faults.append(f"# left out: {'/'.join(folder.parts[-5:])}: {error}")
+            continue
+        if folder in named:
+            entry["curve"] = mean_curve(run_set.logs)
+        first = by_digest.setdefault(digest(run_set.logs), entry)
+        if first is entry:
+            entries[run_set.lead.benchmark].append(entry)
+        else:
+            first.setdefault("repeated_in", []).append(entry["source"])
+    for benchmark, sets in entries.items():
+        yield f"# {benchmark}: {len(sets)} sets"
+        yield from map(as_yaml, sets)
+    yield from faults
+
+
+def is_listed(fields: Mapping[str, object]) -> bool:
+    is_gpu = LISTED.search(str(fields.get("accelerator_model_name")))
+    return fields.get("division") == "closed" and count(fields, "number_of_nodes") == 1 and bool(is_gpu)
+
+
+def make_entry(run_set: RunSet, fields: Mapping[str, object]) -> Entry:
+    """Make the entry of a set with its system's description. Raises ValueError for a set without figures."""
+    place = SOURCE.search(run_set.logs[0].file.parent.as_posix() if run_set.logs[0].file else "")
+    if place is None:
+        raise UserError(
+            "lies in no folder training_results_vN.N/SUBMITTER/results/SYSTEM", where=run_set.folder
+        )
+    logs, runs = run_set.logs, [run_of(log) for log in run_set.logs]
+    sizes = {finite(log.value("global_batch_size")) for log in logs}
+    size, score = sizes.pop(), olympic_mean([run.minutes for run in runs])
+    minutes = [log.minutes for log in logs]
+    if size is None or sizes:
+        raise ValueError("no batch size is that of all runs")
+    if None in minutes or score is None:
+        raise ValueError("a log breaks off, or two runs missed the target")
+    reached = [samples_at_target(log, run, size) for log, run in zip(logs, runs, strict=True)]
+    counts_samples = all(samples in (None, run.samples) for samples, run in zip(reached, runs, strict=True))
+    entry: Entry = {
+        "system": place[3],
+        "submitter": place[2],
+        "round": place[1],
+        "division": fields.get("division", run_set.lead.text("submission_division")),
+        "accelerators": describe_devices(fields),
+        "global_batch_size": int(size),
+        "score": round(score, 3),
+        "minutes": [round(value or 0, 4) for value in minutes],
+        "samples_to_target": [samples and int(samples) for samples in reached],
+    }
+    if counts_samples and all(run.samples_per_s for run in runs):
+        entry["training_samples_per_s"] = [round(run.samples_per_s or 0, 1) for run in runs]
+    entry["quality"] = [round(run.quality or 0, 6) for run in runs]
+    if counts_samples and run_set.lead.benchmark == "bert" and entry["accelerators"] == MOSAIC_DEVICES:
+        entry |= mosaic_figures(logs)
+    return entry | {"source": place[0], "digest": digest(logs)}
+
+
+def samples_at_target(log: Log, run: Run, batch_size: float) -> float | None:
+    """A run that missed has None; logs whose epoch_num counts no samples state them once, at the end."""
+    if not math.isfinite(run.minutes):
+        return None
+    is_counted = run.samples is not None and run.samples >= batch_size
+    return run.samples if is_counted else finite(log.value("train_samples"))
+
+
+def mosaic_figures(logs: Sequence[Log]) -> Entry:
+    """Tell where the runs of a set that counts officially passed the target by MosaicML's count."""
+    if any(masked_accuracy.counted_tokens(log) != OFFICIAL for log in logs):
+        return {}
+    curves = [masked_accuracy.curve(log, MOSAIC) for log in logs]
+    points = [point for curve in curves if (point := first_reaching(curve, TARGETS["bert"]))]
+    return {
+        "mosaic_minutes": [round(point.minutes, 4) for point in points],
+        "mosaic_samples": [int(point.samples or 0) for point in points],
+    }
+
+
+def mean_curve(logs: Sequence[Log]) -> list[tuple[int, float]]:
+    """Average the evaluations that every run made: samples and accuracy, at equal samples."""
+    rows = takewhile(is_one_place, zip(*(log.curve for log in logs), strict=False))  # runs stop one by one
+    return [
+        (int(row[0].samples or 0), round(statistics.fmean(point.accuracy for point in row), 5))
+        for row in rows
+    ]
+
+
+def is_one_place(row: Sequence[Point]) -> bool:
+    return len({point.samples for point in row}) == 1
+
+
+def digest(logs: Sequence[Log]) -> str:
+    """Times and accuracies decide it: the same runs under another name have the same."""
+    keys = ("run_start", "eval_accuracy", "run_stop")
+    facts = sorted(json.dumps([(e.key, e.time_ms, e.value) for e in log.events(*keys)]) for log in logs)
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+
+
+def describe_devices(fields: Mapping[str, object]) -> str:
+    """Name the accelerators of all nodes, `8x A100 PCIe 80 GB`, or the processors where there are none."""
+    part = "accelerator" if count(fields, "accelerators_per_node") else "host_processor"
+    number = count(fields, "number_of_nodes") * count(fields, f"{part}s_per_node")
+    model = str(fields.get(f"{part}_model_name"))
+    kind, memory = re.search(r"\b[ABH][0-9]+|Xeon", model), re.search(r"([0-9]+) ?GB", model)
+    words = [
+        kind[0] if kind else model,
+        "PCIe" if "PCI" in model.upper() else "",
+        memory and f"{memory[1]} GB",
+    ]
+    return f"{number}x {' '.join(word for word in words if word)}"
+
+
+def count(fields: Mapping[str, object], name: str) -> int:
+    number = re.match("[0-9]+", str(fields.get(name)))
+    return int(number[0]) if number else 0
+
+
+def as_yaml(entry: Entry) -> str:
+    """Write an entry as one mapping between braces, in lines of whole keys."""
+    pairs = [
+        yaml.safe_dump({key: value}, default_flow_style=True, width=10**6).strip()[1:-1]
+        for key, value in entry.items()
+    ]
+    lines = [f"  - {{{pairs[0]}"]
+    for pair in pairs[1:]:
+        if len(lines[-1]) + len(pair) + 2 < WIDTH:
+            lines[-1] += f", {pair}"
+        else:
+            lines[-1] += ","
+            lines.append(f"     {pair}")
+    return "\n".join(lines) + "}"

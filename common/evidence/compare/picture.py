@@ -1,0 +1,144 @@
+"""The picture of `ttt reproduce --plot`: samples to the target by batch size, published and measured."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from common.evidence import intervals
+from common.evidence.compare.masked_accuracy import COUNTINGS, MOSAIC
+from common.evidence.compare.rcp import load_points, point_at
+from common.evidence.compare.reported import Reported
+from common.evidence.log import IMAGENET_SAMPLES, RunSet
+from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, reach, stand_alone
+from common.evidence.records import finite, printable
+from common.evidence.rules.rounds import last_round
+from common.evidence.score import score
+from common.files import save_text
+
+MILLION = 1e6
+KINDS = {  # of a set -> colour and marker
+    "closed": (PALETTE[1], "o"),
+    "open": (PALETTE[2], "s"),
+    "measured here": (PALETTE[3], "D"),
+}
+BY_MOSAIC = f"by {COUNTINGS[MOSAIC]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Samples to target of the converged runs of a set; `is_hollow`: by MosaicML's count of masked tokens."""
+
+    kind: str
+    batch_size: int
+    samples: Sequence[float]
+    name: str = ""  # written beside it
+    is_hollow: bool = False
+
+
+def write_picture(path: Path, published: Mapping[str, Reported], run_sets: Sequence[RunSet]) -> None:
+    """Write an SVG file with a panel for each benchmark; of the run sets those of size full are in it."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5 * len(published), 4), layout="constrained")
+        panels = figure.subplots(1, len(published), squeeze=False)[0]
+        for axes, facts in zip(panels, published.values(), strict=True):
+            _plot_benchmark(axes, facts, [*published_places(facts), *measured_places(facts, run_sets)])
+        save_text(path, stand_alone(as_svg(figure, "samples to the target by batch size, a point a set")))
+    print(f"wrote {printable(str(path))}")
+
+
+def published_places(facts: Reported) -> Iterator[Place]:
+    """Yield the place of each published set, and where closed ones passed MosaicML's count of the target."""
+    for entry in facts.sets + facts.peers:
+        is_open = entry.division == "open"
+        configuration = entry.score.configuration if entry.configurations else ""
+        yield Place(
+            kind=entry.division,
+            batch_size=entry.batch_size,
+            samples=[run.samples for run in entry.score.converged if run.samples],
+            name=f"{entry.submitter} {configuration}".strip() if is_open else "",
+            is_hollow=facts.benchmark == "bert" and entry.masked_tokens == MOSAIC,
+        )
+        if entry.mosaic_samples and not is_open:
+            yield Place(
+                kind=entry.division,
+                batch_size=entry.batch_size,
+                samples=entry.mosaic_samples,
+                is_hollow=True,
+            )
+
+
+def measured_places(facts: Reported, run_sets: Sequence[RunSet]) -> Iterator[Place]:
+    for run_set in run_sets:
+        ours, batch_size = score(run_set), finite(run_set.lead.value("global_batch_size"))
+        samples = [run.samples for run in ours.converged if run.samples]
+        if (
+            ours.benchmark == facts.benchmark
+            and not (ours.is_proxy or ours.mixture)
+            and batch_size
+            and samples
+        ):
+            yield Place(
+                kind="measured here", batch_size=int(batch_size), samples=samples, name=ours.configuration
+            )
+
+
+def _plot_benchmark(axes: Axes, facts: Reported, places: Sequence[Place]) -> None:
+    sizes = [place.batch_size for place in places]
+    _plot_reference(axes, facts.benchmark, min(sizes), max(sizes))
+    beside: dict[tuple[int, int], list[str]] = {}  # names of places that lie on each other
+    for kind, is_hollow in product(KINDS, (False, True)):
+        some = [place for place in places if (place.kind, place.is_hollow) == (kind, is_hollow)]
+        if not some:
+            continue
+        means = [intervals.mean([count / MILLION for count in place.samples]) for place in some]
+        colour, marker = KINDS[kind]
+        axes.errorbar(
+            [place.batch_size for place in some],
+            [mean.value for mean in means],
+            yerr=np.transpose([reach(mean) for mean in means]),
+            fmt=marker,
+            color=colour,
+            markerfacecolor="none" if is_hollow else colour,
+            ms=4,
+            lw=0.8,
+            alpha=0.7,
+            label=f"{kind}, {BY_MOSAIC}" if is_hollow else kind,
+        )
+        for place, mean in zip(some, means, strict=True):
+            if place.name:
+                beside.setdefault((place.batch_size, round(5 * mean.value)), []).append(place.name)
+    for (batch_size, fifths), names in beside.items():
+        text = ascii_name(", ".join(sorted(set(names))))
+        axes.annotate(text, (batch_size, fifths / 5), (6, 4), textcoords="offset points", fontsize=7)
+    axes.set(
+        title=f"{facts.benchmark}: samples to {facts.target:g}",
+        xlabel="batch size",
+        ylabel="million samples",
+        ylim=(0, None),
+    )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.legend(frameon=False, fontsize=7, loc="lower left")
+
+
+def _plot_reference(axes: Axes, benchmark: str, smallest: int, largest: int) -> None:
+    """Plot the mean of MLCommons' reference, and down to which mean the closed division accepts a set."""
+    ruleset = last_round(benchmark)
+    points = load_points(benchmark, ruleset)
+    largest = min(largest, points[-1].batch_size)
+    sizes = np.unique(np.geomspace(smallest, largest, 200).astype(int))
+    scale = MILLION / IMAGENET_SAMPLES if benchmark == "resnet" else MILLION
+    known = [point for size in sizes.tolist() if (point := point_at(benchmark, size, ruleset))]
+    means, least = ([getattr(point, name) / scale for point in known] for name in ("mean", "least"))
+    label = f"reference convergence points, ruleset {ruleset}"
+    axes.plot(sizes, means, color=INK, lw=1, label=label)
+    axes.fill_between(
+        sizes, least, means, color=PALETTE[0], alpha=0.3, lw=0, label="as low as closed accepts"
+    )

@@ -1,0 +1,225 @@
+"""The published sets of reported.yaml: entries made of logs, their names, and their picture."""
+
+import json
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import yaml
+
+from common.errors import UserError
+from common.evidence.compare import collect
+from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted
+from common.evidence.compare.reported import load_reported, read_facts
+from common.evidence.log import NUM_RUNS, load
+from common.evidence.score import score
+from common.repository import ROOT
+from tests.command import one_line
+from tests.command import ttt_here as ttt
+
+FILES = {path.parent.name: path for path in sorted(ROOT.glob("*/reported.yaml"))}
+EPOCH = 1281167
+H100 = {"division": "closed", "accelerator_model_name": "NVIDIA H100-SXM5-80GB"}
+A100 = {"accelerator_model_name": "NVIDIA A100-SXM4-80GB"}
+
+
+def write_published(golden, root, benchmark="resnet", *, version="v9.8", system="box", shift=0, **fields):
+    """Write a set as MLCommons' repositories hold it, with its system's description; return its folder."""
+    logs = []
+    for index in range(NUM_RUNS[benchmark]):
+        unit = EPOCH if benchmark == "resnet" else 100_000
+        stop = 1000 + 10 * index + shift
+        low, high = (0.7, 0.7592) if benchmark == "resnet" else (0.7, 0.7203)
+        total = 50_000 if benchmark == "resnet" else OFFICIAL
+        evaluations = [
+            (stop * part / 3 - 9, stop * part / 3, unit * part * 12, round(accuracy * total) / total)
+            for part, accuracy in ((1, low), (2, low + 0.0162), (3, high))
+        ]
+        lines = golden.timeline(benchmark, evaluations, launch_s=4000 * index)
+        record = json.loads(lines[0].removeprefix(":::MLLOG "))
+        lines.insert(1, ":::MLLOG " + json.dumps(record | {"key": "global_batch_size", "value": 3200}))
+        logs.append(lines)
+    folder = root / f"training_results_{version}" / "Example" / "results" / system / benchmark
+    folder.mkdir(parents=True)
+    for index, lines in enumerate(logs):
+        (folder / f"result_{index}.txt").write_text("\n".join(lines) + "\n")
+    systems = folder.parents[2] / "systems"
+    systems.mkdir(exist_ok=True)
+    (systems / f"{system}.json").write_text(json.dumps(golden.description() | H100 | fields))
+    return folder
+
+
+def entries_of(*paths):
+    """Return the entries that `ttt reproduce --entries` prints, and its comments."""
+    done = ttt("reproduce", "--entries", *paths)
+    assert (done.returncode, done.stderr) == (0, "")
+    comments = [line for line in done.stdout.splitlines() if line.startswith("#")]
+    return yaml.safe_load(done.stdout) or [], comments
+
+
+@pytest.mark.parametrize("benchmark", NUM_RUNS)
+def test_an_entry_has_the_figures_of_its_logs(golden, tmp_path, benchmark):
+    folder = write_published(golden, tmp_path, benchmark, **A100)
+    (entry,), _ = entries_of(tmp_path)
+    (run_set,) = load([folder])
+    ours = score(run_set)
+    assert entry["score"] == pytest.approx(ours.minutes, abs=5e-4)
+    assert entry["minutes"] == pytest.approx(ours.run_minutes, abs=5e-5)
+    assert entry["samples_to_target"] == [run.samples for run in ours.runs]
+    assert entry["training_samples_per_s"] == pytest.approx(
+        [run.samples_per_s for run in ours.runs], abs=0.05
+    )
+    assert entry["quality"] == pytest.approx([run.quality for run in ours.runs], abs=5e-7)
+    assert (entry["accelerators"], entry["division"]) == ("8x A100 80 GB", "closed")
+    assert (entry["round"], entry["submitter"], entry["system"]) == ("v9.8", "Example", "box")
+    assert entry["source"] == f"training_results_v9.8/Example/results/box/{benchmark}"
+    assert entry["global_batch_size"] == 3200 and "curve" not in entry
+    if benchmark == "bert":  # 0.7162 of the official tokens is more than 0.72 of MosaicML's
+        assert converted(0.7162, OFFICIAL, MOSAIC) > 0.72 > converted(0.7, OFFICIAL, MOSAIC)
+        assert entry["mosaic_samples"] == [2_400_000] * 10
+        assert entry["mosaic_minutes"] == pytest.approx([(1000 + 10 * n) / 90 for n in range(10)], abs=1e-4)
+    else:
+        assert "mosaic_samples" not in entry
+
+
+def test_a_run_that_missed_its_target_has_minutes_and_no_samples(golden, tmp_path):
+    file = write_published(golden, tmp_path) / "result_2.txt"
+    file.write_text(file.read_text().replace("0.7592", "0.7572").replace('"success"', '"aborted"'))
+    (entry,), _ = entries_of(tmp_path)
+    assert entry["samples_to_target"] == [36 * EPOCH] * 2 + [None] + [36 * EPOCH] * 2
+    assert entry["minutes"] == pytest.approx([(1000 + 10 * n) / 60 for n in range(5)], abs=1e-4)
+    assert entry["score"] == pytest.approx(np.mean([1010, 1030, 1040]) / 60, abs=5e-4)
+
+
+def test_repeated_logs_are_named_and_other_systems_are_left_out(golden, tmp_path):
+    first = write_published(golden, tmp_path)
+    again = write_published(golden, tmp_path, version="v9.9", system="box_again")
+    write_published(golden, tmp_path, version="v9.9", system="other_runs", shift=1)
+    for number, fields in enumerate(
+        (
+            {"accelerator_model_name": "NVIDIA A30"},
+            {"accelerator_model_name": "NVIDIA GH200"},
+            {"number_of_nodes": "2"},
+            {"division": "open"},
+        )
+    ):
+        other = write_published(golden, tmp_path, system=f"other_{number}", shift=10 + number, **fields)
+    broken = write_published(golden, tmp_path, system="broken", shift=5) / "result_1.txt"
+    broken.write_text(broken.read_text().replace("run_stop", "run_stopped"))
+    entries, comments = entries_of(tmp_path)
+    assert [entry["system"] for entry in entries] == ["box", "other_runs"]
+    assert entries[0]["repeated_in"] == [str(again.relative_to(tmp_path))]
+    assert "repeated_in" not in entries[1] and entries[0]["digest"] != entries[1]["digest"]
+    assert comments[0] == "# resnet: 2 sets" and "results/broken/resnet: a log breaks off" in comments[-1]
+    (named,), _ = entries_of(other)  # a set's own folder
+    assert (named["system"], named["division"]) == ("other_3", "open")
+    assert named["curve"] == [[12 * EPOCH, 0.7], [24 * EPOCH, 0.7162], [36 * EPOCH, 0.7592]]
+    assert first != other
+
+
+def test_a_set_of_no_round_is_refused_in_one_line(golden, tmp_path):
+    folder = golden.write(tmp_path, golden.set())
+    assert "training_results_vN.N" in one_line(ttt("reproduce", "--entries", folder))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB"}, "8x A100 40 GB"),
+        (
+            {"accelerator_model_name": "NVIDIA A100-PCIE-80GB", "accelerators_per_node": "4"},
+            "4x A100 PCIe 80 GB",
+        ),
+        ({"accelerator_model_name": "NVIDIA H200-SXM5-141GB", "number_of_nodes": 1.0}, "8x H200 141 GB"),
+        (
+            {
+                "accelerators_per_node": "0",
+                "number_of_nodes": "16",
+                "host_processor_model_name": "Intel(R) Xeon(R) code named Sapphire Rapids",
+            },
+            "32x Xeon",
+        ),
+    ],
+)
+def test_devices_are_named_by_number_kind_and_memory(golden, fields, text):
+    assert collect.describe_devices(golden.description() | fields) == text
+
+
+@pytest.fixture(scope="module", params=FILES)
+def facts(request):
+    """One reported.yaml as it stands there."""
+    return read_facts(FILES[request.param])
+
+
+def test_the_sets_of_the_files_follow_their_rule(facts):
+    """One node of A100, H100 or H200 in the closed division; each entry once, where its source says."""
+    digests, others = [], set()
+    for entry in facts["peers"]:
+        place = collect.SOURCE.search(entry["source"])
+        assert (entry["round"], entry["submitter"], entry["system"]) == place.groups()
+        assert len(entry["minutes"]) == NUM_RUNS[facts["benchmark"]]
+        digests.append(entry["digest"])
+        if entry["division"] != "closed" or not re.match("[0-9]+x (A100|H100|H200) ", entry["accelerators"]):
+            others.add(f"{entry['submitter']} {entry['round']}")
+    assert len(set(digests)) == len(digests)
+    assert others == {"resnet": {"Ailiverse v3.1"}, "bert": {"Intel v2.1", "NVIDIA v4.1"}}[facts["benchmark"]]
+    closed = [entry for entry in facts["peers"] if entry["division"] == "closed"]
+    assert {"NVIDIA", "Dell", "Supermicro"} <= {entry["submitter"] for entry in closed}
+    assert {"A100", "H100", "H200"} <= {entry["accelerators"].split()[1] for entry in closed}
+    repeated = [source for entry in closed for source in entry.get("repeated_in", ())]
+    assert repeated and not {entry["source"] for entry in closed} & set(repeated)
+
+
+def test_every_set_is_found_by_submitter_round_and_name():
+    for reported in load_reported().values():
+        for entry in reported.sets + reported.peers:
+            assert reported.find(entry.label) is entry
+            for source in entry.repeated_in:
+                assert entry.has_words(source.lower())
+
+
+def test_an_ambiguous_name_is_one_line_with_the_near_names(golden, tmp_path):
+    resnet = load_reported()["resnet"]
+    with pytest.raises(UserError, match="more than one .* 'dell'; name one of: Dell v2.* more") as error:
+        resnet.find("dell")
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    with pytest.raises(UserError, match="reported.yaml lists them"):
+        resnet.find("zzzzzzzz")
+    assert resnet.find("v4.0 NVIDIA h200").name == "h200_ngc24.04_mxnet"
+
+
+def test_the_picture_is_drawn_from_the_files(tmp_path):
+    picture, committed = tmp_path / "samples.svg", ROOT / "results/samples.svg"
+    done = ttt("reproduce", "--plot", picture, ROOT / "results/reference-2cpu-mini-baseline")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {child.tag.rpartition("}")[2] for child in ElementTree.parse(picture).getroot()} >= {"style", "g"}
+    drawn, kept = (re.sub("Matplotlib v.*", "", path.read_text()) for path in (picture, committed))
+    assert drawn == kept, "draw it again: ttt reproduce --plot results/samples.svg"
+
+
+def test_a_full_set_is_in_the_picture(golden, tmp_path):
+    folder = golden.write(tmp_path, golden.set())
+    done = ttt("reproduce", "--plot", tmp_path / "samples.svg", folder)
+    assert done.returncode == 0 and ">measured here<" in (tmp_path / "samples.svg").read_text()
+
+
+def test_the_page_of_bert_states_the_curves_of_the_file():
+    page = (ROOT / "language_bert/README.md").read_text()
+    peers = read_facts(FILES["language_bert"])["peers"]
+    header = re.search(r"^\| samples ((?:\| [\d,]+ )+)\| to 0.72", page, re.MULTILINE)[1]
+    places = [int(cell.replace(",", "")) for cell in header.strip("| ").split("|")]
+    means, ratios = [], []
+    for entry in [entry for entry in peers if entry["submitter"] == "Intel"]:
+        curve = dict(entry["curve"])
+        mean = np.mean(entry["samples_to_target"])
+        cells = " | ".join([*(f"{curve[place]:.3f}" for place in places), f"{mean:,.0f}"])
+        assert re.search(rf"^\| `{entry['system']}`.* \| {re.escape(cells)} \|$", page, re.MULTILINE), cells
+        (start,) = (place for place, accuracy in curve.items() if round(accuracy, 4) == 0.7153)
+        means.append(mean)
+        ratios.append(mean / start)
+        left = next(place for place, accuracy in curve.items() if accuracy > 0.6)
+        assert f" {left // entry['global_batch_size']}" in page
+    assert means[0] < means[1]
+    text = f"{ratios[0]:.2f} times the samples to 0.72, the closed one {ratios[1]:.2f} times"
+    assert text in page and f"are {ratios[0] * 640_640 / 1e6:.2f} million" in page
