@@ -106,10 +106,12 @@ def convergence_lines(convergence: Convergence | None) -> Iterator[str]:
     verdict = {
         ACCEPTED: "the closed division would accept it",
         SCALED: f"the closed division would multiply the score by {convergence.scale:.4f}",
-        REFUSED: f"the closed division would refuse fewer than {number(point.least)}",
+        REFUSED: "the closed division would refuse so few",
         UNKNOWN: "verdict unknown",
     }[convergence.verdict]
     yield f"  closed reference  {measured / point.mean:.2f}x: {figures} ({reference}, {where})"
+    limits = f"95 % {between(convergence.interval, number)} over all runs; " if convergence.interval else ""
+    yield f"                    {limits}the closed division accepts a mean of {number(point.least)} or more"
     rest = "" if convergence.is_closed else "; the open division need not match it"
     yield f"                    {note}{verdict}{rest}"
 

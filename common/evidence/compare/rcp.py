@@ -17,6 +17,7 @@ import numpy as np
 
 from common.evidence import intervals
 from common.evidence.compare.masked_accuracy import MOSAIC, counted_tokens
+from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, read_log
 from common.evidence.records import finite
 from common.evidence.rules.rounds import last_round
@@ -47,6 +48,8 @@ class ReferencePoint:
 class Convergence:
     """A run set beside the reference of a ruleset; `note` says why there is no verdict, or what differs.
 
+    `interval` is of the mean of the runs; None where one missed the target. `measured` leaves out the fastest
+    and the slowest.
     verdict: accepted, scaled (the closed division multiplies the score with `scale`), refused (it accepts no
     such few samples), or unknown.
     """
@@ -55,6 +58,7 @@ class Convergence:
     unit: str
     batch_size: int | None
     measured: float | None
+    interval: Interval | None
     point: ReferencePoint | None
     verdict: str
     scale: float = 1.0
@@ -129,7 +133,8 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
     ruleset = last_round(benchmark)
     sizes = {int(finite(log.value("global_batch_size")) or 0) for log in logs}
     batch_size = sizes.pop() if len(sizes) == 1 else 0
-    measured = olympic_mean([consumed(log) for log in logs])
+    consumptions = [consumed(log) for log in logs]
+    measured = olympic_mean(consumptions)
     point = point_at(benchmark, batch_size, ruleset) if batch_size > 0 else None
     notes = []
     if batch_size < 1:
@@ -151,6 +156,7 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
         unit=UNITS[benchmark],
         batch_size=batch_size or None,
         measured=measured,
+        interval=intervals.mean(consumptions).interval if all(map(math.isfinite, consumptions)) else None,
         point=point,
         verdict=verdict,
         scale=point.mean / measured if point and measured and verdict == SCALED else 1.0,
