@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config import schema as configs
+from common.config.division import OPEN
 from common.config.names import split_name
 from common.errors import UserError
 from common.repository import benchmark_module
@@ -28,14 +29,17 @@ def load(
     batch_size: int | None = None,
     micro_batch_size: int | None = None,
 ) -> configs.RunConfig:
-    """Return the configuration of a full name, see common/config/names.py, with the batch of one device."""
+    """Return the configuration of a full name, see common/config/names.py, with the batch of one device.
+
+    A part of a batch is no run of the closed division.
+    """
     configuration, settings = split_name(benchmark, name, size=size)
     if batch_size is None:
         config = load_config(benchmark, configuration, size=size, settings=settings).config
         batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)
     if min(batch_size, micro_batch_size or 1) < 1:
         raise UserError("--batch-size and --micro-batch-size must be positive")
-    sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}"]
+    sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}", OPEN]
     return load_config(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
 
 
@@ -55,7 +59,7 @@ def load_for_ranks(
         batch_size = max(1, whole.global_batch_size // (NUM_DEVICES if size == "full" else num_ranks))
     if batch_size < 1:
         raise UserError("--batch-size must be positive")
-    sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null"]
+    sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null", OPEN]
     others = [setting for setting in settings if not setting.startswith("global_batch")]
     return load_config(benchmark, configuration, size=size, settings=[*sizes, *others, *more])
 

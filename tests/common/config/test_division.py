@@ -6,6 +6,7 @@ import pytest
 
 from common.config import division
 from common.errors import UserError
+from common.measure import device_run
 from common.repository import ROOT, benchmarks, config_class, configurations
 from common.training.load import load_config
 from language_bert.closed import cadence_samples
@@ -187,3 +188,12 @@ def test_the_batches_of_the_page_keep_the_rules(benchmark):
             load_config(benchmark, name, size="full", settings=settings).config.submission.division
             == "closed"
         )
+
+
+@pytest.mark.parametrize("benchmark", benchmarks())
+def test_a_part_of_a_closed_batch_can_be_measured(benchmark):
+    config = device_run.load(benchmark, "closed", size="full")
+    assert config.submission.division == "open" and config.optimizer.name in ("lars", "lamb")
+    assert (
+        device_run.load_for_ranks(benchmark, "closed", size="full", num_ranks=3).config.global_batch_size > 1
+    )
