@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
+from common.config.division import OPEN
 from common.repository import benchmark_module, benchmarks, configurations
 from common.training import step as training
 from common.training.load import load_config
@@ -112,7 +113,7 @@ def mode(monkeypatch):
 def built(benchmark, name, mode, monkeypatch, *settings):
     """Return a training on the GPU, and the first and the last of its synthetic batches."""
     on = load_config(benchmark, name, size="full", settings=[]).config.methods
-    settings = ["global_batch_size=4", "micro_batch_size=4", *settings]
+    settings = [OPEN, "global_batch_size=4", "micro_batch_size=4", *settings]
     settings += [f"methods.{method}=false" for method in NOT_COMPILED if method in on]
     settings += ["methods.ema.every_steps=1"] if "ema" in on else []
     settings += ["model.num_hidden_layers=3"] if benchmark == "language_bert" else []  # all are alike

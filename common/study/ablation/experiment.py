@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from common import repository
+from common.config.division import OPEN
 from common.config.schema import RunConfig
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -100,7 +101,11 @@ class Experiment:
         if switches.size != "full":
             return config
         name, settings = switches.recipe(state)
-        share = [f"global_batch_size={config.global_batch_size // NUM_DEVICES}", "micro_batch_size=null"]
+        share = [
+            f"global_batch_size={config.global_batch_size // NUM_DEVICES}",
+            "micro_batch_size=null",
+            OPEN,
+        ]
         return load_config(switches.benchmark, name, size=switches.size, settings=[*settings, *share]).config
 
     def measure_steps(self) -> dict[str, Any]:

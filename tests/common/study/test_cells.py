@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.config.division import OPEN
 from common.errors import UserError
 from common.repository import benchmarks, configurations
 from common.study import cells
@@ -22,7 +23,7 @@ STUDY_KEYS = {"stop_at_target", "evaluate_every", "evaluate_from"}
 
 
 def loaded(benchmark, configuration, size, *settings):
-    return load_config(benchmark, configuration, size=size, settings=list(settings)).config
+    return load_config(benchmark, configuration, size=size, settings=[OPEN, *settings]).config
 
 
 @pytest.mark.parametrize(("benchmark", "configuration", "size"), RECIPES)
@@ -41,7 +42,7 @@ def test_a_budget_shrinks_a_run_with_its_whole_schedule(benchmark, configuration
             one, other = (
                 schedule_factor(round(share * p.num_steps), config.schedule, p) for p in (whole, part)
             )
-            assert one == pytest.approx(other, abs=0.02 + 1 / part.warmup_steps)
+            assert one == pytest.approx(other, abs=0.02 + 1 / max(1, part.warmup_steps))
 
 
 def test_images_grow_at_the_same_shares_of_every_budget():
@@ -59,6 +60,7 @@ def test_images_grow_at_the_same_shares_of_every_budget():
 def test_a_cell_of_budget_1_is_the_recipe(benchmark, configuration, size):
     study = Study(name="x", benchmark=benchmark, size=size, cells=())
     cell = Cell(name="a", configuration=configuration)
+    assert cells.load_cell(study, cell).config.submission.division == "open"
     recipe = loaded(benchmark, configuration, size)
     cell_config = loaded(benchmark, configuration, size, *cells.settings(study, cell))
     different = {key for key, value in cell_config.model_dump().items() if value != recipe.model_dump()[key]}
