@@ -9,6 +9,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ LOOKALIKE = re.compile(r":::\s*MLLOG", re.IGNORECASE)
 MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse once per bracket
 TOO_DEEP = f"more than {MAX_BRACKETS} brackets"
 MAX_TIME_MS = 10**15
+NEEDED = ("time_ms", "key", "value", "metadata")
 YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
 
@@ -80,6 +82,7 @@ def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return record
 
 
+needed_fields = itemgetter(*NEEDED)
 DECODER, STRICT_DECODER = json.JSONDecoder(), json.JSONDecoder(object_pairs_hook=unique)
 
 
@@ -90,26 +93,22 @@ def has_many_brackets(text: str) -> bool:
 def decode(payload: str) -> object:
     """Decode JSON. Raises RepeatedKeyError, and ValueError for anything else.
 
-    The decoder with a hook in Python takes twice as long, so it reads only what may repeat a key.
+    A key has `":` behind it, unless there is a space or tab between. A record of as many of these as keys
+    repeats none; the decoder with a hook in Python, which is slower, reads the others.
     """
     try:
         record, end = DECODER.raw_decode(payload)
     except ValueError:  # or space before it
         return STRICT_DECODER.decode(payload)
-    if end == len(payload) and is_free_of_repeats(payload, record):
-        return record
+    if end == len(payload) and type(record) is dict and " :" not in payload and "\t" not in payload:
+        value, metadata, num_keys = record.get("value"), record.get("metadata"), len(record)
+        if type(value) is dict:
+            num_keys += len(value)
+        if type(metadata) is dict:
+            num_keys += len(metadata)
+        if payload.count('":') == num_keys:
+            return record
     return STRICT_DECODER.decode(payload)
-
-
-def is_free_of_repeats(payload: str, record: object) -> bool:
-    """True where no key of a record stands twice: the text has no more `":` than the record has keys.
-
-    Each key has one behind it, unless there is a space or tab between.
-    """
-    if type(record) is not dict or " :" in payload or "\t" in payload:
-        return False
-    inner = sum(len(value) for value in (record.get("value"), record.get("metadata")) if type(value) is dict)
-    return payload.count('":') == len(record) + inner
 
 
 def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Problem:
@@ -125,12 +124,12 @@ def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Pr
         return Problem("record", line, getattr(error, "msg", "a number is too long"))
     if not isinstance(record, dict):
         return Problem("record", line, "not a JSON object")
-    missing = [name for name in ("time_ms", "key", "value", "metadata") if name not in record]
-    if missing:
-        return Problem("record", line, f"lacks {', '.join(missing)}")
-    time_ms, key, metadata = record["time_ms"], record["key"], record["metadata"]
+    try:
+        time_ms, key, value, metadata = needed_fields(record)
+    except KeyError:
+        return Problem("record", line, f"lacks {', '.join(name for name in NEEDED if name not in record)}")
     if not isinstance(key, str) or not isinstance(metadata, dict):
         return Problem("record", line, "key is not text, or metadata is not an object")
     if type(time_ms) is not int or not 0 <= time_ms < MAX_TIME_MS:
         return Problem("time", line, printable(time_ms, 40))
-    return Event(time_ms, key, record["value"], str(record.get("event_type", "")), metadata, line)
+    return Event(time_ms, key, value, str(record.get("event_type", "")), metadata, line)
