@@ -58,6 +58,10 @@ def test_a_byte_order_mark_or_a_prefix_hides_no_record(prefix):
         (record().replace(b'"value"', b'"value": 1, "value"'), "duplicate"),
         (record(value={"a": 1}).replace(b'"a": 1', b'"a": 1, "a": 2'), "duplicate"),
         *(
+            (record().replace(b'"value"', b'"value"' + space + b': 1, "value"'), "duplicate")
+            for space in (b" ", b"  ", b"\t")
+        ),
+        *(
             (
                 record(**{name: {"a": {"b": 1}}}).replace(b'"b": 1', b'"b"' + space + b': 1, "b": 2'),
                 "duplicate",
