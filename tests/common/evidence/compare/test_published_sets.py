@@ -92,6 +92,16 @@ def test_a_run_that_missed_its_target_has_minutes_and_no_samples(golden, tmp_pat
     assert entry["score"] == pytest.approx(np.mean([1010, 1030, 1040]) / 60, abs=5e-4)
 
 
+def test_samples_that_only_the_end_of_a_log_states_are_taken_from_there(golden, tmp_path):
+    for file in write_published(golden, tmp_path, "bert", **A100).iterdir():
+        lines = re.sub(r'"samples": [0-9.]+', '"epoch_num": 1', file.read_text()).splitlines()
+        end = json.loads(lines[-1].removeprefix(":::MLLOG ")) | {"key": "train_samples", "value": 2_500_000}
+        file.write_text("\n".join([*lines[:-1], ":::MLLOG " + json.dumps(end), lines[-1]]) + "\n")
+    (entry,), _ = entries_of(tmp_path)
+    assert entry["samples_to_target"] == [2_500_000] * 10
+    assert not {"training_samples_per_s", "mosaic_samples"} & set(entry)
+
+
 def test_repeated_logs_are_named_and_other_systems_are_left_out(golden, tmp_path):
     first = write_published(golden, tmp_path)
     again = write_published(golden, tmp_path, version="v9.9", system="box_again")
