@@ -68,8 +68,8 @@ def main(args: argparse.Namespace) -> int:
         for key, planned in sets.items():
             sets[key] = run_sets.apply_options(planned, args)
             system.write_description(planned.loaded.config, args.systems, planned.system)
-        for benchmark in args.benchmarks:
-            loaded = sets[benchmark, args.configurations[-1]].loaded
+        by_folder = {planned.loaded.config.data_directory: planned.loaded for planned in sets.values()}
+        for loaded in by_folder.values():
             data.prepare(loaded.config)
             check_data(loaded)
         codes = [run_sets.run_all(list(sets.values()), sys.argv[1:], fail_fast=args.fail_fast)]

@@ -19,12 +19,14 @@ def merge_files(
 ) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
     """Merge the files of a configuration; returns the values, and the file:line of each key."""
     chain: list[yaml_file.Document] = []
+    of_mini: list[yaml_file.Document] = []
     name: Any = configuration
     while name:
         if len(chain) > MAX_EXTENDS:
             raise UserError("'extends' goes too deep", where=f"{benchmark}/{configuration}.yaml")
         document = read(benchmark, name)
         chain.append(document)
+        of_mini.append(pop_section(document, "mini"))
         name = document.values.pop("extends", None)
     values: dict[str, Any] = {}
     origins: dict[tuple[str, ...], str] = {}
@@ -37,8 +39,18 @@ def merge_files(
         overlay.values["methods"] = {
             name: adjusted[name] for name in adjusted if on.get(name, False) is not False
         }
-        merge(values, overlay, origins)
+        for document in (overlay, *reversed(of_mini)):
+            merge(values, document, origins)
     return values, origins
+
+
+def pop_section(document: yaml_file.Document, name: str) -> yaml_file.Document:
+    """Take a mapping out of a document, as a document of its own; empty if it has none."""
+    values = mapping(document.values, name, document.origins)
+    document.values.pop(name, None)
+    places = [path for path in document.origins if path[:1] == (name,)]
+    origins = {path[1:]: document.origins.pop(path) for path in places}
+    return yaml_file.Document(values, origins)
 
 
 def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str]) -> dict[str, Any]:
@@ -62,6 +74,9 @@ def read_path(path: Path) -> tuple[yaml_file.Document, str]:
     if not NAME.fullmatch(path.stem):
         raise UserError(f"a configuration is named after its file: {NAME.pattern}", where=str(path))
     document = yaml_file.read(path, str(path))
+    if "mini" in document.values:
+        what = "a file outside of the benchmark's folder has no values of one size"
+        raise UserError(what, where=document.origins["mini",], hint="write them without `mini:`")
     base = document.values.pop("extends", None)
     if not isinstance(base, str):
         raise UserError("must name a configuration: `extends: NAME`", where=str(path))

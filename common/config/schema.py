@@ -1,9 +1,10 @@
 """A configuration: YAML files merged in a fixed order, checked to the last key, frozen.
 
-The order is `extends` (baseline) <- the named file <- the size's file <- `--set`. Mappings merge, everything
-else replaces. A file outside the benchmark's folder is named by its path; what it states is laid over the
-size's file, as `--set` is. In a size's file an entry below `methods` adjusts a method that is
-switched on and is ignored otherwise, so one file serves every configuration of that size.
+The order is `extends` (baseline) <- the named file <- the size's file <- `mini` of these files <- `--set`.
+Mappings merge, everything else replaces. In a size's file an entry below `methods` adjusts a method that is
+switched on and is ignored otherwise, so one file serves every configuration of that size. What a single
+configuration has otherwise at size mini stands in its own file below `mini`. A file outside the benchmark's
+folder is named by its path and has no `mini`; what it states is laid over all of these, as `--set` is.
 """
 
 import math

@@ -151,6 +151,40 @@ def test_an_overlay_adjusts_a_method_that_is_on_and_ignores_one_that_is_off(fold
     assert "unpad" not in bert(configuration="derived").config.methods
 
 
+def test_a_configuration_has_values_of_its_own_for_size_mini(folder):
+    append(folder / "optimized.yaml", "mini: {target: 0.6, schedule: {warmup: 7ba}}\n")
+    mini = "mini: {target: 0.4, methods: {unpad: false}}\n"
+    (folder / "derived.yaml").write_text(f"extends: optimized\ntarget: 0.5\n{mini}")
+    loaded = bert(configuration="derived")
+    assert (loaded.config.target, loaded.config.schedule.warmup) == (0.4, "7ba")
+    assert loaded.origins["target",] == "language_bert/derived.yaml:3"
+    assert loaded.config.schedule.name == "linear"  # of mini.yaml
+    assert "unpad" not in loaded.config.methods and "sparse_head" in loaded.config.methods
+    assert bert("target=0.3", configuration="derived").config.target == 0.3
+    full = load_config("language_bert", "derived", size="full", settings=[]).config
+    assert full.target == 0.5 and "unpad" in full.methods
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("mini: {schedule: {warmpu: 3ba}}", r"derived.yaml:2: schedule.warmpu: .*mean warmup"),
+        ("mini: 3", r"derived.yaml:2: mini: expected"),
+        ("mini: {extends: optimized}", r"derived.yaml:2: extends: unknown key"),
+    ],
+)
+def test_a_fault_in_values_for_size_mini_is_named_with_file_and_line(folder, content, message):
+    (folder / "derived.yaml").write_text(f"extends: baseline\n{content}\n")
+    with pytest.raises(UserError, match=message):
+        bert(configuration="derived")
+
+
+def test_a_file_outside_of_the_folder_has_no_values_for_size_mini(tmp_path):
+    (tmp_path / "own.yaml").write_text("extends: baseline\nmini: {target: 0.3}\n")
+    with pytest.raises(UserError, match=r"own.yaml:2: .*without `mini:`"):
+        bert(configuration=str(tmp_path / "own.yaml"))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
