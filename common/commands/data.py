@@ -2,7 +2,7 @@
 
 `fetch` downloads what is public (BERT's text, vocabulary and checkpoint), after a list with the size and MD5
 of each file; a stopped download continues. `prepare` writes the embedded data of size mini: real handwritten
-digits as JPEG files, and real prose as BERT instances, both from what is installed. For size full, --source
+digits as JPEG files, and real text as BERT instances, both from what is installed. For size full, --source
 is a folder: ImageNet as its two tars, as train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a
 data set of Hugging Face (parquet or Arrow files), which may also be named as on its hub; Wikipedia as cleaned
 text or TFRecords, or a column of text of any data set of Hugging Face, with vocabulary and checkpoint. All of

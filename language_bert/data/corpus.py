@@ -1,15 +1,28 @@
-"""The embedded text of size `mini`: English prose that every CPython ships, as documents of sentences."""
+"""The embedded texts of size `mini`, which every CPython ships, as documents of sentences."""
 
 import ast
 import pydoc_data.topics
 import re
+import sys
 import sysconfig
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 HELD_OUT_FRACTION = 0.05  # of the documents, where a corpus has no evaluation set of its own
 MIN_PARAGRAPH_CHARACTERS = 20
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'(*`])")
 NOT_PROSE = ("test", "idlelib", "site-packages", "lib2to3", "turtledemo")
+COLUMN = 16  # characters of a column of Unicode's charts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """A text; `held_out_fraction` of its documents are the evaluation set."""
+
+    read: Callable[[], list[list[str]]]
+    held_out_fraction: float
 
 
 def standard_library_docstrings() -> list[str]:
@@ -50,3 +63,29 @@ def documents() -> list[list[str]]:
         if sentences:
             corpus.append(sentences)
     return corpus
+
+
+def unicode_data() -> list[list[str]]:
+    """Return the characters of Unicode 3.2: a document is a column of the charts, a sentence one character.
+
+    A line has the name, the category, the combining class, the direction, and whether it is mirrored, as in
+    the file UnicodeData. A name never changes, and every CPython has this version beside its own, so the text
+    is always the same. No name stands in two documents.
+    """
+    database, columns = unicodedata.ucd_3_2_0, []
+    for first in range(0, sys.maxunicode + 1, COLUMN):
+        lines = []
+        for character in map(chr, range(first, first + COLUMN)):
+            if name := database.name(character, ""):
+                category, direction = database.category(character), database.bidirectional(character)
+                mirrored = "Y" if database.mirrored(character) else "N"
+                lines.append(f"{name};{category};{database.combining(character)};{direction};{mirrored}")
+        if lines:
+            columns.append(lines)
+    return columns
+
+
+CORPORA = {  # by `data.corpus`
+    "python": Corpus(read=documents, held_out_fraction=HELD_OUT_FRACTION),
+    "unicode": Corpus(read=unicode_data, held_out_fraction=HELD_OUT_FRACTION),
+}

@@ -1,4 +1,4 @@
-"""Prepare the data: for size `mini` embedded prose with its own vocabulary, for size `full` Wikipedia."""
+"""Prepare the data: for size `mini` an embedded text with its own vocabulary, for size `full` Wikipedia."""
 
 import random
 import shutil
@@ -11,9 +11,9 @@ import numpy as np
 from tokenizers import BertWordPieceTokenizer
 
 from common.data import preparation
-from common.errors import UserError
+from common.errors import UserError, nearest
 from language_bert.data import shards
-from language_bert.data.corpus import HELD_OUT_FRACTION, documents
+from language_bert.data.corpus import CORPORA, Corpus
 from language_bert.data.instances import SEED, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.wikipedia import prepare_wikipedia
 from language_bert.data.wordpiece import Tokenizer, read_documents
@@ -32,23 +32,26 @@ def prepare(directory: Path, config: Any, source: Path | None = None) -> str:
         directory,
         config,
         source,
-        embedded=prepare_prose,
+        embedded=prepare_embedded,
         full=prepare_wikipedia,
         name="Wikipedia",
         needs="the files of `ttt data fetch language_bert`, or MLCommons' TFRecords",
     )
 
 
-def prepare_prose(directory: Path, work: Path, config: Any) -> str:
-    """Write vocabulary, shards, indexes and manifest; returns the fingerprint."""
+def prepare_embedded(directory: Path, work: Path, config: Any) -> str:
+    """Write vocabulary, shards, indexes and manifest; returns the fingerprint.
+
+    Raises UserError for a `data.corpus` that is not embedded.
+    """
+    name = config.data.corpus
+    if name not in CORPORA:
+        what = f"size mini has no text '{name}'"
+        raise UserError(what, where="data.corpus", hint=nearest(name, CORPORA))
     shutil.rmtree(work, ignore_errors=True)
-    folder, data, texts = work / "data", config.data, documents()
+    folder, data = work / "data", config.data
     folder.mkdir(parents=True)
-    order = random.Random(SEED).sample(range(len(texts)), len(texts))
-    num_held_out = int(len(texts) * HELD_OUT_FRACTION)
-    held_out, train_texts = (
-        [texts[i] for i in part] for part in (order[:num_held_out], order[num_held_out:])
-    )
+    train_texts, held_out = split(CORPORA[name])
     train_vocabulary(train_texts, config.model.vocab_size, folder)
     tokenizer = Tokenizer(folder / "vocab.txt")
     settings_of = partial(InstanceSettings, max_seq_length=data.max_seq_length)
@@ -69,6 +72,14 @@ def prepare_prose(directory: Path, work: Path, config: Any) -> str:
         np.save(shards.index_path(folder, part), index, allow_pickle=False)
         facts |= shards.describe(part, index, settings)
     return preparation.finish(directory, work, facts)
+
+
+def split(corpus: Corpus) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the documents of a text to train on, and those that are held out: every one is in one part."""
+    texts = corpus.read()
+    order = random.Random(SEED).sample(range(len(texts)), len(texts))
+    num_held_out = int(len(texts) * corpus.held_out_fraction)
+    return [texts[i] for i in order[num_held_out:]], [texts[i] for i in order[:num_held_out]]
 
 
 def train_vocabulary(texts: list[list[str]], vocab_size: int, directory: Path) -> None:

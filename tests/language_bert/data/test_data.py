@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 from array import array
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ from common.data.preparation import changed_records
 from common.errors import UserError
 from common.training.load import load_config
 from language_bert.benchmark import Benchmark
-from language_bert.data.corpus import documents
+from language_bert.data.corpus import CORPORA, documents, unicode_data
 from language_bert.data.instances import InstanceSettings, create_instances
-from language_bert.data.prepare import prepare
+from language_bert.data.prepare import prepare, split
 from language_bert.data.shards import Shards, index_path, shard_path, write_shard
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
 GOLDEN = json.loads(Path(__file__).with_name("instances.json").read_text())
+UNICODE = "9f9b904079844167fe2d8d2137f6f353551fc78db720490804cb25780407a4f6"  # of the text, with every version of CPython
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(300))]
 
 
@@ -147,6 +149,31 @@ def test_no_paragraph_of_the_corpus_stands_in_two_documents():
     assert len(corpus) > 5000
     sentences = [sentence for document in corpus for sentence in document if len(sentence) > 200]
     assert len(set(sentences)) / len(sentences) > 0.99
+
+
+def test_the_data_of_unicode_are_the_same_everywhere_and_each_name_stands_once():
+    corpus = unicode_data()
+    text = "\n\n".join("\n".join(document) for document in corpus)
+    assert hashlib.sha256(text.encode("ascii")).hexdigest() == UNICODE
+    lines = [line for document in corpus for line in document]
+    assert len({line.partition(";")[0] for line in lines}) == len(lines) == 95_156
+    assert "LATIN SMALL LETTER A WITH GRAVE;Ll;0;L;N" in lines
+
+
+def test_no_held_out_document_is_trained_on():
+    for corpus in CORPORA.values():
+        training, held_out = split(corpus)
+        assert sorted(training + held_out) == sorted(corpus.read())
+        assert len(held_out) == int(len(training + held_out) * corpus.held_out_fraction) > 0
+    trained, evaluated = ({*chain(*part)} for part in split(CORPORA["unicode"]))
+    assert trained and trained.isdisjoint(evaluated)
+
+
+def test_a_text_that_is_not_embedded_is_refused_with_those_that_are(tmp_path):
+    settings = ["data.corpus=unicod", f"data.directory={tmp_path / 'made'}"]
+    config = load_config("language_bert", "baseline", size="mini", settings=settings).config
+    with pytest.raises(UserError, match="data.corpus: .*did you mean unicode"):
+        prepare(config.data_directory, config)
 
 
 def test_a_folder_of_something_else_is_not_replaced(tmp_path):
