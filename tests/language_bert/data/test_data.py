@@ -27,7 +27,7 @@ from language_bert.data.shards import Shards, index_path, shard_path, write_shar
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
 GOLDEN = json.loads(Path(__file__).with_name("instances.json").read_text())
-UNICODE = "9f9b904079844167fe2d8d2137f6f353551fc78db720490804cb25780407a4f6"  # of the text, with every version of CPython
+UNICODE = "9f9b904079844167fe2d8d2137f6f353551fc78db720490804cb25780407a4f6"
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(300))]
 
 
