@@ -127,8 +127,7 @@ RULES = (
     ),
     Rule(
         *("Quality measure: target", "target", f"{TARGETS['resnet']}"),
-        lambda c: c.target == TARGETS["resnet"],
-        True,
+        lambda c: c.target == TARGETS["resnet"] or (c.size == "mini" and c.target > TARGETS["resnet"]),
     ),
     Rule(
         *("Quality measure: evaluation frequency", "evaluate_every"),

@@ -71,8 +71,7 @@ RULES = (
     ),
     Rule(
         *("Quality measure: target", "target", f"{TARGETS['bert']}"),
-        lambda c: c.target == TARGETS["bert"],
-        True,
+        lambda c: c.target == TARGETS["bert"] or (c.size == "mini" and c.target > TARGETS["bert"]),
     ),
     Rule("Quality measure: evaluation frequency", "evaluate_every", ask_cadence, has_cadence, True),
     Rule(

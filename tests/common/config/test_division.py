@@ -125,7 +125,7 @@ def test_every_rule_has_a_setting_that_breaks_it():
 )
 def test_size_mini_keeps_the_kinds_and_not_the_numbers(benchmark, settings):
     load_config(benchmark, "closed", size="mini", settings=list(settings))
-    for broken in (f"methods.ema={EMA}", "stop_at_target=false", "optimizer.name=adamw"):
+    for broken in ("target=0.5", f"methods.ema={EMA}", "stop_at_target=false", "optimizer.name=adamw"):
         with pytest.raises(UserError, match="the closed division asks for"):
             load_config(benchmark, "closed", size="mini", settings=[broken, "optimizer.epsilon=1e-8"])
 
