@@ -1,9 +1,9 @@
 """Minutes to target by MLPerf's rule: the mean of the runs without the fastest and the slowest.
 
 Each score comes with a 95 % interval, its two factors (samples to target, samples per second of training),
-its speed-up over the baseline of the same hardware, benchmark and size, and the smallest difference that so
-many runs could show. Of more runs than needed the window with the median score counts. Published scores
-follow.
+its speed-up over the baseline of the same hardware, benchmark, size and target, and the smallest difference
+that so many runs could show. Of more runs than needed the window with the median score counts. Published
+scores follow.
 
 A second table says where the mean run's minutes went, from log lines alone:
 minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot.

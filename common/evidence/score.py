@@ -156,7 +156,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """The ratio to the baseline of the same hardware, benchmark and size.
+    """The ratio to the baseline of the same hardware, benchmark, size and target.
 
     The ratio is that of the scores; the interval and the smallest difference that these runs could show (a
     fraction) are those of the geometric means of the runs. None where one of them missed its target.
@@ -293,10 +293,10 @@ def speedup(baseline: Score, other: Score) -> Speedup | None:
 
 
 def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
-    """Return source -> speed-up over the baseline of its group, for every score that has one."""
-    baselines = {s.group: s for s in scores if s.configuration == BASELINE}
-    pairs = [(s, baselines[s.group]) for s in scores if s.group in baselines and s.configuration != BASELINE]
-    return {s.source: faster for s, baseline in pairs if (faster := speedup(baseline, s))}
+    """Return source -> speed-up over the baseline of its group and target, for every score that has one."""
+    baselines = {(s.group, s.target): s for s in scores if s.configuration == BASELINE}
+    pairs = [(s, baselines.get((s.group, s.target))) for s in scores if s.configuration != BASELINE]
+    return {s.source: faster for s, baseline in pairs if baseline and (faster := speedup(baseline, s))}
 
 
 def notes(scores: Sequence[Score]) -> list[str]:

@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -228,7 +228,8 @@ def test_a_speed_up_is_the_ratio_to_the_baseline_of_the_same_hardware(golden):
     baseline = scored(golden.set(configuration="baseline", block_s=80), "slow")
     other = scored(golden.set(configuration="optimized", block_s=40), "fast")
     proxy = scored(golden.set(configuration="optimized", size="mini"), "mini")
-    found = speedups([baseline, other, proxy])
+    easier = replace(other, target=other.target - 0.1, source="easier")
+    found = speedups([baseline, other, proxy, easier])
     assert set(found) == {"fast"}
     assert found["fast"].ratio == pytest.approx(baseline.minutes / other.minutes)
     assert found["fast"].interval.low < found["fast"].ratio < found["fast"].interval.high
