@@ -17,7 +17,7 @@ import numpy as np
 
 from common.evidence import intervals
 from common.evidence.compare.masked_accuracy import MOSAIC, counted_tokens
-from common.evidence.intervals import Interval
+from common.evidence.intervals import Estimate, Interval
 from common.evidence.log import NUM_RUNS, Log, read_log
 from common.evidence.records import finite
 from common.evidence.rules.rounds import last_round
@@ -48,8 +48,7 @@ class ReferencePoint:
 class Convergence:
     """A run set beside the reference of a ruleset; `note` says why there is no verdict, or what differs.
 
-    `interval` is of the mean of the runs; None where one missed the target. `measured` leaves out the fastest
-    and the slowest.
+    `measured` and `interval`: see `mean_of_stops`.
     verdict: accepted, scaled (the closed division multiplies the score with `scale`), refused (it accepts no
     such few samples), or unknown.
     """
@@ -133,8 +132,8 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
     ruleset = last_round(benchmark)
     sizes = {int(finite(log.value("global_batch_size")) or 0) for log in logs}
     batch_size = sizes.pop() if len(sizes) == 1 else 0
-    consumptions = [consumed(log) for log in logs]
-    measured = olympic_mean(consumptions)
+    estimate = mean_of_stops(list(map(consumed, logs)), max(map(evaluation_step, logs), default=0.0))
+    measured = estimate.value if estimate else None
     point = point_at(benchmark, batch_size, ruleset) if batch_size > 0 else None
     notes = []
     if batch_size < 1:
@@ -156,7 +155,7 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
         unit=UNITS[benchmark],
         batch_size=batch_size or None,
         measured=measured,
-        interval=intervals.mean(consumptions).interval if all(map(math.isfinite, consumptions)) else None,
+        interval=estimate.interval if estimate else None,
         point=point,
         verdict=verdict,
         scale=point.mean / measured if point and measured and verdict == SCALED else 1.0,
@@ -176,6 +175,32 @@ def consumed(log: Log) -> float:
     event = log.last("eval_accuracy")
     number = finite(event.metadata.get("epoch_num")) if event and log.is_converged else None
     return number if number is not None and number > 0 else math.inf
+
+
+def evaluation_step(log: Log) -> float:
+    """Epochs or samples between the last two evaluations; 0 of logs that do not say."""
+    return last_step([finite(event.metadata.get("epoch_num")) for event in log.events("eval_accuracy")])
+
+
+def last_step(counts: Sequence[float | None]) -> float:
+    """Return the last of some counts less the one before it, or less 0; 0 where they are unknown."""
+    before, last = [0.0, *counts][-2:] if counts else (None, None)
+    return 0.0 if before is None or last is None else max(last - before, 0.0)
+
+
+def mean_of_stops(stops: Sequence[float], step: float) -> Estimate | None:
+    """Return the mean of what runs took to the target, infinite of a miss; None where two or more missed.
+
+    The mean is without the fastest and the slowest run, as that of a score. The interval is of the mean of
+    all, and none where one missed. Runs stop at evaluations `step` apart: one rounding adds step^2 / 12 to
+    the variance, half of what `rounding_squares` adds to a difference.
+    """
+    value, limits = olympic_mean(stops), None
+    if value is None:
+        return None
+    if all(map(math.isfinite, stops)):
+        limits = intervals.mean(stops, resolution=step / math.sqrt(2)).interval
+    return Estimate(value=value, interval=limits)
 
 
 def committed_points(lead: Log) -> dict[str, dict[str, object]]:
