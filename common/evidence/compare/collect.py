@@ -15,6 +15,7 @@ import yaml
 from common.errors import UserError
 from common.evidence.compare import masked_accuracy
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
+from common.evidence.compare.rcp import last_step
 from common.evidence.compare.reproduce import first_reaching
 from common.evidence.log import TARGETS, Log, Point, RunSet, load
 from common.evidence.paths import find_sets
@@ -33,7 +34,8 @@ def entry_lines(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the sets below `paths` as entries, by benchmark, then those that are left out and why.
 
     Listed are the sets of the closed division on one node of A100, H100 or H200 GPUs, and any set whose own
-    folder is a path, with its curve. A set with the logs of one before it is named in that one's entry.
+    folder is a path, with its curve and, of bert, where it passed MosaicML's count of the target. A set with
+    the logs of one before it is named in that one's entry.
     Raises: UserError.
     """
     named = {path.absolute() for path in paths}
@@ -47,12 +49,12 @@ def entry_lines(paths: Sequence[Path]) -> Iterator[str]:
         if folder not in named and not is_listed(fields):
             continue
         try:
-            entry = make_entry(run_set, fields)
+            entry = make_entry(run_set, fields, is_named=folder in named)
         except ValueError as error:  # of a set without a score
             faults.append(f"# left out: {'/'.join(folder.parts[-5:])}: {error}")
             continue
-        if folder in named:
-            entry["curve"] = mean_curve(run_set.logs)
+        if folder in named and (curve := mean_curve(run_set.logs)):
+            entry["curve"] = curve
         first = by_digest.setdefault(digest(run_set.logs), entry)
         if first is entry:
             entries[run_set.lead.benchmark].append(entry)
@@ -69,7 +71,7 @@ def is_listed(fields: Mapping[str, object]) -> bool:
     return fields.get("division") == "closed" and count(fields, "number_of_nodes") == 1 and bool(is_gpu)
 
 
-def make_entry(run_set: RunSet, fields: Mapping[str, object]) -> Entry:
+def make_entry(run_set: RunSet, fields: Mapping[str, object], *, is_named: bool) -> Entry:
     """Make the entry of a set with its system's description. Raises ValueError for a set without figures."""
     place = SOURCE.search(run_set.logs[0].file.parent.as_posix() if run_set.logs[0].file else "")
     if place is None:
@@ -97,20 +99,26 @@ def make_entry(run_set: RunSet, fields: Mapping[str, object]) -> Entry:
         "minutes": [round(value or 0, 4) for value in minutes],
         "samples_to_target": [samples and int(samples) for samples in reached],
     }
+    step = max(last_step([point.samples for point in log.curve]) for log in logs)
+    if counts_samples and step:
+        entry["evaluated_every"] = int(step)
     if counts_samples and all(run.samples_per_s for run in runs):
         entry["training_samples_per_s"] = [round(run.samples_per_s or 0, 1) for run in runs]
     entry["quality"] = [round(run.quality or 0, 6) for run in runs]
-    if counts_samples and run_set.lead.benchmark == "bert" and entry["accelerators"] == MOSAIC_DEVICES:
+    is_counted_twice = is_named or entry["accelerators"] == MOSAIC_DEVICES
+    if counts_samples and run_set.lead.benchmark == "bert" and is_counted_twice:
         entry |= mosaic_figures(logs)
     return entry | {"source": place[0], "digest": digest(logs)}
 
 
 def samples_at_target(log: Log, run: Run, batch_size: float) -> float | None:
-    """A run that missed has None; logs whose epoch_num counts no samples state them once, at the end."""
+    """A run that missed has None; logs whose epoch_num counts no samples state them at the end."""
     if not math.isfinite(run.minutes):
         return None
-    is_counted = run.samples is not None and run.samples >= batch_size
-    return run.samples if is_counted else finite(log.value("train_samples"))
+    if run.samples is not None and run.samples >= batch_size:
+        return run.samples
+    stated = log.last("train_samples")
+    return finite(stated.value) if stated else None
 
 
 def mosaic_figures(logs: Sequence[Log]) -> Entry:

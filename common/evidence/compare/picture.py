@@ -1,5 +1,6 @@
 """The picture of `ttt reproduce --plot`: samples to the target by batch size, published and measured."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,15 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from common.evidence import intervals
 from common.evidence.compare.masked_accuracy import COUNTINGS, MOSAIC
-from common.evidence.compare.rcp import load_points, point_at
+from common.evidence.compare.rcp import last_step, load_points, mean_of_stops, point_at
 from common.evidence.compare.reported import Reported
+from common.evidence.intervals import Estimate
 from common.evidence.log import IMAGENET_SAMPLES, RunSet
 from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, reach, stand_alone
 from common.evidence.records import finite, printable
 from common.evidence.rules.rounds import last_round
-from common.evidence.score import score
+from common.evidence.score import Score, score
 from common.files import save_text
 
 MILLION = 1e6
@@ -33,11 +34,15 @@ BY_MOSAIC = f"by {COUNTINGS[MOSAIC]}"
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Samples to target of the converged runs of a set; `is_hollow`: by MosaicML's count of masked tokens."""
+    """Samples to target of the runs of a set, infinite of a miss, at evaluations `step` samples apart.
+
+    `is_hollow`: by MosaicML's count of masked tokens.
+    """
 
     kind: str
     batch_size: int
     samples: Sequence[float]
+    step: float
     name: str = ""  # written beside it
     is_hollow: bool = False
 
@@ -61,15 +66,17 @@ def published_places(facts: Reported) -> Iterator[Place]:
         yield Place(
             kind=entry.division,
             batch_size=entry.batch_size,
-            samples=[run.samples for run in entry.score.converged if run.samples],
+            samples=stops_of(entry.score),
+            step=entry.evaluated_every,
             name=f"{entry.submitter} {configuration}".strip() if is_open else "",
             is_hollow=facts.benchmark == "bert" and entry.masked_tokens == MOSAIC,
         )
-        if entry.mosaic_samples and not is_open:
+        if entry.mosaic_samples:
             yield Place(
                 kind=entry.division,
                 batch_size=entry.batch_size,
                 samples=entry.mosaic_samples,
+                step=entry.evaluated_every,
                 is_hollow=True,
             )
 
@@ -77,16 +84,26 @@ def published_places(facts: Reported) -> Iterator[Place]:
 def measured_places(facts: Reported, run_sets: Sequence[RunSet]) -> Iterator[Place]:
     for run_set in run_sets:
         ours, batch_size = score(run_set), finite(run_set.lead.value("global_batch_size"))
-        samples = [run.samples for run in ours.converged if run.samples]
-        if (
-            ours.benchmark == facts.benchmark
-            and not (ours.is_proxy or ours.mixture)
-            and batch_size
-            and samples
-        ):
+        steps = [last_step([point.samples for point in log.curve]) for log in run_set.logs]
+        if ours.benchmark == facts.benchmark and not (ours.is_proxy or ours.mixture) and batch_size:
             yield Place(
-                kind="measured here", batch_size=int(batch_size), samples=samples, name=ours.configuration
+                kind="measured here",
+                batch_size=int(batch_size),
+                samples=stops_of(ours),
+                step=max(steps, default=0.0),
+                name=ours.configuration,
             )
+
+
+def stops_of(scored: Score) -> list[float]:
+    """Samples to target of the runs that count, infinite of those that missed it."""
+    return [
+        run.samples if run.samples and math.isfinite(run.minutes) else math.inf for run in scored.counting
+    ]
+
+
+def mean_in_millions(place: Place) -> Estimate | None:
+    return mean_of_stops([count / MILLION for count in place.samples], place.step / MILLION)
 
 
 def _plot_benchmark(axes: Axes, facts: Reported, places: Sequence[Place]) -> None:
@@ -94,15 +111,18 @@ def _plot_benchmark(axes: Axes, facts: Reported, places: Sequence[Place]) -> Non
     _plot_reference(axes, facts.benchmark, min(sizes), max(sizes))
     beside: dict[tuple[int, int], list[str]] = {}  # names of places that lie on each other
     for kind, is_hollow in product(KINDS, (False, True)):
-        some = [place for place in places if (place.kind, place.is_hollow) == (kind, is_hollow)]
-        if not some:
+        means = [
+            (place, mean)
+            for place in places
+            if (place.kind, place.is_hollow) == (kind, is_hollow) and (mean := mean_in_millions(place))
+        ]
+        if not means:
             continue
-        means = [intervals.mean([count / MILLION for count in place.samples]) for place in some]
         colour, marker = KINDS[kind]
         axes.errorbar(
-            [place.batch_size for place in some],
-            [mean.value for mean in means],
-            yerr=np.transpose([reach(mean) for mean in means]),
+            [place.batch_size for place, _ in means],
+            [mean.value for _, mean in means],
+            yerr=np.transpose([reach(mean) for _, mean in means]),
             fmt=marker,
             color=colour,
             markerfacecolor="none" if is_hollow else colour,
@@ -111,7 +131,7 @@ def _plot_benchmark(axes: Axes, facts: Reported, places: Sequence[Place]) -> Non
             alpha=0.7,
             label=f"{kind}, {BY_MOSAIC}" if is_hollow else kind,
         )
-        for place, mean in zip(some, means, strict=True):
+        for place, mean in means:
             if place.name:
                 beside.setdefault((place.batch_size, round(5 * mean.value)), []).append(place.name)
     for (batch_size, fifths), names in beside.items():

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ MAX_TITLES = 8  # of a line that names several sets
 class Published:
     """One published run set. `configurations` are ours that stand for it; none for a peer.
 
+    `evaluated_every`: samples between its last two evaluations; 0 where its logs do not count samples.
     `mosaic_minutes`, `mosaic_samples`: where a set of bert that stopped at the official target had passed it
     by MosaicML's count. `repeated_in`: folders of later rounds with the same logs.
     """
@@ -37,6 +37,7 @@ class Published:
     mosaic_minutes: tuple[float, ...]
     mosaic_samples: tuple[float, ...]
     batch_size: int
+    evaluated_every: int
     repeated_in: tuple[str, ...]
     score: Score
 
@@ -49,8 +50,9 @@ class Published:
         return f"{self.label} ({self.accelerators}, {self.division})"
 
     def has_words(self, name: str) -> bool:
-        """True if the title, or a folder with the same logs, has each word of a name."""
-        texts = (self.title.lower(), *map(str.lower, self.repeated_in))
+        """True if the title, spaces or not, or a folder with the same logs has each word of a name."""
+        title = self.title.lower()
+        texts = (title + " " + title.replace(" ", ""), *map(str.lower, self.repeated_in))
         return any(all(word in text for word in name.lower().split()) for text in texts)
 
 
@@ -91,24 +93,27 @@ class Reported:
         return find_published(self.sets + self.peers, name, f"{self.folder}/reported.yaml lists them")
 
 
+def called(entries: Sequence[Published], name: str) -> list[Published]:
+    """Return those whose system, or submitter, round and system, is the name."""
+    return [entry for entry in entries if name in (entry.name, entry.label)]
+
+
 def find_published(entries: Sequence[Published], name: str, where: str) -> Published:
     """Return the entry that is called so, or the only one that `has_words` of the name.
 
     Raises: UserError with the near names; `where` all of them are.
     """
-    matches = [entry for entry in entries if name in (entry.name, entry.label)] or [
-        entry for entry in entries if entry.has_words(name)
-    ]
+    matches = called(entries, name) or [entry for entry in entries if entry.has_words(name)]
     if len(matches) == 1:
         return matches[0]
-    what = f"no published result of {entries[0].score.benchmark} is called '{printable(name)}'"
+    what = f"published result of {entries[0].score.benchmark} is called '{printable(name)}'"
     if not matches:
         hint = nearest(name, (entry.name for entry in entries))
-        raise UserError(what, hint=where if hint.startswith("known") else hint)
+        raise UserError(f"no {what}", hint=where if hint.startswith("known") else hint)
     titles = [entry.label for entry in matches]
     rest = f" and {len(titles) - MAX_TITLES} more" if len(titles) > MAX_TITLES else ""
     hint = f"name one of: {', '.join(titles[:MAX_TITLES])}{rest}"
-    raise UserError(what.replace("no", "more than one", 1), hint=hint)
+    raise UserError(f"more than one {what}", hint=hint)
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -139,7 +144,13 @@ def _reported(facts: dict[str, Any], folder: str) -> Reported:
     sets, peers = (
         tuple(_published(facts, entry) for entry in facts.get(part, ())) for part in ("sets", "peers")
     )
-    find = partial(find_published, sets + peers, where=f"{folder}/reported.yaml lists them")
+
+    def find(name: str) -> Published:
+        matches = called(sets + peers, name)
+        if len(matches) != 1:
+            raise ValueError(f"a claim: {len(matches)} sets are called '{name}'")
+        return matches[0]
+
     claims = tuple(
         Claim(**claim | {"of": find(claim["of"]), "against": tuple(map(find, claim["against"]))})
         for claim in facts.get("claims", ())
@@ -179,6 +190,7 @@ def _published(facts: dict[str, Any], entry: dict[str, Any]) -> Published:
         name=entry["system"],
         masked_tokens=tokens,
         batch_size=entry["global_batch_size"],
+        evaluated_every=entry.get("evaluated_every", 0),
         score=score,
         **fields,
     )
