@@ -1,7 +1,9 @@
 """The published sets of reported.yaml: entries made of logs, their names, and their picture."""
 
 import json
+import math
 import re
+from collections import Counter
 from xml.etree import ElementTree
 
 import numpy as np
@@ -11,9 +13,10 @@ import yaml
 from common.errors import UserError
 from common.evidence.compare import collect
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted
+from common.evidence.compare.picture import mean_in_millions, published_places
 from common.evidence.compare.reported import load_reported, read_facts
 from common.evidence.log import NUM_RUNS, load
-from common.evidence.score import score
+from common.evidence.score import olympic_mean, score
 from common.repository import ROOT
 from tests.command import one_line
 from tests.command import ttt_here as ttt
@@ -75,6 +78,7 @@ def test_an_entry_has_the_figures_of_its_logs(golden, tmp_path, benchmark):
     assert (entry["round"], entry["submitter"], entry["system"]) == ("v9.8", "Example", "box")
     assert entry["source"] == f"training_results_v9.8/Example/results/box/{benchmark}"
     assert entry["global_batch_size"] == 3200 and "curve" not in entry
+    assert entry["evaluated_every"] == 12 * (EPOCH if benchmark == "resnet" else 100_000)
     if benchmark == "bert":  # 0.7162 of the official tokens is more than 0.72 of MosaicML's
         assert converted(0.7162, OFFICIAL, MOSAIC) > 0.72 > converted(0.7, OFFICIAL, MOSAIC)
         assert entry["mosaic_samples"] == [2_400_000] * 10
@@ -95,11 +99,12 @@ def test_a_run_that_missed_its_target_has_minutes_and_no_samples(golden, tmp_pat
 def test_samples_that_only_the_end_of_a_log_states_are_taken_from_there(golden, tmp_path):
     for file in write_published(golden, tmp_path, "bert", **A100).iterdir():
         lines = re.sub(r'"samples": [0-9.]+', '"epoch_num": 1', file.read_text()).splitlines()
-        end = json.loads(lines[-1].removeprefix(":::MLLOG ")) | {"key": "train_samples", "value": 2_500_000}
-        file.write_text("\n".join([*lines[:-1], ":::MLLOG " + json.dumps(end), lines[-1]]) + "\n")
+        end = json.loads(lines[-1].removeprefix(":::MLLOG ")) | {"key": "train_samples"}
+        head, last = (":::MLLOG " + json.dumps(end | {"value": value}) for value in (7, 2_500_000))
+        file.write_text("\n".join([lines[0], head, *lines[1:-1], last, lines[-1]]) + "\n")
     (entry,), _ = entries_of(tmp_path)
     assert entry["samples_to_target"] == [2_500_000] * 10
-    assert not {"training_samples_per_s", "mosaic_samples"} & set(entry)
+    assert not {"training_samples_per_s", "mosaic_samples", "evaluated_every"} & set(entry)
 
 
 def test_repeated_logs_are_named_and_other_systems_are_left_out(golden, tmp_path):
@@ -197,15 +202,42 @@ def test_an_ambiguous_name_is_one_line_with_the_near_names(golden, tmp_path):
     with pytest.raises(UserError, match="reported.yaml lists them"):
         resnet.find("zzzzzzzz")
     assert resnet.find("v4.0 NVIDIA h200").name == "h200_ngc24.04_mxnet"
+    assert {entry.find("dell v3.1 8xH100").label for entry in load_reported().values()} == {
+        "Dell v3.1 XE9680x8H100-SXM-80GB"
+    }
+    assert load_reported()["bert"].find("dgxa100_ngc22.09_pytorch").submitter == "NVIDIA"
+
+
+def test_a_claim_names_its_sets_whole(tmp_path):
+    (tmp_path / "resnet").mkdir()
+    text = FILES["image_classification"].read_text()
+    file = tmp_path / "resnet/reported.yaml"
+    file.write_text(text.replace("of: 8xA100_80GB-methods", "of: 8xA100_80GB-method"))
+    with pytest.raises(UserError, match="a claim: 0 sets are called '8xA100_80GB-method'"):
+        load_reported(tmp_path)
+
+
+def drawn(path):
+    """Return the numbers of all points and bars in the panels of an SVG file, and its words."""
+    root = ElementTree.parse(path).getroot()
+    shapes = [part for shape in root.iter() if "clip-path" in shape.attrib for part in shape.iter()]
+    places = [
+        re.findall(r"-?[0-9.]+", " ".join(shape.get(name, "") for name in ("x", "y", "d")))
+        for shape in shapes
+    ]
+    words = [part.text for part in root.iter() if part.tag.endswith("}text")]
+    return [float(number) for place in places if len(place) in (2, 4) for number in place], words
 
 
 def test_the_picture_is_drawn_from_the_files(tmp_path):
-    picture, committed = tmp_path / "samples.svg", ROOT / "results/samples.svg"
+    picture = tmp_path / "samples.svg"
     done = ttt("reproduce", "--plot", picture, ROOT / "results/reference-2cpu-mini-baseline")
     assert (done.returncode, done.stderr) == (0, "")
     assert {child.tag.rpartition("}")[2] for child in ElementTree.parse(picture).getroot()} >= {"style", "g"}
-    drawn, kept = (re.sub("Matplotlib v.*", "", path.read_text()) for path in (picture, committed))
-    assert drawn == kept, "draw it again: ttt reproduce --plot results/samples.svg"
+    (points, words), (kept, kept_words) = map(drawn, (picture, ROOT / "results/samples.svg"))
+    message = "draw it again: ttt reproduce --plot results/samples.svg"
+    assert len(points) > 500 and words == kept_words, message
+    assert points == pytest.approx(kept, abs=0.5), message  # of 288 points of height
 
 
 def test_a_full_set_is_in_the_picture(golden, tmp_path):
@@ -216,20 +248,36 @@ def test_a_full_set_is_in_the_picture(golden, tmp_path):
 
 def test_the_page_of_bert_states_the_curves_of_the_file():
     page = (ROOT / "language_bert/README.md").read_text()
-    peers = read_facts(FILES["language_bert"])["peers"]
-    header = re.search(r"^\| samples ((?:\| [\d,]+ )+)\| to 0.72", page, re.MULTILINE)[1]
+    header = re.search(r"^\| samples ((?:\| [\d,]+ )+)\|$", page, re.MULTILINE)[1]
     places = [int(cell.replace(",", "")) for cell in header.strip("| ").split("|")]
-    means, ratios = [], []
-    for entry in [entry for entry in peers if entry["submitter"] == "Intel"]:
+    first, second = (
+        entry for entry in read_facts(FILES["language_bert"])["peers"] if entry["submitter"] == "Intel"
+    )
+    for entry in (first, second):
         curve = dict(entry["curve"])
-        mean = np.mean(entry["samples_to_target"])
-        cells = " | ".join([*(f"{curve[place]:.3f}" for place in places), f"{mean:,.0f}"])
-        assert re.search(rf"^\| `{entry['system']}`.* \| {re.escape(cells)} \|$", page, re.MULTILINE), cells
-        (start,) = (place for place, accuracy in curve.items() if round(accuracy, 4) == 0.7153)
-        means.append(mean)
-        ratios.append(mean / start)
+        near, end = (np.mean(entry[name]) for name in ("mosaic_samples", "samples_to_target"))
+        ratio = end / near
+        accuracies = " | ".join(f"{curve[place]:.3f}" for place in places)
+        for cells in (accuracies, f"{near:,.0f} | {end:,.0f} | {ratio:.2f} | {ratio * 0.64064:.2f} M"):
+            assert re.search(
+                rf"^\| `{entry['system']}`[^|]* \| {re.escape(cells)} \|$", page, re.MULTILINE
+            ), cells
         left = next(place for place, accuracy in curve.items() if accuracy > 0.6)
-        assert f" {left // entry['global_batch_size']}" in page
-    assert means[0] < means[1]
-    text = f"{ratios[0]:.2f} times the samples to 0.72, the closed one {ratios[1]:.2f} times"
-    assert text in page and f"are {ratios[0] * 640_640 / 1e6:.2f} million" in page
+        assert f" after {left // entry['global_batch_size']}" in page
+        assert entry["evaluated_every"] == places[0] == 57 * entry["global_batch_size"]
+    samples, accuracies = zip(*first["curve"], strict=True)
+    near, end = np.interp((converted(0.72, MOSAIC, OFFICIAL), 0.72), accuracies, samples) / 1e6
+    ratio = f"{end / near:.2f} ({end:.3f} / {near:.3f} million), so {end / near * 0.64064:.2f} M"
+    assert ratio in page and second["curve"][-1][1] < 0.72 <= accuracies[-1]
+
+
+def test_points_of_the_picture_have_the_mean_of_a_score_and_no_bar_with_a_miss():
+    num_bars = Counter()
+    for reported in load_reported().values():
+        for place in published_places(reported):
+            mean = mean_in_millions(place)
+            assert mean.value == pytest.approx(olympic_mean(place.samples) / 1e6)
+            has_bar = mean.interval is not None and mean.interval.low < mean.interval.high
+            assert has_bar == (math.inf not in place.samples), place
+            num_bars[has_bar] += 1
+    assert num_bars[True] > 100 and num_bars[False] > 5
