@@ -259,8 +259,8 @@ def the_head_is_contradicted(rng, logs):
         [
             edit_all("quality_target", lambda r: {"value": r["value"] - 0.01}),
             *(scale(key) for key in keys),
-            edit_all("opt_name", lambda r: {"value": "lamb"}),
-            drop_method,
+            edit_all("opt_name", lambda r: {"value": "adagrad"}),
+            *([drop_method] if any(has_key(line, "method") for line in logs[0]) else []),
         ]
     )
     return Forged({n: change(lines) for n, lines in enumerate(logs)})

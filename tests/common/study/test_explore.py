@@ -79,7 +79,7 @@ def test_the_page_embeds_the_figures_of_the_committed_results(committed):
             assert row["evaluation"] == pytest.approx(run.evaluation, abs=1e-5)
             assert row["curve"][-1] == pytest.approx(run.quality, abs=1e-5)
             cell = data["cells"][row["cell"]]
-            assert (cell["configuration"], cell["hardware"]) == (log.configuration, "reference-2cpu")
+            assert [cell["configuration"], cell["hardware"]] == log.folders[0].split("-mini-")[::-1]
             assert (cell["budget"], cell["proxy"], cell["study"]) == (1.0, True, "")
             assert {data["methods"][number] for number in cell["methods"]} == {
                 event.value for event in log.events("method")
