@@ -91,6 +91,9 @@ def shorten_batch(batch: Batch, length: int, how: str) -> Batch:
         return batch
     inputs = {name: short[name] for name in batch.inputs}
     targets = {name: short[name] for name in batch.targets if name in short}
+    if "next_sentence_weight" in targets:  # of a loss that divides by the masked tokens that are left
+        left, before = ((labels != IGNORED).sum() for labels in (short["labels"], whole["labels"]))
+        targets["next_sentence_weight"] = targets["next_sentence_weight"] * (left / before)
     return replace(batch, inputs=inputs, targets=targets, num_samples=len(inputs["input_ids"]))
 
 

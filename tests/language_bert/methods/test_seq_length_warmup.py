@@ -8,8 +8,10 @@ from common.training.load import load_config
 from common.training.method import Batch, Progress
 from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
+from language_bert.data.batches import IGNORED, weigh_next_sentences
 from language_bert.methods.seq_length_warmup import SeqLengthWarmup, sequence_length, shorten
-from tests.language_bert.test_parity import MAX_LENGTH, make_batch
+from language_bert.model import next_sentence_loss
+from tests.language_bert.test_parity import MAX_LENGTH, make_batch, make_model
 
 LENGTHS = (37, 4, 12, 21)
 
@@ -108,6 +110,22 @@ def test_a_micro_batch_counts_by_the_masked_tokens_that_it_had(tmp_path):
         expected += run.loss(run.model(**short.inputs), short.targets).item() * count / sum(counts)
     run.log.close()
     assert loss.item() == pytest.approx(expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_cut_sequences_keep_their_share_of_the_next_sentence_loss(num_parts):
+    model, whole = make_model(True), make_batch(LENGTHS)
+    whole.targets["labels"][:, 1] = 7
+    num_masked = int((whole.targets["labels"] != IGNORED).sum())
+    expected = next_sentence_loss(model(**method().batch(whole, progress(0)).inputs), whole.targets)
+    found = 0.0
+    for part in weigh_next_sentences(whole, num_masked, whole.num_samples).parts(num_parts):
+        short = method().batch(part, progress(0))
+        count, left = (int((each.targets["labels"] != IGNORED).sum()) for each in (part, short))
+        assert left < count
+        found += float(next_sentence_loss(model(**short.inputs), short.targets)) * count / num_masked
+    assert found == pytest.approx(float(expected), rel=1e-6)  # weights are float32
 
 
 def test_it_is_moved_before_the_packing_and_packed_batches_are_short():
