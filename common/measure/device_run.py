@@ -35,7 +35,7 @@ def load(
     """
     configuration, settings = split_name(benchmark, name, size=size)
     if batch_size is None:
-        config = load_config(benchmark, configuration, size=size, settings=settings).config
+        config = load_config(benchmark, configuration, size=size, settings=[OPEN, *settings]).config
         batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)
     if min(batch_size, micro_batch_size or 1) < 1:
         raise UserError("--batch-size and --micro-batch-size must be positive")
@@ -55,7 +55,7 @@ def load_for_ranks(
 ) -> configs.Loaded:
     """Return a configuration with `more` settings and the batch of so many ranks, `batch_size` on each."""
     if batch_size is None:
-        whole = load_config(benchmark, configuration, size=size, settings=[*settings]).config
+        whole = load_config(benchmark, configuration, size=size, settings=[OPEN, *settings]).config
         batch_size = max(1, whole.global_batch_size // (NUM_DEVICES if size == "full" else num_ranks))
     if batch_size < 1:
         raise UserError("--batch-size must be positive")

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from common.config.division import OPEN
 from common.config.names import split_name
 from common.errors import UserError
 from common.evidence import intervals
@@ -113,8 +114,14 @@ def measure_neighbour(
     """
     configuration, settings = split_name(benchmark, name, size=size)
     last = f"{num_steps}ba"
-    settings += ["target=0.99", f"max_duration={last}", f"evaluate_every={last}", f"evaluate_from={last}"]
-    settings += [f"schedule.warmup={max(1, num_steps // 10)}ba"]
+    settings += [
+        OPEN,
+        "target=0.99",
+        f"max_duration={last}",
+        f"evaluate_every={last}",
+        f"evaluate_from={last}",
+    ]
+    settings += ["evaluate_offset=0sp", f"schedule.warmup={max(1, num_steps // 10)}ba"]
     load_config(benchmark, configuration, size=size, settings=settings)  # a mistake ends this, not a run
     sets = [part for setting in settings for part in ("--set", setting)]
     command = ["run", benchmark, configuration, "--size", size, "--seed", "3", *sets]

@@ -235,7 +235,7 @@ def settings(study: Study, cell: Cell) -> list[str]:
         study.benchmark, cell.configuration, size=study.size, settings=[OPEN, *changes]
     ).config
     every = math.ceil(config.plan().num_steps / study.num_evaluations)
-    return [f"evaluate_every={every}ba", "evaluate_from=0sp", *changes]
+    return [f"evaluate_every={every}ba", "evaluate_offset=0sp", "evaluate_from=0sp", *changes]
 
 
 def load_cell(study: Study, cell: Cell) -> Loaded:

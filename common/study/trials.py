@@ -18,6 +18,7 @@ from pathlib import Path
 
 from scipy.stats import qmc
 
+from common.config.division import OPEN
 from common.config.merge import extend
 from common.config.names import short_name, split_name
 from common.config.schema import RunConfig
@@ -36,7 +37,8 @@ FACTORS = {  # of the recipe's own value, from and to; drawn evenly in their log
     "optimizer.weight_decay": (1 / 10, 10),
     "budget": (1 / 3, 1),  # shortens the whole schedule, the decay of the learning rate with it
 }
-NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "budget")  # of a cell's settings
+# of a cell's settings
+NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "evaluate_offset", "budget")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +70,9 @@ def trial_cells(args: argparse.Namespace) -> list[Cell]:
     cells = []
     for number, point in enumerate([None, *points]):
         for name in dict.fromkeys(args.configurations):
-            config = load_config(args.benchmark, name, size=args.size, settings=args.set).config
-            stops = ("stop_at_target=true", f"evaluate_every={config.evaluate_every}")
+            config = load_config(args.benchmark, name, size=args.size, settings=[OPEN, *args.set]).config
+            cadence = (f"{key}={getattr(config, key)}" for key in ("evaluate_every", "evaluate_offset"))
+            stops = ("stop_at_target=true", *cadence)
             drawn = dict(draw_values(config, point)) if point else {}
             drawn = {key: value for key, value in drawn.items() if key not in fixed}
             budget = float(drawn.pop("budget", config.budget))

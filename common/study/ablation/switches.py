@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 from common.config import schema as configs
+from common.config.division import OPEN
 from common.config.merge import mapping, merge_files, read
 from common.config.validation import validate
 from common.errors import UserError
@@ -24,7 +25,10 @@ from common.training.load import load_config
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
 
-OF_STUDY = ("evaluate_every", "evaluate_from", "micro_batch_size")  # no switches: a study has its own
+# no switches: a study has its own, and is no submission
+OF_STUDY = (
+    *("evaluate_every", "evaluate_offset", "evaluate_from", "micro_batch_size", "submission.division"),
+)
 METHODS = "methods."
 
 
@@ -125,7 +129,7 @@ class Switches:
     def load(self, state: State) -> configs.Loaded:
         """Return the merged configuration of a state."""
         configuration, settings = self.recipe(state)
-        return load_config(self.benchmark, configuration, size=self.size, settings=settings)
+        return load_config(self.benchmark, configuration, size=self.size, settings=[OPEN, *settings])
 
     def problem(self, state: State) -> str:
         """Return why a state cannot be built; '' if it can."""

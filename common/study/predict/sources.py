@@ -30,8 +30,9 @@ from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Sample
 from common.training.ranks import SINGLE_RANK
 
 RECIPE = (
-    *("target", "max_duration", "budget", "evaluate_every", "evaluate_from", "global_batch_size"),
-    *("precision", "evaluation_precision", "model", "data", "optimizer", "schedule", "methods"),
+    *("target", "max_duration", "budget", "evaluate_every", "evaluate_offset", "evaluate_from"),
+    *("global_batch_size", "precision", "evaluation_precision"),
+    *("model", "data", "optimizer", "schedule", "methods"),
 )
 # of `data`, what leaves the samples of each batch as they are
 OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}

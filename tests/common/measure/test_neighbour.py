@@ -1,11 +1,13 @@
 """A busy process beside real runs: it comes when it is to come, is gone afterwards, and its cost is told."""
 
+import itertools
 import time
 
 import psutil
 import pytest
 
 from common.commands.data import prepare
+from common.config.division import OPEN
 from common.measure import neighbour
 from common.training.load import load_config
 
@@ -38,6 +40,18 @@ def test_the_neighbour_comes_when_it_is_to_and_is_gone_afterwards(tmp_path, monk
         path.write_text("block_start")
         assert is_there()
     assert not spinning()
+
+
+def test_the_runs_of_a_closed_configuration_are_of_the_open_division(monkeypatch):
+    commands = []
+    seconds = {"seconds": 1.0}
+    monkeypatch.setattr(neighbour, "time_run", lambda command, *_: commands.append(command) or seconds)
+    options = {"size": "mini", "num_steps": 20, "rounds": 1, "num_pairs": 0}
+    neighbour.measure_neighbour("image_classification", "closed", **options)
+    settings = [after for before, after in itertools.pairwise(commands[0]) if before == "--set"]
+    assert "--seed" in commands[0] and OPEN in settings
+    config = load_config("image_classification", "closed", size="mini", settings=settings).config
+    assert config.plan().evaluation_steps == (20,)
 
 
 def test_the_table_tells_medians_ranges_and_runs_that_were_ended():

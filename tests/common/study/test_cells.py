@@ -19,7 +19,7 @@ RECIPES = [
     for configuration in configurations(benchmark)
     for size in ("full", "mini")
 ]
-STUDY_KEYS = {"stop_at_target", "evaluate_every", "evaluate_from"}
+STUDY_KEYS = {"stop_at_target", "evaluate_every", "evaluate_offset", "evaluate_from"}
 
 
 def loaded(benchmark, configuration, size, *settings):
@@ -70,13 +70,18 @@ def test_a_cell_of_budget_1_is_the_recipe(benchmark, configuration, size):
 
 
 @pytest.mark.parametrize("budget", [0.013, 0.1, 0.33, 0.67, 1.0])
-def test_every_budget_is_evaluated_as_often(budget):
+@pytest.mark.parametrize(
+    ("configuration", "size"), [("optimized", "mini"), ("closed", "mini"), ("closed", "full")]
+)
+def test_every_budget_is_evaluated_as_often(configuration, size, budget):
     for benchmark in benchmarks():
-        study = Study(name="x", benchmark=benchmark, size="mini", cells=(), num_evaluations=5)
-        cell = Cell(name="a", configuration="optimized", budget=budget)
-        plan = loaded(benchmark, "optimized", "mini", *cells.settings(study, cell)).plan()
+        study = Study(name="x", benchmark=benchmark, size=size, cells=(), num_evaluations=5)
+        cell = Cell(name="a", configuration=configuration, budget=budget)
+        plan = loaded(benchmark, configuration, size, *cells.settings(study, cell)).plan()
         first, *_, last = steps = plan.evaluation_steps
         assert last == plan.num_steps and len(steps) == min(5, math.ceil(plan.num_steps / first))
+        every = {after - before for before, after in zip(steps[:-1], steps[1:-1], strict=False)}
+        assert every <= {first}
 
 
 def test_what_a_person_sets_stands_after_the_studys_own():

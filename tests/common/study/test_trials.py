@@ -115,3 +115,15 @@ def test_the_drawn_budget_is_that_of_the_plan_and_of_the_run(tmp_path):
     study = Study(name="t", benchmark="image_classification", size="mini", cells=(cell,), results=tmp_path)
     assert 1 / 3 <= cell.budget < 1 and load_cell(study, cell).config.budget == cell.budget
     assert sum(key.startswith("budget=") for key in settings(study, cell)) == 1
+
+
+def test_the_trials_of_a_closed_recipe_are_open_and_keep_its_cadence(tmp_path):
+    asked = vars(ARGUMENTS) | {"trials": 2, "size": "full", "configurations": ["closed+ema"]}
+    cells = trials.trial_cells(argparse.Namespace(**asked))
+    study = Study(
+        name="t", benchmark="image_classification", size="full", cells=tuple(cells), results=tmp_path
+    )
+    for cell in cells:
+        config = load_cell(study, cell).config
+        assert (config.submission.division, config.evaluate_offset) == ("open", "3ep")
+        assert "ema" in config.methods

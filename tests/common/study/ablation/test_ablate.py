@@ -14,6 +14,7 @@ from common.evidence.intervals import sign_p_value
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log, Point
 from common.files import save_text
+from common.repository import benchmarks
 from common.study.ablation import experiment as experiments
 from common.study.ablation.design import plan
 from common.study.ablation.experiment import Experiment, builder
@@ -105,6 +106,15 @@ def test_cadence_is_no_switch_and_a_switch_cannot_be_set(resnet, setting):
     assert not resnet.all & {"evaluate_every", "evaluate_from"}
     with pytest.raises(UserError, match="is a switch of this ablation"):
         switches("image_classification", settings=[setting])
+
+
+@pytest.mark.parametrize("benchmark", benchmarks())
+def test_a_closed_configuration_is_ablated_in_the_open_division(benchmark):
+    closed = Switches(benchmark, "closed", size="full", settings=(), build=lambda config: None)
+    assert not closed.all & {"submission.division", "evaluate_offset", "evaluate_every"}
+    assert "max_duration" in closed.all  # without it the cadence breaks a rule
+    state = closed.load(closed.all - {"max_duration"}).config
+    assert state.submission.division == "open"
 
 
 def test_step_times_are_kept_for_the_same_configurations_and_versions_only(resnet, tmp_path):
