@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
@@ -203,14 +204,27 @@ def mean_of_stops(stops: Sequence[float], step: float) -> Estimate | None:
     return Estimate(value=value, interval=limits)
 
 
+def list_committed(lead: Log) -> list[Path]:
+    """Find the committed logs of size mini of a log's configuration."""
+    pattern = f"results/reference-*-mini-{lead.configuration}/{lead.benchmark}/result_*.txt"
+    return sorted(COMMITTED.glob(pattern))
+
+
+def is_committed(lead: Log) -> bool:
+    """True if a log's folder is one of those."""
+    return lead.file is not None and lead.file.parent.resolve() in {
+        path.parent.resolve() for path in list_committed(lead)
+    }
+
+
 def committed_points(lead: Log) -> dict[str, dict[str, object]]:
     """Return the committed runs of size mini of a log's configuration, in the form of MLCommons' points.
 
-    There is one for each batch size with more runs than the fastest and the slowest.
+    There is one for each batch size with more runs than the fastest and the slowest. Its own set is left out.
     """
-    pattern = f"results/reference-*-mini-{lead.configuration}/{lead.benchmark}/result_*.txt"
+    judged = lead.file.parent.resolve() if lead.file else None
     epochs: dict[object, list[float]] = {}
-    for log in map(read_log, sorted(COMMITTED.glob(pattern))):
+    for log in (read_log(path) for path in list_committed(lead) if path.parent.resolve() != judged):
         if log.is_converged:
             epochs.setdefault(log.value("global_batch_size"), []).append(consumed(log))
     return {

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from common.evidence.audit import Audited
-from common.evidence.compare.rcp import committed_points
+from common.evidence.compare.rcp import committed_points, is_committed
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.paths import label
 from common.evidence.records import YEAR_2100_MS, printable
@@ -148,8 +148,8 @@ def lacks_seeds(run_set: RunSet, ruleset: str) -> bool:
 def judge_convergence(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
     """Return the verdict of the RCP checker on a closed set of this suite.
 
-    MLCommons has no reference convergence points of size mini: there the committed runs of the configuration
-    stand for them, and the verdict refuses nothing.
+    MLCommons has no reference convergence points of size mini: there the other committed runs of the
+    configuration stand for them, and the verdict refuses nothing.
     """
     lead, known = run_set.lead, rulesets(run_set, chosen)
     if not (known and lead.is_ours and lead.is_closed):
@@ -166,7 +166,8 @@ def judge_convergence(run_set: RunSet, chosen: str | None = None) -> list[Verdic
         if not run_set.is_proxy:
             return [_ask("RCP", run_set.folder, known[-1], *arguments)]
         if not (points := committed_points(lead)):
-            return [leave_out(detail=f"no runs of {lead.configuration} at size mini are committed")]
+            none = f"no runs of {lead.configuration} at size mini are committed"
+            return [leave_out(detail="the set itself is the reference" if is_committed(lead) else none)]
         file = copy / "points.json"
         file.write_text(json.dumps(points), encoding="utf-8")
         verdict = _ask("RCP", run_set.folder, known[-1], *arguments, "--custom_rcps", str(file))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from common.evidence.compare import rcp
 from common.evidence.log import NUM_RUNS, load, read_log
 from common.evidence.rules.rule import edit, edit_all
 from common.evidence.submission import official
@@ -173,3 +174,29 @@ def test_equal_seeds_and_too_few_epochs_are_refused(written, tmp_path, golden, c
     verdicts = write_runs(written["closed"], tmp_path, golden, **change)
     assert [verdict.verdict == "SUCCESS" for verdict in verdicts] == passes
     assert [not verdict.refuses for verdict in verdicts] == passes
+
+
+def test_a_committed_set_is_not_compared_with_itself(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(rcp, "COMMITTED", tmp_path)
+
+    def commit(hardware):
+        folder = tmp_path / f"results/reference-{hardware}-mini-closed/resnet"
+        folder.mkdir(parents=True)
+        for number in range(NUM_RUNS["resnet"]):
+            later = edit_all(
+                "eval_accuracy", lambda r, by=number: {"epoch_num": r["metadata"]["epoch_num"] + by}
+            )
+            mini = edit("benchmark_size", value="mini")
+            log = change(written["closed"], tmp_path / f"{hardware}{number}", mini, later)
+            log.rename(folder / f"result_{number}.txt")
+        return folder
+
+    (run_set,) = load([commit("x")])
+    assert rcp.committed_points(run_set.lead) == {}
+    (alone,) = judge_convergence(run_set)
+    assert (alone.verdict, alone.detail) == ("not run", "the set itself is the reference")
+    commit("y")
+    (point,) = rcp.committed_points(run_set.lead).values()
+    assert len(point["Epochs to converge"]) == NUM_RUNS["resnet"]
+    (beside,) = judge_convergence(run_set)
+    assert beside.verdict == "SUCCESS", beside
