@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -222,14 +222,15 @@ def copy_description(file: Path, target: Path, *, mends_status: bool) -> None:
     target.write_text(json.dumps(described), encoding="utf-8")
 
 
-def judge_tree(folder: Path, benchmarks: Sequence[str], *, has_proxy: bool = False) -> list[Verdict]:
+def judge_tree(folder: Path, benchmarks: Sequence[str], *, proxies: Collection[str] = ()) -> list[Verdict]:
     """Return the verdicts on an assembled `<submitter>/`: by each benchmark's rounds, and as a repository.
 
     Closed sets are judged by the last round alone. The package checker gets a copy, because it writes into
-    what it checks; of size mini it has no reference convergence points, and is told so.
+    what it checks; of size mini, `proxies`, it has no reference convergence points, and is told so.
     """
     verdicts = []
     for benchmark in benchmarks:
+        has_proxy = benchmark in proxies
         results = sorted(folder.glob(f"results/*/{benchmark}"))
         closed = [path for path in results if is_described_as_closed(folder, path.parent.name)]
         for ruleset in RULESETS[benchmark]:

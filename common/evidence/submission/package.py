@@ -278,8 +278,8 @@ def judge(package: Package, entries: Sequence[Entry]) -> None:
         folder = Path(directory, package.folder)
         write_tree(package.items, folder)
         benchmarks = sorted({entry.benchmark for entry in entries})
-        has_proxy = any(entry.run_set.is_proxy for entry in entries)
-        for verdict in official.judge_tree(folder, benchmarks, has_proxy=has_proxy):
+        proxies = {entry.benchmark for entry in entries if entry.run_set.is_proxy}
+        for verdict in official.judge_tree(folder, benchmarks, proxies=proxies):
             (package.findings if verdict.refuses else package.notes).append(str(verdict))
 
 

@@ -14,7 +14,7 @@ def work(golden, tmp_path, monkeypatch):
 @pytest.fixture
 def unjudged(monkeypatch):
     """Leave out the official checkers, which take seconds, where a test is about something else."""
-    monkeypatch.setattr(official, "judge_tree", lambda folder, benchmarks, has_proxy: [])
+    monkeypatch.setattr(official, "judge_tree", lambda folder, benchmarks, proxies: [])
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import tarfile
 import tomllib
 
 from common.evidence.submission import official
+from common.evidence.submission.verdict import Verdict
 from common.evidence.system import open_fields, problems
 from common.repository import ROOT
 from tests.command import ttt_here as ttt
@@ -187,6 +188,19 @@ def test_a_crash_of_the_official_checker_is_its_verdict(full, tmp_path):
     verdicts = {verdict.checker: verdict for verdict in official.judge_tree(folder, ["resnet"])}
     assert (verdicts["package"].verdict, verdicts["repository"].verdict) == ("crashed", "FAILED")
     assert "\n" not in str(verdicts["package"])
+
+
+def test_only_the_benchmarks_of_size_mini_are_judged_without_reference_points(full, monkeypatch):
+    asked = set()
+
+    def accept(copy, shown, ruleset, *options):
+        asked.add((shown, options))
+        return Verdict(path=shown, ruleset=ruleset, checker="package", verdict="SUCCESS")
+
+    monkeypatch.setattr(official, "_submission", accept)
+    monkeypatch.setattr(official, "_ask", lambda checker, shown, ruleset, *_: accept("", "", ruleset))
+    official.judge_tree(full[0] / "Example", ["bert", "resnet"], proxies={"bert"})
+    assert asked == {("Example (bert)", ("--rcp-bypass",)), ("Example (resnet)", ()), ("", ())}
 
 
 def test_a_closed_set_is_packaged_by_its_last_round_and_says_so(work):
