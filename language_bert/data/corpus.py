@@ -7,7 +7,6 @@ import sys
 import sysconfig
 import unicodedata
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 HELD_OUT_FRACTION = 0.05  # of the documents, where a corpus has no evaluation set of its own
@@ -15,14 +14,6 @@ MIN_PARAGRAPH_CHARACTERS = 20
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"'(*`])")
 NOT_PROSE = ("test", "idlelib", "site-packages", "lib2to3", "turtledemo")
 COLUMN = 16  # characters of a column of Unicode's charts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
-    """A text; `held_out_fraction` of its documents are the evaluation set."""
-
-    read: Callable[[], list[list[str]]]
-    held_out_fraction: float
 
 
 def standard_library_docstrings() -> list[str]:
@@ -85,7 +76,5 @@ def unicode_data() -> list[list[str]]:
     return columns
 
 
-CORPORA = {  # by `data.corpus`
-    "python": Corpus(read=documents, held_out_fraction=HELD_OUT_FRACTION),
-    "unicode": Corpus(read=unicode_data, held_out_fraction=HELD_OUT_FRACTION),
-}
+# by `data.corpus`
+CORPORA: dict[str, Callable[[], list[list[str]]]] = {"python": documents, "unicode": unicode_data}

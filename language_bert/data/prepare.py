@@ -13,7 +13,7 @@ from tokenizers import BertWordPieceTokenizer
 from common.data import preparation
 from common.errors import UserError, nearest
 from language_bert.data import shards
-from language_bert.data.corpus import CORPORA, Corpus
+from language_bert.data.corpus import CORPORA, HELD_OUT_FRACTION
 from language_bert.data.instances import SEED, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.wikipedia import prepare_wikipedia
 from language_bert.data.wordpiece import Tokenizer, read_documents
@@ -51,7 +51,7 @@ def prepare_embedded(directory: Path, work: Path, config: Any) -> str:
     shutil.rmtree(work, ignore_errors=True)
     folder, data = work / "data", config.data
     folder.mkdir(parents=True)
-    train_texts, held_out = split(CORPORA[name])
+    train_texts, held_out = split(CORPORA[name]())
     train_vocabulary(train_texts, config.model.vocab_size, folder)
     tokenizer = Tokenizer(folder / "vocab.txt")
     settings_of = partial(InstanceSettings, max_seq_length=data.max_seq_length)
@@ -74,11 +74,10 @@ def prepare_embedded(directory: Path, work: Path, config: Any) -> str:
     return preparation.finish(directory, work, facts)
 
 
-def split(corpus: Corpus) -> tuple[list[list[str]], list[list[str]]]:
+def split(texts: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
     """Return the documents of a text to train on, and those that are held out: every one is in one part."""
-    texts = corpus.read()
     order = random.Random(SEED).sample(range(len(texts)), len(texts))
-    num_held_out = int(len(texts) * corpus.held_out_fraction)
+    num_held_out = int(len(texts) * HELD_OUT_FRACTION)
     return [texts[i] for i in order[num_held_out:]], [texts[i] for i in order[:num_held_out]]
 
 

@@ -20,7 +20,7 @@ from common.data.preparation import changed_records
 from common.errors import UserError
 from common.training.load import load_config
 from language_bert.benchmark import Benchmark
-from language_bert.data.corpus import CORPORA, documents, unicode_data
+from language_bert.data.corpus import CORPORA, HELD_OUT_FRACTION, documents, unicode_data
 from language_bert.data.instances import InstanceSettings, create_instances
 from language_bert.data.prepare import prepare, split
 from language_bert.data.shards import Shards, index_path, shard_path, write_shard
@@ -161,11 +161,11 @@ def test_the_data_of_unicode_are_the_same_everywhere_and_each_name_stands_once()
 
 
 def test_no_held_out_document_is_trained_on():
-    for corpus in CORPORA.values():
-        training, held_out = split(corpus)
-        assert sorted(training + held_out) == sorted(corpus.read())
-        assert len(held_out) == int(len(training + held_out) * corpus.held_out_fraction) > 0
-    trained, evaluated = ({*chain(*part)} for part in split(CORPORA["unicode"]))
+    for read in CORPORA.values():
+        training, held_out = split(texts := read())
+        assert sorted(training + held_out) == sorted(texts)
+        assert len(held_out) == int(len(texts) * HELD_OUT_FRACTION) > 0
+    trained, evaluated = ({*chain(*part)} for part in split(unicode_data()))
     assert trained and trained.isdisjoint(evaluated)
 
 
