@@ -18,6 +18,8 @@ from torch.optim.sgd import sgd
 from common.config.schema import OptimizerConfig, Plan, ScheduleConfig
 from common.errors import UserError
 
+MLPERF_NAMES = {"fused_lamb": "lamb"}  # the log names class and version too
+
 
 class DecoupledSGD(SGD):
     """SGD with momentum whose weight decay follows the schedule, not the gradient.
@@ -312,8 +314,9 @@ def unscale(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
-    """Write an optimizer's class as logs do: DecoupledSGD is decoupled_sgd, AdamW adamw."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z]\w)", "_", type(optimizer).__name__).lower()
+    """Write an optimizer's class as logs do: DecoupledSGD is decoupled_sgd, AdamW adamw, FusedLAMB lamb."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z]\w)", "_", type(optimizer).__name__).lower()
+    return MLPERF_NAMES.get(name, name)
 
 
 def schedule_factor(step: int, config: ScheduleConfig, plan: Plan, peak: float = 1.0) -> float:
