@@ -65,6 +65,8 @@ class Lars(SGD):
     Source: You, Gitman, Ginsburg 2017, https://arxiv.org/abs/1708.03888. Of the two forms that MLPerf allows
     this is SGDwFASTLARS, whose buffer holds lr * buf and whose momentum is times lr / previous lr. The other,
     MLPERF_LARSOptimizer of TensorFlow, leaves that factor out and differs while the rate changes.
+    This is an implementation of its own, equal to a loop of the published formula and to timm's:
+    tests/common/training/test_large_batch.py shows it.
     """
 
     def __init__(
@@ -127,7 +129,9 @@ class Lamb(Adam):
     bias-corrected, + weight_decay * p; p <- p - lr * ratio * u. ratio = |p| / |u|, and 1 where either is 0.
     Groups without weight decay have no ratio.
     Source: You et al. 2020, https://arxiv.org/abs/1904.00962; NVIDIA's apex.optimizers.FusedLAMB, which
-    MLPerf allows and which computes the same in fewer passes over memory.
+    MLPerf lists and which computes the same in fewer passes over memory. This is an implementation of its
+    own, equal to a loop of the published formula and to timm's: tests/common/training/test_large_batch.py
+    shows it.
     """
 
     def __init__(
