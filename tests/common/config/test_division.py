@@ -170,24 +170,21 @@ def test_resnet_is_evaluated_every_fourth_epoch_from_any_of_the_first_four():
 
 
 def other_batches(benchmark):
-    """Yield the settings in the rows of a page's tables of other batch sizes."""
+    """Yield batch, configuration and settings of the rows of a page's table of other batch sizes."""
     page = (ROOT / benchmark / "README.md").read_text()
-    for name, settings in re.findall(
-        r"^\| [\d,]+ \| `(closed\w*)` \| `--set ([^`]+)` \|", page, re.MULTILINE
-    ):
-        yield name, settings.split()
+    row = r"^\| ([\d,]+) \| `(closed\w*)` \| [^|]+ \| (?:`--set ([^`]+)`|none: the file as it is) \|$"
+    for batch, name, settings in re.findall(row, page, re.MULTILINE):
+        yield int(batch.replace(",", "")), name, settings.split()
 
 
 @pytest.mark.parametrize("benchmark", benchmarks())
 def test_the_batches_of_the_page_keep_the_rules(benchmark):
     rows = list(other_batches(benchmark))
-    assert len(rows) >= 3
-    for name, settings in rows:
+    assert len(rows) >= 4
+    for batch, name, settings in rows:
         assert name in configurations(benchmark)
-        assert (
-            load_config(benchmark, name, size="full", settings=settings).config.submission.division
-            == "closed"
-        )
+        config = load_config(benchmark, name, size="full", settings=settings).config
+        assert (config.submission.division, config.global_batch_size) == ("closed", batch)
 
 
 @pytest.mark.parametrize("benchmark", benchmarks())
