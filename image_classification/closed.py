@@ -12,6 +12,10 @@ from common.evidence.log import IMAGENET_SAMPLES, TARGETS
 
 LARGE_BATCH = 32_768  # from which the momentum of LARS is free
 CADENCE_EPOCHS = 4
+ASK_CADENCE = (
+    f"evaluations {CADENCE_EPOCHS}ep apart (evaluate_offset 0ep to {CADENCE_EPOCHS - 1}ep, no evaluate_from)"
+    " and a max_duration that ends with one"
+)
 BASE_DECAY, RATE_UNIT = 1e-4, 1e-3
 ROUNDING = 1e-5  # of the official checker
 
@@ -54,7 +58,7 @@ HYPERPARAMETERS = (
     ),
     Rule(
         *("Hyperparameters: {optimizer}_opt_momentum", "optimizer.momentum"),
-        *("0.9, but for lars from a batch of 32,768 on", has_momentum),
+        *("0.9 (any with lars from a batch of 32,768 on)", has_momentum),
     ),
     equals("Hyperparameters: {optimizer}_opt_momentum", "optimizer.nesterov", False),
     Rule(
@@ -64,7 +68,7 @@ HYPERPARAMETERS = (
     Rule(
         *("Hyperparameters: {optimizer}_opt_weight_decay", "methods.no_norm_decay"),
         *(
-            "it with sgd: no scale or shift of a norm decays",
+            "{} with sgd: scales and shifts of norms do not decay",
             lambda c: is_lars(c) or "no_norm_decay" in c.methods,
         ),
     ),
@@ -126,12 +130,12 @@ RULES = (
         lambda c: c.data.loader != "resident",
     ),
     Rule(
-        *("Quality measure: target", "target", f"{TARGETS['resnet']}"),
+        *("Quality measure: target", "target", f"{TARGETS['resnet']} (size mini: this or more)"),
         lambda c: c.target == TARGETS["resnet"] or (c.size == "mini" and c.target > TARGETS["resnet"]),
     ),
     Rule(
         *("Quality measure: evaluation frequency", "evaluate_every"),
-        *("4 epochs with evaluate_offset 0 to 3, up to the end of max_duration", has_cadence, True),
+        *(ASK_CADENCE, has_cadence, True),
     ),
     *(
         equals(name, key, value, full_only=True)

@@ -20,7 +20,9 @@ def cadence_samples(batch_size: int) -> int:
 
 
 def ask_cadence(config: Any) -> str:
-    return f"{cadence_samples(config.global_batch_size)}sp, up to the end of max_duration, and none left out"
+    every = f"{cadence_samples(config.global_batch_size)}sp"
+    alone = "no evaluate_offset, no evaluate_from"
+    return f"evaluations {every} apart ({alone}) and a max_duration that ends with one"
 
 
 def has_cadence(config: Any) -> bool:
@@ -70,7 +72,7 @@ RULES = (
         lambda c: c.schedule.name in ("polynomial", "linear"),
     ),
     Rule(
-        *("Quality measure: target", "target", f"{TARGETS['bert']}"),
+        *("Quality measure: target", "target", f"{TARGETS['bert']} (size mini: this or more)"),
         lambda c: c.target == TARGETS["bert"] or (c.size == "mini" and c.target > TARGETS["bert"]),
     ),
     Rule("Quality measure: evaluation frequency", "evaluate_every", ask_cadence, has_cadence, True),
