@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_benchmark(parser)
     add_size(parser)
     parser.add_argument("--source", metavar="DIR", help="a folder, or for images OWNER/NAME on the hub")
-    text = "whose data, where they are not all the same"
+    text = "the configuration to prepare for; closed and efficient of BERT have data of their own"
     parser.add_argument("--configuration", default="baseline", metavar="NAME", help=text)
     add_settings(parser, "change a key, such as data.directory")
     add_folders(parser, "data")

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help=text)
     add_out(parser, "write the page of all cards, NAME.md (Markdown)")
     parser.add_argument("--write", dest="out", type=Path, help=argparse.SUPPRESS)  # its old name
-    parser.add_argument("--measure", choices=SIZES, help="time steps with and without each, or only NAME")
+    text = "time steps with and without each method, or the one called NAME"
+    parser.add_argument("--measure", choices=SIZES, help=text)
     parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help="for each method; default: 4")
     parser.add_argument("--dry-run", action="store_true", help="with --measure: say how long, and stop")
     add_folders(parser, "results")

@@ -21,6 +21,7 @@ examples:
   ttt reproduce
   ttt reproduce results/8xA100-optimized --margin 0.03
   ttt reproduce results/1xH200-optimized/bert --against dgxa100_ngc22.09_pytorch
+  ttt reproduce results/8xH100-closed/resnet --against "dell v3.1 8xH100"
   ttt reproduce --claims
   ttt reproduce --plot samples.svg
   ttt reproduce --entries training_results_v2.0 training_results_v2.1
@@ -43,7 +44,9 @@ from common.evidence.recipes import recipe_name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_paths(parser)
-    parser.add_argument("--against", metavar="NAME", help="a published set of reported.yaml")
+    text = "a published set of reported.yaml, by its name or words of its title; without it a closed set is "
+    text += "compared with the reference points alone"
+    parser.add_argument("--against", metavar="NAME", help=text)
     parser.add_argument(
         "--margin", type=float, default=MARGIN, metavar="SHARE", help="0.05: within 5 %% counts as equal"
     )

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser)
     add_size(parser)
     add_runs(parser, "1")
-    first = "of the first run, the next ones count up; default: random"
+    first = "of the first run, the next ones count up; default: random; refused by closed configurations"
     parser.add_argument("--seed", type=seed, metavar="N", help=first)
     add_settings(parser, "change a key, such as optimizer.learning_rate")
     next_free = "write result_N.txt; default: the next free one"
