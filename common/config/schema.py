@@ -2,9 +2,9 @@
 
 The order is `extends` (baseline) <- the named file <- the size's file <- `mini` of these files <- `--set`.
 Mappings merge, everything else replaces. In a size's file an entry below `methods` adjusts a method that is
-switched on and is ignored otherwise, so one file serves every configuration of that size. What a single
-configuration has otherwise at size mini stands in its own file below `mini`. A file outside the benchmark's
-folder is named by its path and has no `mini`; what it states is laid over all of these, as `--set` is.
+switched on and is ignored otherwise, so one file serves every configuration of that size. A configuration's
+own values for size mini stand in its file, in the section `mini`. A file outside the benchmark's folder is
+named by its path and has no `mini`; what it states is laid over all of these, as `--set` is.
 """
 
 import math
@@ -49,7 +49,7 @@ def check_effect(
     """Refuse a value other than the default where only other optimizers or schedules, `names`, read it."""
     key = str(info.field_name)
     if value != kind.model_fields[key].default and info.data.get("name") not in names:
-        raise ValueError(f"{key} is read by {' and '.join(names)} alone")
+        raise ValueError(f"{key} is read by {' and '.join(names)} alone; remove it, or change name")
     return value
 
 
@@ -82,7 +82,7 @@ class OptimizerConfig(Strict):
     @classmethod
     def gives_trust_ratios(cls, value: float, info: ValidationInfo) -> float:
         if not value and (name := info.data.get("name")) in TRUST_RATIO:
-            raise ValueError(f"{name} takes no trust ratio where weight_decay is 0")
+            raise ValueError(f"{name} takes no trust ratio where weight_decay is 0; set it above 0")
         return value
 
     @field_validator("epsilon")
