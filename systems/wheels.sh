@@ -11,7 +11,7 @@ if [ "${1:-}" = fetch ]; then
   for name in _2_28 _2_27 _2_17 _2_12 _2_5 2014 1; do target+=(--platform "manylinux${name}_x86_64"); done
   pip download "${target[@]}" --constraint .ci/constraints.txt "${needed[@]}"
   pip download "${target[@]}" --constraint .ci/constraints.txt --no-deps mlperf-logging  # whose checkers want pandas
-  rm -f wheels/numpy-*.whl  # torchvision needs it, so it is there
+  rm -f wheels/numpy-*.whl  # a machine with torchvision has numpy already
 else
   folder="${2:?into which folder?}"
   pip install --dry-run --no-index --find-links wheels --report "$folder/report.json" "${needed[@]}"

@@ -5,7 +5,7 @@ Effect on quality. None with sgd and adamw: the same numbers. `lars` and `lamb` 
 three.
 Effect on time. Small; fewer, larger matrix products and one read of the activations.
 Relieves. Forward pass, backward pass: memory traffic and launch overhead.
-When not. With `lamb` as MLPerf has it, whose projections have a trust ratio each. Needs `unpad`.
+When not. With `lamb`, if each projection is to have its own trust ratio, as in MLPerf. Needs `unpad`.
 Use. With the model after unpad: `fuse_qkv(model)`.
 Source. https://arxiv.org/abs/2205.14135 (qkvpacked); MLPerf Training v2.1.
 Unlike Composer. Composer 0.7 has no such method.
