@@ -21,8 +21,8 @@ def cadence_samples(batch_size: int) -> int:
 
 def ask_cadence(config: Any) -> str:
     every = f"{cadence_samples(config.global_batch_size)}sp"
-    alone = "no evaluate_offset, no evaluate_from"
-    return f"evaluations {every} apart ({alone}) and a max_duration that ends with one"
+    unset = "no evaluate_offset, no evaluate_from"
+    return f"evaluations {every} apart ({unset}) and a max_duration that ends with one"
 
 
 def has_cadence(config: Any) -> bool:
