@@ -12,6 +12,7 @@ Unlike Composer. Composer 0.7 has no such method.
 
 from torch.optim import Optimizer
 
+from common.config.schema import TRUST_RATIO, RunConfig
 from common.training.method import Method
 
 
@@ -31,6 +32,11 @@ class NoNormDecay(Method):
     """Splits the optimizer's groups."""
 
     is_of_reference = True
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        if config.optimizer.name in TRUST_RATIO:
+            self.refuse(f"{config.optimizer.name} gives them no weight decay itself")
+        return config
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
         if not split_decay(optimizer):

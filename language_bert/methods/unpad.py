@@ -168,6 +168,9 @@ class Unpad(Method):
     kernel, switches = "torch_flash", False
 
     def configure(self, config: RunConfig) -> RunConfig:
+        """Raises UserError for a model with dropout, and for a kernel that is not there."""
+        if config.model_dump()["model"]["dropout"]:
+            self.refuse("the packed encoder has no dropout", hint="--set model.dropout=0.0")
         if torch.cuda.is_available():
             self.choose_kernel(torch.device("cuda"))
         return config
