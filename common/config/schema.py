@@ -80,21 +80,21 @@ class OptimizerConfig(Strict):
 
     @field_validator("weight_decay")
     @classmethod
-    def gives_trust_ratios(cls, value: float, info: ValidationInfo) -> float:
+    def check_trust_ratio(cls, value: float, info: ValidationInfo) -> float:
         if not value and (name := info.data.get("name")) in TRUST_RATIO:
             raise ValueError(f"{name} takes no trust ratio where weight_decay is 0; set it above 0")
         return value
 
     @field_validator("epsilon")
     @classmethod
-    def divides(cls, value: float, info: ValidationInfo) -> float:
+    def check_epsilon(cls, value: float, info: ValidationInfo) -> float:
         if not value and info.data.get("name") != "lars":
             raise ValueError("only lars takes an epsilon of 0")
         return value
 
     @field_validator("trust_coefficient", "max_gradient_norm")
     @classmethod
-    def has_an_effect(cls, value: float | None, info: ValidationInfo) -> float | None:
+    def check_reader(cls, value: float | None, info: ValidationInfo) -> float | None:
         names = ("lars",) if info.field_name == "trust_coefficient" else ("lamb", "fused_lamb")
         return check_effect(cls, value, info, names)
 
@@ -117,7 +117,7 @@ class ScheduleConfig(Strict):
 
     @field_validator("power", "end_learning_rate", "decay", "decay_from")
     @classmethod
-    def has_an_effect(cls, value: float | str | None, info: ValidationInfo) -> float | str | None:
+    def check_reader(cls, value: float | str | None, info: ValidationInfo) -> float | str | None:
         return check_effect(cls, value, info, ("polynomial",))
 
 
