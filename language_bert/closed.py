@@ -55,30 +55,61 @@ SAME_AT_FULL_SIZE = {
         "model.intermediate_size": 4096,
     },
     "Weight and Bias Initialization": {"model.start": "checkpoint", "model.position_scale": 0},
-    "Data State at Start of Run": {
-        "data.corpus": WIKIPEDIA,
-        "data.max_seq_length": 512,
-        "data.num_duplicates": 10,
-    },
+    "Data State at Start of Run": {"data.corpus": WIKIPEDIA, "data.num_duplicates": 10},
     "Training and Test Sets": {"data.num_evaluation_samples": 10_000},
 }
 RULES = (
     Rule(
-        *("Hyperparameters: the reference's optimizer", "optimizer.name", "lamb or fused_lamb"),
-        lambda c: c.optimizer.name in ("lamb", "fused_lamb"),
+        name="Hyperparameters: the reference's optimizer",
+        key="optimizer.name",
+        asks="lamb or fused_lamb",
+        holds=lambda c: c.optimizer.name in ("lamb", "fused_lamb"),
     ),
     Rule(
-        *("Hyperparameters: the reference's lamb", "schedule.name", "polynomial, or linear: of power 1"),
-        lambda c: c.schedule.name in ("polynomial", "linear"),
+        name="Hyperparameters: the reference's lamb",
+        key="methods.fused_qkv",
+        asks="off: a trust ratio for each projection",
+        holds=lambda c: "fused_qkv" not in c.methods,
     ),
     Rule(
-        *("Quality measure: target", "target", f"{TARGETS['bert']} (size mini: this or more)"),
-        lambda c: c.target == TARGETS["bert"] or (c.size == "mini" and c.target > TARGETS["bert"]),
+        name="Hyperparameters: the reference's lamb",
+        key="schedule.name",
+        asks="polynomial, or linear: of power 1",
+        holds=lambda c: c.schedule.name in ("polynomial", "linear"),
     ),
-    Rule("Quality measure: evaluation frequency", "evaluate_every", ask_cadence, has_cadence, True),
     Rule(
-        *("Training Data Order", "data.num_train_samples", "as many as max_duration takes, each once"),
-        *(repeats_no_sample, True),
+        name="Hyperparameters: the reference's lamb",
+        key="schedule.decay_from",
+        asks="start with a warm-up, and schedule.name polynomial, which has that key",
+        holds=lambda c: c.plan().warmup_steps == 0 or c.schedule.decay_from == "start",
+        full_only=True,
+    ),
+    Rule(
+        name="Quality measure: target",
+        key="target",
+        asks=f"{TARGETS['bert']} (size mini: this or more)",
+        holds=lambda c: c.target == TARGETS["bert"] or (c.size == "mini" and c.target > TARGETS["bert"]),
+    ),
+    Rule(
+        name="Quality measure: evaluation frequency",
+        key="evaluate_every",
+        asks=ask_cadence,
+        holds=has_cadence,
+        full_only=True,
+    ),
+    Rule(
+        name="Data Representation",  # which lets training sequences be shorter, and no others
+        key="data.max_seq_length",
+        asks="512: one length for both sets",
+        holds=lambda c: c.data.max_seq_length == 512,
+        full_only=True,
+    ),
+    Rule(
+        name="Training Data Order",
+        key="data.num_train_samples",
+        asks="as many as max_duration takes, each once",
+        holds=repeats_no_sample,
+        full_only=True,
     ),
     *(
         equals(name, key, value, full_only=table is SAME_AT_FULL_SIZE)

@@ -18,7 +18,7 @@ OPEN = "submission.division=open"
 Origins = Mapping[tuple[str, ...], str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """A rule that a configuration `holds` or breaks.
 
@@ -36,7 +36,11 @@ class Rule:
 def equals(name: str, key: str, value: object, *, full_only: bool = False) -> Rule:
     """Return the rule that a key has this value."""
     return Rule(
-        name, key, format_value(value), lambda config: bool(read_key(config, key) == value), full_only
+        name=name,
+        key=key,
+        asks=format_value(value),
+        holds=lambda config: bool(read_key(config, key) == value),
+        full_only=full_only,
     )
 
 
@@ -58,7 +62,7 @@ def format_value(value: object) -> str:
 def is_evaluated_evenly(config: Any) -> bool:
     """True if the evaluations, the last of all too, are `evaluate_every` apart and none is left out.
 
-    That of the untrained model may be there or not; the first may be earlier.
+    An evaluation of the untrained model is ignored; the first after it may be earlier.
     """
     every = config.steps(config.evaluate_every)
     steps = [step for step in config.plan().evaluation_steps if step]
@@ -90,9 +94,10 @@ def refuse(config: Any, origins: Origins, key: str, asks: str, name: str) -> NoR
     path = tuple(key.split("."))
     places = (origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in origins)
     place = next(places, f"{config.benchmark}/{config.configuration}.yaml")
-    value = format_value(read_key(config, key))
+    value = read_key(config, key)
+    shown = "off" if value is None and path[0] == "methods" else format_value(value)
     raise UserError(
-        f"is {value}; the closed division asks for {asks} ({DOCUMENT}, {name})",
+        f"is {shown}; the closed division asks for {asks} ({DOCUMENT}, {name})",
         where=f"{place}: {key}",
         hint=f"--set {OPEN} trains it all the same",
     )

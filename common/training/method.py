@@ -111,8 +111,10 @@ class Method:
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
-    is_exact: ClassVar[bool] = False  # loss, gradients, step equal to rounding; a test shows it
+    # Equal to rounding under optimizers without a trust ratio for each parameter; a test shows it.
+    is_exact: ClassVar[bool] = False
     is_of_reference: ClassVar[bool] = False  # part of the MLPerf reference, which the closed division allows
+    is_approved: ClassVar[bool] = False  # another numerical format that the closed division approves
     config: RunConfig
 
     class Config(Strict):

@@ -44,6 +44,7 @@ def check_division(
 ) -> None:
     """Raise UserError for a method that the closed division forbids, in a configuration of it."""
     for method in methods:
-        if config.submission.division == "closed" and not (method.is_exact or method.is_of_reference):
+        is_allowed = method.is_exact or method.is_of_reference or method.is_approved
+        if config.submission.division == "closed" and not is_allowed:
             asks = "methods that change nothing but rounding, and the reference's"
             refuse(config, origins, f"methods.{method.name}", asks, "Graph Execution")
