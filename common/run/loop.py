@@ -108,8 +108,8 @@ class TrainingRun(Training):
         number = self.benchmark.epoch_number(first * self.config.global_batch_size + 1)
         until = self.benchmark.epoch_number(last * self.config.global_batch_size)
         if self.log.state == "run":  # else a checkpoint was taken inside this block
+            self.clock.start()  # before the record, whose writing may take long
             self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
-            self.clock.start()
             self.watch.start_block()
         for step in range(max(first, self.first_step), last):
             if step > self.first_step and step % self.steps_per_checkpoint == 0:
@@ -290,21 +290,24 @@ def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
         benchmark.prepare_loader()
     run.initialize()
     log_head(log, run)
-    log.stop("init_stop")
-    gone_s = resume_run(run, Path(spec.checkpoint), result) if spec.checkpoint else 0.0
-    if not spec.checkpoint:
-        log.start("run_start")
-    wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
+    wall, run.started = time.time(), time.monotonic()  # before the records: a slow disk is in the time
+    log.stop("init_stop", time_ms=int(wall * 1e3))
+    if spec.checkpoint:
+        gone_s = resume_run(run, Path(spec.checkpoint), result)
+        wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
+    else:
+        log.start("run_start", time_ms=int(wall * 1e3))
     try:
         distributed.barrier()  # no rank opens the data before the clock runs
         status = "success" if run.train() else "aborted"
-        duration = time.monotonic() - run.started
+        stopped, duration = time.time(), time.monotonic() - run.started
         run.log.stop(
             "run_stop",
+            time_ms=int(stopped * 1e3),
             status=status,
             samples=run.num_samples,
             duration_ms=round(duration * 1e3),
-            clock_drift_ms=round((time.time() - wall - duration) * 1e3),
+            clock_drift_ms=round((stopped - wall - duration) * 1e3),
         )
     finally:
         run.log.close()

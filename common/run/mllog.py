@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,13 @@ class RunLog:
         logger.addHandler(self.handler)
         self.logger = MLLogger(logger, root_dir=re.escape(str(ROOT)), default_stack_offset=3)
 
-    def start(self, key: str, **metadata: Any) -> None:
-        """Open an interval."""
-        self._write(self.logger.start, key, None, metadata)
+    def start(self, key: str, *, time_ms: int | None = None, **metadata: Any) -> None:
+        """Open an interval, now or at `time_ms`."""
+        self._write(partial(self.logger.start, time_ms=time_ms), key, None, metadata)
 
-    def stop(self, key: str, **metadata: Any) -> None:
-        """Close an interval."""
-        self._write(self.logger.end, key, None, metadata)
+    def stop(self, key: str, *, time_ms: int | None = None, **metadata: Any) -> None:
+        """Close an interval, now or at `time_ms`."""
+        self._write(partial(self.logger.end, time_ms=time_ms), key, None, metadata)
 
     def event(self, key: str, value: Any, **metadata: Any) -> None:
         """Record a fact."""

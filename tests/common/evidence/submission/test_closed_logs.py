@@ -1,16 +1,20 @@
 """Closed runs of size full: what their logs state, and MLCommons' checkers on it."""
 
 import json
+import time
 
 import pytest
 
+from common.evidence.audit import audit_log
 from common.evidence.compare import rcp
 from common.evidence.log import NUM_RUNS, load, read_log
 from common.evidence.rules.rule import edit, edit_all
 from common.evidence.submission import official
 from common.evidence.submission.official import judge_convergence, judge_package, rulesets
+from common.run import mllog
 from tests.common.evidence.submission.closed_logs import write_log
 
+SLOW = ('_start"', '_stop"', '"throughput"')  # records that take 100 ms to write
 RUNS = {  # configuration: its benchmark, and the evaluation that reaches the target
     "closed": ("image_classification", 9),  # after epoch 35
     "closed_sgd": ("image_classification", 9),  # after epoch 36
@@ -28,6 +32,20 @@ def written(tmp_path_factory):
             configuration = "closed" if name == "bert" else name
             logs[name] = write_log(monkeypatch, folder, benchmark, configuration, reached_at=reached_at)
     return logs
+
+
+def test_a_log_on_a_slow_disk_breaks_no_rule(tmp_path, monkeypatch):
+    write = mllog.Lines.emit
+
+    def write_slowly(self, record):
+        write(self, record)
+        time.sleep(0.1 * any(key in record.getMessage() for key in SLOW))
+
+    monkeypatch.setattr(mllog.Lines, "emit", write_slowly)
+    log = read_log(write_log(monkeypatch, tmp_path, "language_bert", "closed", reached_at=2))
+    found = {finding.rule for finding in audit_log(log)}
+    assert log.duration_s > 0.1 * len(log.events("block_start", "block_stop", "throughput")) > 0.5
+    assert not found & {"T205", "T218", "Q310"}
 
 
 @pytest.mark.parametrize(
