@@ -33,6 +33,7 @@ MAX_LINES = 100_000  # published logs: up to 30,944
 MAX_EVALUATIONS = 10_000  # published logs: up to 28; rules and checkers compare each with many
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
+MAX_DRIFT_MS = 1000  # that a wall clock may be set by in a run: NTP steps from 128
 FEW_BYTES = 32 * 2**20  # read in one process; starting others takes longer
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop", "throughput", "machine_load")
 Read = TypeVar("Read")
@@ -107,10 +108,11 @@ class Log:
     def is_readable(self) -> bool:
         return bool(self.records)
 
-    @property
+    @cached_property
     def is_ours(self) -> bool:
-        """True if this suite wrote the log; its own logs are held to stricter rules."""
-        return self.first("configuration_name") is not None
+        """True if the log states anything that this suite alone writes; it is held to stricter rules."""
+        is_recorded = self.first("configuration_name") or self.first("benchmark_size")
+        return is_recorded is not None or bool(self.header("configuration"))
 
     @property
     def is_closed(self) -> bool:
@@ -223,6 +225,16 @@ class Log:
         """Return the preamble's `# name: value`; '' without one."""
         prefix = f"# {name}: "
         return next((line.removeprefix(prefix) for line in self.preamble if line.startswith(prefix)), "")
+
+    @property
+    def threads(self) -> int | None:
+        """The threads of the CPU that the head states, where no GPU computes; None without a number.
+
+        Beside other programs fewer may compute: T233.
+        """
+        asked = self.header("threads")
+        is_number = re.fullmatch(r"[0-9]{1,6}", asked) and self.value("num_accelerators") == 0
+        return int(asked) if is_number else None
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ and how often a checkpoint is kept.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
@@ -72,8 +71,7 @@ def recipe_of(log: Log, complete: Callable[[dict[str, Any]], dict[str, Any]] = d
     facts: Recipe = {"ranks": log.value("num_ranks")}
     if num_accelerators is not None:
         facts["device"] = "GPU" if num_accelerators else "CPU"
-        asked = log.header("threads")  # beside other programs fewer may compute
-        threads = int(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else log.value("num_threads")
+        threads = log.value("num_threads") if log.threads is None else log.threads
         facts["threads"] = None if num_accelerators else threads
     if not log.is_resumed:
         facts |= software(log.header("versions"), log.header("code"), log.header("commit"))

@@ -21,7 +21,7 @@ from common.config.merge import to_yaml
 from common.config.schema import Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
-from common.evidence.log import NUM_RUNS, Log, read_log
+from common.evidence.log import MAX_DRIFT_MS, NUM_RUNS, Log, read_log
 from common.files import create_next, explain_os_error, make_folder
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
@@ -35,7 +35,6 @@ from common.training import batch_check, ranks
 from common.training.checkpoint_header import tidy
 
 HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
-MAX_DRIFT_MS = 1000
 BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
 UNWRITABLE = "cannot write results here"
 FOLDERS, DIRECTORY = ("--data", "--results", "--systems"), "data.directory"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from common.evidence.compare.factors import evaluation_minutes
-from common.evidence.log import Log
+from common.evidence.log import MAX_DRIFT_MS, Log
 from common.evidence.recipes import configuration_of, count_steps, evaluation_steps, flat
 from common.evidence.records import Event, finite, printable
 from common.evidence.rules.rule import (
@@ -16,6 +16,7 @@ from common.evidence.rules.rule import (
     delay_run,
     edit,
     record_of,
+    remove,
     replace_record,
     rewrite,
     rule,
@@ -26,6 +27,7 @@ CLOCKS = "house: monotonic clock"
 QUALITY = "rules: Quality measure"
 SLACK_S, SLACK = 0.05, 0.001  # between two ways to the same time; own logs: up to 4.5 ms
 FASTEST_EVALUATION = 6.0  # times the rate of training; published and own sets: up to 3.9
+ENDED_WITH = ("samples", "duration_ms", "clock_drift_ms")  # where run_stop gives no reason
 STATED = {  # record: the key of the configuration in the head of the log
     "quality_target": "target",
     "stop_at_target": "stop_at_target",
@@ -56,22 +58,48 @@ def stated_settings(log: Log) -> dict[str, Any]:
 
 
 @rule("K123", "strict", HEAD, breaks=state(global_batch_size=1024))
-def records_are_the_heads(log: Log) -> Iterator[Found]:
+def records_repeat_the_head(log: Log) -> Iterator[Found]:
     """Target, size, batch, optimizer, methods, data and threads in the records are those of the head."""
     settings = stated_settings(log)
     stated = flat(settings)
     for key, name in STATED.items():
         event = log.first(key)
         if event and name in stated and not are_equal(event.value, stated[name]):
-            yield Found(
-                event.line, f"{key} {printable(event.value, 40)}, {printable(stated[name], 40)} there"
-            )
+            yield Found(event.line, f"{key}: {contrast(event.value, stated[name])}")
     if isinstance(methods := settings.get("methods"), dict):
         yield from other_methods(log, {name: value for name, value in methods.items() if value is not False})
-    threads, asked = log.first("num_threads"), log.header("threads")
-    is_asked = asked.isdecimal() and log.value("num_accelerators") == 0
-    if threads and is_asked and (finite(threads.value) or 0) > int(asked[:9]):
-        yield Found(threads.line, f"num_threads {printable(threads.value, 40)}, {asked[:9]} there")
+    threads = log.first("num_threads")
+    if threads and log.threads is not None and (finite(threads.value) or 0) > log.threads:
+        yield Found(threads.line, f"num_threads: {contrast(threads.value, log.threads)}")
+
+
+def contrast(recorded: object, stated: object) -> str:
+    return f"the record says {printable(recorded, 40)}, the head {printable(stated, 40)}"
+
+
+@rule("K124", "strict", HEAD, breaks=remove("train_loss", at=1))
+def nothing_is_left_out(log: Log) -> Iterator[Found]:
+    """Our own log has its head and name; its evaluations, blocks and run_stop have all that others read."""
+    if not log.is_ours:
+        return
+    if not log.settings:
+        yield Found(0, "no configuration in its head")
+    if log.first("configuration_name") is None:
+        yield Found(0, "no configuration_name")
+    stop, evaluated = log.last("run_stop"), log.events("eval_accuracy")
+    for name in ENDED_WITH if stop and log.came_to_its_end else ():
+        if stop and finite(stop.metadata.get(name)) is None:
+            yield Found(stop.line, f"no {name} in run_stop")
+    samples = [finite(event.metadata.get("samples")) for event in evaluated]
+    for event, number in zip(evaluated, samples, strict=True):
+        if number is None:
+            yield Found(event.line, "no samples in eval_accuracy")
+    num_blocks = max(len(log.events("block_stop")), sum(number != 0 for number in samples))
+    needed = dict.fromkeys(("eval_start", "eval_stop"), len(evaluated))
+    needed |= dict.fromkeys(("block_start", "throughput", "train_loss"), num_blocks)
+    for key, number in needed.items():
+        if (given := len(log.events(key))) < number:
+            yield Found(0, f"{given} {key} where {number} are needed")
 
 
 def are_equal(value: object, other: object) -> bool:
@@ -97,8 +125,7 @@ def other_methods(log: Log, methods: dict[str, Any]) -> Iterator[Found]:
             continue
         for key in asked.keys() & settings.keys():
             if not are_equal(asked[key], settings[key]):
-                text = f"{name}.{key} {printable(settings[key], 40)}, {printable(asked[key], 40)} there"
-                yield Found(recorded[name].line, text)
+                yield Found(recorded[name].line, f"{name}.{key}: {contrast(settings[key], asked[key])}")
 
 
 @rule(
@@ -120,8 +147,8 @@ def evaluations_follow_the_plan(log: Log) -> Iterator[Found]:
         if samples is None:
             return
         if step is None or samples != step * batch_size:
-            expected = "no more" if step is None else f"{step * batch_size:,}"
-            yield Found(event.line, f"after {samples:,.0f} samples, planned {expected}")
+            following = "" if step is None else f", the next after {step * batch_size:,}"
+            yield Found(event.line, f"no evaluation was planned after {samples:,.0f} samples{following}")
             return
 
 
@@ -155,14 +182,15 @@ def samples_agree(log: Log) -> Iterator[Found]:
     trained = None
     for event in log.events("throughput", "eval_accuracy", "run_stop") if log.is_ours else ():
         samples, epoch = (finite(event.metadata.get(name)) for name in ("samples", "epoch_num"))
+        if log.benchmark == "bert" and epoch is not None and epoch != samples:
+            number = "no" if samples is None else f"{samples:,.0f}"
+            yield Found(event.line, f"epoch_num {epoch:,.0f} after {number} samples")
         if samples is None:
             continue
         if event.key == "throughput":
             trained = samples
         elif trained is not None and samples != trained:
             yield Found(event.line, f"{event.key} after {samples:,.0f} samples, trained on {trained:,.0f}")
-        if log.benchmark == "bert" and epoch is not None and epoch != samples:
-            yield Found(event.line, f"epoch_num {epoch:,.0f} after {samples:,.0f} samples")
 
 
 def raise_rate(line: str) -> Lines:
@@ -213,19 +241,34 @@ def clocks(log: Log) -> tuple[Event, float, float, float] | None:
 @rule("T208", "warning", CLOCKS, breaks=edit("run_stop", duration_ms=1, clock_drift_ms=210_029))
 def the_clock_was_not_set_forward(log: Log) -> Iterator[Found]:
     """The wall clock was not set forward in a run by more than a second."""
-    if (both := clocks(log)) and both[1] - both[2] > 1000:
-        yield Found(
-            both[0].line, f"{both[1] / 1000:.1f} s, and {both[2] / 1000:.1f} s by the monotonic clock"
-        )
+    if (both := clocks(log)) and both[1] - both[2] > MAX_DRIFT_MS:
+        yield Found(both[0].line, f"the run takes {by_both_clocks(both[1], both[2])}")
 
 
-@rule("T220", "strict", CLOCKS, breaks=edit("run_stop", duration_ms=211_000, clock_drift_ms=-970))
+def by_both_clocks(wall_ms: float, duration_ms: float) -> str:
+    wall, duration = f"{wall_ms / 1000:.3f} s", f"{duration_ms / 1000:.3f} s"
+    return f"{wall} by the wall clock, which is scored, and {duration} by the monotonic clock"
+
+
+def find_step_back(log: Log, above_ms: float, up_to_ms: float = math.inf) -> Iterator[Found]:
+    """Yield run_stop where the wall clock was set back by so much; it may be 0.1 % slow besides."""
+    if both := clocks(log):
+        stop, wall, duration, _ = both
+        if above_ms < duration - wall - SLACK * duration <= up_to_ms:
+            text = f"the clock was set back by {(duration - wall) / 1000:.2f} s; make the run again: it takes"
+            yield Found(stop.line, f"{text} {by_both_clocks(wall, duration)}")
+
+
+@rule("T220", "strict", CLOCKS, breaks=edit("run_stop", duration_ms=212_000, clock_drift_ms=-1970))
 def the_clock_was_not_set_back(log: Log) -> Iterator[Found]:
-    """The wall clock, which is scored, was not set back in a run: by 50 ms and 0.1 % at most."""
-    if (both := clocks(log)) and both[2] - both[1] > 1000 * SLACK_S + SLACK * both[2]:
-        yield Found(
-            both[0].line, f"{both[1] / 1000:.3f} s, and {both[2] / 1000:.3f} s by the monotonic clock"
-        )
+    """The wall clock was not set back in a run by more than a second and 0.1 %."""
+    return find_step_back(log, MAX_DRIFT_MS)
+
+
+@rule("T221", "warning", CLOCKS, breaks=edit("run_stop", duration_ms=211_000, clock_drift_ms=-970))
+def the_clock_made_no_step_back(log: Log) -> Iterator[Found]:
+    """The wall clock was not set back in a run by 50 ms to a second, as NTP does."""
+    return find_step_back(log, 1000 * SLACK_S, MAX_DRIFT_MS)
 
 
 @rule("T218", "strict", CLOCKS, breaks=edit("run_stop", clock_drift_ms=100))
@@ -233,21 +276,32 @@ def clocks_agree(log: Log) -> Iterator[Found]:
     """The wall clock is the monotonic clock and the stated drift, to 50 ms."""
     if (both := clocks(log)) and abs(both[1] - both[2] - both[3]) > 1000 * SLACK_S:
         stop, wall, duration, drift = both
-        yield Found(
-            stop.line, f"{wall / 1000:.3f} s, {duration / 1000:.3f} s and a drift of {drift / 1000:.3f} s"
-        )
+        text = f"{by_both_clocks(wall, duration)}, with a stated drift of {drift / 1000:.3f} s"
+        yield Found(stop.line, text)
 
 
-@rule("T219", "error", QUALITY, breaks=chain(*(delay_run("eval_stop", number, -1990) for number in range(5))))
+@rule(
+    "T219", "strict", QUALITY, breaks=chain(*(delay_run("eval_stop", number, -1990) for number in range(5)))
+)
 def evaluations_take_their_time(log: Log) -> Iterator[Found]:
     """Evaluation is at most six times as fast as training, of which it is a third."""
-    stops, samples = log.events("eval_stop"), finite(log.value("eval_samples"))
-    trained = log.curve[-1].samples if log.curve else None
-    number, evaluated_s = min(len(stops), len(log.events("eval_start"))), 60 * evaluation_minutes(log)
-    if not samples or not trained or not number or not log.minutes:
+    starts, stops = log.events("eval_start"), log.events("eval_stop")
+    number, samples = min(len(starts), len(stops)), finite(log.value("eval_samples"))
+    if not samples or not number or not log.minutes or log.is_resumed or not log.came_to_its_end:
         return
-    trained_s = 60 * log.minutes - evaluated_s
-    times = number * samples * trained_s / (max(evaluated_s, 0.001) * trained)
+    evaluated_s, rate = 60 * evaluation_minutes(log), training_rate(log, starts[-1])
+    times = number * samples / (max(evaluated_s, 0.001) * rate) if rate else 0.0
     if times > FASTEST_EVALUATION:
         text = f"{number} of {samples:,.0f} samples in {evaluated_s:.2f} s, {times:.1f} times as fast"
         yield Found(stops[0].line, text)
+
+
+def training_rate(log: Log, end: Event) -> float:
+    """Take samples/s of training from the fastest block of our own logs, else the mean up to `end`; or 0."""
+    rates = [finite(event.value) or 0.0 for event in log.events("throughput")] if log.is_ours else []
+    start, trained = log.first("run_start"), log.curve[-1].samples if log.curve else None
+    if rates or start is None or not trained:
+        return max(rates, default=0.0)
+    until = (end.time_ms - start.time_ms) / 60000
+    minutes = until - evaluation_minutes(log, until)
+    return trained / (60 * minutes) if minutes > 0 else 0.0

@@ -156,11 +156,12 @@ def other_device(logs: list[Lines]) -> list[Lines]:
 
 @rule("S416", "strict", SYSTEM, breaks=other_device)
 def machine_is_one(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set share device, accelerators, threads, and the total of an evaluation."""
+    """The runs of a set share device, accelerators, threads of the CPU, and the total of an evaluation."""
 
     def machine(log: Log) -> dict[str, list[str]]:
         facts = settings_of(log, ("device", "num_accelerators", "distributed_backend"))
-        return facts | {"threads": [f"{threads_of(log):g}"]}
+        threads = max(finite(log.value("num_threads")) or 0.0, log.threads or 0)
+        return facts | ({"threads": [f"{threads:g}"]} if log.value("num_accelerators") == 0 else {})
 
     def totals(log: Log) -> dict[str, list[str]]:
         return {
@@ -170,11 +171,6 @@ def machine_is_one(logs: Sequence[Log]) -> Iterator[Found]:
     yield from find_differing(logs, machine)
     if evaluated := [log for log in logs if log.events(EVALUATED)]:
         yield from find_differing(evaluated, totals)
-
-
-def threads_of(log: Log) -> float:
-    asked = log.header("threads")  # fewer compute where a run gave way to other programs: T233
-    return max(finite(log.value("num_threads")) or 0.0, float(asked[:9]) if asked.isdecimal() else 0.0)
 
 
 def is_of_study(log: Log) -> bool:

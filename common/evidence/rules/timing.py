@@ -255,9 +255,8 @@ def the_machine_is_ours(log: Log) -> Iterator[Found]:
 )
 def the_number_of_threads_stays(log: Log) -> Iterator[Found]:
     """A run keeps the threads that its head states; one that gave way to other programs is no measure."""
-    first, stated = log.first("num_threads"), log.header("threads")
+    first, asked = log.first("num_threads"), log.threads or 0
     number = finite(first.value) if first else None
-    asked = int(stated) if stated.isdecimal() and log.value("num_accelerators") == 0 else 0
     if first and number is not None and number < asked:
         yield Found(first.line, f"{number:g}, of {asked} that the head of the log states")
     for event in log.events("threads_lowered"):

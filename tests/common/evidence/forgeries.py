@@ -1,7 +1,7 @@
 """Forgeries of real run sets, drawn by a seeded generator: 15 kinds of dishonesty that arithmetic can find.
 
 Each function takes a generator and the logs of a set, and returns the set as somebody would hand it in who
-wants a better score.
+wants a better score. Some of the last kind leave no trace, and say so.
 """
 
 from typing import NamedTuple
@@ -27,6 +27,7 @@ class Forged(NamedTuple):
 
     logs: dict
     studied: tuple = ()
+    leaves_no_trace: bool = False
 
 
 def changed(rng, logs, change, chosen=None):
@@ -283,11 +284,12 @@ def the_machine_changes(rng, logs):
 
 
 def a_run_is_copied_with_another_seed(rng, logs):
-    """The best run stands twice: other seed, times, accuracies, and losses but for one."""
+    """The best run stands twice: other seed, times, accuracies, and losses but for one to three."""
     one, other = rng.sample([n for n, s in enumerate(logs) if events(s, "train_loss")], 2)
     factor = rng.uniform(0.95, 1.05)
     lines = lasts(faster(scaled(logs[one], factor), factor), lambda ms: round(ms * factor))
-    keep = {rng.randrange(len(events(lines, "train_loss")))}
+    num_losses = len(events(lines, "train_loss"))
+    keep = set(rng.sample(range(num_losses), min(num_losses, rng.randint(1, 3))))
     copy = other_seed(rng, moved_behind(other_digits(rng, lines, keep), logs[other]))
     return Forged({n: copy if n == other else lines for n, lines in enumerate(logs)})
 
@@ -312,32 +314,43 @@ def a_slow_run_is_called_aborted(rng, logs):
 
 
 def a_miss_is_left_out(rng, logs):
-    """A run that missed the target is removed, or moved to a study."""
+    """A run that missed the target is removed, or moved to a study.
+
+    Without the last number, and in other suites also without the first, no trace is left.
+    """
     lines = rng.choice(logs)
     last = events(lines, "eval_accuracy")[-1]["metadata"]
     if rng.random() < 0.5 or "correct" not in last:
-        gap = rng.randrange(1, len(logs))
-        return Forged({n + (n >= gap): lines for n, lines in enumerate(logs)})
+        gap, is_ours = rng.randrange(len(logs) + 1), bool(events(lines, "configuration_name"))
+        others = {n + (n >= gap): lines for n, lines in enumerate(logs)}
+        return Forged(others, leaves_no_trace=gap == len(logs) or (gap == 0 and not is_ours))
     correct, total = round(last["correct"] * 0.9), last["total"]
     below = edit("eval_accuracy", at=-1, value=correct / total, correct=correct)
     missed = chain(below, edit("run_stop", status="aborted"))(lines)
     return Forged(dict(enumerate(logs)), (other_seed(rng, missed),))
 
 
-KINDS = {  # the rule that finds it: at least one of these
-    times_are_shortened: {"Q310"},
-    throughput_is_raised: {"Q310"},
-    the_start_moves_out: {"T205"},
-    the_clock_is_left: {"T218"},
-    the_clock_is_said_to_be_set: {"T220"},
-    an_evaluation_is_removed: {"Q315"},
-    samples_are_understated: {"Q315", "Q316"},
-    the_total_changes: {"S416"},
-    evaluations_are_shortened: {"T219"},
-    the_head_is_contradicted: {"K123"},
-    the_machine_changes: {"S416", "K123"},
-    a_run_is_copied_with_another_seed: {"S417"},
-    a_run_is_copied_with_its_times: {"S412"},
-    a_slow_run_is_called_aborted: {"Q313"},
-    a_miss_is_left_out: {"S418", "F801"},
+ERROR, WARNING = "error", "warning"
+KINDS = {  # the rules that find it, at least one of these, and how severe that is
+    times_are_shortened: {"Q310": ERROR},
+    throughput_is_raised: {"Q310": ERROR},
+    the_start_moves_out: {"T205": ERROR},
+    the_clock_is_left: {"T218": ERROR},
+    the_clock_is_said_to_be_set: {"T220": ERROR, "T221": WARNING},  # by up to a second
+    an_evaluation_is_removed: {"Q315": ERROR},
+    samples_are_understated: {"Q315": ERROR, "Q316": ERROR},
+    the_total_changes: {"S416": ERROR},
+    evaluations_are_shortened: {"T219": ERROR},
+    the_head_is_contradicted: {"K123": ERROR},
+    the_machine_changes: {"S416": ERROR, "K123": ERROR},
+    a_run_is_copied_with_another_seed: {"S417": ERROR, "S421": WARNING},  # one loss that was kept
+    a_run_is_copied_with_its_times: {"S412": ERROR},
+    a_slow_run_is_called_aborted: {"Q313": ERROR},
+    a_miss_is_left_out: {"S418": ERROR, "S420": WARNING, "F801": WARNING},
+}
+OF_ANYBODY = {  # kinds that the logs of other suites can be forged by
+    evaluations_are_shortened: {"T219": WARNING},
+    a_run_is_copied_with_its_times: {"S412": ERROR},
+    a_slow_run_is_called_aborted: {"Q313": ERROR},
+    a_miss_is_left_out: {"S418": WARNING},
 }

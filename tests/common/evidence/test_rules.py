@@ -1,5 +1,7 @@
 """Each rule finds its own change of good logs, alone; what published logs do is no error."""
 
+from dataclasses import replace
+
 import pytest
 
 from common.evidence.audit import audit, audit_log, audit_sets, find_broken_rules
@@ -10,7 +12,9 @@ from common.evidence.rules.rounds import Chosen, last_round
 from common.evidence.rules.rule import (
     add,
     chain,
+    delay_run,
     edit,
+    edit_all,
     move,
     remove,
     replace_record,
@@ -159,7 +163,8 @@ HONEST = {  # published logs are like these
 def of_another_suite(logs):
     """Return logs without the records that only this suite writes."""
     keys = [f'"key": "{key}"' for key in ("configuration_name", "benchmark_size", "quality_target")]
-    return [[line for line in lines if not any(key in line for key in keys)] for lines in logs]
+    ours = [*keys, "# configuration: "]
+    return [[line for line in lines if not any(text in line for text in ours)] for lines in logs]
 
 
 def errors(findings):
@@ -179,6 +184,93 @@ def test_what_published_logs_do_is_no_error(golden, mutation):
     changed = run_set([mutation(good[0]), *good[1:]])
     assert errors(audit(changed)) <= {"S405"}  # where it changes what a set shares
     assert errors(audit_log(changed.lead)) == set()
+
+
+def without(key, *names):
+    def drop(record):
+        metadata = {name: value for name, value in record["metadata"].items() if name not in names}
+        return {"metadata": metadata}
+
+    return edit_all(key, drop)
+
+
+LEFT_OUT = {
+    "head": lambda lines: [line for line in lines if not line.startswith("# ---")],
+    "name": remove("configuration_name"),
+    "name and size": chain(remove("configuration_name"), remove("benchmark_size")),
+    "samples at the end": without("run_stop", "samples"),
+    "the monotonic clock": without("run_stop", "duration_ms", "clock_drift_ms"),
+    "samples of evaluations": without("eval_accuracy", "samples"),
+    "the start of an evaluation": remove("eval_start", at=1),
+    "the evaluation of an accuracy": chain(remove("eval_start", at=1), remove("eval_stop", at=1)),
+    "a throughput": remove("throughput"),
+    "a block": chain(*(remove(key) for key in ("block_start", "block_stop", "throughput", "train_loss"))),
+}
+
+
+@pytest.mark.parametrize("mutation", LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_a_rule_reads_cannot_be_left_out_of_an_own_log(golden, mutation):
+    (log,) = run_set([mutation(golden.log())]).logs
+    assert log.is_ours and "K124" in errors(audit_log(log))
+
+
+def test_a_run_with_a_reason_has_no_monotonic_clock(golden):
+    ended = edit_all("run_stop", lambda r: {"metadata": {"status": "aborted", "reason": "interrupted"}})
+    (log,) = run_set([chain(below, ended)(golden.log())]).logs
+    assert errors(audit_log(log)) == set()
+
+
+def shorten_evaluations(lines):
+    return next(about for about in RULES if about.id == "T219").breaks(lines)
+
+
+EVALUATED_IN_NO_TIME = {  # but nothing that says how fast the machine trains
+    "resumed": (add("epoch_stop", at=2, key="resumed", value=7), {"T215"}),
+    "interrupted": (
+        chain(below, edit_all("run_stop", lambda r: {"metadata": {"status": "aborted", "reason": "x"}})),
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("mutation", "rules"), EVALUATED_IN_NO_TIME.values(), ids=EVALUATED_IN_NO_TIME)
+def test_the_pace_of_a_broken_run_tells_nothing_of_its_evaluations(golden, mutation, rules):
+    (log,) = run_set([mutation(shorten_evaluations(golden.log()))]).logs
+    assert ids(audit_log(log)) == rules
+
+
+def test_the_time_after_the_last_evaluation_is_no_training(golden):
+    late = delay_run("run_stop", 0, 36_000_000)
+    (log,) = run_set([late(of_another_suite([golden.log()])[0])]).logs
+    assert ids(audit_log(log)) == {"T210"}
+    (short,) = run_set(of_another_suite([shorten_evaluations(golden.log())])).logs
+    assert ids(audit_log(short)) == {"T219"} and errors(audit_log(short)) == set()
+
+
+def test_a_step_back_of_the_clock_by_ntp_is_a_warning(golden):
+    for step, rule, severity in ((400, "T221", "warning"), (128, "", ""), (1500, "T220", "error")):
+        back = edit("run_stop", duration_ms=210_030 + step, clock_drift_ms=-step)
+        (log,) = run_set([back(golden.log())]).logs
+        found = {(finding.rule, finding.severity) for finding in audit_log(log)}
+        assert found == ({(rule, severity)} if rule else set())
+        assert all(f"set back by {step / 1000:.2f} s; make the run again" in str(f) for f in audit_log(log))
+
+
+def test_threads_count_where_the_cpu_computes(golden):
+    for num_accelerators, expected in ((0, {"S414", "S416"}), (8, set())):
+        logs = golden.set()
+        logs = [add("seed", key="num_accelerators", value=num_accelerators)(lines) for lines in logs]
+        logs = [add("seed", key="num_threads", value=2 + (n == 4))(lines) for n, lines in enumerate(logs)]
+        assert ids(audit(run_set(logs))) == expected
+
+
+def test_the_first_trial_of_a_search_may_miss_with_the_recipe_of_a_set(golden):
+    (about,) = [about for about in RULES if about.id == "F801"]
+    hidden = about.breaks(Beside(run_set(golden.set()), []))
+    for name, expected in (("trial0", set()), ("trial0+ema", set()), ("trial01", {"F801"}), ("x", {"F801"})):
+        folders = (f"8xA100-optimized-{name}", "resnet")
+        studied = [replace(log, folders=folders) for log in hidden.studied]
+        assert ids(find_broken_rules("F", hidden._replace(studied=studied), hidden.run_set.lead)) == expected
 
 
 def test_one_run_of_a_set_may_miss_and_not_its_only_one(golden):
