@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 from common import repository
 from common.arguments import Formatter, benchmark_names, settle_folders, spread_settings
 from common.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OUTPUT, EXIT_USAGE, UserError, nearest
-from common.processes import handle_ending_signals, tolerate_lost_output
+from common.processes import Output, handle_ending_signals, tolerate_lost_output
 
 GROUPS = {  # verb -> what it does; each is a module in common/commands, or in one of its FOLDERS
     "run": {
@@ -124,6 +124,7 @@ OTHER_WORDS = {  # what people type for a verb -> what to type
     "wandb": "export --to wandb",
 }
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
+INTERRUPTED = "error: interrupted"
 EXIT_CODES = (
     "exit codes: 0 ok, 1 findings or target not reached, 2 usage, 3 internal error, "
     "130 interrupted, 141 output lost"
@@ -348,7 +349,7 @@ def answer(arguments: list[str]) -> int:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:
         if missing := repository.explain_missing(error):
@@ -374,15 +375,23 @@ def interrupt(number: int, frame: Any) -> NoReturn:
 def main() -> int:
     if "_ARGCOMPLETE" in os.environ:
         complete()
-    with handle_ending_signals(interrupt), tolerate_lost_output() as output:
-        code = answer(sys.argv[1:])
-        output.flush()
-        if output.error is None:
-            return code
-        if not isinstance(output.error, BrokenPipeError):  # `ttt score | head` is no fault
-            what = f"the output cannot be written ({output.error.strerror}); what was to be done is done"
-            print(f"error: {what}", file=sys.stderr)
-        return code or EXIT_OUTPUT
+    try:
+        with handle_ending_signals(interrupt), tolerate_lost_output() as output:
+            return finish(answer(sys.argv[1:]), output)
+    except Interrupted:  # before `answer` began, or after its end
+        print(INTERRUPTED, file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def finish(code: int, output: Output) -> int:
+    """Write what is left of the output; returns the exit code, which tells of output that was lost."""
+    output.flush()
+    if output.error is None:
+        return code
+    if not isinstance(output.error, BrokenPipeError):  # `ttt score | head` is no fault
+        what = f"the output cannot be written ({output.error.strerror}); what was to be done is done"
+        print(f"error: {what}", file=sys.stderr)
+    return code or EXIT_OUTPUT
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import psutil
 import pytest
 
+from common import cli
 from common.commands.data import prepare
 from common.repository import ROOT, benchmarks
 from common.training.load import load_config
@@ -150,3 +151,11 @@ def test_bench_of_bert_compares_attention_and_packing_and_times_the_pieces(tmp_p
     assert [rate["configuration"] for rate in figures["rates"]] == names
     assert all(rate["tokens_per_s"] > rate["samples_per_s"] > 0 for rate in figures["rates"])
     assert {"attention", "head"} <= {word for name in figures["parts"] for word in name.split()}
+
+
+def test_a_signal_before_the_command_begins_is_told_in_one_line(monkeypatch):
+    def interrupt_at_once(handler):
+        handler(signal.SIGTERM, None)
+
+    monkeypatch.setattr(cli, "handle_ending_signals", interrupt_at_once)
+    assert one_line(ttt_here("list"), code=130) == "error: interrupted"
