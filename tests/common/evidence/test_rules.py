@@ -230,6 +230,7 @@ EVALUATED_IN_NO_TIME = {  # but nothing that says how fast the machine trains
         chain(below, edit_all("run_stop", lambda r: {"metadata": {"status": "aborted", "reason": "x"}})),
         set(),
     ),
+    "ranks on processors": (add("seed", key="num_ranks", value=2), set()),
 }
 
 
