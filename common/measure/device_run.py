@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config import schema as configs
-from common.config.division import OPEN
 from common.config.names import split_name
 from common.errors import UserError
 from common.repository import benchmark_module
-from common.training.load import load_config
+from common.training.load import load_open
 from common.training.ranks import SINGLE_RANK, RankInfo
 
 if TYPE_CHECKING:
@@ -29,18 +28,15 @@ def load(
     batch_size: int | None = None,
     micro_batch_size: int | None = None,
 ) -> configs.RunConfig:
-    """Return the configuration of a full name, see common/config/names.py, with the batch of one device.
-
-    A part of a batch is no run of the closed division.
-    """
+    """Return the configuration of a full name, see common/config/names.py, with the batch of one device."""
     configuration, settings = split_name(benchmark, name, size=size)
     if batch_size is None:
-        config = load_config(benchmark, configuration, size=size, settings=[OPEN, *settings]).config
+        config = load_open(benchmark, configuration, size=size, settings=settings).config
         batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)
     if min(batch_size, micro_batch_size or 1) < 1:
         raise UserError("--batch-size and --micro-batch-size must be positive")
-    sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}", OPEN]
-    return load_config(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
+    sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}"]
+    return load_open(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
 
 
 def load_for_ranks(
@@ -55,13 +51,13 @@ def load_for_ranks(
 ) -> configs.Loaded:
     """Return a configuration with `more` settings and the batch of so many ranks, `batch_size` on each."""
     if batch_size is None:
-        whole = load_config(benchmark, configuration, size=size, settings=[OPEN, *settings]).config
+        whole = load_open(benchmark, configuration, size=size, settings=settings).config
         batch_size = max(1, whole.global_batch_size // (NUM_DEVICES if size == "full" else num_ranks))
     if batch_size < 1:
         raise UserError("--batch-size must be positive")
-    sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null", OPEN]
+    sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null"]
     others = [setting for setting in settings if not setting.startswith("global_batch")]
-    return load_config(benchmark, configuration, size=size, settings=[*sizes, *others, *more])
+    return load_open(benchmark, configuration, size=size, settings=[*sizes, *others, *more])
 
 
 def build(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.arguments import add_folders, add_json, add_nproc, add_settings, add_size, seed, whole_number
-from common.config.division import OPEN
 from common.config.names import find_base, short_name
 from common.config.schema import Loaded
 from common.data.preparation import check_data
@@ -33,7 +32,7 @@ from common.run import launch, run_sets
 from common.run.launch import RunSet
 from common.study.predict.sources import max_samples, newest_bench
 from common.training import ranks
-from common.training.load import load_config
+from common.training.load import load_open
 
 MAX_SEEDS = 100
 TABLE_WIDTH = 110  # columns, where there is no terminal to ask
@@ -231,17 +230,13 @@ def settings(study: Study, cell: Cell) -> list[str]:
     With a budget of 1 that is only when it is evaluated, and that it does not stop at the target.
     """
     changes = ["stop_at_target=false", f"budget={cell.budget}", *cell.settings]
-    config = load_config(
-        study.benchmark, cell.configuration, size=study.size, settings=[OPEN, *changes]
-    ).config
+    config = load_open(study.benchmark, cell.configuration, size=study.size, settings=changes).config
     every = math.ceil(config.plan().num_steps / study.num_evaluations)
     return [f"evaluate_every={every}ba", "evaluate_offset=0sp", "evaluate_from=0sp", *changes]
 
 
 def load_cell(study: Study, cell: Cell) -> Loaded:
-    """Load the configuration of a cell, which is no submission and so never of the closed division."""
-    changes = [OPEN, *settings(study, cell)]
-    return load_config(study.benchmark, cell.configuration, size=study.size, settings=changes)
+    return load_open(study.benchmark, cell.configuration, size=study.size, settings=settings(study, cell))
 
 
 def missing(run_set: RunSet) -> int:

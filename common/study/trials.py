@@ -18,7 +18,6 @@ from pathlib import Path
 
 from scipy.stats import qmc
 
-from common.config.division import OPEN
 from common.config.merge import extend
 from common.config.names import short_name, split_name
 from common.config.schema import RunConfig
@@ -27,7 +26,7 @@ from common.evidence.log import Log
 from common.evidence.text import DASH, make_table, open_console
 from common.files import save_text
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
-from common.training.load import load_config
+from common.training.load import load_config, load_open
 
 MAX_TRIALS = 64
 DRAW_SEED = 0
@@ -70,7 +69,7 @@ def trial_cells(args: argparse.Namespace) -> list[Cell]:
     cells = []
     for number, point in enumerate([None, *points]):
         for name in dict.fromkeys(args.configurations):
-            config = load_config(args.benchmark, name, size=args.size, settings=[OPEN, *args.set]).config
+            config = load_open(args.benchmark, name, size=args.size, settings=args.set).config
             cadence = (f"{key}={getattr(config, key)}" for key in ("evaluate_every", "evaluate_offset"))
             stops = ("stop_at_target=true", *cadence)
             drawn = dict(draw_values(config, point)) if point else {}

@@ -1,8 +1,9 @@
 """Loads a configuration: merged, checked, changed by its methods, frozen."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from common.config.division import check_closed
+from common.config.division import OPEN, check_closed
 from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
 from common.config.names import find_methods, split_name
 from common.config.schema import Loaded, RunConfig
@@ -36,6 +37,14 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     check_closed(config, origins)
     check_division(config, methods, origins)
     return Loaded(config=config, origins=origins, changes=changes, source=source)
+
+
+def load_open(benchmark: str, configuration: str, *, size: str, settings: Sequence[str]) -> Loaded:
+    """Load a configuration for a measurement or a study, whose runs are no submission.
+
+    It is of the open division: budgets, seeds and parts of batches break rules of the closed one.
+    """
+    return load_config(benchmark, configuration, size=size, settings=[OPEN, *settings])
 
 
 def read_config(

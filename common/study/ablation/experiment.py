@@ -18,7 +18,6 @@ from typing import Any
 from rich.console import Console
 
 from common import repository
-from common.config.division import OPEN
 from common.config.schema import RunConfig
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -39,7 +38,7 @@ from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study
 from common.study.compare.step_pairs import describe_dependences
 from common.study.predict.sources import max_samples
-from common.training.load import load_config
+from common.training.load import load_open
 
 TOGETHER = 8  # models in memory at a time, the base among them
 
@@ -101,12 +100,8 @@ class Experiment:
         if switches.size != "full":
             return config
         name, settings = switches.recipe(state)
-        share = [
-            f"global_batch_size={config.global_batch_size // NUM_DEVICES}",
-            "micro_batch_size=null",
-            OPEN,
-        ]
-        return load_config(switches.benchmark, name, size=switches.size, settings=[*settings, *share]).config
+        share = [f"global_batch_size={config.global_batch_size // NUM_DEVICES}", "micro_batch_size=null"]
+        return load_open(switches.benchmark, name, size=switches.size, settings=[*settings, *share]).config
 
     def measure_steps(self) -> dict[str, Any]:
         """Time the steps of all states, in groups that hold the base too, and keep the figures."""

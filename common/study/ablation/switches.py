@@ -13,22 +13,19 @@ from itertools import chain
 from typing import Any
 
 from common.config import schema as configs
-from common.config.division import OPEN
 from common.config.merge import mapping, merge_files, read
 from common.config.validation import validate
 from common.errors import UserError
 from common.evidence.recipes import flat
 from common.machine.system import machine_id
 from common.repository import MAX_NAME, config_class, shorten_name
-from common.training.load import load_config
+from common.training.load import load_open
 
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
 
 # no switches: a study has its own, and is no submission
-OF_STUDY = (
-    *("evaluate_every", "evaluate_offset", "evaluate_from", "micro_batch_size", "submission.division"),
-)
+OF_STUDY = ("evaluate_every", "evaluate_offset", "evaluate_from", "micro_batch_size", "submission.division")
 METHODS = "methods."
 
 
@@ -129,7 +126,7 @@ class Switches:
     def load(self, state: State) -> configs.Loaded:
         """Return the merged configuration of a state."""
         configuration, settings = self.recipe(state)
-        return load_config(self.benchmark, configuration, size=self.size, settings=[OPEN, *settings])
+        return load_open(self.benchmark, configuration, size=self.size, settings=settings)
 
     def problem(self, state: State) -> str:
         """Return why a state cannot be built; '' if it can."""
