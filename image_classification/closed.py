@@ -7,7 +7,7 @@ CLOSED, and the reference (batch 256 of images, 224 pixels, crops of 5 % of the 
 import math
 from typing import Any
 
-from common.config.division import Rule, equals, is_evaluated_evenly
+from common.config.division import Rule, all_equal, equals, first_even_evaluation, reaches
 from common.evidence.log import IMAGENET_SAMPLES, TARGETS
 
 LARGE_BATCH = 32_768  # from which the momentum of LARS is free
@@ -44,9 +44,9 @@ def has_smoothing(config: Any) -> bool:
 
 def has_cadence(config: Any) -> bool:
     """True if a run is evaluated every 4 epochs, the first time after 1, 2, 3 or 4 of them."""
-    first = next(step for step in config.plan().evaluation_steps if step)
+    first = first_even_evaluation(config)
     is_every_4 = config.steps(config.evaluate_every) == CADENCE_EPOCHS * config.steps_per_epoch
-    return is_every_4 and first % config.steps_per_epoch == 0 and is_evaluated_evenly(config)
+    return is_every_4 and first is not None and first % config.steps_per_epoch == 0
 
 
 HYPERPARAMETERS = (
@@ -138,12 +138,7 @@ RULES = (
         asks="workers or dali, whose images are not squashed",
         holds=lambda c: c.data.loader != "resident",
     ),
-    Rule(
-        name="Quality measure: target",
-        key="target",
-        asks=f"{TARGETS['resnet']} (size mini: this or more)",
-        holds=lambda c: c.target == TARGETS["resnet"] or (c.size == "mini" and c.target > TARGETS["resnet"]),
-    ),
+    reaches(TARGETS["resnet"]),
     Rule(
         name="Quality measure: evaluation frequency",
         key="evaluate_every",
@@ -151,9 +146,5 @@ RULES = (
         holds=has_cadence,
         full_only=True,
     ),
-    *(
-        equals(name, key, value, full_only=True)
-        for name, values in SAME_AS_THE_REFERENCE.items()
-        for key, value in values.items()
-    ),
+    *all_equal(SAME_AS_THE_REFERENCE, full_only=True),
 )

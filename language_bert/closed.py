@@ -6,7 +6,8 @@ frequencies, its sections about CLOSED, and the reference.
 
 from typing import Any
 
-from common.config.division import Rule, equals, is_evaluated_evenly
+from common.config.division import Rule, all_equal, first_even_evaluation, reaches
+from common.config.schema import LAMB
 from common.evidence.log import TARGETS
 from language_bert.data.sources import WIKIPEDIA
 
@@ -28,8 +29,7 @@ def ask_cadence(config: Any) -> str:
 def has_cadence(config: Any) -> bool:
     """True if a run is evaluated after every so many sequences, rounded up to whole batches."""
     every = config.steps(f"{cadence_samples(config.global_batch_size)}sp")
-    first = next(step for step in config.plan().evaluation_steps if step)
-    return config.steps(config.evaluate_every) == every == first and is_evaluated_evenly(config)
+    return bool(config.steps(config.evaluate_every) == every == first_even_evaluation(config))
 
 
 def repeats_no_sample(config: Any) -> bool:
@@ -63,7 +63,7 @@ RULES = (
         name="Hyperparameters: the reference's optimizer",
         key="optimizer.name",
         asks="lamb or fused_lamb",
-        holds=lambda c: c.optimizer.name in ("lamb", "fused_lamb"),
+        holds=lambda c: c.optimizer.name in LAMB,
     ),
     Rule(
         name="Hyperparameters: the reference's lamb",
@@ -84,12 +84,7 @@ RULES = (
         holds=lambda c: c.plan().warmup_steps == 0 or c.schedule.decay_from == "start",
         full_only=True,
     ),
-    Rule(
-        name="Quality measure: target",
-        key="target",
-        asks=f"{TARGETS['bert']} (size mini: this or more)",
-        holds=lambda c: c.target == TARGETS["bert"] or (c.size == "mini" and c.target > TARGETS["bert"]),
-    ),
+    reaches(TARGETS["bert"]),
     Rule(
         name="Quality measure: evaluation frequency",
         key="evaluate_every",
@@ -111,10 +106,6 @@ RULES = (
         holds=repeats_no_sample,
         full_only=True,
     ),
-    *(
-        equals(name, key, value, full_only=table is SAME_AT_FULL_SIZE)
-        for table in (SAME_AS_THE_REFERENCE, SAME_AT_FULL_SIZE)
-        for name, values in table.items()
-        for key, value in values.items()
-    ),
+    *all_equal(SAME_AS_THE_REFERENCE),
+    *all_equal(SAME_AT_FULL_SIZE, full_only=True),
 )

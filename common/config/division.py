@@ -44,6 +44,25 @@ def equals(name: str, key: str, value: object, *, full_only: bool = False) -> Ru
     )
 
 
+def all_equal(table: Mapping[str, Mapping[str, object]], *, full_only: bool = False) -> list[Rule]:
+    """Return the rules that keys have these values, by the names of the rules."""
+    return [
+        equals(name, key, value, full_only=full_only)
+        for name, values in table.items()
+        for key, value in values.items()
+    ]
+
+
+def reaches(target: float) -> Rule:
+    """Return the rule about the target of a benchmark; size mini may have a higher one."""
+    return Rule(
+        name="Quality measure: target",
+        key="target",
+        asks=f"{target} (size mini: this or more)",
+        holds=lambda c: c.target == target or (c.size == "mini" and c.target > target),
+    )
+
+
 def read_key(config: Any, key: str) -> Any:
     """Read a key such as `optimizer.momentum`; None for a method that is off."""
 
@@ -59,15 +78,15 @@ def format_value(value: object) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
-def is_evaluated_evenly(config: Any) -> bool:
-    """True if the evaluations, the last of all too, are `evaluate_every` apart and none is left out.
+def first_even_evaluation(config: Any) -> int | None:
+    """Return the step of the first evaluation, where all others follow `evaluate_every` apart; else None.
 
-    An evaluation of the untrained model is ignored; the first after it may be earlier.
+    An evaluation of the untrained model is ignored. The first comes at `evaluate_every` or earlier.
     """
     every = config.steps(config.evaluate_every)
     steps = [step for step in config.plan().evaluation_steps if step]
     is_even = all(after - before == every for before, after in zip(steps, steps[1:], strict=False))
-    return is_even and bool(steps[0] <= every)
+    return int(steps[0]) if is_even and steps[0] <= every else None
 
 
 RULES = (

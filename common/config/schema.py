@@ -24,7 +24,8 @@ from common.repository import data_option, locate_data, name_data
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[str, Field(pattern=DURATION)]
 ValueT = TypeVar("ValueT")
-TRUST_RATIO = ("lars", "lamb", "fused_lamb")  # optimizers that take one for each parameter
+LAMB = ("lamb", "fused_lamb")
+TRUST_RATIO = ("lars", *LAMB)  # optimizers that take one for each parameter
 
 
 def check_count(value: Any) -> Any:
@@ -95,7 +96,7 @@ class OptimizerConfig(Strict):
     @field_validator("trust_coefficient", "max_gradient_norm")
     @classmethod
     def check_reader(cls, value: float | None, info: ValidationInfo) -> float | None:
-        names = ("lars",) if info.field_name == "trust_coefficient" else ("lamb", "fused_lamb")
+        names = ("lars",) if info.field_name == "trust_coefficient" else LAMB
         return check_effect(cls, value, info, names)
 
 

@@ -6,6 +6,7 @@ ResNet-50 has those of SGD and LARS, BERT those of LAMB. Source: the official co
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from common.config.schema import LAMB
 from common.training.step import Training
 
 Number = int | float
@@ -16,7 +17,7 @@ def closed_keys(run: Training) -> dict[str, Number]:
     if run.config.submission.division == "open":
         return {}
     name = run.config.optimizer.name
-    return lamb_keys(run) if name in ("lamb", "fused_lamb") else sgd_keys(run, name)
+    return lamb_keys(run) if name in LAMB else sgd_keys(run, name)
 
 
 def lamb_keys(run: Training) -> dict[str, Number]:
