@@ -14,17 +14,18 @@ from torch.optim import Optimizer
 
 from common.config.schema import TRUST_RATIO, RunConfig
 from common.training.method import Method
+from common.training.optim import exempt_vectors
 
 
 def split_decay(optimizer: Optimizer) -> int:
     """Move the parameters of fewer than two dimensions into groups without decay; returns how many."""
     num_moved = 0
     for group in [group for group in optimizer.param_groups if group["weight_decay"]]:
-        exempt = [parameter for parameter in group["params"] if parameter.ndim < 2]
-        group["params"] = [parameter for parameter in group["params"] if parameter.ndim >= 2]
-        num_moved += len(exempt)
-        if exempt:
-            optimizer.add_param_group({**group, "params": exempt, "weight_decay": 0.0})
+        decayed, exempt = exempt_vectors(group["params"])
+        group |= decayed
+        num_moved += len(exempt["params"])
+        if exempt["params"]:
+            optimizer.add_param_group(group | exempt)
     return num_moved
 
 

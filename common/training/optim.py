@@ -5,7 +5,7 @@ None of them asks the device for a value: norms, trust ratios and overflows stay
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from common.config.schema import OptimizerConfig, Plan, ScheduleConfig
+from common.config.schema import LAMB, OptimizerConfig, Plan, ScheduleConfig
 from common.errors import UserError
 
 MLPERF_NAMES = {"fused_lamb": "lamb"}  # the log names class and version too
@@ -280,7 +280,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     betas = (config.momentum, config.beta2)
     if config.name == "adamw":
         return AdamW(parameters, **settings, betas=betas, eps=config.epsilon, fused=True)
-    if config.name in ("lamb", "fused_lamb"):
+    if config.name in LAMB:
         build = Lamb if config.name == "lamb" else build_fused_lamb
         settings |= {"betas": betas, "eps": config.epsilon, "max_gradient_norm": config.max_gradient_norm}
         return build(exempt_vectors(parameters), **settings)
@@ -295,7 +295,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return optimizer
 
 
-def exempt_vectors(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+def exempt_vectors(parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """Split parameters into two groups: the second, biases and those of norms, has no weight decay."""
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]
