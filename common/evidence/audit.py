@@ -142,7 +142,8 @@ def audit_left_out(run_sets: Sequence[RunSet]) -> list[Finding]:
         if lead.file and lead.is_ours and not is_of_study(lead):
             folder = lead.file.parent.parent.parent / STUDY
             if folder not in studied:
-                studied[folder] = list(map(read_brief, find_logs(folder))) if folder.is_dir() else []
+                files = list(find_logs(folder)) if folder.is_dir() else []
+                studied[folder] = list(read_all(files, read_brief))
             findings += find_broken_rules("F", Beside(run_set, studied[folder]), lead)
     return findings
 

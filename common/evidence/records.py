@@ -5,6 +5,7 @@ of a line, one JSON object; every other line is ignored. Text shown to a person 
 """
 
 import json
+import math
 import re
 import stat
 from collections import Counter
@@ -18,6 +19,7 @@ LOOKALIKE = re.compile(r":::\s*MLLOG", re.IGNORECASE)
 MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse once per bracket
 TOO_DEEP = f"more than {MAX_BRACKETS} brackets"
 MAX_TIME_MS = 10**15
+COARSE = 2**12  # a whole part of so much was rounded, and others may be rounded to it
 NEEDED = ("time_ms", "key", "value", "metadata")
 YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
@@ -39,6 +41,12 @@ class Problem(NamedTuple):
     kind: str
     line: int
     text: str
+
+
+def is_rounded(number: float) -> bool:
+    """True for a value of up to six digits, or of half precision."""
+    mantissa, _ = math.frexp(number)
+    return float(f"{number:.6g}") == number or (mantissa * COARSE).is_integer()
 
 
 def printable(value: object, limit: int = 200) -> str:

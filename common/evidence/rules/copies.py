@@ -1,6 +1,5 @@
 """S, X: runs that stand twice. F: runs that were left out of a set."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from common.evidence.compare.factors import crossing
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.recipes import all_differences, recipe_of
-from common.evidence.records import TOKEN, finite
+from common.evidence.records import TOKEN
 from common.evidence.rules.rule import (
     Found,
     Lines,
@@ -32,7 +31,6 @@ from common.evidence.rules.sets import change_last, is_of_study
 RUN_SETS = "rules: Benchmark Results"
 MIN_TIMES = 4  # fewer may agree by chance
 SAME_MS = 1  # two published runs of a set differ by 8 or more at some evaluation
-COARSE = 2**12  # a loss that is a whole part of so much was rounded, and others may be rounded to it
 TOO_CLOSE = 1e-7  # share ** runs: a threshold fitted to published sets (from 1.3e-6), no probability
 FIRST_TRIAL = r"-trial0(\+|$)"  # the end of its system: a search begins with the recipe as it is
 
@@ -151,33 +149,17 @@ def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
     return (Found(0, f"as in {logs[first].path}", logs[later]) for later, first in repeated.items())
 
 
-def losses_of(log: Log) -> dict[tuple[object, ...], float]:
-    """Collect the losses that are not rounded, by the place where they were logged."""
-    losses: dict[tuple[object, ...], float] = {}
-    for event in log.events("train_loss"):
-        loss, place = finite(event.value), event.metadata.get("samples", event.metadata.get("epoch_num"))
-        if loss is not None and not is_rounded(loss) and isinstance(place, int | float):
-            losses[log.benchmark, place] = loss
-    return losses
-
-
-def is_rounded(loss: float) -> bool:
-    """True for a value of up to six digits, or of half precision."""
-    mantissa, _ = math.frexp(loss)
-    return float(f"{loss:.6g}") == loss or (mantissa * COARSE).is_integer()
-
-
 def find_shared_losses(logs: Sequence[Log]) -> Iterator[tuple[Log, Log, int]]:
     """Yield two runs of different seeds that have equal losses at equal places, and how many.
 
     One may be chance: near 3 the steps of float32 are 2.4e-7, so that two losses with a standard deviation
     of 0.02 agree in about 3 of a million pairs.
     """
-    seen: dict[tuple[object, ...], int] = {}
+    seen: dict[tuple[str, float, float], int] = {}
     shared: Counter[tuple[int, int]] = Counter()
     for number, log in enumerate(logs):
-        for place, loss in ({} if log.is_resumed else losses_of(log)).items():
-            first = seen.setdefault((*place, loss), number)
+        for place, loss in ({} if log.is_resumed else log.exact_losses).items():
+            first = seen.setdefault((log.benchmark, place, loss), number)
             if first != number and not have_one_seed(logs[first], log):
                 shared[first, number] += 1
     return ((logs[a], logs[b], count) for (a, b), count in shared.items())
