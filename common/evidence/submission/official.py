@@ -160,14 +160,15 @@ def judge_convergence(run_set: RunSet, chosen: str | None = None) -> list[Verdic
     expected = NUM_RUNS[lead.benchmark]
     if len(run_set.readable) != expected:
         return [leave_out(detail=f"{len(run_set.readable)} runs, and the round wants {expected}")]
+    points = committed_points(lead) if run_set.is_proxy else {}
+    if run_set.is_proxy and not points:
+        none = f"no runs of {lead.configuration} at size mini are committed"
+        return [leave_out(detail="the set itself is the reference" if is_committed(lead) else none)]
     with _copy([run_set], []) as copy:
         results = copy / "results" / Path(*lead.folders)
         arguments = [str(results), "--rcp_version", known[-1], *LOG]
         if not run_set.is_proxy:
             return [_ask("RCP", run_set.folder, known[-1], *arguments)]
-        if not (points := committed_points(lead)):
-            none = f"no runs of {lead.configuration} at size mini are committed"
-            return [leave_out(detail="the set itself is the reference" if is_committed(lead) else none)]
         file = copy / "points.json"
         file.write_text(json.dumps(points), encoding="utf-8")
         verdict = _ask("RCP", run_set.folder, known[-1], *arguments, "--custom_rcps", str(file))
