@@ -1,0 +1,69 @@
+"""The chain of a log: each record carries the SHA-256 of the record before it.
+
+A record's `previous`, in its metadata, is over the bytes from the start of the line of the record before (of
+the first record: from the start of the file) to the start of its own line. So it covers comment lines, too,
+and an edit, a removed line or another order breaks the chain at the next record. The head of a log is over
+the bytes from the start of its last record to the end of the file.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from common.evidence.records import TOKEN
+
+PREVIOUS = "previous"
+MARK = f'"{PREVIOUS}": "'.encode()
+RECORD = TOKEN.encode()
+
+
+class Chain(NamedTuple):
+    """The hash of the last record, and the lines of records that state another one than the file has."""
+
+    head: str
+    breaks: tuple[int, ...]
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_chained(data: bytes) -> bool:
+    """True if a log's first record carries the hash of what stands before it."""
+    first = data.partition(RECORD)[2].partition(b"\n")[0]
+    return MARK in first
+
+
+def blocks(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the line number of each record (the last: of the end) and the bytes since the record before."""
+    block, has_record = bytearray(), False
+    number = 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        if RECORD in line:
+            yield number, bytes(block)
+            block.clear()
+            has_record = True
+        block += line
+    if has_record:
+        yield number + 1, bytes(block)
+
+
+def read_chain(data: bytes) -> Chain:
+    """Compute the head of a log, and compare what its records state. The caller has asked `is_chained`."""
+    lines, head, breaks = data.splitlines(), digest(data), []
+    for number, block in blocks(data):
+        head = digest(block)
+        if number <= len(lines) and stated(lines[number - 1]) != head:
+            breaks.append(number)
+    return Chain(head, tuple(breaks))
+
+
+def stated(line: bytes) -> str:
+    """Return the hash that a record states; '' for none, and for a line that is no record."""
+    try:
+        value = json.loads(line.rpartition(RECORD)[2])["metadata"][PREVIOUS]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return value if isinstance(value, str) else ""
