@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from common.evidence.sealed.chain import read_chain
 from common.repository import hide_folders
 from tests.command import start
 
@@ -102,7 +103,9 @@ class Place:
         return until(found)
 
     def check_nothing_left(self):
-        """Assert that no process, temporary file or lock has stayed."""
+        """Assert that no process, temporary file or lock has stayed, and that each log is a whole chain."""
+        for path in self.results():
+            assert read_chain(path.read_bytes()).breaks == (), path
         until(lambda: not self.processes(), END_S)
         left = list(self.temporary.rglob("*"))
         assert left == [], left

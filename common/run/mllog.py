@@ -1,8 +1,10 @@
 """The only writer of :::MLLOG lines.
 
-It refuses records in an order that the rules forbid, and values that JSON would lose.
+It refuses records in an order that the rules forbid, and values that JSON would lose. Each record carries the
+hash of the one before (common/evidence/sealed/chain.py).
 """
 
+import hashlib
 import logging
 import math
 import os
@@ -16,6 +18,7 @@ from typing import Any
 from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import UserError
+from common.evidence.sealed.chain import PREVIOUS, RECORD, last_block
 from common.files import explain_os_error, synchronize
 from common.repository import ROOT, hide_folders
 
@@ -46,9 +49,11 @@ class Lines(logging.FileHandler):
     """A log file that raises its first error, and again for every later line; `logging` would only print it.
 
     MLPerf's logger catches what a handler raises and writes a line of its own instead: that line fails, too.
+    `chain` is over the file from its last record on, what stood there before included.
     """
 
     def __init__(self, path: Path) -> None:
+        self.chain = hashlib.sha256(last_block(path.read_bytes()) if path.is_file() else b"")
         super().__init__(path, encoding="ascii")
         self.fault: UserError | None = None
 
@@ -57,6 +62,11 @@ class Lines(logging.FileHandler):
         if self.fault:
             raise self.fault
         super().emit(record)
+        line = f"{self.format(record)}{self.terminator}".encode("ascii")
+        if RECORD in line:
+            self.chain = hashlib.sha256(line)
+        else:
+            self.chain.update(line)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Raise UserError for a disk that is full or gone."""
@@ -117,7 +127,8 @@ class RunLog:
         write(
             key,
             make_public(value),
-            metadata={name: make_public(content) for name, content in metadata.items()},
+            metadata={name: make_public(content) for name, content in metadata.items()}
+            | {PREVIOUS: self.handler.chain.hexdigest()},
         )
         if key == "run_stop":
             self._synchronize()

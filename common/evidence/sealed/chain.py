@@ -50,6 +50,11 @@ def blocks(data: bytes) -> Iterator[tuple[int, bytes]]:
         yield number + 1, bytes(block)
 
 
+def last_block(data: bytes) -> bytes:
+    """Return the bytes from the start of the last record on; all where there is none."""
+    return [(0, data), *blocks(data)][-1][1]
+
+
 def read_chain(data: bytes) -> Chain:
     """Compute the head of a log, and compare what its records state. The caller has asked `is_chained`."""
     lines, head, breaks = data.splitlines(), digest(data), []

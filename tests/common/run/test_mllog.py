@@ -10,6 +10,7 @@ import torch
 
 from common.errors import UserError
 from common.evidence.log import parse_log, read_log
+from common.evidence.sealed.chain import is_chained, read_chain
 from common.run import launch, mllog
 from common.run.mllog import LogOrderError, RunLog
 from tests.runs import records
@@ -102,6 +103,21 @@ def test_records_are_on_disk_when_the_call_returns_and_name_their_call_site(run,
     assert {record["metadata"]["file"] for record in records(path)} == {"tests/common/run/test_mllog.py"}
 
 
+def test_each_record_carries_the_hash_of_all_that_stands_before_it(path):
+    path.write_text("# head\n")
+    log = start_run(RunLog(path))
+    log.logger.logger.warning("a line of MLPerf's logger that is no record")
+    log.close()
+    write_run(log := RunLog(path, state="run"))
+    log.close()
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert is_chained(b"".join(lines)) and read_chain(b"".join(lines)).breaks == ()
+    for number, line in enumerate(lines[:-1]):
+        removed, edited = lines[:number] + lines[number + 1 :], [*lines]
+        edited[number] = line.replace(b"e", b"E", 1)
+        assert read_chain(b"".join(removed)).breaks and read_chain(b"".join(edited)).breaks
+
+
 def test_a_finished_log_and_one_that_never_started_stay_as_they_are(run, path):
     run.stop("run_stop", status="success")
     before = path.read_bytes()
@@ -165,6 +181,7 @@ def test_a_power_cut_at_any_byte_leaves_a_log_that_is_read_and_closed(tmp_path, 
         before = parse_log(content[: content.rfind(b"\n", 0, length) + 1], cut.name)  # its whole lines
         is_closed = mllog.abort(cut, reason="a power cut")
         after = read_log(cut)
+        assert not is_closed or read_chain(cut.read_bytes()).breaks == ()
         assert is_closed == (before.first("run_start") is not None)
         assert not is_closed or after.last("run_stop").metadata["status"] == "aborted"
         assert after.records[: len(before.records)] == before.records
@@ -193,3 +210,5 @@ def test_a_line_that_could_not_be_written_once_is_an_error_and_nothing_takes_its
             run.event("dataset_fingerprint", "00ff")
     run.close()
     assert all(line.startswith(":::MLLOG {") for line in path.read_text().splitlines())
+    mllog.abort(path, reason="the disk")
+    assert read_chain(path.read_bytes()).breaks == ()
