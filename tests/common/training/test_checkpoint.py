@@ -24,6 +24,7 @@ from common.evidence.audit import audit_paths
 from common.evidence.log import load as read_sets
 from common.evidence.log import read_log
 from common.evidence.score import score
+from common.evidence.sealed.chain import is_chained, read_chain
 from common.repository import ROOT, benchmarks
 from common.run import launch, resume
 from common.run.loop import save
@@ -386,6 +387,8 @@ def test_a_killed_run_goes_on_in_a_new_result_that_says_so(resumed):
     duration = stop["time_ms"] - start["time_ms"]
     assert duration > gap_ms and stop["metadata"]["duration_ms"] == pytest.approx(duration, abs=500)
     assert "# --- resumed by" in path.read_text() and "--resume" in path.read_text()
+    for content in (interrupted.read_bytes(), path.read_bytes()):
+        assert is_chained(content) and read_chain(content).breaks == ()
 
 
 @pytest.mark.slow
