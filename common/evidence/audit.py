@@ -10,6 +10,7 @@ from common.evidence.records import printable
 from common.evidence.rules import RULES, Found, Rule, rounds, systems
 from common.evidence.rules.copies import Beside
 from common.evidence.rules.sets import is_of_study
+from common.evidence.sealed.runs import read_sealing
 from common.evidence.submission.verdict import Verdict, summary
 
 MAX_FOUND = 10  # findings of one rule in one log
@@ -38,6 +39,7 @@ class Audited:
     run_set: RunSet
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...] = ()
+    seal: str = ""  # in words; '' for a set without one
 
     @property
     def num_errors(self) -> int:
@@ -55,7 +57,7 @@ class Audited:
         kind = " (mini: a proxy)" if self.run_set.is_proxy else ""
         num_warnings = len(self.findings) - self.num_errors
         yield (
-            f"{self.run_set.folder}: {len(self.run_set.logs)} logs{kind}; "
+            f"{self.run_set.folder}: {len(self.run_set.logs)} logs{kind}; {self.seal}{'; ' * bool(self.seal)}"
             f"rules: {self.num_errors} errors, {num_warnings} warnings; "
             f"official checkers: {summary(self.verdicts)}"
         )
@@ -65,6 +67,7 @@ class Audited:
             "folder": self.run_set.folder,
             "num_logs": len(self.run_set.logs),
             "is_proxy": self.run_set.is_proxy,
+            **({"seal": self.seal} if self.seal else {}),
             "findings": [asdict(finding) for finding in self.findings],
             "official": [asdict(verdict) for verdict in self.verdicts],
         }
@@ -100,7 +103,9 @@ def audit_paths(
         findings = [finding for file in group for finding in logs[file][1]] + audit_set(run_set)
         findings += [finding for finding in between if finding.path in places]
         findings += audit_round(run_set, ruleset)
-        audited.append(Audited(run_set=run_set, findings=tuple(findings)))
+        is_broken = any(f.rule.startswith("C") and f.severity == "error" for f in findings)
+        seal = read_sealing(run_set).describe(is_broken=is_broken)
+        audited.append(Audited(run_set=run_set, findings=tuple(findings), seal=seal))
     return audited
 
 
@@ -116,8 +121,9 @@ def audit_log(log: Log) -> list[Finding]:
 
 
 def audit_set(run_set: RunSet) -> list[Finding]:
-    """Audit what the logs of a set share, and the description of its system."""
+    """Audit what the logs of a set share, its seal, and the description of its system."""
     findings = find_broken_rules("S", run_set.readable, run_set.lead) if run_set.readable else []
+    findings += find_broken_rules("C", read_sealing(run_set), run_set.lead)
     system = systems.describe_set(run_set)
     return findings + (find_broken_rules("Y", system, run_set.lead) if system else [])
 

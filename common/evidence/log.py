@@ -24,6 +24,7 @@ from common.evidence.records import (
     printable,
     read_bytes,
 )
+from common.evidence.sealed.chain import Chain, is_chained, read_chain
 from common.repository import systems_beside
 
 TARGETS = {"resnet": 0.759, "bert": 0.72}  # top-1; masked-LM accuracy (training_rules, benchmark table)
@@ -59,6 +60,7 @@ class Log:
     records: tuple[Event, ...] = ()
     problems: tuple[Problem, ...] = ()
     preamble: tuple[str, ...] = field(default=(), repr=False)  # the comment lines before the first record
+    chain: Chain | None = None  # None where the first record carries no hash of what stands before it
 
     @cached_property
     def by_key(self) -> Mapping[str, Sequence[Event]]:
@@ -373,6 +375,7 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
         records=tuple(records),
         problems=tuple(problems),
         preamble=tuple(preamble),
+        chain=read_chain(data) if records and is_chained(data) else None,
     )
 
 

@@ -19,10 +19,11 @@ RECORD = TOKEN.encode()
 
 
 class Chain(NamedTuple):
-    """The hash of the last record, and the lines of records that state another one than the file has."""
+    """The hash of the last record; lines of records that state another hash than the file has, or none."""
 
     head: str
-    breaks: tuple[int, ...]
+    breaks: tuple[int, ...] = ()
+    unchained: tuple[int, ...] = ()
 
 
 def digest(data: bytes) -> str:
@@ -57,12 +58,13 @@ def last_block(data: bytes) -> bytes:
 
 def read_chain(data: bytes) -> Chain:
     """Compute the head of a log, and compare what its records state. The caller has asked `is_chained`."""
-    lines, head, breaks = data.splitlines(), digest(data), []
+    lines, head, faults = data.splitlines(), digest(data), dict[int, str]()
     for number, block in blocks(data):
         head = digest(block)
-        if number <= len(lines) and stated(lines[number - 1]) != head:
-            breaks.append(number)
-    return Chain(head, tuple(breaks))
+        if number <= len(lines) and (hash_stated := stated(lines[number - 1])) != head:
+            faults[number] = hash_stated
+    breaks = tuple(line for line, hash_stated in faults.items() if hash_stated)
+    return Chain(head, breaks, tuple(line for line, hash_stated in faults.items() if not hash_stated))
 
 
 def stated(line: bytes) -> str:

@@ -18,6 +18,7 @@ from common.evidence.sealed.chain import digest
 SEAL, RUNS = "runset.json", "runs.jsonl"
 MAX_SEAL_BYTES = 2**20
 MAX_RUNS_BYTES = 2**24
+MAX_FAULTS = 100
 SEED_BITS = 31
 BEACON = "beacon:"  # begins a public value on the command line
 
@@ -113,13 +114,17 @@ class Fault(NamedTuple):
 
 
 class SealedSet(NamedTuple):
-    """The two files as read: each event with its line. `tip` is the hash of the last line of the list."""
+    """The two files as read: each event with its line. `tip` is the hash of the last line of the list.
+
+    `digests` are the hashes of its lines, from the first.
+    """
 
     seal: Seal | None
     digest: str
     events: tuple[tuple[int, Event], ...]
     tip: str
     faults: tuple[Fault, ...]
+    digests: tuple[str, ...] = ()
 
 
 def read_sealed(folder: Path) -> SealedSet | None:
@@ -139,7 +144,7 @@ def read_sealed(folder: Path) -> SealedSet | None:
     except ValueError as error:
         faults.append(Fault(RUNS, 0, describe(error)))
     events: list[tuple[int, Event]] = []
-    tip = digest(data)
+    tip, digests = digest(data), []
     for number, line in enumerate(lines.splitlines(keepends=True), 1):
         try:
             event = EVENT.validate_json(line)
@@ -151,7 +156,11 @@ def read_sealed(folder: Path) -> SealedSet | None:
                 before = f"line {number - 1}" if number > 1 else SEAL
                 faults.append(Fault(RUNS, number, f"{before} was changed after this line was written"))
         tip = digest(line)
-    return SealedSet(seal, digest(data), tuple(events), tip, tuple(faults))
+        digests.append(tip)
+        if len(faults) > MAX_FAULTS:
+            faults[MAX_FAULTS:] = [Fault(RUNS, number, "no line from here on was read")]
+            break
+    return SealedSet(seal, digest(data), tuple(events), tip, tuple(faults), tuple(digests))
 
 
 def describe(error: ValueError) -> str:

@@ -23,7 +23,7 @@ MAX_TOTAL_BYTES = 2 * 2**30  # of all members, those too that stay packed
 MAX_NAME_BYTES = 64 * 2**10  # of a long name or of other extra headers
 MAX_END_BYTES = 2**20  # after the last member; tar fills its last block of 10 KiB
 GZIP = b"\x1f\x8b"
-WANTED = (".txt", ".json")  # logs and descriptions; code stays packed
+WANTED = (".txt", ".json", ".jsonl")  # logs, seals and descriptions; code stays packed
 
 
 def is_archive(path: Path) -> bool:

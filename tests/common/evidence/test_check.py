@@ -10,9 +10,11 @@ import pytest
 
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
+from common.evidence.rules import RULES
 from common.evidence.score import score
 from common.evidence.submission import official
 from tests.command import ttt, ttt_here
+from tests.common.evidence.sealed_sets import numbered, seal_logs, write_files
 
 BERT = Path("v2.1", "8xA100_80GB-methods", "bert")
 FOLDER = "results/8xA100-optimized/resnet"
@@ -52,6 +54,69 @@ def test_warnings_alone_exit_0(work):
     Path(FOLDER, "result_4.txt").unlink()
     done = ttt_here("check", "--no-official", "results")
     assert done.returncode == 0 and "S406 warning" in done.stdout
+
+
+def sealed_results(golden, change=lambda files: files):
+    shutil.rmtree(FOLDER)
+    return write_files(change(seal_logs(numbered(golden.set()))), Path(FOLDER))
+
+
+def check_seal():
+    done = ttt_here("check", "results", "--no-official")
+    report = json.loads(ttt_here("check", "results", "--no-official", "--json").stdout)
+    return done, report["sets"][0].get("seal")
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "words"),
+    [
+        ("", 0, "sealed"),
+        ("C916", 0, "sealed, extended after 4 runs"),
+        ("C917", 0, "sealed, 1 not sealed"),
+        ("C918", 0, "sealed, 1 never ended"),
+        ("C919", 0, "sealed, 1 not started"),
+        ("C909", 1, "its seal is broken"),
+        ("C902", 0, None),
+    ],
+)
+def test_a_sealed_set_is_called_sealed_and_what_is_not_is_said(work, golden, rule, code, words):
+    changes = [about.breaks for about in RULES if about.id == rule]
+    sealed_results(golden, *changes)
+    done, in_json = check_seal()
+    assert (done.returncode, in_json) == (code, words)
+    assert f"{FOLDER}: 5 logs; {words}; rules: " in done.stdout or words is None
+    assert f" {rule} " in done.stdout or not rule
+
+
+def test_a_set_without_a_seal_is_as_before(work):
+    done, in_json = check_seal()
+    assert in_json is None and "seal" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "text"),
+    [
+        (lambda p: p / "result_2.txt", "result_2.txt:13: C901", "changed, added or removed"),
+        (lambda p: p / "runs.jsonl", "runs.jsonl:2: C904", "line 1 was changed after this line was written"),
+        (lambda p: p / "runset.json", "runs.jsonl:1: C904", "runset.json was changed"),
+    ],
+)
+def test_an_edit_is_named_with_file_and_line(work, golden, change, place, text):
+    path = change(sealed_results(golden))
+    path.write_text(path.read_text().replace("0123abc", "0123abd").replace("1000,", "1007,"))
+    done, _ = check_seal()
+    (line,) = [line for line in done.stdout.splitlines() if f"{FOLDER}/{place} error" in line]
+    assert done.returncode == 1 and text in line
+
+
+def test_a_sealed_set_stays_sealed_in_an_archive_and_when_one_log_is_named(work, golden):
+    folder = sealed_results(golden)
+    with tarfile.open("packed.tar.gz", "w:gz") as archive:
+        archive.add("results")
+        archive.add("systems")
+    for path in ("packed.tar.gz", folder / "result_3.txt"):
+        done = ttt_here("check", path, "--no-official")
+        assert done.returncode == 0 and "; sealed; " in done.stdout, done.stdout
 
 
 def test_rules_are_listed_with_severity_and_section():

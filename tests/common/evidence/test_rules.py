@@ -22,6 +22,7 @@ from common.evidence.rules.rule import (
     shift_record,
 )
 from common.evidence.rules.systems import Described
+from tests.common.evidence.sealed_sets import numbered, seal_logs, write_files
 
 
 def rules_of(*families):
@@ -93,6 +94,15 @@ def test_a_rule_finds_its_change_of_a_description_alone(golden, about):
     description, why = broken_by if isinstance(broken_by := about.breaks(good), tuple) else (broken_by, "")
     changed = subject._replace(description=description, why=why)
     assert ids(find_broken_rules("Y", changed, changed.run_set.lead)) == {about.id}
+
+
+@pytest.mark.parametrize("about", [pytest.param(None, id="none"), *rules_of("C")])
+def test_a_rule_finds_its_change_of_a_sealed_set_alone(golden, tmp_path, about):
+    files = seal_logs(numbered(golden.set()))
+    write_files(about.breaks(files) if about else files, tmp_path / "results/8xA100-optimized/resnet")
+    golden.describe(tmp_path / "systems")
+    (changed,) = load([tmp_path])
+    assert ids(audit(changed)) == ({about.id} if about else set())
 
 
 @pytest.mark.parametrize("about", rules_of("F"))

@@ -1,0 +1,397 @@
+"""C: the chain of a log, and a sealed set beside its seal and the list of its runs."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice, pairwise
+from typing import Any
+
+from common.evidence.log import Log
+from common.evidence.recipes import all_differences, recipe_of
+from common.evidence.records import printable
+from common.evidence.rules.rule import Found, Lines, Mutation, chain, edit, rule
+from common.evidence.rules.sealed_files import (
+    Files,
+    edit_event,
+    edit_last_log,
+    edit_list,
+    edit_seal,
+    insert_note,
+    rechain,
+    results_of,
+    state_in_head,
+    unseal,
+)
+from common.evidence.sealed.chain import PREVIOUS
+from common.evidence.sealed.runs import Run, Sealing, name_of, recipe_of_seal
+from common.evidence.sealed.seal import RUNS, SEAL, Derived, derive_seeds
+
+CHAIN = "house: chained logs"
+SEALED = "house: sealed run sets"
+MAX_BREAKS = 3  # of one log
+SLACK_S = 2.0  # between a line of the list and a record of the log
+ZERO = "0" * 64
+
+# Changes of a good sealed set, whose last run is named by the last two lines of the list.
+
+
+def rechained(change: Mutation) -> Mutation:
+    return chain(change, rechain)
+
+
+def cut_last_hash(lines: Lines) -> Lines:
+    at = lines[-1].index(f', "{PREVIOUS}"')
+    return [*lines[:-1], lines[-1][:at] + "}}"]
+
+
+decide_one_less = edit_seal(lambda seal: {"seeds": seal["seeds"][:-1], "num_runs": seal["num_runs"] - 1})
+
+
+def swap_last_logs(files: Files) -> Files:
+    one, other = results_of(files)[-2:]
+    return files | {one: files[other], other: files[one]}
+
+
+def reword_first_end(files: Files) -> Files:
+    """Change the end of the first run in the list, and nothing to match."""
+    started, ended, *others = files[RUNS]
+    return files | {RUNS: [started, edit_event(ended, reason="another"), *others]}
+
+
+def restart_last(files: Files) -> Files:
+    """Let the last result be that of a second run, after one that missed the target."""
+    time = json.loads(files[RUNS][-2])["time"]
+    missed = [
+        edit_event(files[RUNS][-2], seed=7),
+        edit_event(files[RUNS][-1], outcome="missed", time=time),
+    ]
+    one_more = edit_seal(
+        lambda seal: {"seeds": [*seal["seeds"][:-1], 7, seal["seeds"][-1]]} | more_runs(seal)
+    )
+    return one_more(files | {RUNS: [*files[RUNS][:-2], *missed, *files[RUNS][-2:]]})
+
+
+def more_runs(seal: dict[str, Any]) -> dict[str, object]:
+    return {"num_runs": seal["num_runs"] + 1}
+
+
+def forget_last(files: Files) -> Files:
+    """Take the last run out of the list and out of the decisions; its log names neither."""
+    name = results_of(files)[-1]
+    unnamed = rechain(state_in_head(files[name], seal="", started=""))
+    return decide_one_less(files | {name: unnamed, RUNS: files[RUNS][:-2]})
+
+
+def lay_before_the_seal(files: Files) -> Files:
+    """Let the last result be one that lay in the folder before it was sealed."""
+    return edit_seal(lambda seal: {"unsealed": results_of(files)[-1:]})(forget_last(files))
+
+
+def choose_derived_seeds(files: Files) -> Files:
+    """Let the seeds be derived from a public value, which gives others."""
+    seeds, time = json.loads(files[SEAL][0])["seeds"], json.loads(files[RUNS][0])["time"]
+    derived = json.dumps({"event": "derived", "time": time, "value": "1", "seeds": seeds})
+    of_value = edit_seal(lambda seal: {"seeds": None, "beacon": "a public value"})
+    return of_value(files | {RUNS: [derived, *files[RUNS]]})
+
+
+def extend(files: Files) -> Files:
+    """Decide the last run when the others have ended."""
+    started = json.loads(files[RUNS][-2])
+    extended = json.dumps({"event": "extended", "time": started["time"], "seeds": [started["seed"]]})
+    return decide_one_less(files | {RUNS: [*files[RUNS][:-2], extended, *files[RUNS][-2:]]})
+
+
+# The chain of each log.
+
+
+def find_breaks(logs: list[Log]) -> Iterator[Found]:
+    """Yield the first records whose hash is not that of what stands before them."""
+    what = "what stands between the record before and this line was changed, added or removed after it"
+    for log in logs:
+        breaks = log.chain.breaks if log.chain else ()
+        more = f"; {len(breaks) - MAX_BREAKS} more in this log" if len(breaks) > MAX_BREAKS else ""
+        for line in breaks[:MAX_BREAKS]:
+            yield Found(line, f"{what}{more}", log)
+
+
+@rule("C901", "error", CHAIN, breaks=edit_last_log(insert_note, fits_list=False))
+def sealed_logs_are_unbroken(sealing: Sealing) -> Iterator[Found]:
+    """Each record of a sealed log carries the hash of what stands before it."""
+    logs = [log for log in sealing.run_set.logs if log.header("seal")]
+    yield from find_breaks(logs)
+    for log in logs:
+        if log.is_readable and log.chain is None:
+            yield Found(log.records[0].line, "the first record carries none", log)
+
+
+@rule("C902", "warning", CHAIN, breaks=lambda files: edit_last_log(insert_note)(unseal(files)))
+def chained_logs_are_unbroken(sealing: Sealing) -> Iterator[Found]:
+    """Each record of a chained log without a seal carries the hash of what stands before it."""
+    return find_breaks([log for log in sealing.run_set.logs if not log.header("seal")])
+
+
+@rule("C903", "error", CHAIN, breaks=lambda files: edit_last_log(cut_last_hash)(unseal(files)))
+def records_are_chained(sealing: Sealing) -> Iterator[Found]:
+    """In a log whose first record carries a hash every record carries one."""
+    for log in sealing.run_set.logs:
+        for line in islice(log.chain.unchained if log.chain else (), MAX_BREAKS):
+            yield Found(line, "this one carries none", log)
+
+
+# The seal and the list.
+
+
+@rule("C904", "error", SEALED, breaks=reword_first_end)
+def seal_and_list_are_whole(sealing: Sealing) -> Iterator[Found]:
+    """runset.json and runs.jsonl can be read, and no line of the list was changed, added or removed."""
+    for file, line, text in sealing.sealed.faults if sealing.sealed else ():
+        yield Found(line, text, path=sealing.place(file))
+
+
+@rule("C905", "error", SEALED, breaks=edit_last_log(rechained(lambda lines: state_in_head(lines, seal=ZERO))))
+def logs_name_their_seal(sealing: Sealing) -> Iterator[Found]:
+    """A log of a sealed set names the runset.json that lies beside it."""
+    for log in sealing.run_set.logs:
+        if seal := log.header("seal"):
+            if sealing.sealed is None:
+                yield Found(0, f"no {SEAL} lies beside it", log)
+            elif seal != sealing.sealed.digest:
+                yield Found(0, f"it names another seal than this {SEAL}", log)
+        elif (run := sealing.run_of(log)) and log.is_readable:
+            yield Found(0, f"it names none, and {RUNS}:{run.line} says that it was started", log)
+
+
+@rule("C906", "error", SEALED, breaks=restart_last)
+def no_result_is_missing(sealing: Sealing) -> Iterator[Found]:
+    """A run that ended with a log has its result."""
+    for run in sealing.runs:
+        if run.ended is None or not run.has_log:
+            continue
+        name, last = run.started.result, sealing.last_by_name[run.started.result]
+        text = f"line {run.end_line} says that it ended as '{run.ended.outcome}'"
+        if name not in sealing.names:
+            yield Found(run.line, f"no {name}; {text}", path=sealing.place(RUNS))
+        elif last is not run:
+            text = f"{text}, and line {last.line} starts another run of this name"
+            yield Found(run.line, f"{name} was removed; {text}", path=sealing.place(RUNS))
+
+
+@rule("C907", "error", SEALED, breaks=forget_last)
+def every_result_was_started(sealing: Sealing) -> Iterator[Found]:
+    """A line of the list starts each result of a sealed set that did not lie there before."""
+    for log in sealing.run_set.logs if sealing.seal else ():
+        if sealing.run_of(log) is None and not sealing.lay_there(log):
+            yield Found(0, f"no line of {RUNS} starts it", log)
+
+
+@rule("C908", "error", SEALED, breaks=swap_last_logs)
+def numbers_are_those_of_the_start(sealing: Sealing) -> Iterator[Found]:
+    """A result has the number that it was started with, and names the line of its start."""
+    for log, run in sealing.paired():
+        if log.header("started") != run.digest:
+            yield Found(
+                0, f"its '# started:' names no line of {RUNS}; line {run.line} starts this number", log
+            )
+        elif run.started.result != name_of(log):
+            yield Found(0, f"it was started as {run.started.result} ({RUNS}:{run.line})", log)
+
+
+@rule("C909", "error", SEALED, breaks=edit_last_log(lambda lines: [*lines, "# a note"], fits_list=False))
+def logs_end_as_listed(sealing: Sealing) -> Iterator[Found]:
+    """The end of a log is the one that the list has the hash of."""
+    for log, run in sealing.paired():
+        if run.ended is None or log.chain is None or log.chain.head == run.ended.head:
+            continue
+        line = log.records[-1].line if log.records else 0
+        text = f"changed after the run had ended ({RUNS}:{run.end_line}), or something was appended"
+        yield Found(line, text if run.has_log else f"{RUNS}:{run.end_line} says that no log was kept", log)
+
+
+# Seeds.
+
+
+@rule("C910", "error", SEALED, breaks=edit_last_log(rechained(edit("seed", value=7))))
+def seeds_are_those_of_the_start(sealing: Sealing) -> Iterator[Found]:
+    """A log states the seed that its run was started with."""
+    for log, run in sealing.paired():
+        if (event := log.first("seed")) and event.value != run.started.seed:
+            text = f"{printable(event.value, 40)}, not {run.started.seed} as in {RUNS}:{run.line}"
+            yield Found(event.line, text, log)
+
+
+@rule("C911", "error", SEALED, breaks=edit_seal(lambda seal: {"seeds": seal["seeds"][::-1]}))
+def runs_have_the_decided_seeds(sealing: Sealing) -> Iterator[Found]:
+    """The runs were started with the seeds that were decided, in their order."""
+    seal = sealing.seal
+    if seal is None:
+        return
+    if seal.seeds is not None and len(seal.seeds) != seal.num_runs:
+        yield Found(0, f"{len(seal.seeds)} seeds for {seal.num_runs} runs", path=sealing.place(SEAL))
+    for run, text in find_other_seeds(sealing):
+        yield Found(run.line, f"seed {run.started.seed} {text}", path=sealing.place(RUNS))
+
+
+def find_other_seeds(sealing: Sealing) -> Iterator[tuple[Run, str]]:
+    """Yield the runs whose turn another seed had. A run that left no log may be made again."""
+    decided = [(seed, part.line) for part in sealing.decided for seed in part.seeds]
+    position, seeds, retried = 0, dict[str, int](), set[int]()
+    for run in sealing.runs:
+        seed, resumed = run.started.seed, run.started.resumed
+        expected, line = decided[position] if position < len(decided) else (None, 0)
+        if resumed and seeds.get(resumed) != seed:
+            yield run, f"is not that of {resumed}, from which it goes on"
+        elif not resumed and seed == expected:
+            position += 1
+            if line > run.line:
+                yield run, f"was decided later, in line {line}"
+        elif not resumed and seed not in retried:
+            yield run, f"where {'no more run' if expected is None else expected} was decided"
+        seeds[run.started.result] = seed
+        retried |= set() if run.has_log else {seed}
+
+
+@rule("C912", "error", SEALED, breaks=choose_derived_seeds)
+def derived_seeds_follow_from_the_value(sealing: Sealing) -> Iterator[Found]:
+    """The seeds of a public value are those that the seal and this value give, once."""
+    seal, place = sealing.seal, sealing.place(RUNS)
+    if seal is None or sealing.sealed is None:
+        return
+    derived = [(line, event) for line, event in sealing.sealed.events if isinstance(event, Derived)]
+    if bool(seal.beacon) == (seal.seeds is not None):
+        text = "it states seeds and a public value" if seal.beacon else "it states neither seeds nor a value"
+        yield Found(0, text, path=sealing.place(SEAL))
+    for line, event in derived:
+        if not seal.beacon or event is not derived[0][1]:
+            yield Found(line, "the seeds were decided before", path=place)
+        elif event.seeds != derive_seeds(sealing.sealed.digest, event.value, seal.num_runs):
+            text = f"this seal and {printable(event.value, 70)} give others"
+            yield Found(line, text, path=place)
+
+
+# What ran.
+
+
+@rule("C913", "error", SEALED, breaks=edit_seal(lambda seal: {"versions": "torch 1.0"}))
+def logs_keep_to_the_seal(sealing: Sealing) -> Iterator[Found]:
+    """A log states the configuration, code, versions, ranks, threads and data that were sealed."""
+    seal = sealing.seal
+    if seal is None:
+        return
+    recipe = recipe_of_seal(seal)
+    for log, _ in sealing.paired():
+        facts = {
+            "system": (seal.system, log.value("submission_platform")),
+            "configuration": (seal.configuration_name, log.value("configuration_name")),
+            "size": (seal.size, log.value("benchmark_size")),
+            "data set": (seal.data, log.value("dataset_fingerprint")),
+        }
+        for what, (sealed, logged) in facts.items():
+            if sealed and logged is not None and sealed != logged:
+                text = f"{what} {printable(logged, 60)}, not {printable(sealed, 60)} as in {SEAL}"
+                yield Found(0, text, log)
+        for key, before, after in islice(all_differences(recipe, recipe_of(log)), 1):
+            yield Found(0, f"{key} {after}, not {before} as in {SEAL}", log)
+
+
+def contradict(log: Log, run: Run) -> str:
+    """Say why a log is not that of a run that ended as listed; '' where it may be."""
+    stop, outcome = log.last("run_stop"), run.ended.outcome if run.ended else ""
+    if outcome in ("converged", "missed", "failed") and log.is_converged != (outcome == "converged"):
+        return "reached its target" if log.is_converged else "did not reach its target"
+    if outcome == "ended" and not log.is_study:
+        return "stops at its target"
+    if outcome == "missed" and stop and not log.came_to_its_end:
+        return "was ended: its run_stop has a reason"
+    return "has a log" if outcome == "refused" and log.first("run_start") else ""
+
+
+def miss_last(lines: Lines) -> Lines:
+    return [*lines[:-1], edit_event(lines[-1], outcome="missed")]
+
+
+@rule("C914", "error", SEALED, breaks=edit_list(miss_last))
+def outcomes_are_those_of_the_logs(sealing: Sealing) -> Iterator[Found]:
+    """A run ended as its log says."""
+    for log, run in sealing.paired():
+        if run.ended and log.is_readable and not log.is_study and (why := contradict(log, run)):
+            yield Found(0, f"it {why}, and {RUNS}:{run.end_line} says '{run.ended.outcome}'", log)
+
+
+def seconds(time: str) -> float | None:
+    try:
+        stamp = datetime.fromisoformat(time)
+    except ValueError:
+        return None
+    return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
+
+
+def end_early(lines: Lines) -> Lines:
+    """Let the last run end at the time of its start."""
+    return [*lines[:-1], edit_event(lines[-1], time=json.loads(lines[-2])["time"])]
+
+
+@rule("C915", "error", SEALED, breaks=edit_list(end_early))
+def logs_lie_between_start_and_end(sealing: Sealing) -> Iterator[Found]:
+    """The records of a log were written between the start and the end of its run."""
+    for log, run in sealing.paired():
+        if not log.times:
+            continue
+        start, end = seconds(run.started.time), seconds(run.ended.time) if run.ended else None
+        first, last = log.times[0] / 1000, log.times[-1] / 1000
+        if start is not None and not log.is_resumed and first < start - SLACK_S:
+            text = f"the first {start - first:.0f} s before the start ({RUNS}:{run.line})"
+            yield Found(log.records[0].line, text, log)
+        if end is not None and last > end + SLACK_S:
+            text = f"the last {last - end:.0f} s after the end ({RUNS}:{run.end_line})"
+            yield Found(log.records[-1].line, text, log)
+
+
+# What a seal leaves open.
+
+
+@rule("C916", "warning", SEALED, breaks=extend)
+def runs_were_decided_before_results(sealing: Sealing) -> Iterator[Found]:
+    """All runs of a sealed set were decided before the first result was known."""
+    for line, seeds, num_known in sealing.extensions:
+        text = f"{len(seeds)} more decided when {num_known} had ended"
+        yield Found(line, text, path=sealing.place(RUNS))
+
+
+@rule("C917", "warning", SEALED, breaks=lay_before_the_seal)
+def all_results_are_sealed(sealing: Sealing) -> Iterator[Found]:
+    """All results of a sealed set were made after its seal."""
+    return (Found(0, f"it lay there before {SEAL}", log) for log in sealing.unsealed)
+
+
+@rule("C918", "warning", SEALED, breaks=edit_list(lambda lines: lines[:-1]))
+def started_runs_end(sealing: Sealing) -> Iterator[Found]:
+    """Every run that was started has ended, with a line in the list that says how."""
+    for run in sealing.unended:
+        name = run.started.result
+        text = name if name in sealing.names else f"{name}, which is missing"
+        yield Found(run.line, f"not {text}; its launcher was killed, or it runs", path=sealing.place(RUNS))
+
+
+@rule(
+    "C919", "warning", SEALED, breaks=edit_seal(lambda seal: {"seeds": [*seal["seeds"], 7]} | more_runs(seal))
+)
+def decided_runs_are_started(sealing: Sealing) -> Iterator[Found]:
+    """All runs that were decided have been started."""
+    if sealing.num_not_started:
+        yield Found(0, f"{sealing.num_not_started} have not", path=sealing.place(RUNS))
+
+
+def go_back(lines: Lines) -> Lines:
+    """Let the list state a time before that of the line above, in its last line but one."""
+    return [*lines[:-2], edit_event(lines[-2], time="2000-01-01T00:00:00+00:00"), lines[-1]]
+
+
+@rule("C920", "warning", SEALED, breaks=edit_list(go_back))
+def times_of_the_list_rise(sealing: Sealing) -> Iterator[Found]:
+    """No line of the list states a time before that of the line above."""
+    events = sealing.sealed.events if sealing.sealed else ()
+    for (_, before), (line, event) in pairwise(events):
+        earlier, time = seconds(before.time), seconds(event.time)
+        if time is None or (earlier is not None and time < earlier - SLACK_S):
+            yield Found(line, printable(event.time, 40), path=sealing.place(RUNS))

@@ -1,0 +1,166 @@
+"""The logs of a set beside its seal and the list of its runs: each log finds its line, each line its log."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from common.evidence.log import Log, RunSet
+from common.evidence.paths import label
+from common.evidence.recipes import Recipe, of_configuration, software
+from common.evidence.sealed.seal import Derived, Ended, Extended, Seal, SealedSet, Started, read_sealed
+
+
+class Run(NamedTuple):
+    """A run in the list: the line of its start with its hash, and that of its end, 0 without one."""
+
+    line: int
+    started: Started
+    digest: str
+    end_line: int = 0
+    ended: Ended | None = None
+
+    @property
+    def has_log(self) -> bool:
+        """True if the run ended with a log that was to be kept."""
+        return self.ended is not None and bool(self.ended.head)
+
+
+class Decided(NamedTuple):
+    """Seeds that were decided, the line that says so (0: the seal), and how many results were known then."""
+
+    line: int
+    seeds: tuple[int, ...]
+    num_known: int
+
+
+@dataclass(frozen=True)
+class Sealing:
+    """A run set, the seal and the list beside its results (None without), and the results in its folder."""
+
+    run_set: RunSet
+    sealed: SealedSet | None = None
+    names: frozenset[str] = frozenset()
+
+    @property
+    def seal(self) -> Seal | None:
+        return self.sealed.seal if self.sealed else None
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs in the order of their starts; an end belongs to the last start of its result."""
+        runs: list[Run] = []
+        last: dict[str, int] = {}  # result -> index of its last run
+        for line, event in self.sealed.events if self.sealed else ():
+            if isinstance(event, Started):
+                last[event.result] = len(runs)
+                runs.append(Run(line, event, self.digest_of(line)))
+            elif isinstance(event, Ended) and event.result in last:
+                index = last[event.result]
+                if runs[index].ended is None:
+                    runs[index] = runs[index]._replace(end_line=line, ended=event)
+        return tuple(runs)
+
+    @cached_property
+    def decided(self) -> tuple[Decided, ...]:
+        """The seeds that the seal, the public value and extensions decided, in this order."""
+        decided, num_known = [], 0
+        if self.seal and self.seal.seeds is not None:
+            decided.append(Decided(0, tuple(self.seal.seeds), 0))
+        for line, event in self.sealed.events if self.sealed else ():
+            if isinstance(event, Ended):
+                num_known += bool(event.head)
+            elif isinstance(event, Extended | Derived):
+                decided.append(Decided(line, tuple(event.seeds), num_known))
+        return tuple(decided)
+
+    @property
+    def extensions(self) -> list[Decided]:
+        """The decisions for more runs that were made when results were known."""
+        return [decided for decided in self.decided if decided.num_known]
+
+    @cached_property
+    def unsealed(self) -> list[Log]:
+        """The logs that lay in the folder before it was sealed."""
+        return [log for log in self.run_set.logs if self.lay_there(log)]
+
+    def lay_there(self, log: Log) -> bool:
+        """True if a log lay in the folder before it was sealed."""
+        return self.seal is not None and name_of(log) in self.seal.unsealed and self.run_of(log) is None
+
+    @property
+    def unended(self) -> list[Run]:
+        return [run for run in self.runs if run.ended is None]
+
+    @property
+    def num_not_started(self) -> int:
+        """The runs that were decided and not started."""
+        num_decided = sum(len(decided.seeds) for decided in self.decided)
+        return max(num_decided - sum(not run.started.resumed for run in self.runs), 0)
+
+    @cached_property
+    def _by_digest(self) -> dict[str, Run]:
+        return {run.digest: run for run in self.runs}
+
+    @cached_property
+    def last_by_name(self) -> dict[str, Run]:
+        """The last run of each result: an earlier one left no log, or one that was removed."""
+        return {run.started.result: run for run in self.runs}
+
+    def run_of(self, log: Log) -> Run | None:
+        """Return the run that a log names by the hash of its start, else the last with its number."""
+        return self._by_digest.get(log.header("started")) or self.last_by_name.get(name_of(log))
+
+    def paired(self) -> Iterator[tuple[Log, Run]]:
+        """Yield each log that has a line of the list, with its run."""
+        for log in self.run_set.logs:
+            if (run := self.run_of(log)) is not None:
+                yield log, run
+
+    def digest_of(self, line: int) -> str:
+        return self.sealed.digests[line - 1] if self.sealed else ""
+
+    def place(self, name: str) -> str:
+        """Return how a file of the set's folder is named to a person."""
+        file = self.run_set.lead.file
+        return label(file.parent / name) if file else name
+
+    def describe(self, *, is_broken: bool = False) -> str:
+        """Say that a set is sealed, and what of it is not; '' for a set without a seal."""
+        if self.sealed is None and not any(log.header("seal") for log in self.run_set.logs):
+            return ""
+        if is_broken or self.seal is None:
+            return "its seal is broken"
+        parts = ["sealed, seeds of a public value" if self.seal.beacon else "sealed"]
+        parts += [f"extended after {count(extension.num_known, 'run')}" for extension in self.extensions]
+        parts += [f"{len(self.unsealed)} not sealed"] * bool(self.unsealed)
+        parts += [f"{len(self.unended)} never ended"] * bool(self.unended)
+        parts += [f"{self.num_not_started} not started"] * bool(self.num_not_started)
+        return ", ".join(parts)
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def name_of(log: Log) -> str:
+    return Path(log.path).name
+
+
+def read_sealing(run_set: RunSet) -> Sealing:
+    """Read the seal and the list beside the results of a set."""
+    file = run_set.lead.file
+    sealed = read_sealed(file.parent) if file else None
+    if file is None or sealed is None:
+        return Sealing(run_set)
+    return Sealing(run_set, sealed, frozenset(path.name for path in file.parent.glob("result_*.txt")))
+
+
+def recipe_of_seal(seal: Seal) -> Recipe:
+    """Return the recipe that was decided before the first run, as a log states its own."""
+    facts: Recipe = {"ranks": seal.ranks, "threads": seal.threads}
+    facts |= software(seal.versions, seal.code, seal.commit)
+    return of_configuration(seal.configuration) | {
+        key: value for key, value in facts.items() if value not in (None, "")
+    }
