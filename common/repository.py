@@ -32,8 +32,9 @@ FIGURES = "results/compiled"  # a wheel keeps these, too: predictions for GPUs r
 MODULE = ("-P", "-m") if IS_INSTALLED else ("-m",)  # Python's options: a person's folder may hold a `common`
 DATA = "TTT_DATA"  # names the folder of prepared data; `--data` sets it
 ELSEWHERE = re.compile(
-    r"(?<![\w./:~<-])/(?!(?:dev|proc|sys|usr)/)(?:[\w.~+=@-]+/)+(?=[\w.~+=@-])"
-)  # the folders of an absolute path; programs and devices are the same on every machine
+    r"(?:(?<![\w./~<+])(?<![A-Za-z]>)|(?<=\W-[IL]))/(?!(?:dev|proc|sys|usr)(?![\w.-]))"
+    r"(?:(?:[\w.~+=@-]+/)+(?=[\w.~+=@-])|(?=[A-Za-z_]))"
+)  # an absolute path up to its last name; programs and devices are the same on every machine
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 MAX_NAME, DIGEST_LENGTH = 64, 8  # letters of a folder, and of the digest where it is cut

@@ -71,6 +71,8 @@ TEXTS = {
     "--data /raid/acme --nproc 2": "--data data --nproc 2",
     "[Errno 28] Full: '/lustre/jane/runs/result_0.txt'": "[Errno 28] Full: '.../result_0.txt'",
     "from /scratch/jane to /scratch/jane/": "from .../jane to .../jane/",
+    "nas:/export/acme, -I/opt/include, 2>/scratch/log": "nas:.../acme, -I.../include, 2>.../log",
+    "/projects and <benchmark>/data": ".../projects and <benchmark>/data",
     "/proc/cpuinfo, /dev/shm/x, 5 and/or 6 samples/s": "/proc/cpuinfo, /dev/shm/x, 5 and/or 6 samples/s",
     "https://pytorch.org/docs/stable and a/b/c": "https://pytorch.org/docs/stable and a/b/c",
 }
