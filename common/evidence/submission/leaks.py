@@ -1,76 +1,117 @@
 """Find what must not be published: keys, tokens, logins, paths and addresses of a machine.
 
-A hit names the place and the kind, never the text itself.
+A hit names the line, the kind and the first letters, never the whole. Text is searched as it stands and as
+JSON means it. Each pattern takes linear time, whatever the text: a repetition is bounded, or begins only
+where a word does.
 """
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from common.evidence.records import printable
+from common.repository import ELSEWHERE
+
+VALUE = r"""["']?\s{0,3}[=:]\s{0,3}["']?"""  # between a name and its value, in a shell, YAML or JSON
+OPTION = r"""["',= ]{1,4}"""  # between an option and its value, in a shell or a list
+SECRET = r"""(?=[^\s"'(]{0,200}[0-9])[^\s"'(]{8,}"""  # a word with a digit: prose has none
 ANYWHERE = {  # kind -> how it looks, in any file
-    "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
+    "private key": r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\bAGE-SECRET-KE[Y]-1",
     "AWS access key": r"\b(AKIA|ASIA)[0-9A-Z]{16}\b",
-    "AWS secret key": r"(?i)aws_?secret_?(access_?)?key\W{1,4}[0-9a-z/+=]{40}",
-    "AWS session token": r"(?i)aws_?session_?token\W{1,4}[0-9a-z/+=]{20}",
-    "NGC key": r"\bnvapi-[0-9A-Za-z_-]{20,}",
-    "authorization": r"""(?i)\b(bearer|basic) +(?=[^\s"']{0,200}[0-9])[0-9a-z+/._~-]{16,}""",
-    "Docker login": r'"auth" *: *"[0-9A-Za-z+/=]{12,}"',
-    "npm token": r"\bnpm_[0-9A-Za-z]{36}",
-    "PyPI token": r"\bpypi-[0-9A-Za-z_-]{16,}",
+    "AWS secret key": r"(?i)secret_?access_?key\W{1,5}[0-9a-z/+=]{40}"
+    r"|aws_?secret(_?key)?\W{1,5}[0-9a-z/+=]{40}",
+    "AWS session token": r"(?i)session_?token\W{1,5}[0-9a-z/+=]{20}",
+    "NGC key": r"\bnvapi-[\w-]{20,}",
+    "authorization": r"""(?i)\b(bearer|basic) {1,9}(?=[^\s"']{0,200}[0-9])[0-9a-z+/._~-]{16,}"""
+    rf"|\bauthorization{VALUE}(token )?{SECRET}",
+    "Docker login": r'"(auth|identitytoken)"\s?:\s?"[\w+/=-]{12,}"|\bdckr_pat_[\w-]{20,}',
+    "npm token": r"\bnpm_[0-9A-Za-z]{36}|:_authToken=\w",
+    "PyPI token": r"\bpypi-[\w-]{16,}",
     "Slack webhook": r"hooks\.slack\.com/services/\w",
-    "Stripe key": r"\b[rs]k_(live|test)_[0-9A-Za-z]{16,}",
+    "Stripe key": r"\b([rs]k_(live|test)|whsec)_[0-9A-Za-z]{16,}",
     "Databricks token": r"\bdapi[0-9a-f]{32}",
-    "Azure client secret": r"(?<![\w~.-])[\w~.-]{3}8Q~[\w~.-]{31,34}(?![\w~.-])",
-    "Google API key": r"\bAIza[0-9A-Za-z_-]{35}",
-    "Google access token": r"\bya29\.[0-9A-Za-z_-]{20,}",
-    "Google service account key": r'"private_key_id"\s*:\s*"[0-9a-f]{20,}',
+    "Azure client secret": r"(?<![\w~.-])[\w~.-]{3}8Q~[\w~.-]{31,34}(?![\w~-])",
+    "Google API key": r"\bAIza[\w-]{35}",
+    "Google access token": r"\bya29\.[\w-]{20,}|\bGOCSPX-[\w-]{20,}",
+    "Google service account key": r'"private_key_id"\s?:\s?"[0-9a-f]{20,}',
     "Azure storage key": r"\bAccountKey=[0-9A-Za-z+/]{40,}",
     "Azure shared access signature": r"[?&]sig=[0-9A-Za-z%+/]{30,}",
-    "Hugging Face token": r"\bhf_[0-9A-Za-z]{30,}",
+    "Hugging Face token": r"\b(hf|api_org)_[0-9A-Za-z]{30,}",
     "Weights & Biases key": r"(?i)\bwandb_v[0-9]_[0-9a-z_-]{20,}|wandb.{0,40}\b[0-9a-f]{40}\b",
-    "GitHub token": r"\bgh[opsur]_[0-9A-Za-z]{36,}|\bgithub_pat_[0-9A-Za-z_]{22,}",
-    "GitLab token": r"\bglpat-[0-9A-Za-z_-]{20,}",
-    "Slack token": r"\bxox[abeoprs]-[0-9A-Za-z-]{10,}",
-    "API key": r"\bsk-[0-9A-Za-z_-]{24,}",
-    "JSON web token": r"\beyJ[0-9A-Za-z_-]{10,500}\.eyJ[0-9A-Za-z_-]{10}",
-    "password": r"""(?i)\b(password|passwd|api_?key|access_?token|auth_?token|secret)["']?\s*[=:]\s*["']?"""
-    r"""(?=[^\s"'(]{0,200}[0-9])[^\s"'(]{8,}""",
-    "URL with a login": r"""\b[a-z][a-z0-9+.-]{1,20}://[^\s/@"'<>]+@""",
-    "e-mail address": r"(?i)(?<=[\w.+-])@[a-z0-9-]+(\.[a-z0-9-]+)*\.[a-z]{2,}\b",
-    "home folder": r"(?<![\w.-])/(home|Users|root)/[\w.-]+|(?i:\b[a-z]:\\+Users\\+\w)|(?<!\w)~[a-z][\w-]*/",
+    "GitHub token": r"\bgh[opsur]_[0-9A-Za-z]{36,}|\bgithub_pat_\w{22,}",
+    "GitLab token": r"\bgl(pat|dt|rt|cbt|ptt|ft|soat|agent|imt)-[\w-]{20,}",
+    "Slack token": r"\bxox[abeoprs]-[0-9A-Za-z-]{10,}|\bxapp-\d-[0-9A-Za-z-]{10,}",
+    "API key": r"\bsk-[\w-]{24,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bhvs\.[\w-]{20,}",
+    "JSON web token": r"\beyJ[\w-]{10,500}\.eyJ[\w-]{10}",
+    "password": r"(?i)(?<![a-z])(pass(word|wd|phrase)|(api|access|auth|private)[_-]?(key|token)"
+    rf"|(client_?)?secret){VALUE}{SECRET}|--(password|passwd|token|secret|api[_-]key|auth[_-]token){OPTION}"
+    rf"{SECRET}|\bsshpass {{1,9}}-p|\blogin [^\s]{{1,99}} password \w",
+    "secret of the environment": r"""\b[A-Z]\w*_(KEY|TOKEN|SECRET|PASSWORD)=["']?[^\s$"'<({]""",
+    "URL with a login": r"""\b[a-z][a-z0-9+.-]{1,20}://[^\s/@"'<>]{1,200}@""",
+    "e-mail address": r"(?i)(?<=[\w.+-])@[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63}){0,8}\.[a-z]{2,}\b",
+    "home folder": r"(?<![\w.-])/(home|Users|root)/[\w.-]|(?i:\b[a-z]:\\+Users\\+\w)"
+    r"|(?<!\w)~[a-z][\w-]{0,99}/",
+    "storage address": r"\b(s3[an]?|gs|gcs|az|abfss?|wasbs?|hdfs|webhdfs|swift|oss|cosn?|r2|smb|cifs|nfs"
+    r"|s?ftps?|scp|rsync)://\w|\b(file|dbfs):/{1,3}[\w.]",
+    "hardware address": r"(?i)(?<![\w:])([0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![\w:-])"
+    r"|(?<![\w.])([0-9a-f]{4}\.){2}[0-9a-f]{4}(?!\w|\.\w)|guid\W{1,5}(0x)?[0-9a-f]{4}:?[0-9a-f]{4}",
+    "GPU id": r"(?i)\b(gpu|mig)-(gpu-)?[0-9a-f]{8}\b",
+    "machine id": r"(?i)\bmachine[-_ ]?id\W{1,5}[0-9a-f]{32}\b"
+    r"|\bserial([-_ ]?(number|no))?\W{1,5}\w{0,9}\d{5}"
+    r"|(?<![\w-])[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}(?![\w-])",
 }
 DOMAINS = (
-    "com|org|net|edu|gov|mil|io|ai|cloud|eu|us|uk|de|fr|ch|at|it|es|nl|be|se|fi|dk|pl|cz|ca|jp|cn|kr|tw|au|br"
+    "com|org|net|edu|gov|mil|io|ai|co|dev|app|cloud|info|biz|tech|eu|us|uk|de|fr|ch|at|it|es|nl|be|se|fi|dk|no|ie"
+    "|pl|cz|gr|hu|ro|ru|ua|tr|il|sa|ae|za|ca|mx|br|jp|cn|kr|tw|hk|sg|in|au|nz|press|internal|local|localdomain"
+    "|lan|corp|intranet|cluster"
 )
+PUBLIC = (  # pages that logs, descriptions and time stamps name; a company's hosts are not among them
+    r"(www\.)?(([\w-]+\.)?(apache|arxiv|doi|freetsa|mlcommons|mlperf|pypi|python|pytorch|wikipedia|wikimedia)\.org"
+    r"|([\w-]+\.)?(github|githubusercontent|mosaicml)\.com|([\w-]+\.)?drand\.sh|(docs|developer)\.nvidia\.com"
+    r"|(timestamp\.(digicert|sectigo|globalsign|entrust)|image-net|kaggle)\.(com|org|net)|huggingface\.co"
+    r"|nvcr\.io|fast\.ai|proceedings\.mlr\.press)"
+)
+OWN = r"(?!localhost|127\.|0\.0\.0\.0|\[?::|none\b|null\b|not )"  # no name of another machine follows
 IN_LOGS = {  # also in what a run or a program wrote: code has such words for a reason
-    "absolute path": r"(?<![\w./:~<-])/(?!(dev|proc|sys|usr)/)[A-Za-z][\w.-]*/[\w.-]",
-    "storage address": r"\b(s3a?|gs|gcs|abfss?|wasbs?|hdfs)://\w",
-    "IP address": r"(?<![\w.-])((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)(?![\w.])"
-    r"|(?<![\w:])([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:])|\bfe80::[0-9a-fA-F:]+",
-    "hardware address": r"(?i)(?<![\w:])([0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![\w:-])",
-    "GPU id": r"(?i)\b(gpu|mig)-[0-9a-f]{8}-[0-9a-f]{4}-",
-    "machine id": r"(?i)\bmachine[-_ ]?id\W{1,5}[0-9a-f]{32}\b",
-    "secret of the environment": r"\b[A-Za-z]\w*_(KEY|TOKEN|SECRET|PASSWORD)=[^\s$]",
-    "host name": r"(?i)\b[a-z0-9]{1,63}\.(internal|local|localdomain|lan|corp|intranet|cluster)\b"
-    r"|\bip-\d+-\d+-\d+-\d+\b|\"(host|hostname|node|nodename|node_?list|fqdn)\": *\"[^\"]"
-    rf"|(?<![\w./@:-])(?!www\.)([a-z0-9][a-z0-9-]{{0,62}}\.){{2,8}}({DOMAINS})(?![\w-]|\.\w)"
-    r"|\b(host(name)?|master_addr|slurm\w*node_?(list|name)|slurm\w*_host|lsb_hosts)=(?!localhost|127\.)\w"
-    r"|\brdzv[_-]endpoint[= ]+(?!localhost|127\.)[\w\[]|[a-z0-9]\[\d+-\d+[\],]",
-    "placeholder": r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]*PLACEHOLDER|(?i:\byour_[a-z_]+_here\b)",
-    "user name": r'(?i)"(user|username|login|logname)": *"[^"]|\b(USER|LOGNAME|USERNAME)=\w',
+    "absolute path": rf"{ELSEWHERE.pattern}|(?<!\w)[A-Za-z]:[\\/]+\w|(?<![\w\\:.])\\\\[\w.-]{{1,99}}\\+[\w$]"
+    r"|(?<![\w:/.])//[\w.-]{1,99}/[\w$]",
+    "IP address": rf"(?=\d)(?<![\w.-])(?<!cudnn[ =:])(?<!cu\d\d )(?<!NCCL )(?<!version )(?<!cuDNN ){OWN}"
+    r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)(?!\w|\.\w)"
+    r"|(?<![\w:])([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:])"
+    r"|(?<![\w:])([0-9a-fA-F]{1,4}:){1,6}(:[0-9a-fA-F]{1,4}){1,6}(?![\w:])",
+    "host name": rf"(?i)(?<![\w.@-])(?=[a-z0-9-]{{1,63}}\.[a-z0-9])"
+    rf"(?!{PUBLIC}(?![\w-]|\.\w))([a-z0-9][a-z0-9-]{{0,62}}\.){{1,8}}({DOMAINS})"
+    rf"(?![\w-]|\.\w)|\bip-\d+-\d+-\d+-\d+\b|(?<=://){OWN}[a-z0-9][\w-]*(?![\w.-])"
+    r"|(?<![\w.-])(dgx|hgx|nid|node|host|gpu|compute|worker|login)(-?0\d|-\d\d)|\b(dgx\d\d|nid\d{5})|\bslots=\d"
+    rf"|(?<![\w-])(\w{{0,40}}_)?(host(name|s|list)?|node_?(name|list)|(master|topology)_(ip)?addr|node_ipaddr"
+    rf"|fqdn|rdzv_endpoint){VALUE}{OWN}(?!\d+\b)[\w\[]"
+    rf"|--?(master[_-]addr|rdzv[_-]endpoint|node_?list|hosts?){OPTION}{OWN}[\w\[]"
+    rf"| -[wH] [a-z][\w.-]{{0,99}}\d"
+    r"|(?<=[a-z][\w-])\[\d+([-,]\d+)+[\],]",
+    "placeholder": r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]*PLACEHOLDER|(?i:\byour_[a-z_]{1,99}_here\b)",
+    "secret of the environment": rf"\b[A-Za-z]\w*_(KEY|TOKEN|SECRET|PASSWORD){VALUE}[^\s$\"'<({{]",
+    "user name": rf"(?i)(?<![\w-])(\w{{1,20}}_)?(user(name)?|login|logname){VALUE}"
+    r"(?!none\b|null\b|not )[a-z_]"
+    r"|(?<=\w)@(?!v\d)[a-z][\w-]*(?!\w|\.\w)",
 }
-ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\([/\"])")  # of JSON
-VERSIONS = re.compile(r"^# versions: ")  # cuDNN 9.1.0.70 looks like an address
+ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([/\"\\bfnrt]))")  # of JSON
+CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+VERSIONS = re.compile(r'^# versions: |^ *"versions": "')  # 9.1.0.70 looks like an address
 MAX_LENGTH = 20_000  # of a line; the longest that a run writes has a tenth of it
+SHOWN = 4  # first letters of a secret
 EVERY = {kind: re.compile(pattern) for kind, pattern in ANYWHERE.items()}
 ALSO_IN_LOGS = {kind: re.compile(pattern) for kind, pattern in IN_LOGS.items()}
 
 
 class Leak(NamedTuple):
-    """A line, counted from 1, and the kind of what stands there."""
+    """A line, counted from 1, the kind of what stands there, and how it begins."""
 
     line: int
     kind: str
+    shown: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.kind} ({self.shown}...)"
 
 
 def leaks(text: str, *, is_log: bool) -> Iterator[Leak]:
@@ -78,10 +119,23 @@ def leaks(text: str, *, is_log: bool) -> Iterator[Leak]:
     kinds = EVERY | ALSO_IN_LOGS if is_log else EVERY
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
         if len(line) > MAX_LENGTH:
-            yield Leak(number, "line too long to be searched")
+            yield Leak(number, "line too long to be searched", line[:SHOWN])
             continue
-        readable = ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else match[2], line)
+        forms = readings(line)
         for kind, pattern in kinds.items():
-            is_version = kind == "IP address" and VERSIONS.match(line)
-            if not is_version and (pattern.search(line) or (readable != line and pattern.search(readable))):
-                yield Leak(number, kind)
+            if kind == "IP address" and VERSIONS.match(line):
+                continue
+            if match := next(filter(None, map(pattern.search, forms)), None):
+                yield Leak(number, kind, printable(match.string[match.start() :][:SHOWN]))
+
+
+def readings(line: str) -> list[str]:
+    """Return a line as it stands, as JSON means it, and as JSON in a string of JSON does."""
+    forms = [line]
+    while len(forms) < 3 and "\\" in forms[-1]:
+        forms.append(ESCAPE.sub(unescape, forms[-1]))
+    return forms
+
+
+def unescape(match: re.Match[str]) -> str:
+    return chr(int(match[1], 16)) if match[1] else CONTROLS.get(match[2], match[2])

@@ -256,7 +256,7 @@ def item_findings(item: Item) -> list[str]:
         text = item.content.decode()
     except UnicodeDecodeError:
         return [*findings, f"{where}: not UTF-8 text, so it cannot be searched for secrets"]
-    return findings + [f"{where}:{leak.line}: {leak.kind}" for leak in leaks(text, is_log=item.is_log)]
+    return findings + [f"{where}:{leak}" for leak in leaks(text, is_log=item.is_log)]
 
 
 def mark(item: Item) -> Item:
