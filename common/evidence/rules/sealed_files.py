@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.evidence.records import TOKEN
-from common.evidence.rules.rule import Lines, Mutation, rewrite
+from common.evidence.rules.rule import Lines, Mutation, chain, rewrite
 from common.evidence.sealed.chain import PREVIOUS, digest, read_chain
 from common.evidence.sealed.seal import RUNS, SEAL
 
@@ -19,6 +19,10 @@ def bytes_of(lines: Lines) -> bytes:
 
 def results_of(files: Files) -> list[str]:
     return [name for name in files if name.startswith("result_")]
+
+
+def seal_of(files: Files) -> dict[str, Any]:
+    return dict(json.loads("\n".join(files[SEAL])))
 
 
 def rechain(lines: Lines) -> Lines:
@@ -60,7 +64,7 @@ def edit_seal(change: Callable[[dict[str, Any]], dict[str, Any]]) -> FilesMutati
     """Give the seal the fields that `change` makes of it, before all hashes are computed."""
 
     def mutate(files: Files) -> Files:
-        seal = json.loads("\n".join(files[SEAL]))
+        seal = seal_of(files)
         return seal_again(files | {SEAL: [json.dumps(seal | change(seal))]})
 
     return mutate
@@ -98,3 +102,87 @@ def insert_note(lines: Lines) -> Lines:
     """Put a comment line between the last two records."""
     at = max(index for index, line in enumerate(lines) if TOKEN in line)
     return [*lines[:at], "# a note", *lines[at:]]
+
+
+# Changes of a good sealed set, whose last run is named by the last two lines of the list.
+
+
+def rechained(change: Mutation) -> Mutation:
+    return chain(change, rechain)
+
+
+def cut_last_hash(lines: Lines) -> Lines:
+    at = lines[-1].index(f', "{PREVIOUS}"')
+    return [*lines[:-1], lines[-1][:at] + "}}"]
+
+
+decide_one_less = edit_seal(lambda seal: {"seeds": seal["seeds"][:-1], "num_runs": seal["num_runs"] - 1})
+
+
+def swap_last_logs(files: Files) -> Files:
+    one, other = results_of(files)[-2:]
+    return files | {one: files[other], other: files[one]}
+
+
+def reword_first_end(files: Files) -> Files:
+    """Change the end of the first run in the list, and nothing to match."""
+    started, ended, *others = files[RUNS]
+    return files | {RUNS: [started, edit_event(ended, reason="another"), *others]}
+
+
+def restart_last(files: Files) -> Files:
+    """Let the last result be that of a second run, after one that missed the target."""
+    time = json.loads(files[RUNS][-2])["time"]
+    missed = [
+        edit_event(files[RUNS][-2], seed=7),
+        edit_event(files[RUNS][-1], outcome="missed", time=time),
+    ]
+    one_more = edit_seal(
+        lambda seal: {"seeds": [*seal["seeds"][:-1], 7, seal["seeds"][-1]]} | more_runs(seal)
+    )
+    return one_more(files | {RUNS: [*files[RUNS][:-2], *missed, *files[RUNS][-2:]]})
+
+
+def more_runs(seal: dict[str, Any]) -> dict[str, object]:
+    return {"num_runs": seal["num_runs"] + 1}
+
+
+def forget_last(files: Files) -> Files:
+    """Take the last run out of the list and out of the decisions; its log names neither."""
+    name = results_of(files)[-1]
+    unnamed = rechain(state_in_head(files[name], seal="", started=""))
+    return decide_one_less(files | {name: unnamed, RUNS: files[RUNS][:-2]})
+
+
+def lay_before_the_seal(files: Files) -> Files:
+    """Let the last result be one that lay in the folder before it was sealed."""
+    return edit_seal(lambda seal: {"unsealed": results_of(files)[-1:]})(forget_last(files))
+
+
+def choose_derived_seeds(files: Files) -> Files:
+    """Let the seeds be derived from a public value, which gives others."""
+    seeds, time = seal_of(files)["seeds"], json.loads(files[RUNS][0])["time"]
+    derived = json.dumps({"event": "derived", "time": time, "value": "1", "seeds": seeds})
+    of_value = edit_seal(lambda seal: {"seeds": None, "beacon": "a public value"})
+    return of_value(files | {RUNS: [derived, *files[RUNS]]})
+
+
+def extend(files: Files) -> Files:
+    """Decide the last run when the others have ended."""
+    started = json.loads(files[RUNS][-2])
+    extended = json.dumps({"event": "extended", "time": started["time"], "seeds": [started["seed"]]})
+    return decide_one_less(files | {RUNS: [*files[RUNS][:-2], extended, *files[RUNS][-2:]]})
+
+
+def miss_last(lines: Lines) -> Lines:
+    return [*lines[:-1], edit_event(lines[-1], outcome="missed")]
+
+
+def end_early(lines: Lines) -> Lines:
+    """Let the last run end at the time of its start."""
+    return [*lines[:-1], edit_event(lines[-1], time=json.loads(lines[-2])["time"])]
+
+
+def go_back(lines: Lines) -> Lines:
+    """Let the list state a time before that of the line above, in its last line but one."""
+    return [*lines[:-2], edit_event(lines[-2], time="2000-01-01T00:00:00+00:00"), lines[-1]]

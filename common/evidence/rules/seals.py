@@ -1,106 +1,43 @@
 """C: the chain of a log, and a sealed set beside its seal and the list of its runs."""
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice, pairwise
-from typing import Any
 
 from common.evidence.log import Log
 from common.evidence.recipes import all_differences, recipe_of
 from common.evidence.records import printable
-from common.evidence.rules.rule import Found, Lines, Mutation, chain, edit, rule
+from common.evidence.rules.rule import Found, edit, rule
 from common.evidence.rules.sealed_files import (
-    Files,
-    edit_event,
+    choose_derived_seeds,
+    cut_last_hash,
     edit_last_log,
     edit_list,
     edit_seal,
+    end_early,
+    extend,
+    forget_last,
+    go_back,
     insert_note,
-    rechain,
-    results_of,
+    lay_before_the_seal,
+    miss_last,
+    more_runs,
+    rechained,
+    restart_last,
+    reword_first_end,
     state_in_head,
+    swap_last_logs,
     unseal,
 )
-from common.evidence.sealed.chain import PREVIOUS
 from common.evidence.sealed.runs import Run, Sealing, name_of, recipe_of_seal
-from common.evidence.sealed.seal import RUNS, SEAL, Derived, derive_seeds
+from common.evidence.sealed.seal import RUNS, SEAL, Derived, Extended, derive_seeds
 
 CHAIN = "house: chained logs"
 SEALED = "house: sealed run sets"
 MAX_BREAKS = 3  # of one log
 SLACK_S = 2.0  # between a line of the list and a record of the log
+MAX_SEEDS = 100_000  # that are computed anew
 ZERO = "0" * 64
-
-# Changes of a good sealed set, whose last run is named by the last two lines of the list.
-
-
-def rechained(change: Mutation) -> Mutation:
-    return chain(change, rechain)
-
-
-def cut_last_hash(lines: Lines) -> Lines:
-    at = lines[-1].index(f', "{PREVIOUS}"')
-    return [*lines[:-1], lines[-1][:at] + "}}"]
-
-
-decide_one_less = edit_seal(lambda seal: {"seeds": seal["seeds"][:-1], "num_runs": seal["num_runs"] - 1})
-
-
-def swap_last_logs(files: Files) -> Files:
-    one, other = results_of(files)[-2:]
-    return files | {one: files[other], other: files[one]}
-
-
-def reword_first_end(files: Files) -> Files:
-    """Change the end of the first run in the list, and nothing to match."""
-    started, ended, *others = files[RUNS]
-    return files | {RUNS: [started, edit_event(ended, reason="another"), *others]}
-
-
-def restart_last(files: Files) -> Files:
-    """Let the last result be that of a second run, after one that missed the target."""
-    time = json.loads(files[RUNS][-2])["time"]
-    missed = [
-        edit_event(files[RUNS][-2], seed=7),
-        edit_event(files[RUNS][-1], outcome="missed", time=time),
-    ]
-    one_more = edit_seal(
-        lambda seal: {"seeds": [*seal["seeds"][:-1], 7, seal["seeds"][-1]]} | more_runs(seal)
-    )
-    return one_more(files | {RUNS: [*files[RUNS][:-2], *missed, *files[RUNS][-2:]]})
-
-
-def more_runs(seal: dict[str, Any]) -> dict[str, object]:
-    return {"num_runs": seal["num_runs"] + 1}
-
-
-def forget_last(files: Files) -> Files:
-    """Take the last run out of the list and out of the decisions; its log names neither."""
-    name = results_of(files)[-1]
-    unnamed = rechain(state_in_head(files[name], seal="", started=""))
-    return decide_one_less(files | {name: unnamed, RUNS: files[RUNS][:-2]})
-
-
-def lay_before_the_seal(files: Files) -> Files:
-    """Let the last result be one that lay in the folder before it was sealed."""
-    return edit_seal(lambda seal: {"unsealed": results_of(files)[-1:]})(forget_last(files))
-
-
-def choose_derived_seeds(files: Files) -> Files:
-    """Let the seeds be derived from a public value, which gives others."""
-    seeds, time = json.loads(files[SEAL][0])["seeds"], json.loads(files[RUNS][0])["time"]
-    derived = json.dumps({"event": "derived", "time": time, "value": "1", "seeds": seeds})
-    of_value = edit_seal(lambda seal: {"seeds": None, "beacon": "a public value"})
-    return of_value(files | {RUNS: [derived, *files[RUNS]]})
-
-
-def extend(files: Files) -> Files:
-    """Decide the last run when the others have ended."""
-    started = json.loads(files[RUNS][-2])
-    extended = json.dumps({"event": "extended", "time": started["time"], "seeds": [started["seed"]]})
-    return decide_one_less(files | {RUNS: [*files[RUNS][:-2], extended, *files[RUNS][-2:]]})
-
 
 # The chain of each log.
 
@@ -233,20 +170,24 @@ def runs_have_the_decided_seeds(sealing: Sealing) -> Iterator[Found]:
 
 
 def find_other_seeds(sealing: Sealing) -> Iterator[tuple[Run, str]]:
-    """Yield the runs whose turn another seed had. A run that left no log may be made again."""
-    decided = [(seed, part.line) for part in sealing.decided for seed in part.seeds]
-    position, seeds, retried = 0, dict[str, int](), set[int]()
+    """Yield the runs whose turn another seed had.
+
+    A decision's seeds are taken in order; the rest of them may be left when more are decided. A run that left
+    no log may be made again.
+    """
+    waiting = [(part.line, list(part.seeds[::-1])) for part in sealing.decided]
+    seeds, retried = dict[str, int](), set[int]()
     for run in sealing.runs:
         seed, resumed = run.started.seed, run.started.resumed
-        expected, line = decided[position] if position < len(decided) else (None, 0)
+        turns = [seeds_left for line, seeds_left in waiting if line < run.line and seeds_left]
+        turn = next((seeds_left for seeds_left in turns if seeds_left[-1] == seed), None)
         if resumed and seeds.get(resumed) != seed:
             yield run, f"is not that of {resumed}, from which it goes on"
-        elif not resumed and seed == expected:
-            position += 1
-            if line > run.line:
-                yield run, f"was decided later, in line {line}"
+        elif not resumed and turn:
+            turn.pop()
         elif not resumed and seed not in retried:
-            yield run, f"where {'no more run' if expected is None else expected} was decided"
+            expected = [str(seeds_left[-1]) for seeds_left in turns]
+            yield run, f"where {' or '.join(expected[:3]) or 'no more run'} was decided"
         seeds[run.started.result] = seed
         retried |= set() if run.has_log else {seed}
 
@@ -257,16 +198,21 @@ def derived_seeds_follow_from_the_value(sealing: Sealing) -> Iterator[Found]:
     seal, place = sealing.seal, sealing.place(RUNS)
     if seal is None or sealing.sealed is None:
         return
-    derived = [(line, event) for line, event in sealing.sealed.events if isinstance(event, Derived)]
     if bool(seal.beacon) == (seal.seeds is not None):
         text = "it states seeds and a public value" if seal.beacon else "it states neither seeds nor a value"
         yield Found(0, text, path=sealing.place(SEAL))
-    for line, event in derived:
-        if not seal.beacon or event is not derived[0][1]:
-            yield Found(line, "the seeds were decided before", path=place)
-        elif event.seeds != derive_seeds(sealing.sealed.digest, event.value, seal.num_runs):
-            text = f"this seal and {printable(event.value, 70)} give others"
-            yield Found(line, text, path=place)
+    events = [(line, e) for line, e in sealing.sealed.events if isinstance(e, Derived | Extended)]
+    value = next((event.value for _, event in events if isinstance(event, Derived)), "")
+    total = min(sum(len(event.seeds) for _, event in events), MAX_SEEDS) if value and seal.beacon else 0
+    expected, position, is_derived = derive_seeds(sealing.sealed.digest, value, total), 0, False
+    for line, event in events:
+        if isinstance(event, Derived):
+            if is_derived or not seal.beacon:
+                yield Found(line, "the seeds were decided before", path=place)
+            is_derived = True
+        if seal.beacon and event.seeds != expected[position : position + len(event.seeds)]:
+            yield Found(line, f"this seal and {printable(value, 70) or 'no value'} give others", path=place)
+        position += len(event.seeds)
 
 
 # What ran.
@@ -281,6 +227,7 @@ def logs_keep_to_the_seal(sealing: Sealing) -> Iterator[Found]:
     recipe = recipe_of_seal(seal)
     for log, _ in sealing.paired():
         facts = {
+            "benchmark": (seal.benchmark, log.benchmark),
             "system": (seal.system, log.value("submission_platform")),
             "configuration": (seal.configuration_name, log.value("configuration_name")),
             "size": (seal.size, log.value("benchmark_size")),
@@ -306,10 +253,6 @@ def contradict(log: Log, run: Run) -> str:
     return "has a log" if outcome == "refused" and log.first("run_start") else ""
 
 
-def miss_last(lines: Lines) -> Lines:
-    return [*lines[:-1], edit_event(lines[-1], outcome="missed")]
-
-
 @rule("C914", "error", SEALED, breaks=edit_list(miss_last))
 def outcomes_are_those_of_the_logs(sealing: Sealing) -> Iterator[Found]:
     """A run ended as its log says."""
@@ -324,11 +267,6 @@ def seconds(time: str) -> float | None:
     except ValueError:
         return None
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
-
-
-def end_early(lines: Lines) -> Lines:
-    """Let the last run end at the time of its start."""
-    return [*lines[:-1], edit_event(lines[-1], time=json.loads(lines[-2])["time"])]
 
 
 @rule("C915", "error", SEALED, breaks=edit_list(end_early))
@@ -380,11 +318,6 @@ def decided_runs_are_started(sealing: Sealing) -> Iterator[Found]:
     """All runs that were decided have been started."""
     if sealing.num_not_started:
         yield Found(0, f"{sealing.num_not_started} have not", path=sealing.place(RUNS))
-
-
-def go_back(lines: Lines) -> Lines:
-    """Let the list state a time before that of the line above, in its last line but one."""
-    return [*lines[:-2], edit_event(lines[-2], time="2000-01-01T00:00:00+00:00"), lines[-1]]
 
 
 @rule("C920", "warning", SEALED, breaks=edit_list(go_back))

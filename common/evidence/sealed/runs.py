@@ -133,7 +133,9 @@ class Sealing:
         if is_broken or self.seal is None:
             return "its seal is broken"
         parts = ["sealed, seeds of a public value" if self.seal.beacon else "sealed"]
-        parts += [f"extended after {count(extension.num_known, 'run')}" for extension in self.extensions]
+        if self.extensions:
+            times = f" {len(self.extensions)} times, first" if len(self.extensions) > 1 else ""
+            parts.append(f"extended{times} after {count(self.extensions[0].num_known, 'run')}")
         parts += [f"{len(self.unsealed)} not sealed"] * bool(self.unsealed)
         parts += [f"{len(self.unended)} never ended"] * bool(self.unended)
         parts += [f"{self.num_not_started} not started"] * bool(self.num_not_started)

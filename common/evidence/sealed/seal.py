@@ -18,7 +18,7 @@ from common.evidence.sealed.chain import digest
 SEAL, RUNS = "runset.json", "runs.jsonl"
 MAX_SEAL_BYTES = 2**20
 MAX_RUNS_BYTES = 2**24
-MAX_FAULTS = 100
+MAX_FAULTS, MAX_LINES = 100, 10_000  # of the list: 5,000 runs
 SEED_BITS = 31
 BEACON = "beacon:"  # begins a public value on the command line
 
@@ -157,7 +157,7 @@ def read_sealed(folder: Path) -> SealedSet | None:
                 faults.append(Fault(RUNS, number, f"{before} was changed after this line was written"))
         tip = digest(line)
         digests.append(tip)
-        if len(faults) > MAX_FAULTS:
+        if len(faults) > MAX_FAULTS or number > MAX_LINES:
             faults[MAX_FAULTS:] = [Fault(RUNS, number, "no line from here on was read")]
             break
     return SealedSet(seal, digest(data), tuple(events), tip, tuple(faults), tuple(digests))

@@ -14,7 +14,7 @@ from common.evidence.rules import RULES
 from common.evidence.score import score
 from common.evidence.submission import official
 from tests.command import ttt, ttt_here
-from tests.common.evidence.sealed_sets import numbered, seal_logs, write_files
+from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
 
 BERT = Path("v2.1", "8xA100_80GB-methods", "bert")
 FOLDER = "results/8xA100-optimized/resnet"

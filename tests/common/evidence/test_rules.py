@@ -22,7 +22,7 @@ from common.evidence.rules.rule import (
     shift_record,
 )
 from common.evidence.rules.systems import Described
-from tests.common.evidence.sealed_sets import numbered, seal_logs, write_files
+from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
 
 
 def rules_of(*families):

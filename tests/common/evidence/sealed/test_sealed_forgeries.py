@@ -1,0 +1,67 @@
+"""Ten forgeries of each kind, made of real logs that were sealed, are found; honest sealed sets pass."""
+
+import random
+from functools import cache
+
+import pytest
+
+from common.evidence.audit import audit_set, find_broken_rules
+from common.evidence.log import load
+from common.evidence.sealed.runs import read_sealing
+from tests.committed import committed_results
+from tests.common.evidence.sealed import sealed_forgeries
+from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
+
+NUM_FORGERIES = 10
+
+
+@cache
+def honest_sets():
+    """Return committed sets, and their files as they would be if they had been sealed."""
+    run_sets = load([committed_results()])
+    return [
+        (run_set, seal_logs(numbered([log.file.read_text().splitlines() for log in run_set.logs])))
+        for run_set in run_sets
+    ]
+
+
+def read_set(files, folder, folders):
+    (run_set,) = load([write_files(files, folder.joinpath(*folders))])
+    return run_set
+
+
+def broken_rules(run_set):
+    return {f.rule for f in find_broken_rules("C", read_sealing(run_set), run_set.lead)}
+
+
+def found_in(kind, folder):
+    """Forge sealed sets; yields the rules of seals that each of them breaks."""
+    rng = random.Random(kind.__name__)
+    for number in range(NUM_FORGERIES):
+        run_set, files = rng.choice(honest_sets())
+        yield broken_rules(read_set(kind(rng, files), folder / str(number), run_set.lead.folders))
+
+
+def test_honest_sets_that_are_sealed_break_no_further_rule(tmp_path):
+    for number, (run_set, files) in enumerate(honest_sets()):
+        sealed = read_set(files, tmp_path / str(number), run_set.lead.folders)
+        before, after = ({f.rule for f in audit_set(s) if f.rule[0] != "Y"} for s in (run_set, sealed))
+        assert after == before and read_sealing(sealed).describe() == "sealed"
+
+
+def test_an_honest_miss_breaks_no_rule_of_seals(tmp_path):
+    rng = random.Random(0)
+    for number, (run_set, files) in enumerate(honest_sets()):
+        missed, _ = sealed_forgeries.with_miss(rng, files)
+        assert broken_rules(read_set(missed, tmp_path / str(number), run_set.lead.folders)) == set()
+
+
+@pytest.mark.parametrize("kind", sealed_forgeries.KINDS, ids=lambda kind: kind.__name__)
+def test_ten_forgeries_of_a_sealed_set_are_found(kind, tmp_path):
+    rules = sealed_forgeries.KINDS[kind]
+    assert [broken for broken in found_in(kind, tmp_path) if not broken & rules] == []
+
+
+@pytest.mark.parametrize("kind", sealed_forgeries.UNFOUND, ids=lambda kind: kind.__name__)
+def test_whoever_computes_all_hashes_anew_leaves_no_trace_in_a_seal(kind, tmp_path):
+    assert set().union(*found_in(kind, tmp_path)) == set()
