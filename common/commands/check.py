@@ -28,6 +28,7 @@ from common.evidence.paths import find_others, shown_as
 from common.evidence.records import printable
 from common.evidence.rules import RULES
 from common.evidence.rules.rounds import ROUNDS
+from common.evidence.sealed.replies import load_roots
 from common.evidence.submission import official
 from common.evidence.submission.archive import is_archive, unpacked
 
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROUND",
         help=f"of the checkers: {', '.join(ROUNDS)}; default: by benchmark and date, of our own logs {OURS}",
     )
+    parser.add_argument(
+        "--anchor-root",
+        type=Path,
+        metavar="PEM",
+        help="verify that time-stamps (anchors.jsonl) are of an authority below these certificates",
+    )
     parser.add_argument("--rules", action="store_true", help="list our rules and exit")
 
 
@@ -54,6 +61,7 @@ def main(args: argparse.Namespace) -> int:
     if args.rules:
         print_rules(as_json=args.json)
         return EXIT_OK
+    roots = load_roots(args.anchor_root) if args.anchor_root else ()
     with ExitStack() as stack:
         paths, refused = [], []
         for path in args.paths:
@@ -64,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
                 path = folder
             paths.append(path)
         try:
-            audited = audit_paths(paths, ruleset=args.ruleset or "", systems=args.systems)
+            audited = audit_paths(paths, ruleset=args.ruleset or "", systems=args.systems, roots=roots)
             others = find_others(paths)
         except UserError:
             print(*refused, sep="\n", file=sys.stderr, end="\n" if refused else "")

@@ -10,6 +10,7 @@ from common.evidence.records import printable
 from common.evidence.rules import RULES, Found, Rule, rounds, systems
 from common.evidence.rules.copies import Beside
 from common.evidence.rules.sets import is_of_study
+from common.evidence.sealed.anchors import read_anchored
 from common.evidence.sealed.runs import read_sealing
 from common.evidence.submission.verdict import Verdict, summary
 
@@ -34,12 +35,16 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """A run set, the findings of the rules and the verdicts of the official checkers that were asked."""
+    """A run set, the findings of the rules and the verdicts of the official checkers that were asked.
+
+    `anchors` says how much of it is stamped by another clock, where it is.
+    """
 
     run_set: RunSet
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...] = ()
     seal: str = ""  # in words; '' for a set without one
+    anchors: str = ""
 
     @property
     def num_errors(self) -> int:
@@ -60,6 +65,7 @@ class Audited:
             f"{self.run_set.folder}: {len(self.run_set.logs)} logs{kind}; {self.seal}{'; ' * bool(self.seal)}"
             f"rules: {self.num_errors} errors, {num_warnings} warnings; "
             f"official checkers: {summary(self.verdicts)}"
+            f"{'; time-stamps: ' * bool(self.anchors)}{self.anchors}"
         )
 
     def as_json(self) -> dict[str, object]:
@@ -68,6 +74,7 @@ class Audited:
             "num_logs": len(self.run_set.logs),
             "is_proxy": self.run_set.is_proxy,
             **({"seal": self.seal} if self.seal else {}),
+            **({"anchors": self.anchors} if self.anchors else {}),
             "findings": [asdict(finding) for finding in self.findings],
             "official": [asdict(verdict) for verdict in self.verdicts],
         }
@@ -79,12 +86,13 @@ def audit_paths(
     *,
     ruleset: str = "",
     systems: Path | None = None,
+    roots: Sequence[object] = (),
 ) -> list[Audited]:
     """Audit every log below `paths`, the sets they form, and the sets against each other.
 
     Many logs are read by one process for each processor; what comes back holds only the records that scores
     and sets need. `report` is told each file that was read, and of how many. `ruleset` is the round that a
-    person chose; `systems` and errors as in `log.load`.
+    person chose, `roots` are certificates of time-stamp authorities; `systems` and errors as in `log.load`.
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
@@ -105,7 +113,10 @@ def audit_paths(
         findings += audit_round(run_set, ruleset)
         is_broken = any(f.rule.startswith("C") and f.severity == "error" for f in findings)
         seal = read_sealing(run_set).describe(is_broken=is_broken)
-        audited.append(Audited(run_set=run_set, findings=tuple(findings), seal=seal))
+        anchored = read_anchored(run_set, roots)
+        findings += find_broken_rules("N", anchored, run_set.lead) if anchored else []
+        stamped = anchored.summary() if anchored else ""
+        audited.append(Audited(run_set=run_set, findings=tuple(findings), seal=seal, anchors=stamped))
     return audited
 
 

@@ -22,6 +22,7 @@ from common.evidence.rules.rule import (
     shift_record,
 )
 from common.evidence.rules.systems import Described
+from tests.common.evidence.anchored import stamped
 from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
 
 
@@ -120,6 +121,13 @@ def test_a_rule_finds_its_change_of_the_chosen_round_alone(golden, about):
     chosen = Chosen(run_set(golden.set()), last_round("resnet"))
     assert find_broken_rules("R", chosen, chosen.run_set.lead) == []
     assert ids(find_broken_rules("R", about.breaks(chosen), chosen.run_set.lead)) == {about.id}
+
+
+@pytest.mark.parametrize("about", rules_of("N"))
+def test_a_rule_finds_its_change_of_time_stamps_alone(golden, about):
+    good = stamped(run_set(golden.set()))
+    assert find_broken_rules("N", good, good.run_set.lead) == []
+    assert ids(find_broken_rules("N", about.breaks(good), good.run_set.lead)) == {about.id}
 
 
 def test_open_fields_are_a_warning_of_full_sets_alone(golden):

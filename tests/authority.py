@@ -1,0 +1,143 @@
+"""A time-stamp authority (RFC 3161) of OpenSSL's `ts` command; `python -m tests.authority FOLDER` serves.
+
+The path of an address chooses how it behaves: `/` answers, every other one fails in its own way.
+"""
+
+import hashlib
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.command import run, start
+
+CONFIGURATION = """
+[tsa]
+default_tsa = authority
+[authority]
+serial = {folder}/serial
+signer_digest = sha256
+default_policy = 1.2.3.4
+digests = sha256
+accuracy = secs:0, millisecs:{millisecs}
+ess_cert_id_alg = sha256
+"""
+EXTENSIONS = "basicConstraints=critical,CA:FALSE\nextendedKeyUsage=critical,timeStamping\n"
+KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+def openssl(*words, **options):
+    done = run("openssl", *words, text=False, **options)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+class Authority:
+    """Keys and certificates in a folder: `root` is the certificate that a person would have."""
+
+    def __init__(self, folder, name="Test Authority"):
+        self.folder, self.root = folder, folder / "root.pem"
+        if not self.root.exists():
+            self.make(name)
+
+    def make(self, name):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = {part: self.folder / part for part in ("root.key", "key", "csr", "extensions", "serial")}
+        path["extensions"].write_text(EXTENSIONS)
+        path["serial"].write_text("01\n")
+        (self.folder / "ts.cnf").write_text(CONFIGURATION.format(folder=self.folder, millisecs=5))
+        days, root = ("-days", "30"), ("-CA", self.root, "-CAkey", path["root.key"])
+        subject = ("-subj", f"/CN={name} Root")
+        openssl("req", "-x509", *KEY, "-keyout", path["root.key"], *subject, *days, "-out", self.root)
+        openssl("req", *KEY, "-keyout", path["key"], "-subj", f"/CN={name}", "-out", path["csr"])
+        extensions = ("-extfile", path["extensions"], "-CAcreateserial")
+        signed = ("-out", self.folder / "authority.pem")
+        openssl("x509", "-req", "-in", path["csr"], *root, *days, *extensions, *signed)
+
+    def answer(self, query):
+        """Return the reply to a query, both DER."""
+        asked = self.folder / f"query-{time.monotonic_ns()}"
+        asked.write_bytes(query)
+        signer = ("-signer", self.folder / "authority.pem", "-inkey", self.folder / "key")
+        configuration = ("-config", self.folder / "ts.cnf", "-section", "authority")
+        try:
+            return openssl("ts", "-reply", *configuration, "-queryfile", asked, *signer)
+        finally:
+            asked.unlink()
+
+    def stamp(self, data):
+        """Return the reply for some bytes."""
+        return self.answer(
+            openssl("ts", "-query", "-sha256", "-cert", "-digest", hashlib.sha256(data).hexdigest())
+        )
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        query = self.rfile.read(int(self.headers["Content-Length"]))
+        getattr(self, "do_" + (self.path.strip("/") or "answer"))(query)
+
+    def reply(self, body, status=200):
+        self.send_response(status)
+        self.send_header("Content-Type", "application/timestamp-reply")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_answer(self, query):
+        with self.server.one_serial_number:
+            reply = self.server.authority.answer(query)
+        self.reply(reply)
+
+    def do_slow(self, query):
+        time.sleep(3)
+        self.do_answer(query)
+
+    def do_hang(self, query):
+        time.sleep(3600)
+
+    def do_refuse(self, query):
+        self.reply(b"", status=403)
+
+    def do_reject(self, query):
+        self.reply(bytes.fromhex("30053003020102"))  # status 2, no token
+
+    def do_garbage(self, query):
+        self.reply(b"\x30\x82 this is no reply" * 10)
+
+    def do_flood(self, query):
+        self.reply(bytes(2**20))
+
+    def do_redirect(self, query):
+        self.send_response(302)
+        self.send_header("Location", "/")
+        self.end_headers()
+
+    def do_other(self, query):
+        self.reply(self.server.authority.stamp(b"other bytes"))
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def serve(folder):
+    """Serve an authority in a process of its own; yields it and its address."""
+    authority = Authority(folder)
+    process = start(sys.executable, "-m", "tests.authority", folder)
+    try:
+        yield authority, f"http://127.0.0.1:{process.stdout.readline().strip()}"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+if __name__ == "__main__":
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.one_serial_number = threading.Lock()
+    server.authority = Authority(Path(sys.argv[1]))
+    print(server.server_port, flush=True)
+    server.serve_forever()
