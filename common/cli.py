@@ -29,6 +29,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
     },
     "evidence": {
         "check": "audit result logs: MLCommons' checkers, then our rules",
+        "replay": "make the run of a log again, and compare record by record",
         "score": "minutes to target by MLPerf's rule, with their uncertainty",
         "reproduce": "compare with the published results, factor by factor",
         "report": "write one HTML page of scores, or one to --explore every run",
@@ -46,7 +47,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
 COMMANDS = {verb: purpose for verbs in GROUPS.values() for verb, purpose in verbs.items()}
 FOLDERS = {
     "measure": ("bench",),
-    "study": ("ablate", "compare", "estimate", "sweep"),
+    "study": ("ablate", "compare", "estimate", "replay", "sweep"),
 }
 
 

@@ -32,6 +32,7 @@ NEED_TORCH = [
     ["compare", "bert", "baseline", "optimized", *MINI, "--dry-run"],
     ["sweep", "bert", "baseline", "optimized", *MINI, "--dry-run"],
     ["list", "methods", "--measure", "mini"],
+    ["replay", committed_results() / SETS[0] / "bert" / "result_0.txt"],
 ]
 
 

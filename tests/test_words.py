@@ -86,7 +86,7 @@ def test_the_version_is_named_and_the_overview_lists_every_command():
     overview = ttt_here("--help").stdout
     assert "exit codes" in overview and all(f"\n  {verb} " in overview for verb in COMMANDS)
     headings = re.findall(r"^(\w+):$", overview, re.MULTILINE)
-    assert headings == list(GROUPS) == ["run", "evidence", "study"] and len(COMMANDS) <= 16
+    assert headings == list(GROUPS) == ["run", "evidence", "study"] and len(COMMANDS) <= 17
     assert max(map(len, overview.splitlines())) < 80
 
 
@@ -116,10 +116,10 @@ def test_one_rule_for_size_json_and_out(verb, part):
         assert options["--json"].help == parser._option_string_actions["--json"].help
 
 
-FIGURES = ["list", "doctor", "check", "score", "reproduce", "bench", "compare", "ablate", "sweep", "estimate"]
+FIGURES = ["list", "doctor", "check", "replay", "score", "reproduce", "bench", "compare", "ablate", "sweep"]
 PRINT_FIGURES = [
     ("data", "status"),
-    *((verb, "") for verb in FIGURES),
+    *((verb, "") for verb in (*FIGURES, "estimate")),
     *(("inspect", part) for part in PARTS["inspect"]),
 ]
 
@@ -176,7 +176,7 @@ def completions(line, tmp_path):
 def test_a_shell_completes_verbs_benchmarks_configurations_and_sizes(tmp_path):
     for line, words in {
         "ttt ": set(COMMANDS),
-        "ttt re": {"report", "reproduce"},
+        "ttt re": {"replay", "report", "reproduce"},
         "ttt run b": {"bert"},
         "ttt run bert opt": {"optimized", "optimized_fp8"},
         "ttt run resnet opt": {"optimized", "optimized_short"},

@@ -76,8 +76,9 @@ def supervise(
     arguments: Sequence[str],
     environments: Sequence[Mapping[str, str]] = ({},),
     watchdog: "Watchdog | None" = None,
+    folder: Path = WORKSPACE,
 ) -> Exit:
-    """Run `python ARGUMENTS` in each environment to the end; returns the first that failed, else code 0.
+    """Run `python ARGUMENTS` in a folder, in each environment, to the end; returns the first failure, or 0.
 
     An interruption is passed on as SIGTERM; the processes get time to close their log, and the code is
     EXIT_INTERRUPTED. When this process dies, the kernel sends them SIGTERM.
@@ -86,7 +87,7 @@ def supervise(
     with handle_ending_signals(raise_interrupt):
         try:
             with delay_signals():  # a start is whole or has not begun
-                processes = Processes(arguments, environments, cwd=WORKSPACE)
+                processes = Processes(arguments, environments, cwd=folder)
             if watchdog:
                 watchdog.start(processes)
             ended = processes.wait()

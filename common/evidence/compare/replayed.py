@@ -1,0 +1,299 @@
+"""Compares the log of a run with that of the same run made again, record by record.
+
+On the same hardware with the same versions and threads each loss, accuracy and sample count is the same to
+the last bit. Elsewhere rounding differs, and the two runs drift apart: they agree where no loss and no
+accuracy differs by more than `TOLERANCES` of its benchmark, up to the evaluation at which one of them ends.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.evidence.log import ABORTED, Log, RunSet
+from common.evidence.recipes import software
+from common.evidence.records import Event, finite, printable
+from common.evidence.system import read
+
+LOSS, ACCURACY, DATA, END = "train_loss", "eval_accuracy", "dataset_fingerprint", "run_stop"
+PLACES = ("epoch_num", "samples")  # of a record, in its metadata
+COUNTS = ("correct", "total", "status")  # in it, too, and compared
+MACHINE = {"device": "device", "num_threads": "threads"}  # records that name the machine -> in words
+WITH = ", with "  # stands between the model of a processor and its caches or instructions
+NOT_COMPARED = (*MACHINE, "processor", "cache_clear", "form_used", "method", "optimizer_class")
+
+
+class Tolerance(NamedTuple):
+    """The most by which a replay on other hardware differs: relative for losses, in points for accuracies."""
+
+    loss: float
+    accuracy: float
+
+
+TOLERANCES = {"bert": Tolerance(loss=0.02, accuracy=0.01)}
+
+
+class Pair(NamedTuple):
+    """A record of the log and the one that stands in its place in the replay; None where none does."""
+
+    before: Event | None
+    after: Event | None
+
+    @property
+    def key(self) -> str:
+        event = self.before or self.after
+        assert event is not None
+        return event.key
+
+    @property
+    def is_aligned(self) -> bool:
+        """True if both have a record of the same key at the same sample."""
+        a, b = self.before, self.after
+        return a is not None and b is not None and (a.key, place(a)) == (b.key, place(b))
+
+    @property
+    def is_equal(self) -> bool:
+        a, b = self.before, self.after
+        return self.is_aligned and a is not None and b is not None and content(a) == content(b)
+
+    @property
+    def distance(self) -> float | None:
+        """By how much two numbers differ: losses relative to the log's, accuracies absolutely."""
+        if not self.is_aligned:
+            return None
+        before, after = (finite(event and event.value) for event in self)
+        if before is None or after is None or self.key not in (LOSS, ACCURACY):
+            return None
+        return abs(after - before) / (abs(before) if self.key == LOSS and before else 1.0)
+
+
+class Replayed(NamedTuple):
+    """A log beside its replay. `elsewhere` says why the bits may differ; empty where they may not."""
+
+    log: Log
+    again: Log
+    pairs: tuple[Pair, ...]
+    elsewhere: tuple[str, ...]
+
+    @property
+    def first(self) -> Pair | None:
+        """The first record at which the two part."""
+        return next((pair for pair in self.pairs if not pair.is_equal), None)
+
+    @property
+    def first_beyond(self) -> Pair | None:
+        """The first record at which the two part by more than the tolerance; None where they agree.
+
+        A run that reaches its target an evaluation earlier ends there: what the other one did later stays
+        without a partner.
+        """
+        limits = self.tolerance._asdict() if self.tolerance else {}
+        limits = {LOSS: limits.get("loss", 0.0), ACCURACY: limits.get("accuracy", 0.0)}
+        for pair in self.pairs:
+            if pair.is_equal:
+                continue
+            if not pair.is_aligned:
+                return None if END in {event.key for event in pair if event} else pair
+            if pair.key != END and (pair.distance is None or pair.distance > limits[pair.key]):
+                return pair
+        return None
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """The tolerance of its benchmark; None where none was measured."""
+        return TOLERANCES.get(self.log.benchmark)
+
+    @property
+    def decides(self) -> bool:
+        """True if there is something to compare: elsewhere a tolerance, too, unless all is equal."""
+        has_tolerance = bool(self.tolerance) or not self.elsewhere or self.first is None
+        return bool(self.count(LOSS) and self.count(ACCURACY)) and has_tolerance
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.decides and (self.first_beyond if self.elsewhere else self.first) is None
+
+    def count(self, key: str) -> int:
+        """Count the records of a key that both logs have."""
+        return sum(pair.key == key and pair.is_aligned for pair in self.pairs)
+
+    def largest(self, key: str) -> float:
+        """The largest distance between two records of a key."""
+        return max((pair.distance or 0.0 for pair in self.pairs if pair.key == key), default=0.0)
+
+
+def compare(log: Log, again: Log, processors: tuple[str, str]) -> Replayed:
+    """Compare two logs; `processors` are the models that made them, '' for one that is not known.
+
+    A log that a fault has ended is compared up to there.
+    """
+    before, after = trail(log), trail(again)
+    if not log.came_to_its_end:
+        before = [event for event in before if event.key != END]
+        after = after[: len(before)]
+    pairs = tuple(Pair(*events) for events in zip_longest(before, after))
+    return Replayed(log, again, (*compare_facts(log, again), *pairs), tuple(reasons(log, again, processors)))
+
+
+def trail(log: Log) -> list[Event]:
+    return list(log.events(DATA, LOSS, ACCURACY, END))
+
+
+def compare_facts(log: Log, again: Log) -> list[Pair]:
+    """Pair the facts that both logs state before the clock starts, where they differ: seed, rate, ..."""
+    now = {event.key: event for event in facts(again)}
+    pairs = [Pair(event, now[event.key]) for event in facts(log) if event.key in now]
+    return [pair for pair in pairs if not pair.is_equal]
+
+
+def facts(log: Log) -> Sequence[Event]:
+    """Return the facts about the recipe; those of the submission are free, as in recipes.py."""
+    head = takewhile(lambda event: event.key != "run_start", log.records)
+    return [
+        event for event in head if event.key not in NOT_COMPARED and not event.key.startswith("submission_")
+    ]
+
+
+def place(event: Event) -> tuple[object, ...]:
+    return tuple(event.metadata.get(name) for name in PLACES)
+
+
+def content(event: Event) -> tuple[object, ...]:
+    """Return what is compared of a record; the words for a missed target count as one."""
+    counts = [event.metadata.get(name) for name in COUNTS]
+    return (type(event.value), event.value, *("aborted" if count in ABORTED else count for count in counts))
+
+
+def reasons(log: Log, again: Log, processors: tuple[str, str]) -> list[str]:
+    """Say why the bits of two runs may differ."""
+    models = [processor.partition(WITH)[0] for processor in processors]
+    pairs = {"processor": processors if models[0] == models[1] else (models[0], models[1])}
+    pairs |= {name: (log.text(key), again.text(key)) for key, name in MACHINE.items()}
+    texts = differing_versions(log.header("versions"), again.header("versions"))
+    texts += describe_differences(pairs) + ["the log's processor is not stated"] * (not processors[0])
+    lowered = {"there": log, "here": again}
+    return texts + [
+        f"threads lowered {where}" for where in lowered if lowered[where].first("threads_lowered")
+    ]
+
+
+def differing_versions(before: str, after: str) -> list[str]:
+    """Name the packages whose versions differ in two lines of versions."""
+    there, here = (software(line, "", "") for line in (before, after))
+    names = {key.removeprefix("version "): (there.get(key), here.get(key)) for key in {**there, **here}}
+    return describe_differences(names)
+
+
+def describe_differences(pairs: Mapping[str, tuple[str | None, str | None]]) -> list[str]:
+    return [
+        f"{name} {there or 'not stated'} there, {here or 'not stated'} here"
+        for name, (there, here) in pairs.items()
+        if there != here
+    ]
+
+
+def stated_processor(log: Log) -> str:
+    """Return the processor of a log: of its record, else of the description of its system; '' for neither."""
+    if event := log.first("processor"):
+        instructions = [event.metadata.get(name) for name in ("capability", "bf16_instructions")]
+        return WITH.join((printable(event.value), printable(instructions)))
+    folder = RunSet(folder="", logs=(log,)).systems_folder
+    try:
+        fields = read(folder / f"{log.system}.json") if folder else {}
+    except ValueError:
+        return ""
+    return describe_processor(fields) if isinstance(fields, dict) else ""
+
+
+def describe_processor(fields: Mapping[str, object]) -> str:
+    """Return model and caches of a system description: a virtual machine states a family as its model."""
+    values = [fields.get(f"host_processor_{name}") for name in ("model_name", "caches")]
+    return WITH.join(printable(value) for value in values if isinstance(value, str))
+
+
+def verdict_lines(replayed: Replayed) -> list[str]:
+    """Say in a line how a log and its replay compare, in others where they part and how long both took."""
+    log, num_losses, num_accuracies = replayed.log, replayed.count(LOSS), replayed.count(ACCURACY)
+    counts = f"{num_losses} losses, {num_accuracies} accuracies"
+    name = Path(log.path).name
+    limits = replayed.tolerance
+    if replayed.first is None and replayed.is_accepted:
+        lines = [f"repeats {name} to the last bit: {counts}"]
+    elif replayed.is_accepted and limits:
+        lines = [
+            f"agrees with {name} within the tolerance: {num_losses} losses within "
+            f"{percent_of(replayed.largest(LOSS))} ({percent_of(limits.loss)} allowed), {num_accuracies} "
+            f"accuracies within {replayed.largest(ACCURACY):.4f} ({limits.accuracy:g} allowed)"
+        ]
+    elif not replayed.decides:
+        lines = [f"decides nothing of {name}: {counts} to compare"]
+        if num_losses and num_accuracies:
+            lines = [f"decides nothing of {name}: on other hardware no tolerance of {log.benchmark} is known"]
+    else:
+        lines = [f"differs from {name}{': beyond the tolerance' if replayed.elsewhere else ''}"]
+    if part := replayed.first if replayed.is_accepted else replayed.first_beyond or replayed.first:
+        lines.append(f"  {describe_pair(replayed, part)}")
+    if not log.came_to_its_end:
+        lines.append("  compared up to the fault that ended the run")
+    if replayed.elsewhere:
+        lines.append(f"  the bits may differ: {'; '.join(replayed.elsewhere)}")
+    minutes = [f"{entry.duration_s / 60:.2f}" for entry in (log, replayed.again)]
+    return [*lines, f"  minutes, not compared: {minutes[0]} there, {minutes[1]} now"]
+
+
+def describe_pair(replayed: Replayed, pair: Pair) -> str:
+    """Name the records of a pair: file and line of the log, both values, their distance."""
+    event = pair.before or replayed.log.records[-1]
+    there, now = (describe_event(side, alone=not pair.is_aligned) for side in pair)
+    text = f"{replayed.log.path}:{event.line} {pair.key}{describe_place(pair)}: {there} there, {now} now"
+    if pair.distance is None:
+        return text
+    return f"{text} ({percent_of(pair.distance) if pair.key == LOSS else f'{pair.distance:.4f}'} apart)"
+
+
+def describe_event(event: Event | None, *, alone: bool) -> str:
+    if event is None:
+        return "nothing"
+    value = event.metadata.get("status") if event.key == END else event.value
+    return f"{event.key}{describe_place(Pair(event, event))}" if alone else printable(value, 80)
+
+
+def describe_place(pair: Pair) -> str:
+    event = pair.before if pair.is_aligned else None
+    samples = event.metadata.get("samples") if event else None
+    return f" at {samples:,} samples" if isinstance(samples, int) else ""
+
+
+def percent_of(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+def as_json(replayed: Replayed) -> dict[str, Any]:
+    """Return all that is compared of a log and its replay."""
+    part, log = replayed.first, replayed.log
+    return {
+        "result": log.path,
+        "seed": log.value("seed"),
+        "repeats": part is None and replayed.is_accepted,
+        "accepted": replayed.is_accepted,
+        "elsewhere": list(replayed.elsewhere),
+        "parts_at": describe_pair(replayed, part) if part else None,
+        "losses": distances(replayed, LOSS),
+        "accuracies": distances(replayed, ACCURACY),
+        "samples": [end_samples(log), end_samples(replayed.again)],
+        "minutes": [round(entry.duration_s / 60, 4) for entry in (log, replayed.again)],
+    }
+
+
+def distances(replayed: Replayed, key: str) -> list[list[object]]:
+    """Return samples, value there and value now of the records of a key that both have."""
+    return [
+        [pair.before.metadata.get("samples"), pair.before.value, pair.after.value]
+        for pair in replayed.pairs
+        if pair.key == key and pair.is_aligned and pair.before and pair.after
+    ]
+
+
+def end_samples(log: Log) -> object:
+    stop = log.last(END)
+    return stop.metadata.get("samples") if stop else None

@@ -1,0 +1,49 @@
+"""Makes one run with the code in the working folder, which may be of an older commit than this file.
+
+A process of its own executes it as a script, with an order (JSON) as its argument. It keeps to names that
+every commit with `common/run/launch.py` has.
+"""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+from common import repository
+from common.config.schema import Loaded
+from common.errors import EXIT_USAGE, UserError
+from common.processes import raise_interrupt
+from common.run import launch
+
+
+def make_run(order: dict[str, object]) -> int:
+    """Make the run that an order describes, to `directory`/result_0.txt; returns its exit code."""
+    digest = repository.code_state().digest
+    if order["code"] and digest != order["code"]:
+        raise UserError(f"the code of its commit has the digest {digest}, the log states {order['code']}")
+    values, name = order["configuration"], str(order["name"])
+    assert isinstance(values, dict)
+    module = repository.benchmark_module(str(values["benchmark"]))
+    config = module.Config.model_validate(values)  # there, also in code without repository.config_class
+    run_set = vars(launch)["RunSet"](  # which lies elsewhere in later code
+        loaded=Loaded(config=config, origins={}, changes=[], source=config.configuration),
+        directory=Path(str(order["directory"])),
+        num_runs=1,
+        seeds=(int(str(order["seed"])),),
+        num_ranks=int(str(order["ranks"])),
+    )
+    return launch.run_once(run_set, 0, ["replay", name], None, lambda _: None).code
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, raise_interrupt)
+    order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        return make_run(order)
+    except (UserError, ValueError) as error:
+        Path(order["fault"]).write_text(" ".join(str(error).split()), encoding="utf-8")
+        return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

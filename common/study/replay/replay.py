@@ -1,0 +1,86 @@
+"""Replays a run, all runs of a set in turn, or the one that a public value draws."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import UserError
+from common.evidence.compare.replayed import (
+    Replayed,
+    compare,
+    describe_processor,
+    differing_versions,
+    stated_processor,
+    verdict_lines,
+)
+from common.evidence.log import Log, read_log
+from common.evidence.paths import find_sets, label
+from common.evidence.sealed import seal
+from common.evidence.sealed.seal import BEACON, RUNS, SEAL
+from common.files import explain_os_error, make_folder
+from common.machine import hardware, system
+from common.repository import FOLDER, WORKSPACE
+from common.study.replay import remake
+
+
+def choose(paths: Sequence[Path], drawn_by: str | None) -> list[Path]:
+    """Return the results to replay: files, those of folders, or the one that `beacon:VALUE` draws of a set.
+
+    Raises UserError for a draw from a set that is not sealed, or that has not ended.
+    """
+    folders = find_sets(paths)
+    files = [file for group in folders.values() for file in group]
+    if drawn_by is None:
+        return files
+    value = drawn_by.removeprefix(BEACON)
+    if value == drawn_by or not value:
+        raise UserError(f"expected {BEACON}VALUE", where=f"--draw {drawn_by}")
+    if not all(path.is_dir() for path in paths) or len(folders) > 1:
+        raise UserError("draws from the folder of one set", where=f"--draw {drawn_by}")
+    folder = next(iter(folders))
+    sealed = seal.read_sealed(folder)
+    if sealed is None or sealed.seal is None:
+        what = f"is not sealed (no {SEAL}): a draw is over the list of its runs"
+        raise UserError(what, where=label(folder), hint="leave out --draw to replay its runs")
+    if sealed.faults:
+        fault = sealed.faults[0]
+        where = f"{label(folder / fault.file)}:{fault.line}"
+        raise UserError(fault.text, where=where, hint="a list that was changed draws nothing")
+    ended = {event.result for _, event in sealed.events if event.event == "ended" and event.head}
+    started = {event.result for _, event in sealed.events if event.event == "started"}
+    if missing := sorted((ended | started) - {file.name for file in files}):
+        raise UserError(f"{RUNS} names it, and it is not here", where=label(folder / missing[0]))
+    if not ended:
+        raise UserError("no run has ended", where=label(folder / RUNS))
+    drawn = seal.draw(sealed.tip, value, sorted(ended))
+    return [folder / drawn]
+
+
+def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None) -> list[Replayed]:
+    """Replay results in turn, and print a verdict after each. Raises UserError before the first is made."""
+    recipes = [remake.read_recipe(read_log(file), threads) for file in files]
+    here = describe_processor(hardware.host(WORKSPACE))
+    replayed = []
+    for number, recipe in enumerate(recipes, 1):
+        log = recipe.log
+        kept = keep.joinpath(*filter(FOLDER.fullmatch, log.folders), Path(log.path).name) if keep else None
+        print(f"{number} of {len(recipes)}: {log.path}, {recipe.origin}", flush=True)
+        if others := differing_versions(log.header("versions"), system.versions_line()):
+            print(f"  not to the last bit: {'; '.join(others)}", flush=True)
+        if kept and kept.exists():
+            again = read_log(kept)
+        else:
+            with remake.remade(recipe) as again:
+                if kept:
+                    keep_log(again, kept)
+        processors = stated_processor(log), stated_processor(again) or here
+        replayed.append(compare(log, again, processors))
+        print(*verdict_lines(replayed[-1]), sep="\n", flush=True)
+    return replayed
+
+
+def keep_log(log: Log, path: Path) -> None:
+    with explain_os_error("cannot keep the result", path):
+        make_folder(path.parent)
+        assert log.file is not None
+        shutil.copyfile(log.file, path)

@@ -1,0 +1,207 @@
+"""Two logs of one run beside each other: what repeats, what agrees within the tolerance, what does not."""
+
+import json
+import re
+
+import pytest
+
+from common.evidence.compare.replayed import (
+    LOSS,
+    TOLERANCES,
+    as_json,
+    compare,
+    stated_processor,
+    verdict_lines,
+)
+from common.evidence.log import read_log
+from common.repository import ROOT
+from tests.committed import committed_results
+
+SAME, OTHER = ("EPYC", "EPYC"), ("EPYC", "Xeon")
+SETS = [
+    ("reference-2cpu-mini-baseline", "bert"),
+    ("reference-2cpu-mini-optimized", "bert"),
+    ("reference-2cpu-mini-baseline", "resnet"),
+    ("rehearsal-2cpu-mini-closed", "resnet"),
+]
+
+
+def committed(system="reference-2cpu-mini-optimized", benchmark="bert", number=0):
+    return committed_results() / system / benchmark / f"result_{number}.txt"
+
+
+def edited(path, folder, edit, name="result_0.txt"):
+    """Read a copy of a log whose records `edit` has changed in place, or removed by returning False."""
+    lines = []
+    for line in path.read_text().splitlines():
+        if line.startswith(":::MLLOG "):
+            record = json.loads(line.removeprefix(":::MLLOG "))
+            if edit(record) is False:
+                continue
+            line = f":::MLLOG {json.dumps(record)}"
+        lines.append(line)
+    copy = folder / "system" / path.parent.name / name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_text("\n".join(lines) + "\n")
+    return read_log(copy)
+
+
+def change(key, edit, at=0):
+    """Return an edit of the record number `at` of a key; of all with `at` None."""
+    count = iter(range(10_000))
+
+    def change_record(record):
+        if record["key"] == key and at in (None, next(count)):
+            record["value"] = edit(record["value"])
+
+    return change_record
+
+
+@pytest.mark.parametrize(("system", "benchmark"), SETS)
+def test_a_run_that_repeats_is_counted_record_by_record(system, benchmark):
+    log = read_log(committed(system, benchmark))
+    replayed = compare(log, log, SAME)
+    assert replayed.is_accepted and replayed.first is None and replayed.elsewhere == ()
+    losses, accuracies = len(log.events("train_loss")), len(log.events("eval_accuracy"))
+    assert verdict_lines(replayed)[0].endswith(f": {losses} losses, {accuracies} accuracies")
+
+
+def test_times_and_the_load_of_the_machine_are_not_compared(tmp_path):
+    log = read_log(committed())
+
+    def slow(record):
+        record["time_ms"] = 2 * record["time_ms"]
+        if record["key"] in ("throughput", "machine_load"):
+            record["value"] = 0.5
+        if record["key"] == "run_stop":
+            record["metadata"]["duration_ms"] *= 2
+
+    assert compare(log, edited(committed(), tmp_path, slow), SAME).is_accepted
+
+
+@pytest.mark.parametrize(
+    ("key", "edit", "word"),
+    [
+        ("train_loss", lambda value: value * (1 + 2**-52), "train_loss at 14,400 samples"),
+        ("eval_accuracy", lambda value: value + 1e-9, "eval_accuracy at 14,400 samples"),
+        ("dataset_fingerprint", lambda value: "0" * 64, "dataset_fingerprint"),
+        ("seed", lambda value: value + 1, "seed"),
+        ("opt_base_learning_rate", lambda value: 1.1 * value, "opt_base_learning_rate"),
+    ],
+)
+def test_the_last_bit_of_one_record_is_named_by_its_line(key, edit, word, tmp_path):
+    forged, log = edited(committed(), tmp_path, change(key, edit)), read_log(committed())
+    replayed = compare(forged, log, SAME)
+    assert not replayed.is_accepted
+    line = forged.first(key).line
+    assert re.search(
+        rf"result_0\.txt:{line} {re.escape(word)}: \S+ there, \S+ now", verdict_lines(replayed)[1]
+    )
+    assert as_json(replayed)["accepted"] is False
+
+
+def test_a_record_that_was_removed_or_added_is_named(tmp_path):
+    log, seen = read_log(committed()), iter(range(100))
+
+    def remove(record):
+        return record["key"] != "eval_accuracy" or next(seen) != 2
+
+    forged = edited(committed(), tmp_path, remove)
+    for processors in (SAME, OTHER):
+        for pair in ((forged, log), (log, forged)):
+            replayed = compare(*pair, processors)
+            assert not replayed.is_accepted
+            assert "eval_accuracy" in verdict_lines(replayed)[1]
+
+
+def test_a_claimed_success_is_told_from_a_miss(tmp_path):
+    def claim(record):
+        if record["key"] == "run_stop":
+            record["metadata"]["status"] = "aborted"
+
+    replayed = compare(read_log(committed()), edited(committed(), tmp_path, claim), SAME)
+    assert "run_stop" in verdict_lines(replayed)[1] and not replayed.is_accepted
+
+
+def test_elsewhere_a_small_distance_agrees_and_a_large_one_does_not(tmp_path):
+    log = read_log(committed())
+    allowed = TOLERANCES["bert"]
+    for factor, agrees in ((0.9, True), (1.1, False)):
+        for key, edit in (
+            ("train_loss", lambda value, factor=factor: value * (1 + factor * allowed.loss)),
+            ("eval_accuracy", lambda value, factor=factor: value + factor * allowed.accuracy),
+        ):
+            again = edited(committed(), tmp_path, change(key, edit, at=1))
+            assert compare(log, again, OTHER).is_accepted is agrees
+            assert compare(log, again, SAME).is_accepted is False
+
+
+def test_elsewhere_one_of_them_may_end_an_evaluation_sooner(tmp_path):
+    """The accuracies up to there decide; what only one of them has done is not compared."""
+    log, last = read_log(committed()), read_log(committed()).last("eval_accuracy").metadata["samples"]
+
+    def end_sooner(record):
+        if record["key"] in ("train_loss", "eval_accuracy") and record["metadata"]["samples"] == last:
+            return False
+        if record["key"] == "run_stop":
+            record["metadata"]["samples"] = last - 1600
+        return True
+
+    sooner = edited(committed(), tmp_path, end_sooner)
+    for pair in ((log, sooner), (sooner, log)):
+        replayed = compare(*pair, OTHER)
+        assert replayed.is_accepted and replayed.count(LOSS) == len(log.events(LOSS)) - 1
+        assert not compare(*pair, SAME).is_accepted
+
+
+def test_versions_threads_and_unknown_processors_make_it_elsewhere(tmp_path):
+    log = read_log(committed())
+    text = committed().read_text()
+    for before, after, word in (
+        ("torch 2.15.0", "torch 2.14.0", "torch 2.15.0 there, 2.14.0 here"),
+        ('"num_threads", "value": 2', '"num_threads", "value": 1', "threads 2 there, 1 here"),
+    ):
+        assert before in text
+        copy = tmp_path / "result_0.txt"
+        copy.write_text(text.replace(before, after))
+        assert word in " ".join(compare(log, read_log(copy), SAME).elsewhere)
+    assert compare(log, log, ("", "Xeon")).elsewhere and compare(log, log, ("", "")).elsewhere
+    (tmp_path / "result_0.txt").write_text(text.replace("mlperf-logging 4.1.68", "mlperf-logging 9"))
+    assert compare(log, read_log(tmp_path / "result_0.txt"), SAME).elsewhere == ()
+
+
+def test_a_log_that_a_fault_ended_is_compared_up_to_there(tmp_path):
+    log, first = read_log(committed()), read_log(committed()).first("eval_accuracy").line
+
+    def abort(record):
+        if record["key"] == "run_stop":
+            record["metadata"] |= {"status": "aborted", "reason": "interrupted"}
+            return True
+        return record["key"] not in ("train_loss", "eval_accuracy") or record["metadata"]["samples"] < 16000
+
+    aborted = edited(committed(), tmp_path, abort)
+    replayed = compare(aborted, log, SAME)
+    assert first and replayed.is_accepted and replayed.count(LOSS) == 1
+    assert any("fault" in line for line in verdict_lines(replayed))
+
+
+def test_a_log_without_losses_decides_nothing(tmp_path):
+    empty = edited(committed(), tmp_path, lambda record: record["key"] not in ("train_loss", "eval_accuracy"))
+    replayed = compare(empty, empty, SAME)
+    assert not replayed.is_accepted and "decides nothing" in verdict_lines(replayed)[0]
+
+
+def test_without_a_measured_tolerance_another_machine_decides_nothing(tmp_path):
+    path = committed("reference-2cpu-mini-baseline", "resnet")
+    log, again = read_log(path), edited(path, tmp_path, change("train_loss", lambda value: value * 1.0001))
+    assert "resnet" not in TOLERANCES
+    replayed = compare(log, again, OTHER)
+    assert not replayed.is_accepted and "no tolerance of resnet" in verdict_lines(replayed)[0]
+    assert replayed.largest(LOSS) == pytest.approx(1e-4)
+    assert compare(log, log, OTHER).is_accepted
+
+
+def test_the_processor_is_that_of_the_system_description():
+    path = committed().relative_to(committed_results().parent)
+    assert stated_processor(read_log(ROOT / path)).startswith("AMD EPYC, with L1d")
+    assert stated_processor(read_log(committed())) == ""  # a copy without its description

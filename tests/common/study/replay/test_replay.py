@@ -1,0 +1,186 @@
+"""`ttt replay`: runs made again, logs that cannot be, and the run that a public value draws."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from common.errors import EXIT_INTERRUPTED
+from common.evidence.sealed import seal
+from common.evidence.sealed.chain import digest
+from common.repository import DATA, ROOT, data_folder
+from common.study.replay import replay
+from tests.command import one_line, run, start, ttt_here
+from tests.committed import committed_results
+from tests.runs import until
+
+BERT = committed_results() / "reference-2cpu-mini-optimized" / "bert" / "result_0.txt"
+FEW_STEPS = (
+    "target=0.99",
+    "max_duration=8ba",
+    "evaluate_every=4ba",
+    "evaluate_from=4ba",
+    "schedule.warmup=2ba",
+)
+RUNS = {
+    "language_bert": ("optimized", "evaluation_batch_size=16"),
+    "image_classification": ("baseline", "precision=fp32", "evaluation_precision=fp32"),
+}
+
+
+def copy_of(folder, *edits, source=BERT):
+    """Copy a committed log with some replacements, each of which must change it."""
+    text = source.read_text()
+    for before, after in edits:
+        assert before in text
+        text = text.replace(before, after)
+    path = folder / source.name
+    path.write_text(text)
+    return path
+
+
+COMMIT, CODE = "044be537de1bb35b8d58c9d89ca79b53ef02f219", "# code: 86b157b55cfd"
+REFUSED = {  # what is wrong with a log -> edits, and a word of the line
+    "a commit that is not here": ([(COMMIT, "0" * 40)], "git fetch"),
+    "a commit without replay's entry": (
+        [(COMMIT, "cdcf05f754b95e42cfec702d75802a36b8c71112"), (f"{CODE}\n", "")],
+        "is older than",
+    ),
+    "changes that no commit holds": (
+        [(f"{COMMIT} (clean)", f"{COMMIT} (modified)"), (f"{CODE}\n", "")],
+        "not known",
+    ),
+    "no commit": ([(f"# commit: {COMMIT} (clean)\n", "")], "not known"),
+    "an option of git as a commit": ([(COMMIT, f"--output={'x' * 31}")], "not known"),
+    "no configuration": ([("# --- configuration", "# --- others")], "configuration"),
+    "other data": (
+        [('"dataset_fingerprint", "value": "fb3c', '"dataset_fingerprint", "value": "0000')],
+        "--data",
+    ),
+    "no data": ([("directory: data/language_bert/mini", "directory: data/nowhere")], "ttt data prepare"),
+    "more GPUs than here": (
+        [('"num_accelerators", "value": 0', '"num_accelerators", "value": 99')],
+        "99 GPU",
+    ),
+    "a checkpoint": ([('"key": "optimizer_class"', '"key": "resumed"')], "checkpoint"),
+    "no start": ([('"key": "run_start"', '"key": "walk_start"')], "clock"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_log_that_cannot_be_replayed_is_refused_in_one_line_before_anything_is_trained(name, tmp_path):
+    edits, word = REFUSED[name]
+    assert word in one_line(ttt_here("replay", copy_of(tmp_path, *edits)))
+
+
+def test_what_is_no_log_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("a sentence")
+    assert "is no log" in one_line(ttt_here("replay", tmp_path / "notes.txt"))
+    assert "no such file" in one_line(ttt_here("replay", tmp_path / "result_9.txt"))
+
+
+def sealed_set(folder, num_runs=7):
+    """Write a seal and a list of ended runs beside their results."""
+    state = {
+        "made": "2026-01-01T00:00:00Z", "system": "s", "benchmark": "bert", "configuration_name": "optimized",
+        "size": "mini", "num_runs": num_runs, "seeds": list(range(num_runs)), "commit": COMMIT, "code": "c",
+        "versions": "v", "ranks": 1, "threads": 1, "machine": {}, "data": "d", "configuration": {},
+    }  # fmt: skip
+    text = json.dumps(state)
+    (folder / seal.SEAL).write_text(text)
+    tip, lines = digest(text.encode()), []
+    for number in range(num_runs):
+        name = f"result_{number}.txt"
+        (folder / name).write_text(BERT.read_text())
+        begun = {"event": "started", "time": "t", "result": name, "seed": number}
+        over = {"event": "ended", "time": "t", "result": name, "outcome": "converged", "head": "0" * 64}
+        for event in (begun, over):
+            lines.append(json.dumps(event | {"previous": tip}) + "\n")
+            tip = digest(lines[-1].encode())
+    (folder / seal.RUNS).write_text("".join(lines))
+    return folder
+
+
+def test_a_public_value_draws_one_run_of_a_sealed_set(tmp_path):
+    folder = sealed_set(tmp_path)
+    drawn = {replay.choose([folder], f"beacon:{value}")[0].name for value in range(60)}
+    assert drawn == {f"result_{number}.txt" for number in range(7)}
+    assert replay.choose([folder], "beacon:a") == replay.choose([folder], "beacon:a")
+    assert len(replay.choose([folder], None)) == 7
+
+
+def test_a_draw_is_refused_where_a_run_could_have_been_left_out(tmp_path):
+    draw = ("--draw", "beacon:1f2e")
+    assert "not sealed" in one_line(ttt_here("replay", BERT.parent, *draw))
+    folder = sealed_set(tmp_path)
+    assert "beacon:VALUE" in one_line(ttt_here("replay", folder, "--draw", "1f2e"))
+    assert "one set" in one_line(ttt_here("replay", folder / "result_0.txt", *draw))
+    (folder / "result_3.txt").unlink()
+    assert "result_3.txt" in one_line(ttt_here("replay", folder, *draw))
+    lines = (folder / seal.RUNS).read_text().splitlines(keepends=True)
+    (folder / seal.RUNS).write_text("".join(lines[:6] + lines[8:]))
+    assert f"{seal.RUNS}:7" in one_line(ttt_here("replay", folder, *draw))
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone of the repository, in which commands run with its own code."""
+    folder = tmp_path / "clone"
+    git("clone", "--quiet", ROOT, folder)
+
+    def ttt(*words):
+        environment = os.environ | {"PYTHONPATH": str(folder), DATA: str(data_folder())}
+        return run(sys.executable, "-m", "common.cli", *words, cwd=folder, env=environment)
+
+    ttt.folder = folder
+    return ttt
+
+
+def git(*words):
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@example.com", *words], check=True)
+
+
+@pytest.mark.slow
+def test_runs_repeat_to_the_last_bit_with_the_code_here_and_that_of_an_older_commit(clone, tmp_path):
+    """Code is added that would end each run; then a loss is edited."""
+    results, kept = tmp_path / "results", tmp_path / "kept"
+    for benchmark, (configuration, *settings) in RUNS.items():
+        sets = [f"--set={setting}" for setting in (*FEW_STEPS, "global_batch_size=4", *settings)]
+        made = clone("run", benchmark, configuration, "--size", "mini", "--results", results, *sets)
+        assert made.returncode == 1, made.stderr  # the target is not reached
+    bert, resnet = (next(results.glob(f"*/{name}/result_0.txt")) for name in ("bert", "resnet"))
+    here = clone("replay", resnet)
+    assert here.returncode == 0 and "to the last bit: 2 losses, 2 accuracies" in here.stdout, here.stdout
+    with (clone.folder / "common" / "run" / "loop.py").open("a") as file:
+        file.write("\nraise RuntimeError('another code')\n")
+    git("-C", clone.folder, "commit", "--quiet", "-am", "loop: end")
+    older = clone("replay", bert, "--keep", kept, "--json")
+    (entry,) = json.loads(older.stdout)["replays"]
+    assert older.returncode == 0 and entry["repeats"] and len(entry["losses"]) == 2, older.stderr
+    loss = entry["losses"][1][1]
+    bert.write_text(bert.read_text().replace(f'"value": {loss!r}', f'"value": {loss + 1e-6!r}'))
+    done = clone("replay", bert, "--keep", kept)
+    line = next(line for line in done.stdout.splitlines() if "train_loss" in line)
+    assert done.returncode == 1 and f"{loss + 1e-6!r} there, {loss!r} now" in line
+
+
+@pytest.mark.slow
+def test_an_interruption_leaves_nothing_behind(tmp_path):
+    """A run with the code of an older commit is interrupted when it has begun."""
+    kernels = tempfile.gettempdir()  # of torch, which makes a folder for them when it is imported
+    environment = os.environ | {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": kernels}
+    words = [sys.executable, "-m", "common.cli", "replay", BERT]
+    process = start(*map(str, words), env=environment, start_new_session=True)
+    try:
+        until(lambda: ", run 1/1 -> " in process.stdout.readline())
+        assert list(tmp_path.iterdir()) != []
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_INTERRUPTED and errors.strip().endswith("error: interrupted")
+    assert list(tmp_path.iterdir()) == []
