@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,10 @@ from common.evidence.compare.replayed import (
 )
 from common.evidence.log import read_log
 from common.repository import ROOT
-from tests.committed import committed_results
+from tests.committed import committed_results, tracked
 
 SAME, OTHER = ("EPYC", "EPYC"), ("EPYC", "Xeon")
+BERT = ("reference-2cpu-mini-baseline", "reference-2cpu-mini-optimized", "rehearsal-2cpu-mini-closed")
 SETS = [
     ("reference-2cpu-mini-baseline", "bert"),
     ("reference-2cpu-mini-optimized", "bert"),
@@ -189,6 +191,35 @@ def test_a_log_without_losses_decides_nothing(tmp_path):
     empty = edited(committed(), tmp_path, lambda record: record["key"] not in ("train_loss", "eval_accuracy"))
     replayed = compare(empty, empty, SAME)
     assert not replayed.is_accepted and "decides nothing" in verdict_lines(replayed)[0]
+
+
+def test_replays_on_another_processor_lie_well_within_the_tolerance():
+    """The replays of results/replay were made where the processor was another one."""
+    for path in tracked("results/replay"):
+        benchmark = path.name.partition("-")[0]
+        for entry in json.loads(path.read_text())["replays"]:
+            losses = [abs(now - there) / there for _, there, now in entry["losses"]]
+            accuracies = [abs(now - there) for _, there, now in entry["accuracies"]]
+            assert entry["elsewhere"] and entry["accepted"] and len(losses) == len(accuracies) > 0
+            assert max(losses) < 0.5 * TOLERANCES[benchmark].loss
+            assert max(accuracies) < 0.5 * TOLERANCES[benchmark].accuracy
+
+
+@pytest.mark.parametrize("system", BERT)
+def test_on_another_processor_forged_logs_are_told_from_true_ones(system, tmp_path):
+    """Losses and accuracies of another seed, and accuracies that are two points higher, or only the last."""
+    paths = sorted((committed_results() / system / "bert").glob("result_*.txt"))
+    logs = [read_log(path) for path in paths]
+    pairs = [(path, log) for path in paths for log in logs if Path(log.path).name != path.name]
+    others = [
+        compare(edited(path, tmp_path, change("seed", lambda _, log=log: log.value("seed"))), log, OTHER)
+        for path, log in pairs
+    ]
+    assert sum(not replayed.is_accepted for replayed in others) >= 0.95 * len(others)
+    for path, log in zip(paths, logs, strict=True):
+        for at in (None, len(log.events("eval_accuracy")) - 1):
+            forged = edited(path, tmp_path, change("eval_accuracy", lambda value: value + 0.02, at=at))
+            assert not compare(forged, log, OTHER).is_accepted
 
 
 def test_without_a_measured_tolerance_another_machine_decides_nothing(tmp_path):
