@@ -116,7 +116,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_other(self, query):
-        self.reply(self.server.authority.stamp(b"other bytes"))
+        with self.server.one_serial_number:
+            reply = self.server.authority.stamp(b"other bytes")
+        self.reply(reply)
 
     def log_message(self, *_):
         pass

@@ -1,0 +1,279 @@
+"""The process that lets a time-stamp authority (RFC 3161) stamp what a command writes, while it writes.
+
+It is told by lines on its standard input which logs to watch and which files to stamp, and appends a line to
+`anchors.jsonl` beside them for each reply or failure. No run waits for it. Its launcher is anchoring.py.
+"""
+
+import base64
+import http.client
+import json
+import os
+import queue
+import re
+import socket
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from common.evidence.records import TOKEN, Event, parse_record, printable
+from common.evidence.sealed.anchors import ANCHORED_KEYS, ANCHORS, Anchor
+from common.evidence.sealed.chain import digest
+from common.evidence.sealed.replies import MAX_REPLY_BYTES, read_reply
+from common.files import synchronize
+
+POLL_S = 0.2
+MAX_WAITING = 16  # requests that nobody has answered
+NICENESS = 5
+RECORD = re.compile(rb'%s .*?"key": "(?:%s)"' % (TOKEN.strip().encode(), "|".join(ANCHORED_KEYS).encode()))
+HEADERS = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
+
+
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """An authority answers itself, so that no other host gets a request."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Request(NamedTuple):
+    """Bytes to stamp: their file and the line in it (0: the whole).
+
+    Both times are of the monotonic clock: the bytes were not there at `since_s`, and were sent at `asked_s`.
+    """
+
+    path: Path
+    line: int
+    data: bytes
+    since_s: float
+    asked_s: float
+
+    def __str__(self) -> str:
+        return f"{self.path.name} line {self.line}" if self.line else self.path.name
+
+
+class Watched:
+    """A log that grows; it had no record at `since_s`, and none follows when it `is_over`."""
+
+    def __init__(self, path: Path, since_s: float) -> None:
+        self.path, self.since_s = path, since_s
+        self.offset, self.line, self.is_over = 0, 0, False
+
+    def poll(self) -> list[Request]:
+        """Return the records to stamp of the lines that have become whole. Raises OSError without the log."""
+        since_s, self.since_s = self.since_s, time.monotonic()
+        if self.path.stat().st_size <= self.offset:
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            whole, newline, _ = file.read().rpartition(b"\n")  # the launcher cuts off a torn line
+        self.offset += len(whole + newline)
+        requests = []
+        for line in whole.split(b"\n") if newline else ():
+            self.line += 1
+            if RECORD.search(line):
+                event = parse_record(line.decode("ascii", "replace").rpartition(TOKEN)[2], self.line, [])
+                if isinstance(event, Event) and event.key in ANCHORED_KEYS:
+                    requests.append(Request(self.path, self.line, line + b"\n", since_s, self.since_s))
+                    self.is_over = event.key == "run_stop"
+        return requests
+
+
+class Stamper:
+    """Sends requests, each in a thread of its own, and writes down their replies and failures.
+
+    A reply may take `limit_s`, and at the end of a command all that are missing.
+    """
+
+    def __init__(self, url: str, limit_s: float) -> None:
+        self.url, self.limit_s = url, limit_s
+        self.public_url: str | None = None  # until the first reply is there
+        self.pending: dict[int, Request] = {}
+        self.num_asked = self.num_stamped = self.num_running = 0
+        self.answers: queue.SimpleQueue[tuple[int, bytes, str, float]] = queue.SimpleQueue()
+        self.folders: set[Path] = set()
+        self.first_failure = ""
+
+    def ask(self, request: Request) -> None:
+        """Send a request; its answer is collected later."""
+        self.num_asked += 1
+        if self.num_running >= MAX_WAITING:
+            self.write(request, 0.0, failure=f"{self.num_running} requests before it have no reply")
+            return
+        self.num_running += 1
+        self.pending[self.num_asked] = request
+        threading.Thread(target=self.run, args=(self.num_asked, request.data), daemon=True).start()
+
+    def run(self, number: int, data: bytes) -> None:
+        reply, failure = b"", ""
+        try:
+            reply = request_stamp(self.url, data, self.limit_s)
+        except (OSError, ValueError, ImportError, http.client.HTTPException) as error:
+            failure = self.describe_failure(error)
+        now_s = time.monotonic()
+        if reply and self.public_url is None:
+            self.public_url = find_public_url(self.url)
+        self.answers.put((number, reply, failure, now_s))
+
+    def collect(self) -> None:
+        """Write down the answers that have come, and the requests whose time is up."""
+        with suppress(queue.Empty):
+            while True:
+                number, reply, failure, now_s = self.answers.get_nowait()
+                self.num_running -= 1
+                if request := self.pending.pop(number, None):
+                    self.write(request, now_s - request.since_s, reply, failure)
+        for number, request in list(self.pending.items()):
+            if time.monotonic() - request.asked_s > self.limit_s:
+                del self.pending[number]
+                self.write(request, 0.0, failure=self.describe_failure(TimeoutError()))
+
+    def write(self, request: Request, delay_s: float, reply: bytes = b"", failure: str = "") -> None:
+        """Append a line beside the stamped file, whole, and count it. Warns of the first failure."""
+        anchor = Anchor(
+            of=request.path.name,
+            line=request.line,
+            sha256=digest(request.data),
+            url=self.public_url or "" if reply else "",
+            delay_ms=round(delay_s * 1000),
+            reply=base64.b64encode(reply).decode(),
+            failure=failure,
+        )
+        line = anchor.model_dump_json(exclude_defaults=True).encode() + b"\n"
+        try:
+            append(request.path.with_name(ANCHORS), line)
+            self.folders.add(request.path.parent)
+        except OSError as error:
+            failure = failure or f"cannot write {ANCHORS} ({error.strerror})"
+        self.num_stamped += not failure
+        if failure and not self.first_failure:
+            self.first_failure = failure
+            say(f"  warning: no time-stamp for {request}: {failure}; the run goes on", sys.stderr)
+
+    def describe_failure(self, error: Exception) -> str:
+        """Say in a line why there is no reply, without the host."""
+        if isinstance(error, urllib.error.HTTPError):
+            return f"HTTP status {error.code}"
+        reason = getattr(error, "reason", "") or error
+        if isinstance(reason, TimeoutError):
+            return f"no reply within {self.limit_s:.0f} s"
+        text = str(reason) or type(error).__name__
+        return printable(text.replace(urlsplit(self.url).hostname or "\0", "the authority"), 150)
+
+    def finish(self) -> None:
+        """Wait for the last replies, and say how many there are."""
+        deadline = time.monotonic() + self.limit_s
+        while self.pending and time.monotonic() < deadline:
+            time.sleep(POLL_S / 4)
+            self.collect()
+        for request in self.pending.values():
+            self.write(request, 0.0, failure="no reply before the command ended")
+        for folder in self.folders:
+            with suppress(OSError):
+                synchronize(folder / ANCHORS)
+                synchronize(folder)
+        if self.num_asked:
+            say(f"time-stamps: {self.num_stamped} of {self.num_asked} were granted", sys.stdout)
+
+
+def request_stamp(url: str, data: bytes, limit_s: float) -> bytes:
+    """Return the reply of an authority for the SHA-256 of bytes, which is verified.
+
+    Raises OSError, HTTPException or ValueError.
+    """
+    from rfc3161_client import HashAlgorithm, TimestampRequestBuilder
+
+    query = TimestampRequestBuilder().data(data).hash_algorithm(HashAlgorithm.SHA256).build()
+    request = urllib.request.Request(url, query.as_bytes(), HEADERS)
+    opener = urllib.request.build_opener(NoRedirect)
+    with opener.open(request, timeout=limit_s) as response:
+        body: bytes = response.read(MAX_REPLY_BYTES + 1)
+    reply = read_reply(body)
+    if reply.fault:
+        raise ValueError(reply.fault)
+    if reply.imprint.hex() != digest(data) or reply.nonce != query.nonce:
+        raise ValueError("the reply answers another request")
+    return body
+
+
+def find_public_url(url: str) -> str:
+    """Reduce an address to scheme and host where the whole internet knows it, else to ''."""
+    parts = urlsplit(url)
+    try:
+        addresses = socket.getaddrinfo(parts.hostname, None)
+        is_public = all(ip_address(address[4][0]).is_global for address in addresses)
+    except (OSError, ValueError):
+        is_public = False
+    return f"{parts.scheme}://{parts.hostname}" if is_public else ""
+
+
+def append(path: Path, line: bytes) -> None:
+    """Append a line to a file of which nothing stays where the disk is full. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            if os.write(descriptor, line) < len(line):
+                raise OSError(28, "No space left on device")
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def say(text: str, stream: Any) -> None:
+    with suppress(OSError, ValueError):
+        print(text, file=stream, flush=True)
+
+
+def read_orders(orders: "queue.SimpleQueue[dict[str, str]]") -> None:
+    """Pass on what the launcher says; without a launcher nothing is left to do."""
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    os._exit(0)
+
+
+def main() -> None:
+    import rfc3161_client  # noqa: F401 - now, not when the first record waits
+
+    with suppress(OSError):
+        os.nice(NICENESS)
+    orders: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+    threading.Thread(target=read_orders, args=(orders,), daemon=True).start()
+    start, watched = orders.get(), list[Watched]()
+    stamper = Stamper(start["url"], float(start["limit_s"]))
+    is_over = False
+    while not is_over:
+        with suppress(queue.Empty):
+            order = orders.get(timeout=POLL_S)
+            if "watch" in order:
+                watched.append(Watched(Path(order["watch"]), float(order["since"])))
+            elif "stamp" in order:
+                path = Path(order["stamp"])
+                with suppress(OSError):
+                    data = path.read_bytes()
+                    stamper.ask(Request(path, 0, data, time.monotonic(), time.monotonic()))
+            is_over = "end" in order
+        for log in list(watched):
+            try:
+                for request in log.poll():
+                    stamper.ask(request)
+                has_ended = log.is_over
+            except OSError:  # removed: its clock had not started
+                has_ended = True
+            if has_ended:
+                watched.remove(log)
+        stamper.collect()
+    stamper.finish()
+    os._exit(0)  # threads may hang
+
+
+if __name__ == "__main__":
+    main()
