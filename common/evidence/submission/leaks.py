@@ -74,7 +74,7 @@ PUBLIC = (  # pages that logs, descriptions and time stamps name; a company's ho
 OWN = r"(?!localhost|127\.|0\.0\.0\.0|\[?::|none\b|null\b|not )"  # no name of another machine follows
 IN_LOGS = {  # also in what a run or a program wrote: code has such words for a reason
     "absolute path": rf"{ELSEWHERE.pattern}|(?<!\w)[A-Za-z]:[\\/]+\w|(?<![\w\\:.])\\\\[\w.-]{{1,99}}\\+[\w$]"
-    r"|(?<![\w:/.])//[\w.-]{1,99}/[\w$]",
+    r"|(?<![\w:/.+])//[\w.-]{1,99}/[\w$]",
     "IP address": rf"(?=\d)(?<![\w.-])(?<!cudnn[ =:])(?<!cu\d\d )(?<!NCCL )(?<!version )(?<!cuDNN ){OWN}"
     r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)(?!\w|\.\w)"
     r"|(?<![\w:])([0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:])"
@@ -97,6 +97,8 @@ IN_LOGS = {  # also in what a run or a program wrote: code has such words for a 
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([/\"\\bfnrt]))")  # of JSON
 CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 VERSIONS = re.compile(r'^# versions: |^ *"versions": "')  # 9.1.0.70 looks like an address
+ANCHOR = '{"of":"'  # begins a line of anchors.jsonl, whose authority is public
+STAMP = re.compile(r'(?<=["0-9]),"(url":"https?://[\w.:-]{1,200}|reply":"[\w+/=]*)"(?=[,}])')
 MAX_LENGTH = 20_000  # of a line; the longest that a run writes has a tenth of it
 SHOWN = 4  # first letters of a secret
 EVERY = {kind: re.compile(pattern) for kind, pattern in ANYWHERE.items()}
@@ -118,6 +120,8 @@ def leaks(text: str, *, is_log: bool) -> Iterator[Leak]:
     """Yield what must not be published; `is_log` adds addresses, names, paths and placeholders."""
     kinds = EVERY | ALSO_IN_LOGS if is_log else EVERY
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        if line.startswith(ANCHOR):
+            line = STAMP.sub("", line)
         if len(line) > MAX_LENGTH:
             yield Leak(number, "line too long to be searched", line[:SHOWN])
             continue

@@ -1,16 +1,27 @@
 """Secrets, addresses and names of machines are found in a log, and nothing else is."""
 
+import base64
 import json
+import random
 import time
 
 import pytest
 
-from common.evidence.submission.leaks import ALSO_IN_LOGS, EVERY, MAX_LENGTH, SHOWN, leaks
+from common.evidence.sealed.anchors import Anchor
+from common.evidence.sealed.seal import RUNS, SEAL
+from common.evidence.submission.leaks import ALSO_IN_LOGS, ESCAPE, EVERY, MAX_LENGTH, SHOWN, STAMP, leaks
 from common.repository import ELSEWHERE, ROOT
+from tests.common.evidence.sealed.sealed_sets import seal_folder
 from tests.common.evidence.submission.invented import HARMLESS, PLACES, SECRETS, invent
 from tests.common.evidence.submission.packages import package, prepare, refused
 
-PATTERNS = [*EVERY.items(), *ALSO_IN_LOGS.items(), ("absolute path", ELSEWHERE)]
+PATTERNS = [
+    *EVERY.items(),
+    *ALSO_IN_LOGS.items(),
+    ("absolute path", ELSEWHERE),
+    ("stamp", STAMP),
+    ("escape", ESCAPE),
+]
 BERT = "results/8xA100-optimized/bert"
 
 
@@ -60,6 +71,25 @@ def test_nothing_is_found_in_committed_logs_and_descriptions():
     assert [(file.name, leak) for file in files for leak in leaks(file.read_text(), is_log=True)] == []
 
 
+def test_authority_and_reply_of_a_time_stamp_are_left_alone_and_its_failure_is_searched():
+    reply = base64.b64encode(random.Random(1).randbytes(30_000)).decode()
+    stamp = Anchor(
+        of="runset.json", line=0, sha256="ab" * 32, url="https://tsa.acme-stamps.eu:80", reply=reply
+    )
+    assert list(leaks(stamp.model_dump_json(exclude_defaults=True), is_log=True)) == []
+    failed = stamp.model_copy(update={"delay_ms": 7, "failure": "no route to dgx017.hpc.example.com"})
+    assert kinds(failed.model_dump_json(exclude_defaults=True)) == {"host name"}
+
+
+@pytest.fixture
+def sealed():
+    return seal_folder(ROOT / "results/reference-2cpu-mini-optimized/resnet")
+
+
+def test_nothing_is_found_in_a_seal_and_its_list(sealed):
+    assert all(not kinds("\n".join(sealed[name])) for name in (SEAL, RUNS))
+
+
 def test_a_hit_shows_no_more_than_the_first_letters():
     text = invent("# one\n# note: NGC_API|_KEY=nv|api-{b60}")
     hits = {hit.kind: hit for hit in leaks(text, is_log=True)}
@@ -69,7 +99,22 @@ def test_a_hit_shows_no_more_than_the_first_letters():
 
 HOSTILE = (
     *("a", "a.", "a-", "a_", "A_", "A ", "1.", "1-", "0a:", "::", "/", "/a", "/-/", "+a/", "\\", "\\\\a\\"),
-    *("@a.", "a@a", "eyJ-", "secret=", "bearer ", "ip-1-", "://", "a:/", "~a", "[1,", "aa[1-", "host_", "\t"),
+    *(
+        "@a.",
+        "a@a",
+        "eyJ-",
+        "secret=",
+        "bearer ",
+        "ip-1-",
+        "://",
+        "a:/",
+        "~a",
+        "[1,",
+        "aa[1-",
+        "host_",
+        "\t",
+        '"a","reply":"',
+    ),
 )
 
 
