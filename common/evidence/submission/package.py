@@ -24,6 +24,9 @@ from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.paths import label
 from common.evidence.records import printable
 from common.evidence.rules.systems import read_description
+from common.evidence.sealed.anchors import ANCHORS
+from common.evidence.sealed.chain import is_chained
+from common.evidence.sealed.seal import RUNS, SEAL
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.submission.material import Entry, implementation_readme, material
@@ -34,10 +37,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system,
 SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}")  # what its runs change stands in it, too
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}")
 RESULT = re.compile(r"result_[0-9]{1,4}\.txt")
+SEALED_FILES = (SEAL, RUNS, ANCHORS)  # beside the results of a sealed set
 MAX_BYTES = 50 * 2**20  # of a file; the official repository checker refuses more
 TAR_ENDINGS = (".tar.gz", ".tgz")
 OTHER_ARCHIVES = (".tar", ".zip", ".gz", ".xz", ".bz2", ".zst")
 REHEARSAL = "rehearsal: made to try the packaging; not a submission"
+UNMARKED = "; the logs and seals below are as they were written, since a mark would break their hashes"
 MARKS = {".md": "> **{}**\n\n", ".html": "<!-- {} -->\n"}  # of a rehearsal; others have a comment
 
 
@@ -103,10 +108,10 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
         add_system(package, [entry for entry in entries if entry.system == system])
     for benchmark in sorted({entry.benchmark for entry in entries}):
         add_code(package, [entry for entry in entries if entry.benchmark == benchmark], request)
-    for path, item in sorted(package.items.items()):
+    for _, item in sorted(package.items.items()):
         package.findings += item_findings(item)
-        if request.is_rehearsal:
-            package.items[path] = mark(item)
+    if request.is_rehearsal:
+        mark_all(package)
     if not package.findings:
         judge(package, entries)
     return package
@@ -143,8 +148,8 @@ def shape_findings(run_set: RunSet) -> list[str]:
         findings.append(f"{where}: is reached through a link")
     taken = {log.file.name for log in run_set.logs if log.file}
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        is_result = RESULT.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-        if not is_result or entry.name not in taken:
+        is_known = entry.name in SEALED_FILES or (RESULT.fullmatch(entry.name) and entry.name in taken)
+        if not is_known or not entry.is_file(follow_symlinks=False):
             findings.append(f"{where}/{printable(entry.name)}: is not one of the results of this set")
     expected = NUM_RUNS[benchmark]
     if len(run_set.logs) != expected:
@@ -179,16 +184,23 @@ def compare_submitters(package: Package, entry: Entry, request: Request) -> None
 
 
 def results(entry: Entry) -> list[Item]:
-    """Return the logs as they are, renumbered from 0 in the order of their names."""
+    """Return the logs as they are, renumbered from 0 in the order of their names.
+
+    Those of a sealed set keep their numbers, which its list states, and have its files beside them.
+    """
     files = [log.file for log in entry.run_set.logs if log.file]
+    sealed = [path for name in SEALED_FILES if (path := files[0].parent / name).is_file()]
+    named = [(f"result_{index}.txt", file) for index, file in enumerate(files)]
+    if sealed:
+        named = [(file.name, file) for file in [*files, *sealed]]
     return [
         Item(
-            path=f"results/{entry.system}/{entry.benchmark}/result_{index}.txt",
+            path=f"results/{entry.system}/{entry.benchmark}/{name}",
             content=file.read_bytes(),
-            source=log.path,
+            source=label(file),
             is_log=True,
         )
-        for index, (file, log) in enumerate(zip(files, entry.run_set.logs, strict=True))
+        for name, file in named
     ]
 
 
@@ -257,6 +269,20 @@ def item_findings(item: Item) -> list[str]:
     except UnicodeDecodeError:
         return [*findings, f"{where}: not UTF-8 text, so it cannot be searched for secrets"]
     return findings + [f"{where}:{leak}" for leak in leaks(text, is_log=item.is_log)]
+
+
+def mark_all(package: Package) -> None:
+    """Mark every file of a rehearsal; beside those that cannot be changed lies a page that says it."""
+    marked = {path: item if is_unchangeable(item) else mark(item) for path, item in package.items.items()}
+    if any(map(is_unchangeable, marked.values())):
+        page = Item(path="results/README.md", content=f"{REHEARSAL}{UNMARKED}\n".encode())
+        marked[page.path] = page
+    package.items = marked
+
+
+def is_unchangeable(item: Item) -> bool:
+    """True for a file whose bytes others state: a mark would break the chain of a log, or a seal."""
+    return Path(item.path).name in SEALED_FILES or (item.is_log and is_chained(item.content))
 
 
 def mark(item: Item) -> Item:
