@@ -2,12 +2,14 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 import psutil
@@ -113,6 +115,22 @@ def process_status(pid: int) -> str:
         return str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
         return "gone"
+
+
+def wait_for_handler(pid: int, number: int, *, limit_s: float) -> None:
+    """Wait until a process has handled a signal that it was sent, for `limit_s` at most.
+
+    Until then Linux keeps it pending, and blocked in the thread whose handler runs. Elsewhere this waits
+    for the whole time.
+    """
+    ends, bit = time.monotonic() + limit_s, 1 << number - 1
+    while time.monotonic() < ends:
+        time.sleep(POLL_S)
+        with suppress(OSError):  # a thread that has ended meanwhile
+            texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+            masks = [mask for text in texts for mask in re.findall(r"(?:Pnd|Blk):\s*(\w+)", text)]
+            if masks and not any(int(mask, 16) & bit for mask in masks):
+                return
 
 
 class Output:

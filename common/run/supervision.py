@@ -21,6 +21,7 @@ from common.processes import (
     ignore_ending_signals,
     process_status,
     raise_interrupt,
+    wait_for_handler,
 )
 from common.repository import WORKSPACE
 from common.run.heartbeat import COUNT, POSITION, Heartbeat
@@ -32,7 +33,7 @@ GRACE_S = 15  # how long a run may take to close its log when it is told to end
 PEERS_GRACE_S = 5  # how long the other ranks may take after one has failed
 POLL_S = 1.0
 START_S = 1800.0  # before every rank has taken a step: MLPerf's limit for initialization, closed division
-DUMP_S = 0.5  # for a rank to write its stack
+DUMP_S = 5.0  # at most, for a rank to write its stack
 DUMP = signal.SIGUSR1  # on which a rank writes its stack
 STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
 
@@ -158,7 +159,7 @@ class Watchdog:
             print(f"--- stack of {who}", file=sys.stderr, flush=True)
             for number in (DUMP, signal.SIGCONT):
                 running[rank].send_signal(number)
-            threading.Event().wait(DUMP_S)
+            wait_for_handler(running[rank].pid, DUMP, limit_s=DUMP_S)
         is_stuck = f"{states[late[0]]}, " if states[late[0]] in STUCK else ""
         cause = f"no progress for {quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
         if len(late) > 1:
