@@ -26,6 +26,7 @@ NEED_TORCH = [
     ["inspect", "kernels", "bert", "optimized", *MINI],
     ["inspect", "neighbour", "bert", "optimized", *MINI],
     ["accept", *MINI],
+    ["doctor", *MINI, "--store-bands", "3"],
     ["estimate", "bert", "baseline", *MINI],
     ["estimate", "bert", "baseline", "--scaling", "--measured", "70@56"],
     ["ablate", "bert", "optimized", *MINI, "--dry-run"],

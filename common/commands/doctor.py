@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Check, or store bands; the exit code is 1 after a fault. Without torch the cheap checks are made."""
     started = time.monotonic()
-    if not torch_build.has_torch():
+    if args.store_bands is None and not torch_build.has_torch():
         return show(preflight.cheap_checks(args.size, args.results.resolve(), 0), args.json, started)
     from common.doctor import checks, first_steps
 
