@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from common.arguments import benchmark_names
 from common.config.merge import merge_files
@@ -307,10 +308,12 @@ def find_card(name: str) -> Card:
 
 def used_by(name: str) -> list[str]:
     """List the configurations, as `benchmark configuration`, that use a method at size full."""
-    users = []
-    for benchmark in benchmarks():
-        for configuration in configurations(benchmark):
-            values, _ = merge_files(benchmark, configuration, "full")
-            if (values.get("methods") or {}).get(name, False) is not False:
-                users.append(f"{benchmark} {configuration}")
-    return users
+    return [user for user, methods in methods_in_use().items() if methods.get(name, False) is not False]
+
+
+@cache
+def methods_in_use() -> dict[str, dict[str, Any]]:
+    """Map each `benchmark configuration` to its methods at size full."""
+    named = [(benchmark, name) for benchmark in benchmarks() for name in configurations(benchmark)]
+    merged = {" ".join(pair): merge_files(*pair, "full")[0] for pair in named}
+    return {user: values.get("methods") or {} for user, values in merged.items()}
