@@ -13,6 +13,7 @@ ALLOCATION_FAILED = (  # oneDNN does not say why it could not
     "out of memory",
     "defaultcpuallocator",
     "could not create a memory",
+    "could not execute a primitive",
     "could not create a primitive",
     "status_alloc_failed",  # of cuBLAS and cuDNN
 )
