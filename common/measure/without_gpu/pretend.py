@@ -112,7 +112,7 @@ def find_gpu(architecture: str) -> Gpu:
 def pretend(gpu: Gpu, compiled: Compiled) -> Iterator[FakeTensorMode]:
     """Make torch, Inductor and Triton see `gpu` inside the block; yields the mode of its tensors."""
     import torch._dynamo.trace_rules as rules
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
     rules.get_torch_obj_rule_map()  # these tables are made once, of the functions that are replaced below

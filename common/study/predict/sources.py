@@ -68,7 +68,7 @@ def read_bench(
     try:
         figures = read_json(path)
         of = figures["benchmark"], figures["size"]
-        figures["batch_size"], figures["rates"], figures["peaks"]["bytes_per_s"]  # noqa: B018
+        figures["batch_size"], figures["rates"], figures["peaks"]["bytes_per_s"]
     except (UserError, LookupError, TypeError) as error:
         raise UserError(f"no figures of `ttt bench` ({error})", where=str(path)) from error
     if of != (config.benchmark, config.size):

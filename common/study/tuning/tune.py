@@ -86,7 +86,7 @@ class TimeUpError(Exception):
     """The seconds of a search are over."""
 
 
-class Refused(Exception):  # noqa: N818 - an outcome, not a mistake
+class Refused(Exception):  # an outcome, not a mistake
     """A change that differs from the unchanged model, with what is known of it."""
 
     def __init__(self, why: str, gain: Gain | None = None, difference: str = "") -> None:
