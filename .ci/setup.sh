@@ -7,6 +7,6 @@ if ! cat pyproject.toml .ci/constraints.txt | cmp -s - "$stamp"; then
   [ "$python" != none ] || { echo "error: Python 3.11 or newer is needed and none was found" >&2; exit 2; }
   echo "setting up .venv with $("$python" --version): a few minutes, about 6 GB (PyTorch with its CUDA libraries)"
   "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$1]" --constraint .ci/constraints.txt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[$1]" --constraint .ci/constraints.txt
   cat pyproject.toml .ci/constraints.txt > "$stamp"
 fi

@@ -2,4 +2,16 @@
 
 import os
 
+import pytest
+
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items):
+    """Put the files with slow tests first, so that two processes end together; on demand is slow, too."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+    for item in items:
+        if item.get_closest_marker("on_demand"):
+            item.add_marker("slow")

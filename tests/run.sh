@@ -6,4 +6,4 @@ source .ci/setup.sh train,dali,hf,track,dev
 .venv/bin/ruff check .
 .venv/bin/mypy
 for benchmark in image_classification language_bert; do .venv/bin/ttt data prepare $benchmark --size mini; done
-exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile -m "not slow" "$@"
+exec .venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not slow" "$@"

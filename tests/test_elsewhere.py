@@ -169,7 +169,7 @@ def test_results_and_descriptions_are_named_by_options_or_paths(tmp_path):
         assert {finding["rule"] for finding in entry["findings"]} >= {"Y601"}
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_set_made_with_data_and_results_elsewhere_is_packaged_after_the_clone_has_moved(prepared, tmp_path):
     first, second, results = tmp_path / "first", tmp_path / "second", tmp_path / "acme" / "results"
     subprocess.run(["git", "clone", "--quiet", "--no-local", ROOT, first], check=True)

@@ -18,7 +18,7 @@ from tests.common.evidence.conftest import good_set, write_set
 from tests.common.evidence.submission import packages
 from tests.verbs import run_all
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.on_demand
 MINI = ("--size", "mini")
 TINY = (
     "target=0.01",

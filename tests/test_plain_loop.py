@@ -104,7 +104,7 @@ def with_lines(loop, imports, lines):
 
 
 def marked(card):
-    return pytest.mark.slow if card.name.startswith("compile") else ()
+    return pytest.mark.on_demand if card.name.startswith("compile") else ()
 
 
 @pytest.mark.parametrize("card", [pytest.param(card, id=card.name, marks=marked(card)) for card in cards()])

@@ -76,7 +76,7 @@ def test_the_time_left_is_never_0_and_a_limit_where_no_run_was_timed(steps, per_
     assert text in time_left(steps, per_s, expected_s)
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_the_status_line_of_a_run_fits_80_columns_and_says_what_was_not_evaluated(tmp_path):
     place = Place(tmp_path)
     long = ("max_duration=400ba", "evaluate_every=200ba", "evaluate_from=200ba", "global_batch_size=16")

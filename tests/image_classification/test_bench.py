@@ -32,7 +32,7 @@ def test_every_loader_and_decoder_of_this_machine_is_timed_alone():
     assert names[-3:] == ["crop and", "blurred shortcut", "blurred shortcut"]
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_configurations_and_forms_of_blurring_are_timed_side_by_side(tmp_path):
     names = ["baseline", "optimized", "optimized+methods.blurpool=false"]
     options = ["--size", "mini", "--batch-size", 2, "--seconds", 0.05, "--results", tmp_path, "--json"]
@@ -50,7 +50,7 @@ def test_configurations_and_forms_of_blurring_are_timed_side_by_side(tmp_path):
     assert figures["projected"] == {}  # of size full only
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_bench_of_the_full_size_ends_with_minutes_and_what_they_assume(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(BENCH_SIZES_PX, "full", (96, 176))
     name = (

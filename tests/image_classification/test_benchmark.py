@@ -111,7 +111,7 @@ def test_a_step_of_either_configuration_has_a_finite_loss_and_gradient(configura
 def test_loss_scaling_takes_the_step_of_full_precision(tmp_path: Path) -> None:
     changes = {}
     for precision in ("fp32", "fp16"):
-        settings = ["global_batch_size=16", "data.train_crop_px=64", f"precision={precision}"]
+        settings = ["global_batch_size=8", "data.train_crop_px=48", f"precision={precision}"]
         config = config_of("baseline", "mini", *settings)
         torch.manual_seed(0)
         run = build(config, tmp_path)

@@ -134,7 +134,7 @@ def test_the_configuration_eager_has_that_attention():
     assert Benchmark(config, seed=0).build_model().config._attn_implementation == "eager"
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 @pytest.mark.skipif(missing_compiler() != "", reason="no C++ compiler")
 @WITH_AND_WITHOUT_PAIRS
 def test_code_of_inductor_equals_hugging_face_in_float64(next_sentence, monkeypatch):

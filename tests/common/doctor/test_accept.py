@@ -349,7 +349,7 @@ def test_a_part_prints_as_it_goes_and_is_ended_at_its_limit(tmp_path):
     assert "ended with code 3: RuntimeError: broken" in trouble
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_two_ranks_are_measured_and_judged_by_real_processes(tmp_path):
     record.keep_speed(entry(BASELINE, 2), 1e9)
     done, texts, lines = accept(tmp_path, "--nproc", "2", "--seconds", "0.2", "--json")
@@ -363,7 +363,7 @@ def test_two_ranks_are_measured_and_judged_by_real_processes(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_ctrl_c_ends_every_process_and_keeps_the_checks(tmp_path):
     out = tmp_path / "node.tar.gz"
     where = ["--results", tmp_path, "--out", out]

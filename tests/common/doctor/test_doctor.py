@@ -80,7 +80,7 @@ def test_a_kernel_that_computes_something_else_or_nan_is_a_fault(config, monkeyp
     assert states() == {"attention": FAULT} | dict.fromkeys(losses, FAULT)
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_the_loss_of_the_first_steps_lies_in_the_band_and_another_recipes_outside():
     lines = []
     for settings in ([], ["optimizer.learning_rate=1.0e-5"], ["data.max_seq_length=160", "target=0.5"]):
@@ -189,7 +189,7 @@ def probes():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_rank_that_dies_is_a_fault_and_leaves_nothing(tmp_path):
     lines = []
     thread = threading.Thread(target=lambda: lines.extend(devices.check_devices(2)))
@@ -201,7 +201,7 @@ def test_a_rank_that_dies_is_a_fault_and_leaves_nothing(tmp_path):
     assert probes() == []
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_rank_that_hangs_is_a_fault_and_leaves_nothing(monkeypatch):
     monkeypatch.setattr(devices, "TIMEOUT_S", 3)  # less than two ranks need to start
     (line,) = devices.check_devices(2)
@@ -209,7 +209,7 @@ def test_a_rank_that_hangs_is_a_fault_and_leaves_nothing(monkeypatch):
     until(lambda: not probes(), seconds=10)
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_sound_machine_has_no_fault():
     done = ttt("doctor", "--benchmarks", "language_bert", "--size", "mini", "--json")
     answer = json.loads(done.stdout)

@@ -161,7 +161,7 @@ def test_threads_stay_on_gpus_beside_other_ranks_and_where_a_person_chose(two_th
 @pytest.mark.slow
 def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path, free_choice):
     prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
-    sets = [f"--set={name}=60ba" for name in ("max_duration", "evaluate_every", "evaluate_from")]
+    sets = [f"--set={name}=20ba" for name in ("max_duration", "evaluate_every", "evaluate_from")]
     sets += ["--set=target=0.01", "--set=schedule.warmup=5ba"]
     where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
     with neighbours():

@@ -29,7 +29,7 @@ from common.training.method import Batch
 from common.training.probes import probes_of
 from tests.command import ttt_here
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.on_demand, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("triton")
 NUM_SEQUENCES, SIZE, WIDE, HEADS = 8, 256, 1024, 4
 SMALL = [

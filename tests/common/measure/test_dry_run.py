@@ -35,7 +35,7 @@ def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark)
     assert counted > 1e5
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 @pytest.mark.parametrize(
     ("benchmark", "steps", "parameters"),
     [

@@ -122,6 +122,7 @@ def inspect_bert(name, part):
     return done.returncode, json.loads(done.stdout)
 
 
+FEW_STEPS = 12
 COMPILED = "optimized+methods.compile_layers.backend=aot_eager"
 
 
@@ -143,13 +144,15 @@ def test_gradients_that_differ_are_findings(monkeypatch):
         return loss
 
     monkeypatch.setattr(Training, "add_gradients", add_more)
+    monkeypatch.setattr(captured, "NUM_STEPS", FEW_STEPS)
     code, figures = inspect_bert(COMPILED, "graphs")
     assert code == 1 and figures["gradient_difference"] == pytest.approx(0.5, abs=0.01)
     assert figures["loss_difference"] < 0.01
     assert captured.largest([0.1, float("nan"), 0.2]) == float("inf")  # a loss that is no number
 
 
-def test_a_model_that_is_not_compiled_is_a_finding():
+def test_a_model_that_is_not_compiled_is_a_finding(monkeypatch):
+    monkeypatch.setattr(captured, "NUM_STEPS", FEW_STEPS)
     code, figures = inspect_bert("baseline", "graphs")
     assert code == 1 and not figures["is_ok"] and figures["num_graphs"] == 0
 

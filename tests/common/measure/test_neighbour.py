@@ -66,7 +66,7 @@ def test_the_table_tells_medians_ranges_and_runs_that_were_ended():
     assert "1.010 (median of 6 pairs, 95 % 1.010 to 1.020)" in pairs
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_run_is_timed_beside_a_busy_process_with_the_threads_that_were_set(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # is not taken over
     prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)

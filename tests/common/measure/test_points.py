@@ -144,7 +144,7 @@ def test_shares_of_one_shape_add_up_to_1_also_of_one_that_training_does_not_have
         assert {(point.shape, point.loaded) for point in points} == {(shape, shape)}
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_real_run_takes_the_time_that_its_points_say():
     """Lengths grow to the end: the last steps take about twice the mean. Lenient, for a shared machine."""
     settings = ["max_duration=1600sp", "evaluate_every=100ba", "evaluate_from=100ba", "schedule.warmup=5ba"]

@@ -65,7 +65,7 @@ def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation()
         assert image_probes(*chosen, *settings).config.data.loader == "workers"
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_step_with_randaugment_is_profiled(tmp_path):
     augmented = ("--set", "methods.randaugment={}")
     figures, _ = profile(
@@ -83,7 +83,7 @@ def test_what_cannot_be_profiled_is_one_line(tmp_path, wrong):
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_two_ranks_show_their_communication(tmp_path):
     from_here = partial(ttt, cwd=tmp_path)  # the ranks start in the repository
     found, _ = profile(tmp_path, "--nproc", 2, "--trace", "trace.json", run=from_here)

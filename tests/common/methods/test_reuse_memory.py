@@ -17,7 +17,7 @@ if sys.argv[1] == "reused":
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-for step in range(13):
+for step in range(8):
     if step == 3:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     optimizer.zero_grad()

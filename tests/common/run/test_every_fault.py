@@ -29,7 +29,6 @@ SETTINGS = (
     *("target=0.001", "max_duration=4ba", "evaluate_every=2ba", "evaluate_from=2ba", "schedule.warmup=1ba"),
     *("checkpoint_every=1ba", "global_batch_size=4", "evaluation_batch_size=96"),
 )
-NUM_SAMPLED = 2  # of each kind
 FAULTS = {  # kind, in the order of faulty_system.c -> errors, and whether all later calls fail, too
     "write": ((errno.ENOSPC, True), (errno.EIO, False)),
     "fsync": ((errno.EIO, False),),
@@ -143,12 +142,12 @@ def run_here(*command):
     return done
 
 
-def chosen(total):
-    """Return the numbers of the calls that are to fail: a few, or a part of all."""
+def chosen(total, num_errors):
+    """Return the numbers of the calls that are to fail: one for each error, or a part of all."""
     if "EVERY_FAULT" in os.environ:
         part, num_parts = map(int, os.environ["EVERY_FAULT"].split("/"))
         return range(part, total + 1, num_parts)
-    num_tried = min(NUM_SAMPLED, total)
+    num_tried = min(num_errors, total)
     return [1 + (2 * place + 1) * total // (2 * num_tried) for place in range(num_tried)]
 
 
@@ -161,7 +160,7 @@ def machine(library, prepared_data, tmp_path_factory):
 @pytest.mark.parametrize("kind", FAULTS)
 def test_the_nth_call_of_a_kind_fails_and_nothing_is_lost(machine, kind):
     total = machine.counts[kind]
-    for number in chosen(total):
-        error, lasts = FAULTS[kind][number % len(FAULTS[kind])]
+    for place, number in enumerate(chosen(total, len(FAULTS[kind]))):
+        error, lasts = FAULTS[kind][place % len(FAULTS[kind])]
         print(f"{kind} {number} of {total}: {os.strerror(error)}{', from then on' if lasts else ''}")
         machine.check(machine.run(kind, number, error, lasts), lasts)

@@ -60,7 +60,7 @@ def check_flat(samples, num_steps):
         assert slope < MB_PER_1000_STEPS and floors[-1] - floors[0] < MB_IN_ALL, shown
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_memory_of_every_process_is_flat_over_2000_steps(place, ttt):
     samples = {}
 
@@ -80,7 +80,7 @@ def test_memory_of_every_process_is_flat_over_2000_steps(place, ttt):
     check_flat(samples, NUM_STEPS - 600)
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_memory_of_a_worker_and_its_reader_is_flat_over_2000_batches():
     benchmark, name, *settings = (*RESNET, *PIXELS)
     config = load_config(benchmark, name, size="mini", settings=settings).config
@@ -109,7 +109,7 @@ def held():
     return process.num_fds(), len(process.net_connections()), threading.active_count(), left
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_launches_in_a_row_leave_no_file_port_or_process(place, ttt):
     before = None
     for number in range(NUM_LAUNCHES):

@@ -113,7 +113,9 @@ def free_port():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("benchmark", benchmarks())
+@pytest.mark.parametrize(
+    "benchmark", [pytest.param("image_classification", marks=pytest.mark.on_demand), "language_bert"]
+)
 def test_two_torchrun_agents_make_one_log_that_passes_the_audit(
     machines, benchmark, tmp_path, environment, folders
 ):

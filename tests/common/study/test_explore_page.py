@@ -20,7 +20,7 @@ from tests.common.study.test_explore import HOSTILE, PLACE, RESULTS, data_of, ro
 NUM_RUNS = 5000
 LIMIT_MS = 600  # from a change of a filter to the picture, median, all 5,000 runs drawn, on a busy machine
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.on_demand,
     pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium"),
 ]
 

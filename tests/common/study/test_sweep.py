@@ -108,7 +108,7 @@ def test_answers_of_finished_runs_are_json_on_demand(tmp_path):
     assert "time at equal quality" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
     command = arguments(tmp_path, "--seeds", "1", "--price", "0.36")
     process = subprocess.Popen(

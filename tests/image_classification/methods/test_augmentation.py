@@ -57,7 +57,7 @@ def test_both_are_applied_in_their_order():
     assert build_transform(loaded()) is None
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_batches_do_not_depend_on_the_number_of_workers_and_evaluation_stays():
     def first_two(*settings):
         benchmark = Benchmark(loaded(*settings), seed=5)

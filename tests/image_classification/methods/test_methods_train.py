@@ -58,7 +58,7 @@ def plain(tmp_path_factory):
     return checkpointed.train(start("none", tmp_path_factory.mktemp("plain")))[0]
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 @pytest.mark.parametrize("name", METHODS)
 def test_a_training_with_it_repeats_resumes_and_is_evaluated(name, plain, tmp_path):
     run = start(name, tmp_path)

@@ -167,7 +167,7 @@ def test_the_product_is_that_of_its_rounded_factors():
     torch.testing.assert_close(one, other, rtol=0.01, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_fifth_of_a_mini_training_ends_where_that_in_16_bits_does(monkeypatch):
     """The mean loss of the last 40 of 360 steps, of three seeds in 16 bits and of two of them in 8."""
     monkeypatch.setattr(fp8, "product", multiply_plainly)

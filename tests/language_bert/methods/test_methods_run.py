@@ -6,7 +6,7 @@ import pytest
 
 from tests.command import ttt
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.on_demand
 SHORT = (
     "max_duration=40ba",
     "evaluate_every=20ba",

@@ -210,7 +210,7 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_a_small_ablation_keeps_what_it_measured_and_reaches_the_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ("ablate", *BERT, *TINY, "--seeds", "1", "--end-seeds", "1", "--results", tmp_path / "results")

@@ -240,7 +240,7 @@ def test_the_error_rate_is_shared_among_the_measures_of_a_comparison():
     assert false / 2000 <= 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_real_pairs_of_runs_and_of_steps_are_made_and_continued(tmp_path):
     words = ("compare", "bert", "baseline", "optimized", *MINI, *TINY, "--results", tmp_path, "--max-runs")
     process = start(TTT, *map(str, words), "3")

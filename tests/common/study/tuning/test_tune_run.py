@@ -203,7 +203,7 @@ def test_o1_below_torchrun_is_refused(monkeypatch):
     one_line(ttt_here(*RUN, "-O1"), "--write-config")
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_o1_tunes_prints_and_writes_what_then_runs(benchmark, tmp_path):
     path = tmp_path / "found.yaml"
@@ -221,7 +221,7 @@ def test_o1_tunes_prints_and_writes_what_then_runs(benchmark, tmp_path):
     assert "-mini-found" in result.parts[-3]
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_o1_runs_what_it_chose_and_chooses_once(tmp_path):
     command = ["run", "language_bert", "baseline", "--size", "mini", *places(tmp_path), "--seed", 1]
     command += [*sets(*SMALL["language_bert"], *SHORT), "-O1", "--tune-seconds", 15]
