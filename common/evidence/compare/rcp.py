@@ -134,6 +134,9 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
     sizes = {int(finite(log.value("global_batch_size")) or 0) for log in logs}
     batch_size = sizes.pop() if len(sizes) == 1 else 0
     estimate = mean_of_stops(list(map(consumed, logs)), max(map(evaluation_step, logs), default=0.0))
+    counts_samples = benchmark != "bert" or not estimate or estimate.value >= batch_size
+    if not counts_samples:
+        estimate = None
     measured = estimate.value if estimate else None
     point = point_at(benchmark, batch_size, ruleset) if batch_size > 0 else None
     notes = []
@@ -143,7 +146,9 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
         notes.append(f"there is none for a batch as large as {batch_size:,}")
     elif batch_size < point.batch_size:
         notes.append(f"there is none for a batch as small as {batch_size:,}")
-    if measured is None:
+    if not counts_samples:
+        notes.append("epoch_num in the logs counts no samples")
+    elif measured is None:
         notes.append("two runs or more missed the target, or state no epoch_num")
     is_short = len(logs) < NUM_RUNS[benchmark]
     if is_short:

@@ -221,3 +221,10 @@ def test_a_set_that_does_not_say_enough_is_unknown(golden, tmp_path, change, not
     assert comparison.convergence.verdict == rcp.UNKNOWN and note in comparison.convergence.note
     (line,) = [line for line in reproduction_lines(comparison) if "closed reference" in line]
     assert "unknown" in line and note in line
+
+
+def test_logs_of_bert_that_count_no_samples_are_unknown(golden, tmp_path):
+    (run_set,) = load([write_closed(golden, tmp_path, "bert", 448, [1] * 10)])
+    convergence = reproduce(run_set, None).convergence
+    assert (convergence.verdict, convergence.measured) == (rcp.UNKNOWN, None)
+    assert convergence.note == "epoch_num in the logs counts no samples"
