@@ -1,14 +1,16 @@
 """Compare run sets with the published ones, factor by factor, and recompute the published claims.
 
-A baseline is compared with the published baseline, optimized and mosaic with the published methods; --against
-names another published set, or words of its title (--against "dell v3.1 8xH100"). Throughput and samples to
-target are reproduced when two one-sided tests place their ratio within the margin, or when they are better. A
-set of size mini is a proxy and reproduces nothing.
+A baseline is compared with the published baseline, optimized and mosaic with the published methods, published
+logs with the entry of their own runs, or of their submitter, round and system; --against names another set,
+or words of its title (--against "dell v3.1 8xH100"). Throughput and samples to target are reproduced when two
+one-sided tests place their ratio within the margin, or, on the published accelerators, when they are better;
+on others the verdict says so. A set of size mini is a proxy and reproduces nothing.
 
 A full set also stands beside MLCommons' reference convergence points: the epochs or samples that the closed
 division's reference needs at its batch size. The open division need not match them; they decide nothing here.
 
-The exit code is 0 if every set is reproduced, 1 if any is not: worse, undecided by so few runs, or a proxy.
+The exit code is 0 if every set is reproduced, or is the published runs themselves, 1 if any is not: worse,
+undecided by so few runs, or a proxy.
 --claims reads no logs and exits with 0.
 
 --plot FILE.svg writes one picture instead: samples to target by batch size of the published sets, open and
@@ -36,10 +38,10 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.compare.claims import judge
 from common.evidence.compare.collect import entry_lines
 from common.evidence.compare.lines import claim_json, claim_lines, reproduction_json, reproduction_lines
+from common.evidence.compare.matching import choose_published
 from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import MARGIN, Reproduction, reproduce
 from common.evidence.log import load
-from common.evidence.recipes import recipe_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +101,6 @@ def compare_sets(args: argparse.Namespace, published: dict[str, Reported]) -> li
         if facts and args.against:
             theirs = facts.find(args.against)
         elif facts:
-            theirs = facts.of_configuration(recipe_name(run_set.lead))
+            theirs = choose_published(facts, run_set)
         comparisons.append(reproduce(run_set, theirs, args.margin))
     return comparisons

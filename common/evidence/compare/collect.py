@@ -14,8 +14,10 @@ import yaml
 
 from common.errors import UserError
 from common.evidence.compare import masked_accuracy
+from common.evidence.compare.devices import count, of_description
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
 from common.evidence.compare.rcp import last_step
+from common.evidence.compare.reported import SOURCE
 from common.evidence.compare.reproduce import first_reaching
 from common.evidence.log import TARGETS, Log, Point, RunSet, load
 from common.evidence.paths import find_sets
@@ -24,7 +26,6 @@ from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import Run, olympic_mean, run_of
 
 Entry = dict[str, Any]
-SOURCE = re.compile(r"training_results_(v[0-9.]+)/([^/]+)/results/([^/]+)/[a-z]+$")
 LISTED = re.compile(r"\b(A100|H100|H200)\b")
 MOSAIC_DEVICES = "8x A100 80 GB"  # of MosaicML's sets: others of these have figures by MosaicML's count, too
 WIDTH = 140
@@ -93,7 +94,7 @@ def make_entry(run_set: RunSet, fields: Mapping[str, object], *, is_named: bool)
         "submitter": place[2],
         "round": place[1],
         "division": fields.get("division", run_set.lead.text("submission_division")),
-        "accelerators": describe_devices(fields),
+        "accelerators": str(of_description(fields)),
         "global_batch_size": int(size),
         "score": round(score, 3),
         "minutes": [round(value or 0, 4) for value in minutes],
@@ -151,25 +152,6 @@ def digest(logs: Sequence[Log]) -> str:
     keys = ("run_start", "eval_accuracy", "run_stop")
     facts = sorted(json.dumps([(e.key, e.time_ms, e.value) for e in log.events(*keys)]) for log in logs)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
-
-
-def describe_devices(fields: Mapping[str, object]) -> str:
-    """Name the accelerators of all nodes, `8x A100 PCIe 80 GB`, or the processors where there are none."""
-    part = "accelerator" if count(fields, "accelerators_per_node") else "host_processor"
-    number = count(fields, "number_of_nodes") * count(fields, f"{part}s_per_node")
-    model = str(fields.get(f"{part}_model_name"))
-    kind, memory = re.search(r"\b[ABH][0-9]+|Xeon", model), re.search(r"([0-9]+) ?GB", model)
-    words = [
-        kind[0] if kind else model,
-        "PCIe" if "PCI" in model.upper() else "",
-        memory and f"{memory[1]} GB",
-    ]
-    return f"{number}x {' '.join(word for word in words if word)}"
-
-
-def count(fields: Mapping[str, object], name: str) -> int:
-    number = re.match("[0-9]+", str(fields.get(name)))
-    return int(number[0]) if number else 0
 
 
 def as_yaml(entry: Entry) -> str:

@@ -31,8 +31,6 @@ def reproduction_lines(comparison: Reproduction) -> Iterator[str]:
         yield from convergence_lines(comparison.convergence)
         return
     yield f"  against {theirs.title}, {len(theirs.score.converged)} runs, {theirs.score.source}"
-    if comparison.is_same_runs:
-        yield "  these are the published runs themselves: this checks the arithmetic, not a machine"
     for factor in comparison.factors:
         yield factor_line(factor, comparison.margin)
     for part in comparison.parts:
@@ -117,12 +115,22 @@ def convergence_lines(convergence: Convergence | None) -> Iterator[str]:
 
 
 def conclusion(comparison: Reproduction) -> str:
-    if comparison.is_reproduced:
-        return "REPRODUCED: throughput and samples to target"
-    if not comparison.score.minutes:
-        return "NOT REPRODUCED: no score (two runs or more missed the target)"
+    """Return the one verdict; before it stand the accelerators where they are others, or unknown."""
+    theirs, verdict = comparison.published, "NOT REPRODUCED"
+    if comparison.is_same_runs:
+        return "IDENTICAL: these are the published runs themselves: this checks the arithmetic, not a machine"
     factors = [factor for factor in comparison.factors if factor.name != "minutes"]
-    return "NOT REPRODUCED: " + ", ".join(f"{factor.name} {factor.verdict}" for factor in factors)
+    text = ", ".join(f"{factor.name} {factor.verdict}" for factor in factors)
+    if comparison.is_reproduced:
+        verdict, text = "REPRODUCED", "throughput and samples to target"
+    elif not comparison.score.minutes:
+        text = "no score (two runs or more missed the target)"
+    place = ""
+    if theirs and comparison.has_other_devices:
+        place = f"on other hardware ({comparison.devices} here, {theirs.accelerators} published): "
+    elif not (comparison.devices.number and comparison.devices.kind):
+        place = "on hardware that neither logs nor description nor name state: "
+    return f"{place}{verdict}: {text}"
 
 
 def claim_lines(judged: Judged) -> Iterator[str]:
@@ -151,6 +159,8 @@ def reproduction_json(comparison: Reproduction) -> dict[str, object]:
         "why_not": comparison.why_not,
         "margin": comparison.margin,
         "is_same_runs": comparison.is_same_runs,
+        "accelerators": comparison.devices._asdict(),
+        "has_other_accelerators": comparison.has_other_devices,
         "reference_convergence": comparison.convergence and asdict(comparison.convergence),
         **{name: [asdict(row) for row in getattr(comparison, name)] for name in rows},
     }

@@ -1,6 +1,7 @@
 """The published results and claims in each benchmark's reported.yaml, recomputed from their runs."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from common.evidence.records import printable
 from common.evidence.score import Run, Score
 
 ROOT = Path(__file__).resolve().parents[3]
+SOURCE = re.compile(r"training_results_(v[0-9.]+)/([^/]+)/results/([^/]+)/[a-z]+$")  # of an entry
 MAX_TITLES = 8  # of a line that names several sets
 
 

@@ -2,7 +2,8 @@
 
 A factor is reproduced when two one-sided tests at 5 % place the ratio of geometric means within the margin,
 and better or worse when its 95 % interval leaves 1 out; otherwise so few runs cannot tell. Another machine
-explains another throughput, but not other samples to target. A run that missed its target has no factors.
+explains another throughput, but not other samples to target; there, or where the accelerators are not known,
+better is not reproduced. A run that missed its target has no factors.
 """
 
 import math
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 
 from common.evidence import intervals
 from common.evidence.compare import masked_accuracy
+from common.evidence.compare.devices import Devices, devices_of, of_text
 from common.evidence.compare.masked_accuracy import COUNTINGS
+from common.evidence.compare.matching import are_same_runs
 from common.evidence.compare.rcp import Convergence, compare_with_reference
 from common.evidence.compare.reported import Published
 from common.evidence.intervals import Estimate, Ratio
@@ -76,13 +79,26 @@ class Reproduction:
     countings: tuple[Counting, ...] = ()
     published_countings: tuple[Counting, ...] = ()
     convergence: Convergence | None = None
+    devices: Devices = Devices()
     is_same_runs: bool = False
 
     @property
+    def has_other_devices(self) -> bool:
+        theirs = self.published and of_text(self.published.accelerators)
+        return bool(theirs and self.devices.are_others_than(theirs)) and not self.is_same_runs
+
+    @property
     def is_reproduced(self) -> bool:
-        """True if the set has a score, and throughput and samples to target are reproduced or better."""
+        """True if the set has a score, and throughput and samples to target are reproduced.
+
+        Better is as good where the accelerators are the published ones. The published runs themselves agree.
+        """
+        if self.is_same_runs:
+            return True
+        is_alike = self.published and self.devices.are_those_of(of_text(self.published.accelerators))
+        enough = (REPRODUCED, BETTER) if is_alike else (REPRODUCED,)
         return bool(self.factors and self.score.minutes) and all(
-            factor.verdict in (REPRODUCED, BETTER) for factor in self.factors if factor.name != "minutes"
+            factor.verdict in enough for factor in self.factors if factor.name != "minutes"
         )
 
 
@@ -115,7 +131,8 @@ def reproduce(run_set: RunSet, published: Published | None, margin: float = MARG
         countings=count_logs(logs, ours.target) if is_bert else (),
         published_countings=count_published(published) if is_bert else (),
         convergence=convergence,
-        is_same_runs=_are_same(ours, published.score),
+        devices=devices_of(run_set),
+        is_same_runs=are_same_runs(ours, published.score),
     )
 
 
@@ -235,14 +252,6 @@ def _counting(tokens: int, qualities: Sequence[float], num_reached: int, samples
         num_reached=num_reached,
         num_runs=len(qualities),
         samples_to_target=samples if num_reached == len(qualities) else None,
-    )
-
-
-def _are_same(ours: Score, published: Score) -> bool:
-    """True if the minutes of all runs agree to the published digits."""
-    minutes = [sorted(run.minutes for run in score.counting) for score in (ours, published)]
-    return len(minutes[0]) == len(minutes[1]) and all(
-        math.isclose(a, b, abs_tol=2e-4) for a, b in zip(*minutes, strict=True)
     )
 
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from common.errors import UserError
-from common.evidence.compare import collect
+from common.evidence.compare.devices import of_description
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted
 from common.evidence.compare.picture import mean_in_millions, published_places
-from common.evidence.compare.reported import load_reported, read_facts
+from common.evidence.compare.reported import SOURCE, load_reported, read_facts
 from common.evidence.log import NUM_RUNS, load
 from common.evidence.score import olympic_mean, score
 from common.repository import ROOT
@@ -158,7 +158,7 @@ def test_a_set_of_no_round_is_refused_in_one_line(golden, tmp_path):
     ],
 )
 def test_devices_are_named_by_number_kind_and_memory(golden, fields, text):
-    assert collect.describe_devices(golden.description() | fields) == text
+    assert str(of_description(golden.description() | fields)) == text
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -171,7 +171,7 @@ def test_the_sets_of_the_files_follow_their_rule(facts):
     """One node of A100, H100 or H200 in the closed division; each entry once, where its source says."""
     digests, others = [], set()
     for entry in facts["peers"]:
-        place = collect.SOURCE.search(entry["source"])
+        place = SOURCE.search(entry["source"])
         assert (entry["round"], entry["submitter"], entry["system"]) == place.groups()
         assert len(entry["minutes"]) == NUM_RUNS[facts["benchmark"]]
         digests.append(entry["digest"])

@@ -1,0 +1,131 @@
+"""The published set of a run set that names none, and the accelerators of both."""
+
+import json
+
+import pytest
+
+from common.evidence.compare.devices import Devices, devices_of, of_name, of_text
+from common.evidence.compare.reported import load_reported
+from common.evidence.log import load
+from tests.command import ttt_here as ttt
+
+NVIDIA = "dgxh100_ngc23.04_pytorch"
+OTHER = "on other hardware (8x H100 here, 8x A100 80 GB published): "
+UNKNOWN = "on hardware that neither logs nor description nor name state: "
+
+
+def write_foreign(golden, folder, rows, *, org="NVIDIA", benchmark="bert"):
+    """Write logs of (minutes, samples, accuracy) that state nothing of this suite."""
+    folder.mkdir(parents=True)
+    for index, (minutes, samples, accuracy) in enumerate(rows):
+        stop = (60 * minutes - 2, 60 * minutes, samples, accuracy)
+        lines = golden.timeline(benchmark, [stop], launch_s=4000 * index)
+        text = "\n".join(line for line in lines if "configuration_name" not in line)
+        text = text.replace('"Example"', json.dumps(org)).replace("8xA100-optimized", folder.parent.name)
+        (folder / f"result_{index}.txt").write_text(text + "\n")
+    return folder
+
+
+def rows_of(name, factor=1.0):
+    runs = load_reported()["bert"].find(name).score.runs
+    return [(factor * run.minutes, run.samples, run.quality) for run in runs]
+
+
+def test_identical_runs_are_one_verdict_whatever_they_are_called(golden, tmp_path):
+    folder = write_foreign(golden, tmp_path / "another_name" / "bert", rows_of("nvidia v3.0 dgxh100"))
+    for options in ([], ["--against", NVIDIA]):
+        done = ttt("reproduce", folder, *options)
+        assert (done.returncode, done.stdout.count("REPRODUCED")) == (0, 0)
+        assert "  IDENTICAL: these are the published runs themselves" in done.stdout
+        assert f"against NVIDIA v3.0 {NVIDIA}" in done.stdout
+
+
+def test_runs_of_equal_times_that_ended_elsewhere_are_others(golden, tmp_path):
+    rows = [(minutes, samples, 0.7206) for minutes, samples, _ in rows_of("nvidia v3.0 dgxh100")]
+    folder = write_foreign(golden, tmp_path / "another_name" / "bert", rows)
+    assert "not compared: no published result belongs to" in ttt("reproduce", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "org", "is_found"),
+    [
+        (f"training_results_v3.0/NVIDIA/results/{NVIDIA}", "NVIDIA", True),
+        (f"training_results_v3.0/Nvidia/results/{NVIDIA}", "anybody", True),
+        (f"training_results_v3.1/NVIDIA/results/{NVIDIA}", "NVIDIA", False),
+        (f"training_results_v3.0/Dell/results/{NVIDIA}", "NVIDIA", False),
+        (NVIDIA, "NVIDIA", True),
+        (NVIDIA, "Dell", False),
+        ("D74H-7U", "Quanta_Cloud_Technology", False),  # of v3.1, v4.0 and v4.1
+    ],
+)
+def test_a_foreign_set_is_matched_by_submitter_round_and_system(golden, tmp_path, place, org, is_found):
+    folder = write_foreign(golden, tmp_path / place / "bert", rows_of(f"nvidia v3.0 {NVIDIA}", 1.01), org=org)
+    done = ttt("reproduce", folder)
+    assert (f"against NVIDIA v3.0 {NVIDIA} (8x H100" in done.stdout) == is_found
+    assert ("not compared" in done.stdout) != is_found and "IDENTICAL" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("system", "factor", "code", "verdict"),
+    [
+        ("8xA100", 0.5, 0, "  REPRODUCED: throughput and samples to target"),
+        ("8xH100", 0.5, 1, f"  {OTHER}NOT REPRODUCED: throughput better, samples to target reproduced"),
+        ("8xH100", 1.0, 0, f"  {OTHER}REPRODUCED: throughput and samples to target"),
+        ("cluster", 0.5, 1, f"  {UNKNOWN}NOT REPRODUCED: throughput better"),
+        ("cluster", 1.0, 0, f"  {UNKNOWN}REPRODUCED"),
+    ],
+)
+def test_other_hardware_is_named_and_better_is_not_reproduced_there(
+    golden, tmp_path, system, factor, code, verdict
+):
+    logs = []
+    for index, minutes in enumerate([23.55, 24.10, 23.56, 24.54, 23.71]):
+        last = (60 * factor * minutes - 9, 60 * factor * minutes, 34_591_509, 0.7616)
+        lines = golden.timeline("resnet", [last], launch_s=4000 * index)
+        logs.append([line.replace("8xA100", system) for line in lines])
+    done = ttt("reproduce", golden.write(tmp_path, logs))
+    assert (done.returncode, verdict in done.stdout) == (code, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("8xA100-optimized", Devices(8, "A100")),
+        ("8xA100_80GB-methods", Devices(8, "A100", "", "80 GB")),
+        ("dgxh100_n8_ngc23.04_pytorch", Devices(64, "H100")),
+        ("h200_ngc24.04_mxnet", Devices(0, "H200")),
+        ("2xXE8545x4A100-SXM-40GB", Devices(8, "A100", "SXM", "40 GB")),
+        ("R750xax4A100-PCIE-80GB", Devices(4, "A100", "PCIe", "80 GB")),
+        ("XE9680x8H200-SXM-141GB", Devices(8, "H200", "SXM", "141 GB")),
+        ("X660G45_A100-SXM4-80GB_mxnet", Devices(0, "A100", "SXM", "80 GB")),
+        ("AS-A126GS-TNBR", Devices()),
+        ("reference-2cpu-mini-optimized", Devices()),
+    ],
+)
+def test_names_of_systems_tell_devices(name, devices):
+    assert of_name(name) == devices
+
+
+def test_logs_come_before_the_description_and_that_before_the_name(golden, tmp_path):
+    folder = golden.write(tmp_path / "results", golden.set())
+    assert devices_of(load([folder])[0]) == Devices(8, "A100")
+    (tmp_path / "systems").mkdir()
+    fields = {"accelerator_model_name": "NVIDIA H100-SXM5-80GB", "accelerators_per_node": "4"}
+    description = tmp_path / "systems" / f"{folder.parent.name}.json"
+    description.write_text(json.dumps(golden.description() | fields))
+    assert devices_of(load([folder])[0]) == Devices(4, "H100", "SXM", "80 GB")
+    for file in folder.iterdir():
+        lines = file.read_text().splitlines()
+        stated = {"num_accelerators": 2, "device": "NVIDIA H200"}
+        record = json.loads(lines[-1].removeprefix(":::MLLOG "))
+        lines += [":::MLLOG " + json.dumps(record | {"key": k, "value": v}) for k, v in stated.items()]
+        file.write_text("\n".join(lines) + "\n")
+    assert devices_of(load([folder])[0]) == Devices(2, "H200", "SXM", "80 GB")
+
+
+def test_devices_of_every_entry_are_read_as_they_are_written():
+    entries = [entry for reported in load_reported().values() for entry in reported.sets + reported.peers]
+    assert all(str(of_text(entry.accelerators)) == entry.accelerators for entry in entries)
+    assert Devices(8, "A100").are_those_of(of_text("8x A100 80 GB"))
+    assert Devices(8, "A100", "", "40 GB").are_others_than(of_text("8x A100 80 GB"))
+    assert of_text("8x A100 PCIe 80 GB").are_others_than(of_text("8x A100 80 GB"))
