@@ -1,5 +1,6 @@
 """Read result logs: bytes in, a frozen `Log` out, and the run sets that they form."""
 
+import gc
 import math
 import operator
 import os
@@ -7,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -20,7 +21,7 @@ from common.evidence.records import (
     Problem,
     finite,
     is_rounded,
-    parse_record,
+    parse_records,
     printable,
     read_bytes,
 )
@@ -36,6 +37,7 @@ MAX_EVALUATIONS = 10_000  # published logs: up to 28; rules and checkers compare
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
 MAX_DRIFT_MS = 1000  # that a wall clock may be set by in a run: NTP steps from 128
+RARELY = 10**6  # containers between two looks of the garbage collector; records have no cycles
 FEW_BYTES = 32 * 2**20  # read in one process; starting others takes longer
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop", "throughput", "machine_load")
 Read = TypeVar("Read")
@@ -317,7 +319,7 @@ def read_all(files: Sequence[Path], read: Callable[[Path], Read]) -> Iterator[Re
     if sum(min(os.lstat(file).st_size, MAX_BYTES) for file in files) < FEW_BYTES:
         yield from map(read, files)
         return
-    with ProcessPoolExecutor() as pool:
+    with ProcessPoolExecutor(initializer=partial(gc.set_threshold, RARELY)) as pool:
         yield from pool.map(read, files, chunksize=4)
 
 
@@ -347,18 +349,20 @@ def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Lo
         lines = split_lines(data)
     except ValueError as error:
         lines, problems = [], [Problem("file", 0, str(error))]
-    for number, line in enumerate(lines, start=1):
-        before, token, payload = line.rpartition(TOKEN)
+    parts = [line.rpartition(TOKEN) for line in lines]
+    numbered = [(number, part[2]) for number, part in enumerate(parts, start=1) if part[1]]
+    all_parsed = parse_records(numbered, problems)
+    for number, (before, token, payload) in enumerate(parts, start=1):
         if token:
-            parsed = parse_record(payload, number, problems)
+            parsed = next(all_parsed)
             if isinstance(parsed, Event):
                 records.append(parsed)
                 num_evaluations += parsed.key == "eval_accuracy"
             else:
                 problems.append(parsed)
-        elif line.startswith("#") and not records:
-            preamble.append(printable(line, 500))
-        outside = before if token else line
+        elif payload.startswith("#") and not records:
+            preamble.append(printable(payload, 500))
+        outside = before if token else payload
         if outside and LOOKALIKE.search(outside):
             problems.append(Problem("token", number, "the official parser drops what stands here"))
         if num_evaluations > MAX_EVALUATIONS:
@@ -383,8 +387,10 @@ def split_lines(data: bytes) -> list[str]:
     """Split UTF-8 text into lines. Raises ValueError for anything else, and for too much."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
-    if data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") > MAX_LINES:
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if data.count(b"\n") > MAX_LINES:
         raise ValueError(f"more than {MAX_LINES:,} lines")
     if b"\0" in data:
         raise ValueError("binary or UTF-16, not UTF-8 text")
-    return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return data.decode("utf-8-sig").split("\n")

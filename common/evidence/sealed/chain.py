@@ -33,8 +33,9 @@ def digest(data: bytes) -> str:
 
 def is_chained(data: bytes) -> bool:
     """True if a log's first record carries the hash of what stands before it."""
-    first = data.partition(RECORD)[2].partition(b"\n")[0]
-    return MARK in first
+    start = data.find(RECORD)
+    end = data.find(b"\n", start)
+    return start >= 0 and MARK in data[start : None if end < 0 else end]
 
 
 def blocks(data: bytes) -> Iterator[tuple[int, bytes]]:

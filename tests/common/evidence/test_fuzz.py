@@ -3,16 +3,19 @@
 import json
 import os
 import random
+from contextlib import suppress
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.evidence.audit import audit, audit_sets, find_broken_rules
-from common.evidence.log import RunSet, parse_log
-from common.evidence.records import TOKEN
+from common.evidence.log import RunSet, parse_log, split_lines
+from common.evidence.records import TOKEN, Event, decode_all, parse_record
 from common.evidence.rules.systems import Described
 from common.evidence.score import score
 from tests.committed import committed_results
+from tests.common.evidence import nvidia_like
 
 NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
 HOSTILE_VALUES = [None, True, -1, 0, 1.5, float("nan"), float("inf"), 10**400, 1e308, 75.9, "", "x" * 5000]
@@ -67,9 +70,30 @@ def mutated(lines, rng):
     return "\n".join(lines).encode("utf-8", "replace")
 
 
+def read_one_by_one(data):
+    """Return the records of a log, and of the lines that are none the numbers, by a call for each line."""
+    records, problems = [], []
+    with suppress(ValueError):
+        for number, line in enumerate(split_lines(data), 1):
+            _, token, payload = line.rpartition(TOKEN)
+            if token:
+                event = parse_record(payload, number, problems)
+                (records if isinstance(event, Event) else problems).append(event)
+    return records, problems
+
+
+def assert_equal_one_by_one(log, data):
+    records, problems = read_one_by_one(data)
+    assert repr(log.records) == repr(tuple(records))
+    others = [problem for problem in log.problems if problem.kind in ("record", "time", "duplicate")]
+    assert others == problems
+
+
 def judged(logs, description):
     """Let everything look at logs given as bytes, and at a description."""
     parsed = [parse_log(data, f"{number}.txt", ("8xA100", "resnet")) for number, data in enumerate(logs)]
+    for log, data in zip(parsed, logs, strict=True):
+        assert_equal_one_by_one(log, data)
     run_set = RunSet(folder="here", logs=tuple(parsed))
     findings = audit(run_set) + audit_sets([run_set, run_set])
     findings += find_broken_rules("Y", Described(run_set, "here.json", description), run_set.lead)
@@ -102,3 +126,59 @@ def test_fuzz_arbitrary_records_raise_nothing(logs, description):
 @given(st.binary(max_size=200))
 def test_fuzz_arbitrary_bytes_raise_nothing(data):
     judged([data, TOKEN.encode() + data], None)
+
+
+RECORD = '{"time_ms": 1, "key": "a", "value": {"b": 1.5}, "metadata": {}}'
+TOGETHER = [  # payloads that are no records, or others, one by one
+    ['{"time_ms": 1, "key": "a", "metadata": {}, "value": [{"b": 1}', '{"c": 2}]}', f"{RECORD},{RECORD}"],
+    ['{"time_ms": 1, "key": "a", "metadata": {}, "value": [{"b": 1}', '{"c": 2}]}', f"{RECORD} ,  {RECORD}"],
+    ['{"time_ms": 1, "key": "a", "metadata": {}, "value": {"b": 1}', '"c": {}}', f"{RECORD}, {RECORD}"],
+    [f"{RECORD},5", f"5,{RECORD}"],
+    [RECORD.replace('"b": 1.5', '"b": 1.5, "b": 2'), RECORD],
+    [RECORD.replace('"b": 1.5', '"b" : 1.5, "b": 2'), RECORD],
+    [RECORD.replace("{}", '{"d": {"e": 1, "e": 2}}'), RECORD],
+    [RECORD.replace('"b": 1.5', '"b": ' + "[" * 120 + "]" * 120), RECORD],
+    [RECORD.replace('"b": 1.5', '"b": "' + "{" * 250 + '"'), RECORD],
+    [RECORD.replace('"b": 1.5', '"b": ' + '{"b":' * 250 + "1" + "}" * 250), RECORD],
+    [RECORD.replace("1.5", "9" * 5000), RECORD],
+    ["", RECORD],
+    [RECORD, ""],
+    [RECORD.replace("1.5", '"'), RECORD.replace("1.5", '"')],
+    [RECORD[:-1], RECORD[1:]],
+    ["[]", RECORD],
+]
+PIECES = [
+    RECORD,
+    '{"c": 2}',
+    '{"a": [{"b": 1}',
+    '{"c": 2}]}',
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    " ",
+    '"',
+    '":',
+    "\\",
+    "1",
+]
+PAYLOADS_OF_PIECES = st.lists(st.lists(st.sampled_from(PIECES), max_size=5).map("".join), max_size=6)
+
+
+@pytest.mark.parametrize("payloads", TOGETHER)
+def test_what_is_no_record_alone_is_none_beside_others(payloads):
+    assert decode_all(payloads) is None
+
+
+@settings(max_examples=NUM_INPUTS, deadline=None, derandomize=True)
+@given(PAYLOADS_OF_PIECES | st.lists(RECORDS.map(json.dumps), max_size=12))
+def test_fuzz_records_are_the_same_together_and_one_by_one(payloads):
+    data = "\n".join(TOKEN + payload for payload in payloads).encode()
+    assert_equal_one_by_one(parse_log(data, "a.txt"), data)
+
+
+def test_logs_of_either_suite_are_decoded_in_one_call(golden):
+    for lines in (list(nvidia_like.lines(0, 100)), golden.log("bert")):
+        payloads = [line.rpartition(TOKEN)[2] for line in lines if TOKEN in line]
+        assert decode_all(payloads) == [json.loads(payload) for payload in payloads]
