@@ -3,7 +3,8 @@
 Each score comes with a 95 % interval, its two factors (samples to target, samples per second of training),
 its speed-up over the baseline of the same hardware, benchmark, size and target, and the smallest difference
 that so many runs could show. Of more runs than needed the window with the median score counts. Published
-scores follow.
+scores follow. Where MLCommons' scaling.json lies beside the results, the label has the score times its
+factor, too; of a closed set without one `ttt reproduce` computes the factor.
 
 A second table says where the mean run's minutes went, from log lines alone:
 minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot.

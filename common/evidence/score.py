@@ -11,15 +11,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from common.evidence import intervals, recipes
+from common.evidence import intervals, recipes, system
 from common.evidence.compare.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.disturbance import disturbed_runs
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
-from common.evidence.records import printable
+from common.evidence.records import finite, printable
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
 UNVERIFIED = "unverified: Result not verified by MLCommons Association."
@@ -31,7 +32,8 @@ NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons
     "resumed": "resumed: an interrupted run that went on from a checkpoint is for research. Unless it is "
     "counted (--include-resumed) the interrupted log is, as a run that missed its target.",
     "study": "study: trained to the end of its budget, not timed to the target: no score.",
-    "scaling.json": "scaling.json: lies beside the logs and is not applied; it is for closed submissions.",
+    "scaling.json": "scaling.json: of a closed submission that took fewer samples than its reference; "
+    "MLCommons publishes the score times this factor. All other minutes and intervals are without it.",
     "disturbed": "disturbed: other programs, a host or a slow GPU shared the machine during these runs, or "
     "took threads from them, or their steps were slower than in the other runs of the set; their times "
     "measure that, too. MLPerf's rule counts every run; --leave-out-disturbed shows the score without these.",
@@ -78,6 +80,7 @@ class Score:
     source: str
     mixture: str = ""  # where the runs stop to be of one recipe; such a set has no score
     disturbed: tuple[str, ...] = ()  # the runs that were, and by what
+    scaling_factor: float | None = None  # of the scaling.json beside the logs; no figure here has it
 
     @property
     def group(self) -> tuple[str, bool, str]:
@@ -104,6 +107,11 @@ class Score:
     @property
     def minutes(self) -> float | None:
         return None if self.mixture else olympic_mean([run.minutes for run in self.counting])
+
+    @property
+    def scaled_minutes(self) -> float | None:
+        """The score times the factor of scaling.json; None without either."""
+        return self.minutes * self.scaling_factor if self.minutes and self.scaling_factor else None
 
     @property
     def interval(self) -> Interval | None:
@@ -179,8 +187,11 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
     num_study = sum(log.is_study for log in run_set.logs)
     num_resumed = sum(log.is_resumed for log in run_set.logs)
     num_missed = sum(not math.isfinite(runs[index].minutes) for index in window)
-    files = [log.file for log in run_set.logs if log.file]
     mixture = recipes.mixture(logs)
+    factor, scaling = read_scaling(lead.file)
+    minutes = None if mixture else olympic_mean([runs[index].minutes for index in window])
+    if factor and minutes:
+        scaling = f"with scaling.json {factor:g} x {minutes:.3f} = {factor * minutes:.3f}"
     labels = {
         "unverified": True,
         "proxy": run_set.is_proxy,
@@ -188,7 +199,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
         f"runs {window.start + 1} to {window.stop} of {len(runs)} by launch": len(window) < len(runs),
         f"{num_study} of a study not counted": num_study,
         f"{num_resumed} resumed{'' if include_resumed else ' not counted'}": num_resumed,
-        "scaling.json not applied": any(os.path.lexists(file.with_name("scaling.json")) for file in files),
+        scaling: scaling,
         f"{len(disturbances)} disturbed{'' if include_disturbed else ' left out'}": disturbances,
         f"{num_missed} missed": num_missed,
         f"more than one recipe: {mixture}": mixture,
@@ -205,8 +216,23 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
         target=lead.target,
         source=run_set.folder,
         mixture=mixture,
+        scaling_factor=factor,
         disturbed=tuple(f"{printable(path)}: {text}" for path, text in disturbances.items()),
     )
+
+
+def read_scaling(result: Path | None) -> tuple[float | None, str]:
+    """Return the factor of the scaling.json beside a result, from 1 on, and why there is none."""
+    if result is None or not os.path.lexists(path := result.with_name("scaling.json")):
+        return None, ""
+    try:
+        stated = system.read(path)
+    except ValueError:
+        return None, "scaling.json cannot be read"
+    factor = finite(stated.get("scaling_factor")) if isinstance(stated, dict) else None
+    if factor is None or factor < 1:
+        return None, "scaling.json states no factor from 1 on"
+    return factor, ""
 
 
 def timed_logs(logs: Sequence[Log], *, include_resumed: bool = False) -> list[Log]:
@@ -309,7 +335,8 @@ def score_json(score: Score, speedup: Speedup | None = None) -> dict[str, object
     """Return a score for JSON, where a run that missed its target has null minutes."""
     figures = (
         "benchmark system hardware configuration is_proxy label counted source minutes samples_to_target "
-        "samples_per_s evaluation_share quality disturbed"
+        "samples_per_s evaluation_share quality disturbed scaling_factor "
+        "scaled_minutes"
     )
     parts = {name: getattr(score, name) for name in ("interval", "split", "factors")} | {"speedup": speedup}
     return {

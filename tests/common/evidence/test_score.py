@@ -260,19 +260,35 @@ def test_a_broken_reported_file_is_named(tmp_path):
 def many(golden, tmp_path_factory):
     """`ttt score` of six runs beside a scaling.json, and the same as JSON."""
     folder = golden.write(tmp_path_factory.mktemp("many"), golden.set(num_logs=6))
-    (folder / "scaling.json").write_text('{"scaling_factor": 0.5}')
+    (folder / "scaling.json").write_text('{"scaling_factor": 1.0467}')
     return ttt("score", folder), json.loads(ttt("score", "--json", folder).stdout)
 
 
-def test_score_says_which_runs_count_and_that_a_scaling_is_not_applied(many):
-    done, _ = many
+def test_score_says_which_runs_count_and_names_the_scaled_score_too(many):
+    done, as_json = many
+    entry = as_json["scores"][0]
+    assert entry["minutes"] == pytest.approx(np.mean(sorted(entry["run_minutes"][1:])[1:-1]))
+    assert entry["scaled_minutes"] == pytest.approx(1.0467 * entry["minutes"])
+    figures = f"with scaling.json 1.0467 x {entry['minutes']:.3f} = {entry['scaled_minutes']:.3f}"
+    assert figures in " ".join(done.stdout.split())
     assert (done.returncode, done.stderr) == (0, "")
     tables, _, sentences = done.stdout.rpartition("\n\n")
     assert max(map(len, sentences.splitlines())) <= 140
     headers = ("95 %", "quality", "speed-up", "runs could", "samples/s", "overshoot", "mean minutes =")
     assert all(header in tables for header in headers)  # a pipe has no width: no column is dropped
-    parts = ("runs 2 to 6 of 6 by launch", "scaling.json: lies beside the logs and is not applied", SPEEDUP)
+    parts = ("runs 2 to 6 of 6 by launch", "publishes the score times this factor", SPEEDUP)
     assert all(part in " ".join(done.stdout.split()) for part in parts)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1.02]", '{"scaling_factor": 0.5}', '{"scaling_factor": "1.02"}', "[" * 999]
+)
+def test_a_factor_that_no_checker_writes_is_not_applied(golden, tmp_path, text):
+    folder = golden.write(tmp_path, golden.set())
+    (folder / "scaling.json").write_text(text)
+    (run_set,) = load([folder])
+    scored = score(run_set)
+    assert scored.minutes and scored.scaled_minutes is None and "scaling.json" in scored.label
 
 
 def test_score_prints_factors_with_intervals_and_every_run_as_json(many):
