@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+import shutil
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from common.evidence.sealed.anchors import Anchor
 from common.evidence.sealed.seal import RUNS, SEAL
 from common.evidence.submission.leaks import ALSO_IN_LOGS, ESCAPE, EVERY, MAX_LENGTH, SHOWN, STAMP, leaks
 from common.repository import ELSEWHERE, ROOT
-from tests.common.evidence.sealed.sealed_sets import seal_folder
+from tests.common.evidence.sealed.sealed_sets import seal_again, seal_folder, write_files
 from tests.common.evidence.submission.invented import HARMLESS, PLACES, SECRETS, invent
 from tests.common.evidence.submission.packages import package, prepare, refused
 
@@ -164,3 +165,20 @@ def test_ten_logs_with_notes_in_their_heads_are_refused_by_file_and_line(golden,
                 refused(done, f"{BERT}/result_{index}.txt:{number}: {hit}")
             assert note not in done.stdout
     assert not (tmp_path / "package").exists()
+
+
+def test_a_seal_its_list_and_its_time_stamps_are_refused_by_file_and_line(sealed, tmp_path, monkeypatch):
+    seal = json.loads(sealed[SEAL][0]) | {"machine": {"host": "dgx017"}}
+    started, ended, *others = sealed[RUNS]
+    ended = json.dumps(json.loads(ended) | {"reason": "no space in /projects/acme"})
+    files = seal_again(sealed | {SEAL: [json.dumps(seal)], RUNS: [started, ended, *others]})
+    failed = Anchor(of=SEAL, line=0, sha256="0" * 64, failure="no route to tsa01.corp")
+    files["anchors.jsonl"] = [failed.model_dump_json(exclude_defaults=True)]
+    system = "reference-2cpu-mini-optimized"
+    folder = write_files(files, tmp_path / "results" / system / "resnet")
+    (tmp_path / "systems").mkdir()
+    shutil.copy(ROOT / f"systems/{system}.json", tmp_path / "systems")
+    monkeypatch.chdir(tmp_path)
+    done = package(folder, "--rehearsal", "--list")
+    for line in ("runset.json:1: host name", "runs.jsonl:2: absolute path", "anchors.jsonl:1: host name"):
+        refused(done, f"resnet/{line}")
