@@ -109,8 +109,12 @@ class Sealing:
         return {run.started.result: run for run in self.runs}
 
     def run_of(self, log: Log) -> Run | None:
-        """Return the run that a log names by the hash of its start, else the last with its number."""
-        return self._by_digest.get(log.header("started")) or self.last_by_name.get(name_of(log))
+        """Return the run that a log names by the hash of its start, else the last with its number.
+
+        The head of a resumed log is that of the run from which it goes on.
+        """
+        named = None if log.is_resumed else self._by_digest.get(log.header("started"))
+        return named or self.last_by_name.get(name_of(log))
 
     def paired(self) -> Iterator[tuple[Log, Run]]:
         """Yield each log that has a line of the list, with its run."""
