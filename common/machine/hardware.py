@@ -73,6 +73,12 @@ def processor_name() -> str:
     return str(cpu_info().get("brand_raw") or platform.machine())
 
 
+def bf16_instructions() -> list[str]:
+    """List the processor's instructions that multiply bfloat16 numbers."""
+    flags = cpu_info().get("flags") or ()
+    return [name for name in ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16") if name in flags]
+
+
 def host(storage: Path) -> dict[str, str]:
     """Describe the host; `storage` lies on the disk whose capacity is stated."""
     cpu, listed = cpu_info(), lscpu()

@@ -279,6 +279,8 @@ def run_once(
             "needs_gpu": count_gpus() > 0,
             "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
             "most_threads": most_threads,
+            "processor": hardware.processor_name(),
+            "bf16_instructions": hardware.bf16_instructions(),
         }
         ended, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
     finally:

@@ -55,6 +55,8 @@ class Spec:
     needs_gpu: bool = False  # never fall back to the CPU silently
     checkpoint: str | None = None  # to go on from
     most_threads: int | None = None  # beside the programs that were there when the run started
+    processor: str = ""
+    bf16_instructions: tuple[str, ...] = ()
 
 
 class TrainingRun(Training):
@@ -253,6 +255,12 @@ def log_head(log: RunLog, run: TrainingRun) -> None:
         **closed_keys(run),
     }.items():
         log.event(key, value)
+    log.event(
+        "processor",
+        spec.processor,
+        capability=torch.backends.cpu.get_cpu_capability(),
+        bf16_instructions=list(spec.bf16_instructions),
+    )
     log_loaded(log, run)
 
 
