@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from common.evidence.sealed.chain import read_chain
+from common.evidence.sealed.seal import RUNS, SEAL
 from common.repository import hide_folders
 from tests.command import start
 
@@ -111,7 +112,8 @@ class Place:
         assert left == [], left
         if self.results_folder.is_dir():
             names = {path.name for path in self.results_folder.rglob("*") if path.is_file()}
-            assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names - self.expected_files)
+            names -= {SEAL, RUNS} | self.expected_files
+            assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names), names
 
 
 def records(path):

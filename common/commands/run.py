@@ -12,6 +12,8 @@ With -O1 speed-ups that leave the mathematics alone are tried on this machine be
 when it is faster beyond noise and its numbers agree; -O2 also tries those that change training. What was kept
 is a YAML file beside the results, which a later run of the same command uses again.
 
+A set is sealed before its first run; with --seal and --seed-from a later public value gives its seeds.
+
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
@@ -19,15 +21,13 @@ examples:
   ttt run image_classification optimized --size full --dry-run
   ttt run language_bert baseline --size mini -O1 --dry-run
   ttt run language_bert optimized --size mini --runs official --continue
-  ttt run language_bert optimized --size mini --nproc 2
+  ttt run language_bert optimized --size mini --seal "drand quicknet, round 22000000"
   ttt run language_bert optimized --size mini --data /raid/mlperf --results /lustre/runs/results
-  ttt run language_bert baseline --size full --nproc 512 --dry-run
   ttt run language_bert baseline --size mini --set checkpoint_every=1ep --resume results/.../result_0.txt
 """
 
 import argparse
 import sys
-from pathlib import Path
 
 from common.arguments import (
     add_benchmark,
@@ -42,9 +42,10 @@ from common.arguments import (
 from common.config.division import check_seed
 from common.config.names import split_name
 from common.data.preparation import check_data
-from common.errors import EXIT_OK, UserError
+from common.errors import EXIT_OK
 from common.machine import system
 from common.run import launch, resume, run_sets
+from common.run.sealing import seal
 from common.study.tuning import tune_command
 from common.training import batch_check, ranks
 from common.training.load import load_config
@@ -56,19 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_size(parser)
     add_runs(parser, "1")
     first = "of the first run, the next ones count up; default: random; refused by closed configurations"
-    parser.add_argument("--seed", type=seed, metavar="N", help=first)
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seed", type=seed, metavar="N", help=first)
+    seal.add_options(seeds)
     add_settings(parser, "change a key, such as optimizer.learning_rate")
-    next_free = "write result_N.txt; default: the next free one"
-    parser.add_argument("--index", type=seed, metavar="N", help=next_free)
     add_nproc(parser)
     run_sets.add_options(parser)
+    resume.add_options(parser)
     tune_command.add_options(parser)
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RESULT",
-        help="go on from the last checkpoint of an interrupted run, whose settings and seed are kept",
-    )
     add_folders(parser, "data", "results", "systems")
     plan = "print the merged configuration and the plan, then stop"
     parser.add_argument("--dry-run", action="store_true", help=plan)
@@ -107,10 +103,11 @@ def main(args: argparse.Namespace) -> int:
         tuned_from=tuned_from,
     )
     check_data(loaded)
-    if args.index is not None and (run_set.num_runs > 1 or args.continues):
-        raise UserError("--index names one result; use it with --runs 1, without --continue")
-    if args.resume is not None and args.continues:
-        raise UserError("--resume goes on with one run, --continue with a set; choose one")
+    resume.check_options(args, run_set.num_runs)
+    if args.seal:
+        return seal.seal_for_beacon(run_set, args.seal)
+    if args.seed_from:
+        run_set = seal.derive_run_set(run_set, args.seed_from, continues=args.continues)
     with run_sets.lock_folders([run_set.directory] if args.continues else []):
         run_set = run_sets.apply_options(run_set, args, args.seed)
         if args.resume is not None:

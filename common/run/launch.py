@@ -12,9 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any
 
 from common import repository
 from common.config.merge import to_yaml
@@ -29,66 +29,19 @@ from common.processes import delay_signals
 from common.repository import MODULE, WORKSPACE, hide_folders, mlperf_name, name_data
 from common.run import mllog
 from common.run.heartbeat import Heartbeat
+from common.run.run_set import UNWRITABLE, Ended, RunSet
+from common.run.sealing import seal
 from common.run.set_folder import choose_folder, num_threads
 from common.run.supervision import Watchdog, rank_environments, supervise, temporary_environment
 from common.training import batch_check, ranks
 from common.training.checkpoint_header import tidy
 
-HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
 BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
-UNWRITABLE = "cannot write results here"
 FOLDERS, DIRECTORY = ("--data", "--results", "--systems"), "data.directory"
 OFTEN: dict[int, str] = {  # what a signal often means
     signal.SIGKILL: " (kill -9, or out of memory)",
     signal.SIGBUS: " (a file was cut short, or a disk failed)",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSet:
-    """The runs of one configuration on this system; `directory` holds their results.
-
-    `num_ranks` is the number to start here: 1 also below torchrun or srun. A continued set has `num_done`
-    finished runs, whose seeds are not read, and `num_more` unfinished ones; new results are numbered from
-    `first_index`. With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a
-    study.
-    """
-
-    loaded: Loaded
-    directory: Path
-    why_apart: str = ""
-    num_runs: int
-    seeds: tuple[int, ...]
-    num_ranks: int = 1
-    num_done: int = 0
-    num_more: int = 0
-    first_index: int = 0
-    hung_after_s: float = HUNG_AFTER_S
-    drops_caches: bool = False
-    checkpoint: Path | None = None
-    cell: str = ""
-    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
-
-    @property
-    def system(self) -> str:
-        return self.directory.parent.name
-
-    @property
-    def title(self) -> str:
-        config = self.loaded.config
-        return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
-
-    @property
-    def world_size(self) -> int:
-        """The ranks of a run."""
-        return ranks.count_all(self.num_ranks)
-
-
-class Ended(NamedTuple):
-    """The end of a run: its exit code, and what it counts as."""
-
-    code: int
-    outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock
 
 
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
@@ -266,7 +219,12 @@ def run_once(
     try:
         with delay_signals():
             reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
-            ballast, shown, path = reserve_disk_space(reserved), os.path.relpath(reserved), reserved
+            ballast = reserve_disk_space(reserved)
+            with ExitStack() as undo:
+                undo.callback(ballast.close)
+                seal.start_run(run_set, number, reserved)
+                undo.pop_all()
+            shown, path = os.path.relpath(reserved), reserved
         print(f"{run_set.title}, {label} -> {shown}", flush=True)
         spec: dict[str, Any] = {
             "config": run_set.loaded.config.model_dump(),
@@ -288,6 +246,7 @@ def run_once(
             with delay_signals():
                 ballast.close()
                 outcome = close_log(path, ended, failure, shown)
+                seal.end_run(run_set, path, outcome)
                 record(outcome)
                 tidy(path, is_done=outcome.code == EXIT_OK)
     return outcome
@@ -328,9 +287,9 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     try:
         was_open = mllog.abort(path, reason=why)
     except FileNotFoundError:
-        what = "its result was removed while it ran, and is lost"
-        print(f"  aborted: {failure}{'; ' if failure else ''}{what}: {shown}", file=sys.stderr)
-        return Ended(code or EXIT_FINDINGS, "failed")
+        what = f"{failure}{'; ' if failure else ''}its result was removed while it ran, and is lost"
+        print(f"  aborted: {what}: {shown}", file=sys.stderr)
+        return Ended(code or EXIT_FINDINGS, "failed", what)
     except (OSError, UserError) as error:
         print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
     log = read_log(path)
@@ -339,20 +298,18 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     if log.first("run_start") is None:
         path.unlink()
         print(f"error: {why}; the clock had not started, nothing was timed", file=sys.stderr)
-        return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed")
+        return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed", why)
     is_study_end = log.is_study and code == EXIT_OK and not was_open
     if is_study_end or log.is_converged:
         quality = log.curve[-1].accuracy if log.curve else math.nan
         outcome = f"to the end, quality {quality:.4f}" if is_study_end else "to the target"
         print(f"  {'done' if is_study_end else 'success'}: {log.duration_s:.1f} s {outcome}; {shown}")
         warn_after_end(log, failure)
-        return Ended(code, "ended" if is_study_end else "converged")
+        return Ended(code, "ended" if is_study_end else "converged", failure)
     has_failed = was_open or bool(failure)
-    print(
-        f"  aborted: {why if has_failed else 'the target was not reached'}; the log is kept: {shown}",
-        file=sys.stderr,
-    )
-    return Ended(code or EXIT_FINDINGS, "failed" if has_failed else "missed")
+    why = why if has_failed else "the target was not reached"
+    print(f"  aborted: {why}; the log is kept: {shown}", file=sys.stderr)
+    return Ended(code or EXIT_FINDINGS, "failed" if has_failed else "missed", why)
 
 
 def warn_after_end(log: Log, failure: str) -> None:

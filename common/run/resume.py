@@ -5,21 +5,44 @@ is a new result that says `resumed`, the audit names it and no score counts it u
 torch; checkpoint.py reads and writes the tensors.
 """
 
+import argparse
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common.arguments import whole_number
 from common.data.preparation import data_fingerprint
 from common.errors import UserError
 from common.evidence.log import parse_log
 from common.evidence.recipes import Recipe, all_differences, flat
 from common.files import remove_draft
-from common.run.launch import RunSet
+from common.run.run_set import RunSet
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 
 MAX_RESUMED = 100  # times that a run went on
 FREE_KEYS = ("checkpoint_every", "data.directory")  # nothing that is trained depends on them
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that name one run."""
+    next_free = "write result_N.txt; default: the next free one"
+    parser.add_argument("--index", type=whole_number(0, 10**9 - 1), metavar="N", help=next_free)
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RESULT",
+        help="go on from the last checkpoint of an interrupted run, whose settings and seed are kept",
+    )
+
+
+def check_options(args: argparse.Namespace, num_runs: int) -> None:
+    """Raise UserError for options that name one run, given to a set."""
+    if args.index is not None and (num_runs > 1 or args.continues):
+        raise UserError("--index names one result; use it with --runs 1, without --continue")
+    if args.resume is not None and (args.continues or args.seal):
+        other = "--continue with a set" if args.continues else "--seal begins a set"
+        raise UserError(f"--resume goes on with one run, {other}; choose one")
 
 
 def last_checkpoint(result: Path) -> Path:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,11 +16,11 @@ from common.evidence.recipes import first_difference
 from common.files import explain_os_error, locked, make_folder
 from common.machine.preflight import preflight
 from common.run import launch
-from common.run.launch import HUNG_AFTER_S, UNWRITABLE, Ended, RunSet
+from common.run.run_set import HUNG_AFTER_S, RESULT, UNWRITABLE, Ended, RunSet
+from common.run.sealing import seal
 from common.run.set_folder import of_values, recipe_of_result
 
 MAX_HUNG_AFTER_S = 86400
-RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +97,9 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     num_ended = sum(log.came_to_its_end for log in logs.values())
     num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
-    seeds = launch.draw_seeds(run_set.num_runs - num_done, seed, used)
+    num_missing = run_set.num_runs - num_done
+    waiting, decided = seal.choose_seeds(run_set, num_missing) if seed is None else ([], [])
+    seeds = *waiting, *launch.draw_seeds(num_missing - len(waiting), seed, used | {*decided})
     indices = [int(match[1]) for path in logs if (match := RESULT.fullmatch(path.name))]
     return replace(
         run_set,
@@ -133,7 +134,7 @@ def run_all(
 
     A run that fails does not end its set, unless with `fail_fast`. An interruption ends all sets, and so does
     a mistake that every run would meet before its clock starts. The summary at the end counts the missing
-    runs.
+    runs. Raises UserError before the first run where a set cannot be sealed.
     """
     codes: list[int] = []
     outcomes: dict[str, Counter[str]] = {run_set.title: Counter() for run_set in run_sets}
@@ -148,6 +149,8 @@ def run_all(
         for run_set in run_sets
         if run_set.num_done <= number < run_set.num_runs
     ]
+    for run_set in run_sets:
+        seal.seal_set(run_set)
     try:
         for turn, (run_set, number) in enumerate(turns, 1):
             if len(run_sets) > 1:

@@ -29,7 +29,7 @@ from common.machine.preflight import preflight
 from common.processes import output_to_stderr
 from common.repository import FOLDER, NAME, WORKSPACE, build_probes, mlperf_name
 from common.run import launch, run_sets
-from common.run.launch import RunSet
+from common.run.run_set import RunSet
 from common.study.predict.sources import max_samples, newest_bench
 from common.training import ranks
 from common.training.load import load_open

@@ -117,7 +117,7 @@ def test_a_hostile_head_of_a_result_is_refused_in_one_line(lines, tmp_path):
         run_sets.find_missing_runs(run_set)
 
 
-def test_a_run_that_ends_as_a_signal_arrives_is_counted(tmp_path, monkeypatch, capsys):
+def test_a_run_that_ends_as_a_signal_arrives_is_counted(tmp_path, prepared_data, monkeypatch, capsys):
     def close_as_ctrl_c_arrives(*_):
         signal.raise_signal(signal.SIGINT)
         return launch.Ended(0, "converged")

@@ -409,4 +409,5 @@ def test_the_audit_names_a_resumed_run_and_no_score_counts_it_unless_told_to(res
 def test_a_run_that_reached_its_target_leaves_no_checkpoint_and_the_killed_one_keeps_its_own(resumed):
     folder, interrupted, _ = resumed
     left = sorted(path.name for path in interrupted.parent.iterdir())
-    assert left == ["result_0.safetensors", "result_0.txt", "result_1.txt"]
+    results = ["result_0.safetensors", "result_0.txt", "result_1.txt"]
+    assert left == [*results, "runs.jsonl", "runset.json"]

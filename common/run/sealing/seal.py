@@ -1,0 +1,333 @@
+"""Seals a run set before its first run, and lists the runs that are started and how each of them ends.
+
+The two files are described in common/evidence/sealed/seal.py. Cells of a study are not sealed, and a resumed
+run, which is for research, seals no folder.
+"""
+
+import argparse
+import errno
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from common import repository, yaml_file
+from common.config.merge import to_yaml
+from common.data.preparation import data_fingerprint
+from common.errors import EXIT_OK, UserError
+from common.evidence.sealed import seal as sealed_files
+from common.evidence.sealed.chain import digest, read_chain
+from common.evidence.sealed.seal import (
+    BEACON,
+    RUNS,
+    SEAL,
+    Derived,
+    Event,
+    Extended,
+    Seal,
+    SealedSet,
+    Started,
+    derive_seeds,
+    read_sealed,
+)
+from common.files import explain_os_error, locked, make_folder, synchronize, write_text
+from common.machine import hardware, system
+from common.repository import WORKSPACE, hide_folders, mlperf_name
+from common.run.run_set import RESULT, UNWRITABLE, Ended, RunSet
+from common.run.set_folder import num_threads
+
+MACHINE = (  # fields of the system description that the seal states, too
+    "number_of_nodes",
+    "host_processors_per_node",
+    "host_processor_model_name",
+    "host_processor_core_count",
+    "host_processor_vcpu_count",
+    "host_memory_capacity",
+    "accelerators_per_node",
+    "accelerator_model_name",
+    "accelerator_memory_capacity",
+)
+MAX_REASON = 1000  # letters
+NOT_YET = "0" * 64  # for the hash that `append` fills in
+PUBLIC = re.compile(rf"{BEACON}([ -~]{{1,512}})")
+ELSEWHERE = "make the runs with another --results"
+
+
+def public_value(text: str) -> str:
+    """Take the value of `beacon:VALUE`, as argparse wants it."""
+    if match := PUBLIC.fullmatch(text):
+        return match[1]
+    raise argparse.ArgumentTypeError(f"expected {BEACON}VALUE, 1 to 512 printable ASCII characters")
+
+
+def beacon_name(text: str) -> str:
+    if re.fullmatch(r"[ -~]{1,512}", text):
+        return text
+    raise argparse.ArgumentTypeError("expected 1 to 512 printable ASCII characters")
+
+
+def add_options(group: Any) -> None:
+    """Declare the options of a set whose seeds a public value gives, in the group of the option --seed."""
+    group.add_argument(
+        "--seal",
+        type=beacon_name,
+        metavar="TEXT",
+        help="seal the set and make no run: TEXT names the public value that will give its seeds",
+    )
+    group.add_argument(
+        "--seed-from",
+        type=public_value,
+        metavar=f"{BEACON}VALUE",
+        help="derive the seeds of a set that --seal has sealed from the public value, and make its runs",
+    )
+
+
+def compose_seal(run_set: RunSet, beacon: str = "") -> Seal:
+    """State the decisions of a set, and which results lie in its folder already."""
+    config, state = run_set.loaded.config, repository.code_state()
+    machine = hardware.host(WORKSPACE) | hardware.accelerators()
+    num_runs = run_set.num_runs - run_set.num_done
+    return Seal(
+        made=now(),
+        system=run_set.system,
+        benchmark=mlperf_name(config.benchmark),
+        configuration_name=config.configuration,
+        size=config.size,
+        num_runs=num_runs,
+        seeds=None if beacon else list(run_set.seeds[run_set.num_done :]),
+        beacon=beacon,
+        commit=state.commit,
+        code=state.digest,
+        versions=system.versions_line(),
+        ranks=run_set.world_size,
+        threads=num_threads(run_set.num_ranks),
+        machine={field: machine[field] for field in MACHINE},
+        data=data_fingerprint(config),
+        configuration=yaml_file.parse_head([to_yaml(config)]) or {},
+        unsealed=sorted(
+            path.name for path in run_set.directory.glob("result_*.txt") if RESULT.fullmatch(path.name)
+        ),
+    )
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@contextmanager
+def lock_list(folder: Path) -> Iterator[None]:
+    """Hold the list of runs of a folder, without a line that a dead writer has torn.
+
+    Raises UserError where the folder cannot be written.
+    """
+    with explain_os_error(UNWRITABLE, folder):
+        make_folder(folder)
+        with locked(folder / f".{RUNS}.lock", "writes the list of the runs of this set"):
+            path = folder / RUNS
+            content = path.read_bytes() if path.exists() else b"\n"
+            if not content.endswith(b"\n"):
+                os.truncate(path, content.rfind(b"\n") + 1)
+            yield
+
+
+def read_whole(folder: Path) -> SealedSet | None:
+    """Read the seal and the list of a folder; None without a seal. Raises UserError for damaged ones."""
+    sealed = read_sealed(folder)
+    if sealed and sealed.faults:
+        file, line, text = sealed.faults[0]
+        place = repository.relative_path(folder / file)
+        raise UserError(text, where=f"{place}:{line}" if line else place, hint=ELSEWHERE)
+    return sealed
+
+
+def append(folder: Path, event: Event) -> str:
+    """Append an event to the list of runs, which is locked; returns the hash of its line, once on the disk.
+
+    Raises OSError, and leaves the list as it was.
+    """
+    path = folder / RUNS
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    previous = digest(lines[-1] if lines else (folder / SEAL).read_bytes())
+    line = f"{event.model_copy(update={'previous': previous}).model_dump_json()}\n".encode()
+    with path.open("ab", buffering=0) as file, ExitStack() as undo:
+        undo.callback(file.truncate, file.tell())
+        if file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file.fileno())
+        undo.pop_all()
+    if not lines:
+        synchronize(folder)
+    return digest(line)
+
+
+def decided_seeds(sealed: SealedSet) -> list[int]:
+    """List the seeds that were decided, those of the seal first."""
+    later = [event.seeds for _, event in sealed.events if isinstance(event, Extended | Derived)]
+    return [seed for seeds in ((sealed.seal and sealed.seal.seeds) or [], *later) for seed in seeds]
+
+
+def derived_from(sealed: SealedSet) -> str:
+    """Return the public value that has given the seeds of a set; '' if none has."""
+    return next((event.value for _, event in sealed.events if isinstance(event, Derived)), "")
+
+
+def continue_seeds(sealed: SealedSet, value: str, number: int) -> list[int]:
+    """Return so many seeds that a public value gives after those that were decided."""
+    num_decided = len(decided_seeds(sealed))
+    return derive_seeds(sealed.digest, value, num_decided + number)[num_decided:]
+
+
+def choose_seeds(run_set: RunSet, num_runs: int) -> tuple[list[int], list[int]]:
+    """Return up to `num_runs` seeds for missing runs, and all that were decided for the set's folder.
+
+    Decided seeds that no run has had come first; a public value that has given them gives more.
+    """
+    sealed = None if run_set.cell else read_whole(run_set.directory)
+    if sealed is None:
+        return [], []
+    decided = decided_seeds(sealed)
+    started = {event.seed for _, event in sealed.events if isinstance(event, Started)}
+    seeds = [seed for seed in decided if seed not in started][:num_runs]
+    if value := derived_from(sealed) or run_set.public_value:
+        seeds += continue_seeds(sealed, value, num_runs - len(seeds))
+    return seeds, decided
+
+
+def seal_set(run_set: RunSet) -> None:
+    """Seal a set before its first run; in a folder that has a seal, state the seeds that are more.
+
+    Raises UserError where nothing can be written, for damaged files, and for seeds of another origin than the
+    seal says.
+    """
+    folder, seeds = run_set.directory, run_set.seeds[run_set.num_done :]
+    if run_set.cell or not seeds or (run_set.checkpoint and not (folder / SEAL).exists()):
+        return
+    with lock_list(folder):
+        sealed = read_whole(folder)
+        if sealed is None or sealed.seal is None:
+            write_text(folder / SEAL, as_json(compose_seal(run_set)))
+            return
+        decided = decided_seeds(sealed)
+        more = [seed for seed in seeds if seed not in decided]
+        if sealed.seal.beacon:
+            value = derived_from(sealed) or run_set.public_value
+            if not value or more != continue_seeds(sealed, value, len(more)):
+                what = f"its seeds come from a public value: {sealed.seal.beacon}"
+                hint = "--continue makes the missing runs" if decided else f"add --seed-from {BEACON}VALUE"
+                raise UserError(what, where=repository.relative_path(folder / SEAL), hint=hint)
+            if not decided:
+                more = more[sealed.seal.num_runs :]
+                derived = derive_seeds(sealed.digest, value, sealed.seal.num_runs)
+                append(folder, Derived(time=now(), value=value, seeds=derived, previous=NOT_YET))
+        if more:
+            append(folder, Extended(time=now(), seeds=more, previous=NOT_YET))
+
+
+def as_json(seal: Seal) -> str:
+    return f"{seal.model_dump_json(indent=1)}\n"
+
+
+def seal_for_beacon(run_set: RunSet, beacon: str) -> int:
+    """Seal a set whose seeds a public value will give; returns the exit code.
+
+    Raises UserError where there is a seal.
+    """
+    folder = run_set.directory
+    with lock_list(folder):
+        if read_sealed(folder) is not None:
+            raise UserError("this set is sealed already", where=repository.relative_path(folder / SEAL))
+        text = as_json(compose_seal(run_set, beacon))
+        write_text(folder / SEAL, text)
+    print(f"{run_set.title}: {run_set.num_runs} runs are sealed in {os.path.relpath(folder / SEAL)}")
+    print(f"SHA-256 {digest(text.encode())}")
+    print(
+        f"publish this hash before the value of '{beacon}' is known; then the same command with "
+        f"--seed-from {BEACON}VALUE in the place of --seal makes the runs"
+    )
+    return EXIT_OK
+
+
+def derive_run_set(run_set: RunSet, value: str, *, continues: bool) -> RunSet:
+    """Give a set the seeds that its seal and a public value give.
+
+    Raises UserError without a seal for that, for one of another recipe or number of runs, and for another
+    value than the first one.
+    """
+    folder = run_set.directory
+    place = repository.relative_path(folder / SEAL)
+    sealed = read_whole(folder)
+    if run_set.why_apart:
+        raise UserError(
+            run_set.why_apart, where="--seed-from", hint="the sealed recipe alone can have its seeds"
+        )
+    if sealed is None or sealed.seal is None or not sealed.seal.beacon:
+        what = "no seal that waits for a public value"
+        raise UserError(what, where=place, hint="before the value is known, --seal TEXT writes one")
+    if run_set.num_runs != sealed.seal.num_runs:
+        what = f"--runs {run_set.num_runs}: {sealed.seal.num_runs} runs were sealed"
+        raise UserError(what, where=place)
+    before = derived_from(sealed)
+    if before and before != value:
+        raise UserError(f"its seeds were derived from another value, {before}", where=place)
+    if before and not continues:
+        raise UserError(
+            "its seeds were derived already", where=place, hint="--continue makes the missing runs"
+        )
+    seeds = derive_seeds(sealed.digest, value, run_set.num_runs)
+    return replace(run_set, seeds=tuple(seeds), public_value=value)
+
+
+def start_run(run_set: RunSet, number: int, result: Path) -> None:
+    """List a run as started, and name seal and line in its result, which is removed where that fails.
+
+    Raises UserError where nothing can be written.
+    """
+    folder = run_set.directory
+    if run_set.cell or not (folder / SEAL).exists():
+        return
+    with ExitStack() as undo:
+        undo.callback(result.unlink)
+        started = Started(
+            time=now(),
+            result=result.name,
+            seed=run_set.seeds[number],
+            resumed=run_set.checkpoint.with_suffix(".txt").name if run_set.checkpoint else "",
+            previous=NOT_YET,
+        )
+        with lock_list(folder), ExitStack() as undo_line:
+            path = folder / RUNS
+            undo_line.callback(os.truncate, path, path.stat().st_size if path.exists() else 0)
+            lines = {"seal": digest((folder / SEAL).read_bytes()), "started": append(folder, started)}
+            with result.open("a", encoding="ascii") as file:
+                file.write("# --- sealed\n" + "".join(f"# {key}: {value}\n" for key, value in lines.items()))
+            undo_line.pop_all()
+        undo.pop_all()
+
+
+def end_run(run_set: RunSet, result: Path, ended: Ended) -> None:
+    """List how a run ended, with the head of its log; a line says so where that cannot be written."""
+    folder = run_set.directory
+    if run_set.cell or not (folder / SEAL).exists():
+        return
+    reason = hide_folders(ended.reason).encode("ascii", "backslashreplace").decode()[:MAX_REASON]
+    try:
+        with lock_list(folder):
+            head = read_chain(result.read_bytes()).head if result.exists() else ""
+            append(
+                folder,
+                sealed_files.Ended(
+                    time=now(),
+                    result=result.name,
+                    outcome=ended.outcome,
+                    reason=reason,
+                    head=head,
+                    previous=NOT_YET,
+                ),
+            )
+    except UserError as error:
+        print(f"error: the end of {result.name} is not in the list of runs: {error}", file=sys.stderr)

@@ -1,0 +1,195 @@
+"""Sealed sets as `ttt run` writes them: the seal, the list of runs, seeds of a public value."""
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+
+from common.cli import dispatch
+from common.errors import UserError
+from common.evidence.audit import audit_paths
+from common.evidence.sealed.seal import RUNS, SEAL, derive_seeds, read_sealed
+from common.repository import ROOT
+from common.run import launch, run_sets
+from common.run.run_set import Ended
+from common.run.sealing import seal
+from common.training.load import load_config
+from tests.command import start
+from tests.runs import BERT, until
+
+pytestmark = pytest.mark.usefixtures("prepared_data")
+HARDWARE = "submission.hardware=reference-2cpu"
+NAMED = "drand quicknet, round 22000000"
+LIST_RUNS = """
+import sys
+from tests.common.run.test_sealing import list_runs, planned
+from pathlib import Path
+list_runs(planned(Path(sys.argv[1]), runs="10"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def usual_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+def planned(results, runs="2", seed=None, configuration="baseline"):
+    loaded = load_config("language_bert", configuration, size="mini", settings=[HARDWARE])
+    return launch.plan_run_set(loaded, results=results, runs=runs, seed=seed)
+
+
+def list_runs(run_set, outcome="failed", kept=True):
+    """Seal a set, and write the lines of its runs and a result for each, without a training."""
+    seal.seal_set(run_set)
+    for number in range(run_set.num_done, run_set.num_runs):
+        path = launch.reserve(run_set.directory, None, launch.compose_head(run_set, ["run"]))
+        seal.start_run(run_set, number, path)
+        if not kept:
+            path.unlink()
+        seal.end_run(run_set, path, Ended(1, outcome, "for a test"))
+
+
+def events(folder):
+    return [json.loads(line) for line in (folder / RUNS).read_text().splitlines()]
+
+
+def test_commands_that_run_in_one_folder_at_once_write_one_list(tmp_path):
+    folder = planned(tmp_path).directory
+    processes = [start(sys.executable, "-c", LIST_RUNS, str(tmp_path), cwd=ROOT) for _ in range(3)]
+    assert [process.wait(100) for process in processes] == [0, 0, 0]
+    sealed = read_sealed(folder)
+    names = [event["result"] for event in events(folder) if event["event"] == "started"]
+    assert sealed.faults == () and len(set(names)) == 30
+    assert [event["event"] for event in events(folder)].count("extended") == 2
+    assert len(seal.decided_seeds(sealed)) == 30
+    assert {path.name for path in folder.iterdir()} == {SEAL, RUNS, *names}
+
+
+def test_a_continued_set_takes_the_sealed_seeds_that_no_run_has_had(tmp_path):
+    run_set = planned(tmp_path, runs="3")
+    seal.seal_set(run_set)
+    list_runs(replace(run_set, num_runs=1), kept=False)
+    again = run_sets.find_missing_runs(planned(tmp_path, runs="3"))
+    assert again.seeds[:2] == run_set.seeds[1:] and again.seeds[2] not in run_set.seeds
+    seal.seal_set(again)
+    assert events(run_set.directory)[-1]["seeds"] == [again.seeds[2]]
+
+
+def test_results_that_lay_there_before_the_seal_are_named(tmp_path):
+    run_set = planned(tmp_path)
+    launch.reserve(run_set.directory, 4, launch.compose_head(run_set, ["run"]))
+    list_runs(run_set)
+    assert read_sealed(run_set.directory).seal.unsealed == ["result_4.txt"]
+
+
+def test_a_seal_of_another_recipe_sends_the_runs_to_a_folder_of_their_own(tmp_path):
+    run_set = planned(tmp_path)
+    seal.seal_set(run_set)
+    path = run_set.directory / SEAL
+    path.write_text(path.read_text().replace(read_sealed(run_set.directory).seal.code, "0" * 12))
+    other = planned(tmp_path)
+    assert other.directory != run_set.directory and f"in {SEAL}" in other.why_apart
+
+
+def test_a_torn_last_line_is_cut_off_and_damaged_files_are_refused(tmp_path):
+    run_set = planned(tmp_path)
+    list_runs(run_set)
+    path, whole = run_set.directory / RUNS, (run_set.directory / RUNS).read_bytes()
+    path.write_bytes(whole + whole[:50])
+    seal.seal_set(run_set)
+    assert path.read_bytes() == whole
+    for file, content in (
+        (RUNS, whole.replace(b"for a test", b"for a task")),
+        (RUNS, whole.replace(b"ended", b"bended")),
+        (SEAL, b"{}"),
+        (SEAL, None),
+    ):
+        damaged, before = run_set.directory / file, (run_set.directory / file).read_bytes()
+        damaged.write_bytes(content) if content is not None else damaged.unlink()
+        with pytest.raises(UserError, match=file if content is not None else SEAL):
+            seal.seal_set(run_set)
+        assert not (run_set.directory / SEAL).exists() or damaged.read_bytes() == content
+        damaged.write_bytes(before)
+
+
+def test_on_a_full_disk_the_list_stays_whole_and_no_result_is_left(mount_disk):
+    disk = mount_disk("64k")
+    run_set = planned(disk)
+    seal.seal_set(run_set)
+    path = launch.reserve(run_set.directory, None)
+    while (disk / "filler").open("ab", buffering=0).write(bytes(4096)) == 4096:
+        pass
+    with pytest.raises(UserError, match=r"cannot write results here \(No space"):
+        seal.start_run(run_set, 0, path)
+    assert not path.exists() and not (run_set.directory / RUNS).read_bytes()
+    with pytest.raises(UserError, match="No space"):
+        seal.seal_set(replace(run_set, directory=disk / "other" / "bert"))
+    assert not (disk / "other" / "bert" / SEAL).exists()
+
+
+def test_a_public_value_gives_the_seeds_of_a_set_that_was_sealed_before(tmp_path, capsys):
+    command = ["run", "language_bert", "baseline", "--size", "mini", "--set", HARDWARE]
+    command += ["--results", str(tmp_path), "--systems", str(tmp_path), "--runs", "3"]
+    folder = planned(tmp_path).directory
+
+    def refused(*words):
+        with pytest.raises(UserError) as told:
+            dispatch([*command, *words])
+        assert not (folder / RUNS).exists() or len(events(folder)) == 1
+        return str(told.value)
+
+    assert "before the value is known, --seal" in refused("--seed-from", "beacon:1f")
+    assert dispatch([*command, "--seal", NAMED]) == 0
+    sealed = read_sealed(folder)
+    assert sealed.digest in capsys.readouterr().out and sealed.seal.seeds is None
+    assert "sealed already" in refused("--seal", "another")
+    assert "3 runs were sealed" in refused("--seed-from", "beacon:1f", "--runs", "2")
+    assert "no seal that waits" in refused("--seed-from", "beacon:1f", "--set", HARDWARE, "target=0.2")
+    assert f"come from a public value: {NAMED}" in refused()
+
+    run_set = seal.derive_run_set(planned(tmp_path, runs="3"), "1f", continues=False)
+    assert run_set.seeds == tuple(derive_seeds(sealed.digest, "1f", 3))
+    seal.seal_set(run_set)
+    assert events(folder)[0]["value"] == "1f" and tuple(events(folder)[0]["seeds"]) == run_set.seeds
+    assert "derived from another value, 1f" in refused("--seed-from", "beacon:2f", "--continue")
+    assert "--continue makes" in refused("--seed-from", "beacon:1f")
+    list_runs(replace(run_set, num_runs=1), kept=False)
+    again = run_sets.find_missing_runs(seal.derive_run_set(planned(tmp_path, runs="3"), "1f", continues=True))
+    expected = derive_seeds(sealed.digest, "1f", 4)
+    assert list(again.seeds) == expected[1:]  # one more in the place of the run that failed
+    for words in (
+        ["--seed-from", "beacon:"],
+        ["--seed-from", "1f"],
+        ["--seed", "1", "--seed-from", "beacon:1"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            dispatch([*command, *words])
+        assert ended.value.code == 2
+
+
+@pytest.mark.slow
+def test_a_set_with_killed_runs_and_a_killed_launcher_is_listed_and_audited(place, ttt):
+    short = ("target=0.005", "max_duration=900ba", "evaluate_from=60ba")
+    command = place.arguments((*BERT, *short), "--force")
+    launcher = place.start(*command, "--runs", 3)
+    place.until_logged('"block_start"')
+    place.rank().send_signal(signal.SIGKILL)
+    place.until_logged('"block_start"', 1)
+    launcher.kill()
+    until(lambda: not place.processes())
+    launcher.communicate()
+    done = ttt([*command, "--runs", "2", "--continue"])
+    assert done.returncode == 0, done.stderr
+    (folder,) = place.results_folder.glob("*/bert")
+    starts = [event for event in events(folder) if event["event"] == "started"]
+    ends = {event["result"]: event["outcome"] for event in events(folder) if event["event"] == "ended"}
+    sealed = read_sealed(folder)
+    assert [event["seed"] for event in starts] == seal.decided_seeds(sealed) and len(starts) == 4
+    assert sealed.faults == () and len(sealed.seal.seeds) == 3 and sealed.seal.machine
+    expected = {"result_0.txt": "failed", "result_2.txt": "converged", "result_3.txt": "converged"}
+    assert ends == expected and os.path.exists(folder / "result_1.txt")
+    (audited,) = audit_paths([folder])
+    assert {finding.rule for finding in audited.findings if finding.rule[0] == "C"} == {"C916", "C918"}
