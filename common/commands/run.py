@@ -105,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
     check_data(loaded)
     resume.check_options(args, run_set.num_runs)
     if args.seal:
-        return seal.seal_for_beacon(run_set, args.seal)
+        return seal.seal_for_beacon(run_set, args.seal, args.anchor)
     if args.seed_from:
         run_set = seal.derive_run_set(run_set, args.seed_from, continues=args.continues)
     with run_sets.lock_folders([run_set.directory] if args.continues else []):

@@ -31,6 +31,7 @@ from common.run import mllog
 from common.run.heartbeat import Heartbeat
 from common.run.run_set import UNWRITABLE, Ended, RunSet
 from common.run.sealing import seal
+from common.run.sealing.anchoring import Anchoring
 from common.run.set_folder import choose_folder, num_threads
 from common.run.supervision import Watchdog, rank_environments, supervise, temporary_environment
 from common.training import batch_check, ranks
@@ -163,7 +164,9 @@ def describe_command(command: Sequence[str], config: RunConfig) -> str:
     words, directory = ["ttt"], config.data.directory  # type: ignore[attr-defined]
     for before, word in zip(["", *command], command, strict=False):
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        if option in FOLDERS and value and not Path(value).resolve().is_relative_to(WORKSPACE):
+        if option == "--anchor" and value:  # may be known to a site alone, or hold a key
+            words.append(f"{option}=" * bool(equals) + "URL")
+        elif option in FOLDERS and value and not Path(value).resolve().is_relative_to(WORKSPACE):
             words.append(f"{option}=" * bool(equals) + option.removeprefix("--"))
         else:
             words.append(word.replace(f"{DIRECTORY}={directory}", f"{DIRECTORY}={name_data(directory)}"))
@@ -202,10 +205,12 @@ def run_once(
     command: Sequence[str],
     index: int | None,
     record: Callable[[Ended], None],
+    anchors: Anchoring,
 ) -> Ended:
     """Start run `number` (from 0) as a process; its log is closed in any case.
 
-    `record` gets its end also where a signal arrives meanwhile, so that nothing is returned.
+    `record` gets its end also where a signal arrives meanwhile, so that nothing is returned. Its records
+    are stamped by an authority, if `anchors` has one.
     """
     expected = expected_seconds(run_set.directory)
     is_alone = not count_gpus() and ranks.read_rank_info().world_size == 1  # else torch chooses the threads
@@ -226,6 +231,7 @@ def run_once(
                 undo.pop_all()
             shown, path = os.path.relpath(reserved), reserved
         print(f"{run_set.title}, {label} -> {shown}", flush=True)
+        anchors.watch(path)
         spec: dict[str, Any] = {
             "config": run_set.loaded.config.model_dump(),
             "seed": run_set.seeds[number],

@@ -34,6 +34,7 @@ class RunSet:
     first_index: int = 0
     hung_after_s: float = HUNG_AFTER_S
     drops_caches: bool = False
+    anchor: str | None = None  # the address of a time-stamp authority
     checkpoint: Path | None = None
     cell: str = ""
     public_value: str = ""

@@ -18,6 +18,7 @@ from common.machine.preflight import preflight
 from common.run import launch
 from common.run.run_set import HUNG_AFTER_S, RESULT, UNWRITABLE, Ended, RunSet
 from common.run.sealing import seal
+from common.run.sealing.anchoring import Anchoring, anchoring, authority
 from common.run.set_folder import of_values, recipe_of_result
 
 MAX_HUNG_AFTER_S = 86400
@@ -49,6 +50,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="run in spite of a fault of this machine, and log it"
     )
+    parser.add_argument(
+        "--anchor",
+        type=authority,
+        metavar="URL",
+        help="let this RFC 3161 authority stamp the seal, the start, evaluations and end of runs",
+    )
 
 
 @contextmanager
@@ -74,6 +81,7 @@ def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = 
         run_set,
         hung_after_s=args.hung_after,
         drops_caches=args.drop_caches,
+        anchor=args.anchor,
         preflight=preflight(run_set.loaded.config, run_set.directory, is_forced=args.force),
     )
     if run_set.why_apart:
@@ -130,6 +138,19 @@ def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
 def run_all(
     run_sets: Sequence[RunSet], command: Sequence[str], *, fail_fast: bool, index: int | None = None
 ) -> int:
+    """Make the runs of all sets, as `run_in_turn` does, while an authority stamps them if one was named."""
+    with anchoring(run_sets[0].anchor) as anchors:
+        return run_in_turn(run_sets, command, anchors, fail_fast=fail_fast, index=index)
+
+
+def run_in_turn(
+    run_sets: Sequence[RunSet],
+    command: Sequence[str],
+    anchors: Anchoring,
+    *,
+    fail_fast: bool,
+    index: int | None,
+) -> int:
     """Make one run of each set in turn; returns the first exit code that was not 0.
 
     A run that fails does not end its set, unless with `fail_fast`. An interruption ends all sets, and so does
@@ -151,11 +172,13 @@ def run_all(
     ]
     for run_set in run_sets:
         seal.seal_set(run_set)
+        anchors.stamp_seal(run_set.directory)
     try:
         for turn, (run_set, number) in enumerate(turns, 1):
             if len(run_sets) > 1:
                 print(f"{turn} of {len(turns)}: ", end="")
-            ended = launch.run_once(run_set, number, command, index, partial(record, run_set.title))
+            count = partial(record, run_set.title)
+            ended = launch.run_once(run_set, number, command, index, count, anchors)
             if ended.code == EXIT_INTERRUPTED:
                 return EXIT_INTERRUPTED
             if ended.outcome == "refused" or (fail_fast and ended.code != EXIT_OK):

@@ -221,6 +221,7 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
         planned.append(run_sets.find_missing_runs(run_set, study.first_seed))
     notes = preflight(planned[0].loaded.config, study.folder, is_forced=args.force)
     options = {"hung_after_s": args.hung_after, "drops_caches": args.drop_caches, "preflight": notes}
+    options["anchor"] = args.anchor
     return [replace(run_set, **options) for run_set in planned]
 
 

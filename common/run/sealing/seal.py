@@ -39,6 +39,7 @@ from common.files import explain_os_error, locked, make_folder, synchronize, wri
 from common.machine import hardware, system
 from common.repository import WORKSPACE, hide_folders, mlperf_name
 from common.run.run_set import RESULT, UNWRITABLE, Ended, RunSet
+from common.run.sealing.anchoring import anchoring
 from common.run.set_folder import num_threads
 
 MACHINE = (  # fields of the system description that the seal states, too
@@ -232,8 +233,8 @@ def as_json(seal: Seal) -> str:
     return f"{seal.model_dump_json(indent=1)}\n"
 
 
-def seal_for_beacon(run_set: RunSet, beacon: str) -> int:
-    """Seal a set whose seeds a public value will give; returns the exit code.
+def seal_for_beacon(run_set: RunSet, beacon: str, anchor: str | None) -> int:
+    """Seal a set whose seeds a public value will give; returns the exit code. `anchor` may stamp the seal.
 
     Raises UserError where there is a seal.
     """
@@ -245,6 +246,8 @@ def seal_for_beacon(run_set: RunSet, beacon: str) -> int:
         write_text(folder / SEAL, text)
     print(f"{run_set.title}: {run_set.num_runs} runs are sealed in {os.path.relpath(folder / SEAL)}")
     print(f"SHA-256 {digest(text.encode())}")
+    with anchoring(anchor) as anchors:
+        anchors.stamp_seal(folder)
     print(
         f"publish this hash before the value of '{beacon}' is known; then the same command with "
         f"--seed-from {BEACON}VALUE in the place of --seal makes the runs"
