@@ -173,12 +173,12 @@ def decided_seeds(sealed: SealedSet) -> list[int]:
 
 
 def derived_from(sealed: SealedSet) -> str:
-    """Return the public value that has given the seeds of a set; '' if none has."""
+    """Find the public value that has given the seeds of a set; '' if none has."""
     return next((event.value for _, event in sealed.events if isinstance(event, Derived)), "")
 
 
 def continue_seeds(sealed: SealedSet, value: str, number: int) -> list[int]:
-    """Return so many seeds that a public value gives after those that were decided."""
+    """Derive so many seeds more, after those that were decided, from a public value."""
     num_decided = len(decided_seeds(sealed))
     return derive_seeds(sealed.digest, value, num_decided + number)[num_decided:]
 

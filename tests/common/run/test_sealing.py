@@ -31,11 +31,6 @@ list_runs(planned(Path(sys.argv[1]), runs="10"))
 """
 
 
-@pytest.fixture(autouse=True)
-def usual_threads(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-
-
 def planned(results, runs="2", seed=None, configuration="baseline"):
     loaded = load_config("language_bert", configuration, size="mini", settings=[HARDWARE])
     return launch.plan_run_set(loaded, results=results, runs=runs, seed=seed)
