@@ -1,7 +1,7 @@
 """Makes one run with the code in the working folder, which may be of an older commit than this file.
 
 A process of its own executes it as a script, with an order (JSON) as its argument. It keeps to names that
-every commit with `common/run/launch.py` has.
+every commit with `common/run/run_sets.py` has.
 """
 
 import json
@@ -13,7 +13,7 @@ from common import repository
 from common.config.schema import Loaded
 from common.errors import EXIT_USAGE, UserError
 from common.processes import raise_interrupt
-from common.run import launch
+from common.run import run_sets
 
 
 def make_run(order: dict[str, object]) -> int:
@@ -25,14 +25,14 @@ def make_run(order: dict[str, object]) -> int:
     assert isinstance(values, dict)
     module = repository.benchmark_module(str(values["benchmark"]))
     config = module.Config.model_validate(values)  # there, also in code without repository.config_class
-    run_set = vars(launch)["RunSet"](  # which lies elsewhere in later code
+    run_set = vars(run_sets)["RunSet"](  # wherever it is defined there
         loaded=Loaded(config=config, origins={}, changes=[], source=config.configuration),
         directory=Path(str(order["directory"])),
         num_runs=1,
         seeds=(int(str(order["seed"])),),
         num_ranks=int(str(order["ranks"])),
     )
-    return launch.run_once(run_set, 0, ["replay", name], None, lambda _: None).code
+    return run_sets.run_all([run_set], ["replay", name], fail_fast=True)
 
 
 def main() -> int:

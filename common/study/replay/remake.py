@@ -32,7 +32,7 @@ from common.run.supervision import supervise, temporary_environment
 DRIVER = Path(__file__).with_name("driver.py")
 COMMIT = re.compile(r"([0-9a-f]{40}) \((clean|modified)\)")
 OTHERS = ("MKL_NUM_THREADS", "OMP_THREAD_LIMIT")  # may set another number of threads than OMP_NUM_THREADS
-NEEDED = "common/run/launch.py"  # in the code that the driver can call
+NEEDED = "common/run/run_sets.py"  # in the code that the driver can call
 
 
 @dataclass(frozen=True, kw_only=True)
