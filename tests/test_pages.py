@@ -87,13 +87,13 @@ def commands():
 
 @pytest.mark.parametrize("line", commands())
 def test_every_command_of_the_pages_is_understood(line):
-    program, verb, *words = [*line.split(), ""]
+    program, verb, *words = [*shlex.split(line), ""]
     if program != "ttt":
         assert os.access(ROOT / program, os.X_OK)
         return
     assert verb in COMMANDS
     if "DIR" in words:  # a person's own folder
-        assert "DIR" in one_line(ttt_here(*line.split()[1:]))
+        assert "DIR" in one_line(ttt_here(*shlex.split(line)[1:]))
         return
     is_written = any(Path(path).stem in line for path in files())  # names a method of a page
     is_elsewhere = line.startswith("ttt data fetch") or (verb == "data" and "--data" in words)
@@ -101,7 +101,7 @@ def test_every_command_of_the_pages_is_understood(line):
     extra = {"run": ["--dry-run"], "data": []}.get(verb, ["--help"]) if can_run else ["--help"]
     if "-O1" in words:
         extra = [*extra, "--tune-seconds", "1"]
-    done = ttt_here(*line.split()[1:], *extra)
+    done = ttt_here(*shlex.split(line)[1:], *extra)
     assert done.returncode == 0, done.stderr
 
 
