@@ -33,7 +33,7 @@ MODULE = ("-P", "-m") if IS_INSTALLED else ("-m",)  # Python's options: a person
 DATA = "TTT_DATA"  # names the folder of prepared data; `--data` sets it
 ELSEWHERE = re.compile(
     r"(?:(?<![\w./~<+])(?<![A-Za-z]>)|(?<=\W-[IL]))/(?!(?:dev|proc|sys|usr)(?![\w.-]))"
-    r"(?:(?:[\w.~+=@-]+/)+(?=[\w.~+=@-])|(?=[A-Za-z_]))"
+    r"(?:(?:[\w.~+=@-]+/)+(?=[\w.~+=@-])|(?<![^\s\"'=:>(,[IL]/)(?=[A-Za-z_]{3}))"
 )  # an absolute path up to its last name; programs and devices are the same on every machine
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -231,7 +231,8 @@ def run_once(
                 undo.pop_all()
             shown, path = os.path.relpath(reserved), reserved
         print(f"{run_set.title}, {label} -> {shown}", flush=True)
-        anchors.watch(path)
+        if run_set.checkpoint is None:  # a resumed run replaces its log, and no interval of it is compared
+            anchors.watch(path)
         spec: dict[str, Any] = {
             "config": run_set.loaded.config.model_dump(),
             "seed": run_set.seeds[number],
@@ -295,7 +296,7 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     except FileNotFoundError:
         what = f"{failure}{'; ' if failure else ''}its result was removed while it ran, and is lost"
         print(f"  aborted: {what}: {shown}", file=sys.stderr)
-        return Ended(code or EXIT_FINDINGS, "failed", what)
+        return Ended(code or EXIT_FINDINGS, "lost", what)
     except (OSError, UserError) as error:
         print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
     log = read_log(path)

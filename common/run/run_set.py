@@ -59,5 +59,5 @@ class Ended(NamedTuple):
     """The end of a run: its exit code, and what it counts as."""
 
     code: int
-    outcome: Literal["converged", "missed", "ended", "failed", "refused"]  # refused: before its clock
+    outcome: Literal["converged", "missed", "ended", "failed", "refused", "lost"]  # refused: before its clock
     reason: str = ""

@@ -197,7 +197,7 @@ def summarize(run_set: RunSet, outcomes: Counter[str]) -> str:
         "converged": outcomes["converged"],
         "missed the target": outcomes["missed"],
         "came to their end": outcomes["ended"],
-        "failed": outcomes["failed"] + outcomes["refused"],
+        "failed": outcomes["failed"] + outcomes["refused"] + outcomes["lost"],
         "not run": num_new - outcomes.total(),
     }
     listed = ", ".join(f"{count} {what}" for what, count in counts.items() if count)

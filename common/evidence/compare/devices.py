@@ -10,7 +10,7 @@ from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.system import open_reason
 
 KIND = re.compile(r"\b[ABH][0-9]+|Xeon")
-MEMORY = re.compile(r"([0-9]+) ?GB", re.IGNORECASE)
+MEMORY = re.compile(r"(?<![0-9.])([0-9]+)(?:\.[0-9]+)? ?Gi?B", re.IGNORECASE)
 GPU = "(A100|H100|H200|B200)(?![0-9])"  # those of the published sets
 NAMED = re.compile(f"(?:(dgx)|([0-9]+)x|x([0-9]+)|[^a-z0-9]|^){GPU}", re.IGNORECASE)
 NODES = re.compile(f"^([0-9]+)x(?!{GPU})|_n([0-9]+)(?=_|$)", re.IGNORECASE)
@@ -60,7 +60,9 @@ def of_description(fields: Mapping[str, object]) -> Devices:
     part = "accelerator" if count(fields, "accelerators_per_node") else "host_processor"
     number = count(fields, "number_of_nodes") * count(fields, f"{part}s_per_node")
     model = fields.get(f"{part}_model_name")
-    return Devices(number) if open_reason(model) else of_model(number, str(model))
+    stated = Devices(number) if open_reason(model) else of_model(number, str(model))
+    memory = MEMORY.search(str(fields.get(f"{part}_memory_capacity")))
+    return stated.completed_by(Devices(memory=f"{memory[1]} GB" if memory else ""))
 
 
 def of_model(number: int, model: str) -> Devices:
@@ -87,9 +89,11 @@ def of_text(text: str) -> Devices:
 
 
 def find_bus(text: str) -> str:
-    return next((bus for bus, word in (("PCIe", "PCI"), ("SXM", "SXM")) if word in text.upper()), "")
+    return next(
+        (bus for bus, word in (("PCIe", "PCI"), ("PCIe", "NVL"), ("SXM", "SXM")) if word in text.upper()), ""
+    )
 
 
 def count(fields: Mapping[str, object], name: str) -> int:
-    number = re.match("[0-9]+", str(fields.get(name)))
+    number = re.match("[0-9]{1,6}(?![0-9])", str(fields.get(name)))
     return int(number[0]) if number else 0

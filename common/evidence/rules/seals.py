@@ -90,9 +90,11 @@ def seal_and_list_are_whole(sealing: Sealing) -> Iterator[Found]:
 def logs_name_their_seal(sealing: Sealing) -> Iterator[Found]:
     """A log of a sealed set names the runset.json that lies beside it."""
     for log in sealing.run_set.logs:
+        if log.is_resumed:  # its head is that of the run from which it goes on
+            continue
         if seal := log.header("seal"):
             if sealing.sealed is None:
-                yield Found(0, f"no {SEAL} lies beside it", log)
+                yield Found(0, f"no {SEAL} lies beside it; copy {SEAL} and {RUNS} with the logs", log)
             elif seal != sealing.sealed.digest:
                 yield Found(0, f"it names another seal than this {SEAL}", log)
         elif (run := sealing.run_of(log)) and log.is_readable:
@@ -103,7 +105,7 @@ def logs_name_their_seal(sealing: Sealing) -> Iterator[Found]:
 def no_result_is_missing(sealing: Sealing) -> Iterator[Found]:
     """A run that ended with a log has its result."""
     for run in sealing.runs:
-        if run.ended is None or not run.has_log:
+        if run.ended is None or not (run.has_log or run.ended.outcome == "lost"):
             continue
         name, last = run.started.result, sealing.last_by_name[run.started.result]
         text = f"line {run.end_line} says that it ended as '{run.ended.outcome}'"
@@ -181,7 +183,7 @@ def find_other_seeds(sealing: Sealing) -> Iterator[tuple[Run, str]]:
         seed, resumed = run.started.seed, run.started.resumed
         turns = [seeds_left for line, seeds_left in waiting if line < run.line and seeds_left]
         turn = next((seeds_left for seeds_left in turns if seeds_left[-1] == seed), None)
-        if resumed and seeds.get(resumed) != seed:
+        if resumed and seeds.get(resumed, seed) != seed:
             yield run, f"is not that of {resumed}, from which it goes on"
         elif not resumed and turn:
             turn.pop()

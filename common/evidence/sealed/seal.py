@@ -71,12 +71,15 @@ class Started(Strict):
 
 
 class Ended(Strict):
-    """A run ended. `head` is that of its log; '' where its clock had not started and no log is kept."""
+    """A run ended. `head` is that of its log; '' where no log is kept, because its clock had not started.
+
+    A run is `lost` whose log somebody removed while it ran.
+    """
 
     event: Literal["ended"] = "ended"
     time: Text
     result: Result
-    outcome: Literal["converged", "missed", "ended", "failed", "refused"]
+    outcome: Literal["converged", "missed", "ended", "failed", "refused", "lost"]
     reason: Text = ""
     head: Digest | Literal[""]
     previous: Digest

@@ -92,11 +92,13 @@ IN_LOGS = {  # also in what a run or a program wrote: code has such words for a 
     "secret of the environment": rf"\b[A-Za-z]\w*_(KEY|TOKEN|SECRET|PASSWORD){VALUE}[^\s$\"'<({{]",
     "user name": rf"(?i)(?<![\w-])(\w{{1,20}}_)?(user(name)?|login|logname){VALUE}"
     r"(?!none\b|null\b|not )[a-z_]"
-    r"|(?<=\w)@(?!v\d)[a-z][\w-]*(?!\w|\.\w)",
+    r"|(?<=\w)@(?!v\d|sha\d+:)[a-z][\w-]*(?!\w|\.\w)",
 }
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([/\"\\bfnrt]))")  # of JSON
 CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-VERSIONS = re.compile(r'^# versions: |^ *"versions": "')  # 9.1.0.70 looks like an address
+VERSIONS = re.compile(
+    r'^# versions: |^ *"(\w*(versions?|driver)|framework|other_software_stack|sw_notes)": "'
+)  # 9.1.0.70 looks like an address
 ANCHOR = '{"of":"'  # begins a line of anchors.jsonl, whose authority is public
 STAMP = re.compile(r'(?<=["0-9]),"(url":"https?://[\w.:-]{1,200}|reply":"[\w+/=]*)"(?=[,}])')
 MAX_LENGTH = 20_000  # of a line; the longest that a run writes has a tenth of it

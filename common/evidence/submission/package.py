@@ -152,8 +152,11 @@ def shape_findings(run_set: RunSet) -> list[str]:
         if not is_known or not entry.is_file(follow_symlinks=False):
             findings.append(f"{where}/{printable(entry.name)}: is not one of the results of this set")
     expected = NUM_RUNS[benchmark]
+    why = "; a sealed set keeps every run: make the set again in a new folder" * bool(
+        run_set.lead.header("seal")
+    )
     if len(run_set.logs) != expected:
-        findings.append(f"{where}: {len(run_set.logs)} runs, and {benchmark} has exactly {expected}")
+        findings.append(f"{where}: {len(run_set.logs)} runs, and {benchmark} has exactly {expected}{why}")
     return findings
 
 

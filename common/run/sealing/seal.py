@@ -146,6 +146,14 @@ def read_whole(folder: Path) -> SealedSet | None:
     return sealed
 
 
+def read_listed(folder: Path) -> SealedSet | None:
+    """Read as `read_whole` does, without a line that a dead writer has torn."""
+    if not (folder / SEAL).exists():
+        return read_whole(folder)
+    with lock_list(folder):
+        return read_whole(folder)
+
+
 def append(folder: Path, event: Event) -> str:
     """Append an event to the list of runs, which is locked; returns the hash of its line, once on the disk.
 
@@ -186,14 +194,20 @@ def continue_seeds(sealed: SealedSet, value: str, number: int) -> list[int]:
 def choose_seeds(run_set: RunSet, num_runs: int) -> tuple[list[int], list[int]]:
     """Return up to `num_runs` seeds for missing runs, and all that were decided for the set's folder.
 
-    Decided seeds that no run has had come first; a public value that has given them gives more.
+    Decided seeds that no run has had come first, also those of runs whose clock had not started; a public
+    value that has given them gives more.
     """
-    sealed = None if run_set.cell else read_whole(run_set.directory)
+    sealed = None if run_set.cell else read_listed(run_set.directory)
     if sealed is None:
         return [], []
-    decided = decided_seeds(sealed)
-    started = {event.seed for _, event in sealed.events if isinstance(event, Started)}
-    seeds = [seed for seed in decided if seed not in started][:num_runs]
+    decided, last, timed = decided_seeds(sealed), dict[str, int](), set[int]()
+    for _, event in sealed.events:
+        if isinstance(event, Started):
+            last[event.result] = event.seed
+            timed.add(event.seed)
+        elif isinstance(event, sealed_files.Ended) and not event.head and event.outcome != "lost":
+            timed.discard(last.get(event.result, -1))
+    seeds = [seed for seed in decided if seed not in timed][:num_runs]
     if value := derived_from(sealed) or run_set.public_value:
         seeds += continue_seeds(sealed, value, num_runs - len(seeds))
     return seeds, decided
@@ -206,7 +220,7 @@ def seal_set(run_set: RunSet) -> None:
     seal says.
     """
     folder, seeds = run_set.directory, run_set.seeds[run_set.num_done :]
-    if run_set.cell or not seeds or (run_set.checkpoint and not (folder / SEAL).exists()):
+    if run_set.cell or run_set.checkpoint or not seeds:
         return
     with lock_list(folder):
         sealed = read_whole(folder)
@@ -239,6 +253,8 @@ def seal_for_beacon(run_set: RunSet, beacon: str, anchor: str | None) -> int:
     Raises UserError where there is a seal.
     """
     folder = run_set.directory
+    if run_set.why_apart:
+        print(f"{run_set.why_apart}; this set goes to {os.path.relpath(folder)}")
     with lock_list(folder):
         if read_sealed(folder) is not None:
             raise UserError("this set is sealed already", where=repository.relative_path(folder / SEAL))
@@ -263,13 +279,9 @@ def derive_run_set(run_set: RunSet, value: str, *, continues: bool) -> RunSet:
     """
     folder = run_set.directory
     place = repository.relative_path(folder / SEAL)
-    sealed = read_whole(folder)
-    if run_set.why_apart:
-        raise UserError(
-            run_set.why_apart, where="--seed-from", hint="the sealed recipe alone can have its seeds"
-        )
+    sealed = read_listed(folder)
     if sealed is None or sealed.seal is None or not sealed.seal.beacon:
-        what = "no seal that waits for a public value"
+        what = run_set.why_apart or "no seal that waits for a public value"
         raise UserError(what, where=place, hint="before the value is known, --seal TEXT writes one")
     if run_set.num_runs != sealed.seal.num_runs:
         what = f"--runs {run_set.num_runs}: {sealed.seal.num_runs} runs were sealed"
@@ -304,8 +316,9 @@ def start_run(run_set: RunSet, number: int, result: Path) -> None:
         )
         with lock_list(folder), ExitStack() as undo_line:
             path = folder / RUNS
-            undo_line.callback(os.truncate, path, path.stat().st_size if path.exists() else 0)
+            size = path.stat().st_size if path.exists() else 0
             lines = {"seal": digest((folder / SEAL).read_bytes()), "started": append(folder, started)}
+            undo_line.callback(os.truncate, path, size)
             with result.open("a", encoding="ascii") as file:
                 file.write("# --- sealed\n" + "".join(f"# {key}: {value}\n" for key, value in lines.items()))
             undo_line.pop_all()

@@ -31,6 +31,7 @@ def make_run(order: dict[str, object]) -> int:
         num_runs=1,
         seeds=(int(str(order["seed"])),),
         num_ranks=int(str(order["ranks"])),
+        cell="replay",  # not a set of its own, which would be sealed
     )
     return run_sets.run_all([run_set], ["replay", name], fail_fast=True)
 
@@ -40,7 +41,7 @@ def main() -> int:
     order = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
         return make_run(order)
-    except (UserError, ValueError) as error:
+    except (UserError, ValueError, TypeError) as error:
         Path(order["fault"]).write_text(" ".join(str(error).split()), encoding="utf-8")
         return EXIT_USAGE
 

@@ -47,8 +47,7 @@ def choose(paths: Sequence[Path], drawn_by: str | None) -> list[Path]:
         where = f"{label(folder / fault.file)}:{fault.line}"
         raise UserError(fault.text, where=where, hint="a list that was changed draws nothing")
     ended = {event.result for _, event in sealed.events if event.event == "ended" and event.head}
-    started = {event.result for _, event in sealed.events if event.event == "started"}
-    if missing := sorted((ended | started) - {file.name for file in files}):
+    if missing := sorted(ended - {file.name for file in files}):
         raise UserError(f"{RUNS} names it, and it is not here", where=label(folder / missing[0]))
     if not ended:
         raise UserError("no run has ended", where=label(folder / RUNS))

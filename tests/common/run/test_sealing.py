@@ -69,7 +69,9 @@ def test_commands_that_run_in_one_folder_at_once_write_one_list(tmp_path):
 def test_a_continued_set_takes_the_sealed_seeds_that_no_run_has_had(tmp_path):
     run_set = planned(tmp_path, runs="3")
     seal.seal_set(run_set)
-    list_runs(replace(run_set, num_runs=1), kept=False)
+    list_runs(replace(run_set, num_runs=1), kept=False)  # its clock had not started
+    assert run_sets.find_missing_runs(planned(tmp_path, runs="3")).seeds == run_set.seeds
+    list_runs(replace(run_set, num_runs=1), "lost", kept=False)
     again = run_sets.find_missing_runs(planned(tmp_path, runs="3"))
     assert again.seeds[:2] == run_set.seeds[1:] and again.seeds[2] not in run_set.seeds
     seal.seal_set(again)
@@ -167,7 +169,7 @@ def test_a_public_value_gives_the_seeds_of_a_set_that_was_sealed_before(tmp_path
     assert events(folder)[0]["value"] == "1f" and tuple(events(folder)[0]["seeds"]) == run_set.seeds
     assert "derived from another value, 1f" in refused("--seed-from", "beacon:2f", "--continue")
     assert "--continue makes" in refused("--seed-from", "beacon:1f")
-    list_runs(replace(run_set, num_runs=1), kept=False)
+    list_runs(replace(run_set, num_runs=1), "lost", kept=False)
     again = run_sets.find_missing_runs(seal.derive_run_set(planned(tmp_path, runs="3"), "1f", continues=True))
     expected = derive_seeds(sealed.digest, "1f", 4)
     assert list(again.seeds) == expected[1:]  # one more in the place of the run that failed
