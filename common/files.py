@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +167,9 @@ def acquire(descriptor: int, path: Path, doing: str) -> bool:
             raise
         what = f"no locks on this file system ({error.strerror}); see that no other process {doing}"
         print(f"warning: {path.parent}: {what}", file=sys.stderr)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    with suppress(OSError):  # a full disk holds the lock without the id, which only a message needs
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return has_waited
 
 
