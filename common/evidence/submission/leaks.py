@@ -97,7 +97,7 @@ IN_LOGS = {  # also in what a run or a program wrote: code has such words for a 
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([/\"\\bfnrt]))")  # of JSON
 CONTROLS = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 VERSIONS = re.compile(
-    r'^# versions: |^ *"(\w*(versions?|driver)|framework|other_software_stack|sw_notes)": "'
+    r'^# versions: |^ *"(\w*(versions?|driver)|other_software_stack)": "'
 )  # 9.1.0.70 looks like an address
 ANCHOR = '{"of":"'  # begins a line of anchors.jsonl, whose authority is public
 STAMP = re.compile(r'(?<=["0-9]),"(url":"https?://[\w.:-]{1,200}|reply":"[\w+/=]*)"(?=[,}])')

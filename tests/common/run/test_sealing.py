@@ -123,7 +123,7 @@ def test_on_a_full_disk_the_list_stays_whole_and_no_result_is_left(mount_disk):
     fill(disk)
     with pytest.raises(UserError, match=r"cannot write results here \(No space"):
         seal.start_run(run_set, 0, path)
-    assert not path.exists() and not (run_set.directory / RUNS).exists()
+    assert not path.exists() and not (run_set.directory / RUNS).read_bytes()
     with pytest.raises(UserError, match="No space"):
         seal.seal_set(replace(run_set, directory=disk / "other" / "bert"))
     assert not (disk / "other" / "bert" / SEAL).exists()
