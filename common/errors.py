@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 EXIT_OK = 0
 EXIT_FINDINGS = 1  # findings in a log, or a run that ended without its target
@@ -29,6 +30,12 @@ class UserError(Exception):
 def name_error(error: Exception, limit: int | None = None) -> str:
     """Name an error that no user can mend: its class, and at most `limit` characters of its first line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:limit]}"
+
+
+def first_fault(error: Any) -> str:
+    """Name the first place of data that a pydantic model refuses, and why."""
+    fault = error.errors(include_input=False, include_url=False)[0]
+    return ": ".join(filter(None, [".".join(map(str, fault["loc"])), fault["msg"]]))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

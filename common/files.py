@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,18 @@ def synchronize(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def append_whole(path: Path, data: bytes, *, is_synchronized: bool = False) -> None:
+    """Append bytes to a file, all or none; with `is_synchronized` the disk has them then. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with open(descriptor, "ab", buffering=0) as file, ExitStack() as undo:
+        undo.callback(os.ftruncate, descriptor, os.fstat(descriptor).st_size)
+        if file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if is_synchronized:
+            os.fsync(descriptor)
+        undo.pop_all()
 
 
 def hash_file(path: Path) -> str:

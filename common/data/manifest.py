@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import UserError
+from common.errors import UserError, first_fault
 from common.files import explain_os_error, hash_file, write_text
 
 MANIFEST = "manifest.json"
@@ -85,9 +85,7 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
         manifest = Manifest.model_validate_json(text)
         content = json.loads(text)  # the fingerprint is over all that stands there
     except ValidationError as error:
-        fault = error.errors()[0]
-        what = ": ".join(filter(None, [".".join(map(str, fault["loc"])), fault["msg"]]))
-        raise UserError(f"not a data manifest ({what})", where=str(path), hint=hint) from error
+        raise UserError(f"not a data manifest ({first_fault(error)})", where=str(path), hint=hint) from error
     if manifest.fingerprint != fingerprint(content["files"], content["facts"]):
         raise UserError("its fingerprint does not belong to its content", where=str(path), hint=hint)
     return dict(content)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
+from common.errors import first_fault
 from common.evidence.intervals import ALPHA, Estimate
 from common.evidence.log import MAX_BYTES
 from common.evidence.paths import find_files, label
@@ -261,7 +262,6 @@ def read_ledger(path: Path) -> Ledger | str:
     try:
         return Ledger.model_validate_json(read_bytes(path, MAX_BYTES))
     except ValidationError as error:
-        fault = error.errors()[0]
-        return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        return first_fault(error)
     except ValueError as error:
         return str(error)

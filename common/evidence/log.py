@@ -84,7 +84,7 @@ class Log:
 
     @cached_property
     def exact_losses(self) -> dict[float, float]:
-        """Those losses that are not rounded, by the samples or the epoch that they were logged at."""
+        """The losses in full precision, by the samples or the epoch of their record."""
         losses: dict[float, float] = {}
         for event in self.events("train_loss"):
             loss, place = finite(event.value), event.metadata.get("samples", event.metadata.get("epoch_num"))

@@ -38,31 +38,31 @@ def is_chained(data: bytes) -> bool:
     return start >= 0 and MARK in data[start : None if end < 0 else end]
 
 
-def blocks(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number of each record (the last: of the end) and the bytes since the record before."""
+def blocks(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Yield number and line of each record, and the bytes since the one before; at the end an empty line."""
     block, has_record = bytearray(), False
     number = 0
     for number, line in enumerate(data.splitlines(keepends=True), 1):
         if RECORD in line:
-            yield number, bytes(block)
+            yield number, line, bytes(block)
             block.clear()
             has_record = True
         block += line
     if has_record:
-        yield number + 1, bytes(block)
+        yield number + 1, b"", bytes(block)
 
 
 def last_block(data: bytes) -> bytes:
     """Return the bytes from the start of the last record on; all where there is none."""
-    return [(0, data), *blocks(data)][-1][1]
+    return [(0, b"", data), *blocks(data)][-1][2]
 
 
 def read_chain(data: bytes) -> Chain:
     """Compute the head of a log, and compare what its records state. The caller has asked `is_chained`."""
-    lines, head, faults = data.splitlines(), digest(data), dict[int, str]()
-    for number, block in blocks(data):
+    head, faults = digest(data), dict[int, str]()
+    for number, line, block in blocks(data):
         head = digest(block)
-        if number <= len(lines) and (hash_stated := stated(lines[number - 1])) != head:
+        if line and (hash_stated := stated(line)) != head:
             faults[number] = hash_stated
     breaks = tuple(line for line, hash_stated in faults.items() if hash_stated)
     return Chain(head, breaks, tuple(line for line, hash_stated in faults.items() if not hash_stated))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
+from common.errors import first_fault
 from common.evidence.records import read_bytes
 from common.evidence.sealed.chain import digest
 
@@ -168,11 +169,7 @@ def read_sealed(folder: Path) -> SealedSet | None:
 
 def describe(error: ValueError) -> str:
     """Say in a line why a file cannot be read."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    fault = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(map(str, fault["loc"]))
-    return f"{place}: {fault['msg']}" if place else str(fault["msg"])
+    return first_fault(error) if isinstance(error, ValidationError) else str(error)
 
 
 def derive_seeds(seal: str, value: str, number: int) -> list[int]:

@@ -26,7 +26,7 @@ from common.evidence.records import TOKEN, Event, parse_record, printable
 from common.evidence.sealed.anchors import ANCHORED_KEYS, ANCHORS, Anchor
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.replies import MAX_REPLY_BYTES, read_reply
-from common.files import synchronize
+from common.files import append_whole, synchronize
 
 POLL_S = 0.2
 MAX_WAITING = 16  # requests that nobody has answered
@@ -147,7 +147,7 @@ class Stamper:
         )
         line = anchor.model_dump_json(exclude_defaults=True).encode() + b"\n"
         try:
-            append(request.path.with_name(ANCHORS), line)
+            append_whole(request.path.with_name(ANCHORS), line)
             self.folders.add(request.path.parent)
         except OSError as error:
             failure = failure or f"cannot write {ANCHORS} ({error.strerror})"
@@ -211,21 +211,6 @@ def find_public_url(url: str) -> str:
     except (OSError, ValueError):
         is_public = False
     return f"{parts.scheme}://{parts.hostname}" if is_public else ""
-
-
-def append(path: Path, line: bytes) -> None:
-    """Append a line to a file of which nothing stays where the disk is full. Raises OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        try:
-            if os.write(descriptor, line) < len(line):
-                raise OSError(28, "No space left on device")
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def say(text: str, stream: Any) -> None:

@@ -5,7 +5,6 @@ run, which is for research, seals no folder.
 """
 
 import argparse
-import errno
 import os
 import re
 import sys
@@ -35,7 +34,7 @@ from common.evidence.sealed.seal import (
     derive_seeds,
     read_sealed,
 )
-from common.files import explain_os_error, locked, make_folder, synchronize, write_text
+from common.files import append_whole, explain_os_error, locked, make_folder, synchronize, write_text
 from common.machine import hardware, system
 from common.repository import WORKSPACE, hide_folders, mlperf_name
 from common.run.run_set import RESULT, UNWRITABLE, Ended, RunSet
@@ -163,12 +162,7 @@ def append(folder: Path, event: Event) -> str:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     previous = digest(lines[-1] if lines else (folder / SEAL).read_bytes())
     line = f"{event.model_copy(update={'previous': previous}).model_dump_json()}\n".encode()
-    with path.open("ab", buffering=0) as file, ExitStack() as undo:
-        undo.callback(file.truncate, file.tell())
-        if file.write(line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(file.fileno())
-        undo.pop_all()
+    append_whole(path, line, is_synchronized=True)
     if not lines:
         synchronize(folder)
     return digest(line)
