@@ -20,6 +20,7 @@ MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse on
 BETWEEN_OBJECTS = re.compile(r"\} *, *\{")
 TOO_DEEP = f"more than {MAX_BRACKETS} brackets"
 MAX_TIME_MS = 10**15
+AT_ONCE = 10_000  # records; a long log of NVIDIA has as many
 COARSE = 2**12  # a whole part of so much was rounded, and others may be rounded to it
 NEEDED = ("time_ms", "key", "value", "metadata")
 YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
@@ -152,12 +153,17 @@ def decode_all(payloads: Sequence[str]) -> list[object] | None:
 
 
 def parse_records(payloads: Sequence[tuple[int, str]], problems: list[Problem]) -> Iterator[Event | Problem]:
-    """Yield the event of each record with its line, or the problem; others than one a record are appended."""
-    decoded = decode_all([payload for _, payload in payloads])
-    if decoded is None:
-        yield from (parse_record(payload, line, problems) for line, payload in payloads)
-    else:
-        yield from (make_event(record, line) for (line, _), record in zip(payloads, decoded, strict=True))
+    """Yield the event of each record with its line, or the problem; others than one a record are appended.
+
+    So many are decoded at once that a reader who stops early has spent little memory.
+    """
+    for first in range(0, len(payloads), AT_ONCE):
+        some = payloads[first : first + AT_ONCE]
+        decoded = decode_all([payload for _, payload in some])
+        if decoded is None:
+            yield from (parse_record(payload, line, problems) for line, payload in some)
+        else:
+            yield from (make_event(record, line) for (line, _), record in zip(some, decoded, strict=True))
 
 
 def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Problem:
