@@ -37,6 +37,7 @@ TOLERANCE = {  # of a whole; the loss itself is taken in float32; 16 bits: the r
 }
 AGAIN_S = 0.01  # until the end of a search is tried again, where Python drops what is raised:
 DROPPING = ("__del__", "<lambda>")  # in destructors, and in callbacks of weak references
+IMPORTING = "<frozen importlib"  # the files of Python's imports; an interrupted one leaves half a module
 ROUNDING = 2.0  # times as far from the exact values as the unchanged model, in the training's precision
 KEPT, REFUSED, NOT_TRIED = "kept", "refused", "not tried"  # REFUSED: compared and timed, or failed then
 
@@ -260,6 +261,13 @@ def median_gain(ratios: Sequence[float]) -> Gain:
     return Gain(estimate.value, low, high)
 
 
+def is_importing(frame: FrameType | None) -> bool:
+    """True if a module is being imported in a frame or in one that called it."""
+    while frame is not None and not frame.f_code.co_filename.startswith(IMPORTING):
+        frame = frame.f_back
+    return frame is not None
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise TimeUpError in what takes longer; only the main thread can be interrupted."""
@@ -272,7 +280,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal is_over
-        if frame is not None and frame.f_code.co_name in DROPPING:
+        if frame is not None and (frame.f_code.co_name in DROPPING or is_importing(frame)):
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
             return
         is_over = True

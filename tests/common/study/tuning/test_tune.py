@@ -213,6 +213,17 @@ def test_a_search_ends_with_its_time_also_within_a_change():
     assert tried["faster"].outcome == "not tried" and "not tried" in table(done)
 
 
+def test_a_limit_lets_an_import_end_so_that_no_half_module_stays(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    wait_there = "import time\nend = time.monotonic() + 0.3\nwhile time.monotonic() < end:\n    pass\n"
+    (tmp_path / "slow_module.py").write_text(f"{wait_there}is_whole = True\n")
+    with pytest.raises(TimeUpError), time_limit(0.1):
+        import slow_module
+
+        time.sleep(5)
+    assert slow_module.is_whole
+
+
 def test_the_time_is_up_also_where_python_drops_what_is_raised():
     class Slow:
         def __del__(self):
