@@ -1,21 +1,23 @@
 """The process that lets a time-stamp authority (RFC 3161) stamp what a command writes, while it writes.
 
 It is told by lines on its standard input which logs to watch and which files to stamp, and appends a line to
-`anchors.jsonl` beside them for each reply or failure. No run waits for it. Its launcher is anchoring.py.
+`anchors.jsonl` beside them for each reply or failure. No run waits for it. SIGTERM and the end of that input
+mean that nobody waits for replies any longer. Its launcher is anchoring.py.
 """
 
 import base64
-import http.client
 import json
 import os
 import queue
 import re
+import signal
 import socket
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -26,6 +28,7 @@ from common.evidence.records import TOKEN, Event, parse_record, printable
 from common.evidence.sealed.anchors import ANCHORED_KEYS, ANCHORS, Anchor
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.replies import MAX_REPLY_BYTES, read_reply
+from common.evidence.sealed.seal import SEAL
 from common.files import append_whole, synchronize
 
 POLL_S = 0.2
@@ -88,17 +91,22 @@ class Watched:
 class Stamper:
     """Sends requests, each in a thread of its own, and writes down their replies and failures.
 
-    A reply may take `limit_s`, and at the end of a command all that are missing.
+    A reply may take `limit_s`. Once `is_hurried`, no missing one is waited for.
     """
 
     def __init__(self, url: str, limit_s: float) -> None:
         self.url, self.limit_s = url, limit_s
-        self.public_url: str | None = None  # until the first reply is there
+        self.public_url = ""  # while a thread of its own asks: names may take longer than replies
+        self.is_hurried = False
         self.pending: dict[int, Request] = {}
         self.num_asked = self.num_stamped = self.num_running = 0
         self.answers: queue.SimpleQueue[tuple[int, bytes, str, float]] = queue.SimpleQueue()
         self.folders: set[Path] = set()
         self.first_failure = ""
+        start_thread(self.find_public_url)
+
+    def find_public_url(self) -> None:
+        self.public_url = find_public_url(self.url)
 
     def ask(self, request: Request) -> None:
         """Send a request; its answer is collected later."""
@@ -108,18 +116,18 @@ class Stamper:
             return
         self.num_running += 1
         self.pending[self.num_asked] = request
-        threading.Thread(target=self.run, args=(self.num_asked, request.data), daemon=True).start()
+        try:
+            start_thread(self.run, self.num_asked, request.data)
+        except RuntimeError as error:  # no more threads
+            self.answers.put((self.num_asked, b"", self.describe_failure(error), 0.0))
 
     def run(self, number: int, data: bytes) -> None:
         reply, failure = b"", ""
         try:
             reply = request_stamp(self.url, data, self.limit_s)
-        except (OSError, ValueError, ImportError, http.client.HTTPException) as error:
+        except BaseException as error:  # noqa: BLE001 - the panic of a library, too: the file says why
             failure = self.describe_failure(error)
-        now_s = time.monotonic()
-        if reply and self.public_url is None:
-            self.public_url = find_public_url(self.url)
-        self.answers.put((number, reply, failure, now_s))
+        self.answers.put((number, reply, failure, time.monotonic()))
 
     def collect(self) -> None:
         """Write down the answers that have come, and the requests whose time is up."""
@@ -136,18 +144,9 @@ class Stamper:
 
     def write(self, request: Request, delay_s: float, reply: bytes = b"", failure: str = "") -> None:
         """Append a line beside the stamped file, whole, and count it. Warns of the first failure."""
-        anchor = Anchor(
-            of=request.path.name,
-            line=request.line,
-            sha256=digest(request.data),
-            url=self.public_url or "" if reply else "",
-            delay_ms=round(delay_s * 1000),
-            reply=base64.b64encode(reply).decode(),
-            failure=failure,
-        )
-        line = anchor.model_dump_json(exclude_defaults=True).encode() + b"\n"
+        url = self.public_url if reply else ""
         try:
-            append_whole(request.path.with_name(ANCHORS), line)
+            write_anchor(request, url=url, delay_ms=round(delay_s * 1000), reply=reply, failure=failure)
             self.folders.add(request.path.parent)
         except OSError as error:
             failure = failure or f"cannot write {ANCHORS} ({error.strerror})"
@@ -156,7 +155,7 @@ class Stamper:
             self.first_failure = failure
             say(f"  warning: no time-stamp for {request}: {failure}; the run goes on", sys.stderr)
 
-    def describe_failure(self, error: Exception) -> str:
+    def describe_failure(self, error: BaseException) -> str:
         """Say in a line why there is no reply, without the host."""
         if isinstance(error, urllib.error.HTTPError):
             return f"HTTP status {error.code}"
@@ -168,8 +167,8 @@ class Stamper:
 
     def finish(self) -> None:
         """Wait for the last replies, and say how many there are."""
-        deadline = time.monotonic() + self.limit_s
-        while self.pending and time.monotonic() < deadline:
+        self.collect()
+        while self.pending and not self.is_hurried:
             time.sleep(POLL_S / 4)
             self.collect()
         for request in self.pending.values():
@@ -180,6 +179,36 @@ class Stamper:
                 synchronize(folder)
         if self.num_asked:
             say(f"time-stamps: {self.num_stamped} of {self.num_asked} were granted", sys.stdout)
+
+
+def write_anchor(
+    request: Request, *, url: str = "", delay_ms: int = 0, reply: bytes = b"", failure: str = ""
+) -> None:
+    """Append a line beside the file of a request, whole. Raises OSError."""
+    anchor = Anchor(
+        of=request.path.name,
+        line=request.line,
+        sha256=digest(request.data),
+        url=url,
+        delay_ms=delay_ms,
+        reply=base64.b64encode(reply).decode(),
+        failure=failure,
+    )
+    line = anchor.model_dump_json(exclude_defaults=True).encode() + b"\n"
+    append_whole(request.path.with_name(ANCHORS), line)
+
+
+def write_failures(files: Iterable[Path], failure: str) -> None:
+    """Write a failure for each place in logs and seals that has no line, as far as they can be read."""
+    for path in files:
+        with suppress(OSError):
+            is_seal = path.name == SEAL
+            seal = [Request(path, 0, path.read_bytes(), 0.0, 0.0)] if is_seal else []
+            anchors = path.with_name(ANCHORS)
+            written = anchors.read_bytes() if anchors.exists() else b""
+            for request in seal or Watched(path, 0.0).poll():
+                if f'"of":"{path.name}","line":{request.line},'.encode() not in written:
+                    write_anchor(request, failure=failure)
 
 
 def request_stamp(url: str, data: bytes, limit_s: float) -> bytes:
@@ -202,6 +231,10 @@ def request_stamp(url: str, data: bytes, limit_s: float) -> bytes:
     return body
 
 
+def start_thread(function: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=function, args=arguments, daemon=True).start()
+
+
 def find_public_url(url: str) -> str:
     """Reduce an address to scheme and host where the whole internet knows it, else to ''."""
     parts = urlsplit(url)
@@ -218,45 +251,62 @@ def say(text: str, stream: Any) -> None:
         print(text, file=stream, flush=True)
 
 
-def read_orders(orders: "queue.SimpleQueue[dict[str, str]]") -> None:
-    """Pass on what the launcher says; without a launcher nothing is left to do."""
-    for line in sys.stdin:
-        orders.put(json.loads(line))
-    os._exit(0)
+class Stamping:
+    """The logs that are watched, the requests for their records, and the orders of the launcher."""
 
+    def __init__(self, url: str, limit_s: float) -> None:
+        self.stamper = Stamper(url, limit_s)
+        self.watched: list[Watched] = []
+        self.orders: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+        self.is_over = False
 
-def main() -> None:
-    import rfc3161_client  # noqa: F401 - now, not when the first record waits
+    def read_orders(self) -> None:
+        for line in sys.stdin:
+            self.orders.put(json.loads(line))
+        self.hurry()
 
-    with suppress(OSError):
-        os.nice(NICENESS)
-    orders: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
-    threading.Thread(target=read_orders, args=(orders,), daemon=True).start()
-    start, watched = orders.get(), list[Watched]()
-    stamper = Stamper(start["url"], float(start["limit_s"]))
-    is_over = False
-    while not is_over:
+    def hurry(self, *_: object) -> None:
+        self.is_over = self.stamper.is_hurried = True
+
+    def step(self) -> None:
+        """Take an order if there is one, send requests for the records that are new, and collect replies."""
         with suppress(queue.Empty):
-            order = orders.get(timeout=POLL_S)
+            order = self.orders.get(timeout=POLL_S)
             if "watch" in order:
-                watched.append(Watched(Path(order["watch"]), float(order["since"])))
+                self.watched.append(Watched(Path(order["watch"]), float(order["since"])))
             elif "stamp" in order:
-                path = Path(order["stamp"])
+                path, now_s = Path(order["stamp"]), time.monotonic()
                 with suppress(OSError):
-                    data = path.read_bytes()
-                    stamper.ask(Request(path, 0, data, time.monotonic(), time.monotonic()))
-            is_over = "end" in order
-        for log in list(watched):
+                    self.stamper.ask(Request(path, 0, path.read_bytes(), now_s, now_s))
+            self.is_over = self.is_over or "end" in order
+        for log in list(self.watched):
             try:
                 for request in log.poll():
-                    stamper.ask(request)
+                    self.stamper.ask(request)
                 has_ended = log.is_over
             except OSError:  # removed: its clock had not started
                 has_ended = True
             if has_ended:
-                watched.remove(log)
-        stamper.collect()
-    stamper.finish()
+                self.watched.remove(log)
+        self.stamper.collect()
+
+
+def main() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until something handles it
+    import rfc3161_client  # noqa: F401 - now, not when the first record waits
+
+    with suppress(OSError):
+        os.nice(NICENESS)
+    start = json.loads(sys.stdin.readline() or "null")
+    if start is None:  # the launcher is gone
+        return
+    stamping = Stamping(start["url"], float(start["limit_s"]))
+    signal.signal(signal.SIGTERM, stamping.hurry)
+    start_thread(stamping.read_orders)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    while not stamping.is_over:
+        stamping.step()
+    stamping.stamper.finish()
     os._exit(0)  # threads may hang
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,11 +14,12 @@ from urllib.parse import urlsplit
 from common.errors import UserError
 from common.evidence.sealed.anchors import ANCHORS
 from common.evidence.sealed.seal import SEAL, Started, read_sealed
-from common.processes import Processes
+from common.processes import Exit, Processes
 from common.repository import MODULE, WORKSPACE, install_hint
+from common.run.sealing.anchor import write_failures
 
-LIMIT_S = 10.0  # for a reply; at the end of a command for all that are missing
-GRACE_S = 5.0  # for the process to end after that
+LIMIT_S = 10.0  # for a reply; at the end of a command in all, however many are missing
+GRACE_S = 1.0  # of that, for the process to write down what is missing
 
 
 def authority(url: str) -> str:
@@ -42,6 +44,7 @@ class Anchoring:
 
     def __init__(self, processes: Processes | None = None) -> None:
         self.processes = processes
+        self.files: dict[Path, None] = {}
 
     def stamp_seal(self, folder: Path) -> None:
         """Let the seal of a folder be stamped, unless it is, or is too late: a run was started."""
@@ -52,10 +55,12 @@ class Anchoring:
 
     def watch(self, log: Path) -> None:
         """Let a log that has no record yet be stamped while it is written."""
+        self.files[log] = None
         self.order(watch=str(log), since=str(time.monotonic()))
 
     def stamp(self, file: Path) -> None:
         """Let a whole file be stamped."""
+        self.files[file] = None
         self.order(stamp=str(file))
 
     def order(self, **words: str) -> None:
@@ -64,6 +69,19 @@ class Anchoring:
             assert pipe
             with suppress(OSError):  # it has died, or hangs
                 os.write(pipe.fileno(), json.dumps(words).encode() + b"\n")
+
+    def end(self, limit_s: float) -> None:
+        """Wait for the last replies, and write down in the place of a process that has died or hangs."""
+        assert self.processes
+        try:
+            self.order(end="")
+            self.processes.wait(max(limit_s - GRACE_S, 0))
+        finally:  # also where a signal ends the wait
+            self.processes.end(grace_s=GRACE_S)
+        if self.processes.wait(0) != Exit(0, 0):
+            failure = "the process that asks the authority ended"
+            print(f"  warning: {failure}; the runs went on without time-stamps", file=sys.stderr)
+            write_failures(self.files, failure)
 
 
 def has_reply(path: Path, of: str) -> bool:
@@ -92,5 +110,4 @@ def anchoring(url: str | None, limit_s: float = LIMIT_S) -> Iterator[Anchoring]:
             try:
                 yield anchors
             finally:
-                anchors.order(end="")
-                processes.wait(limit_s + GRACE_S)
+                anchors.end(limit_s)

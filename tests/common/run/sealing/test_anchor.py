@@ -15,6 +15,7 @@ import pytest
 from common.errors import UserError
 from common.evidence.sealed.anchors import ANCHORS
 from common.evidence.sealed.replies import load_roots
+from common.run.sealing.anchor import Request, Stamper
 from common.run.sealing.anchoring import anchoring
 from common.run.sealing.anchoring import authority as authority_of
 from tests.authority import serve
@@ -121,8 +122,38 @@ def test_an_authority_that_hangs_delays_the_end_by_its_limit_alone(authority, tm
         write_run(folder)
         assert time.monotonic() - started < 1
         time.sleep(0.5)
-    assert time.monotonic() - started < 4.5
-    assert {one["failure"] for one in anchors_of(folder)} == {"no reply within 2 s"}
+        ended = time.monotonic()
+    assert time.monotonic() - ended < 2.3
+    failures = {one["failure"] for one in anchors_of(folder)}
+    assert len(anchors_of(folder)) == 5
+    assert failures <= {"no reply within 2 s", "no reply before the command ended"}
+
+
+def test_a_name_that_is_looked_up_for_long_holds_no_reply_back(authority, tmp_path, monkeypatch):
+    look_up = socket.getaddrinfo
+
+    def look_up_slowly(host, port, *words, **options):
+        time.sleep(3 * (port is None))  # of `find_public_url` alone
+        return look_up(host, port, *words, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
+    folder = make_set(tmp_path)
+    started = time.monotonic()
+    stamper = Stamper(authority[1], limit_s=10)
+    stamper.ask(Request(folder / "runset.json", 0, b"{}\n", started, started))
+    stamper.finish()
+    assert time.monotonic() - started < 2 and [*anchors_of(folder)[0]][-1] == "reply"
+
+
+def test_whatever_ends_a_request_stands_beside_the_results(authority, tmp_path):
+    folder = make_set(tmp_path)
+    now_s = time.monotonic()
+    stamper = Stamper(authority[1], limit_s=10)
+    stamper.run(0, "text")  # the library raises TypeError
+    stamper.pending[0] = Request(folder / "runset.json", 0, b"{}\n", now_s, now_s)
+    stamper.num_running = 1
+    stamper.collect()
+    assert "bytes" in anchors_of(folder)[0]["failure"] and stamper.num_running == 0
 
 
 def test_a_late_reply_says_so_and_bounds_no_interval(authority, tmp_path):
@@ -156,18 +187,42 @@ def test_a_folder_that_cannot_be_written_ends_nothing(authority, tmp_path, capfd
     assert said.out == "time-stamps: 0 of 1 were granted\n" and "cannot write anchors.jsonl" in said.err
 
 
-def test_a_process_that_is_killed_or_stopped_keeps_nobody_waiting(authority, tmp_path):
-    for number in (signal.SIGKILL, signal.SIGSTOP):
-        with anchoring(authority[1]) as anchors:
-            process = anchors.processes.processes[0]
-            until(lambda process=process: psutil.Process(process.pid).cmdline())
-            process.send_signal(number)
-            started = time.monotonic()
-            for _ in range(2000):
-                anchors.watch(tmp_path / "result_0.txt")
-            assert time.monotonic() - started < 2
-            if number == signal.SIGSTOP:
-                process.send_signal(signal.SIGCONT)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_keeps_nobody_waiting(authority, tmp_path, number, capfd):
+    folder = make_set(tmp_path)
+    with anchoring(authority[1], limit_s=2) as anchors:
+        process = anchors.processes.processes[0]
+        anchors.stamp(folder / "runset.json")
+        until(lambda: (folder / ANCHORS).exists())
+        process.send_signal(number)
+        started = time.monotonic()
+        for _ in range(2000):
+            anchors.watch(folder / "result_0.txt")
+        write_run(folder)
+        assert time.monotonic() - started < 2
+        ended = time.monotonic()
+    assert time.monotonic() - ended < 2.3
+    lines = [(one["line"], one.get("failure")) for one in anchors_of(folder)]
+    assert lines == [
+        (0, None),
+        *((line, "the process that asks the authority ended") for line in (2, 4, 5, 6)),
+    ]
+    assert capfd.readouterr().err.count("warning") == 1
+
+
+def test_ctrl_c_while_the_last_replies_are_missing_ends_at_once_and_writes_that_down(authority, tmp_path):
+    folder = make_set(tmp_path)
+    code = "import sys, pathlib; from common.run.sealing.anchoring import anchoring\n"
+    code += "with anchoring(sys.argv[1]) as anchors: anchors.stamp(pathlib.Path(sys.argv[2]))\n"
+    command = [sys.executable, "-c", code, f"{authority[1]}/hang", folder / "runset.json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as launcher:
+        until(lambda: psutil.Process(launcher.pid).children())
+        time.sleep(1.5)
+        started = time.monotonic()
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate()
+    assert time.monotonic() - started < 2
+    assert [one["failure"] for one in anchors_of(folder)] == ["no reply before the command ended"]
 
 
 ADDRESSES = (
