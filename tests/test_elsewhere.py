@@ -126,6 +126,13 @@ def test_folders_inside_the_repository_stay_in_the_command(tmp_path):
     )  # whose path compose_head makes relative
 
 
+def test_an_option_that_is_cut_short_keeps_its_folder_and_its_address_out_of_the_command():
+    loaded = load_config("language_bert", "optimized", size="mini", settings=[])
+    words = ["run", "--anch", "http://tsa.acme.example/key", "--resu=/lustre/acme", "--data", "--dry-run"]
+    command = launch.describe_command(words, loaded.config)
+    assert command == "ttt run --anch URL --resu=results --data --dry-run"
+
+
 def test_a_run_goes_on_from_its_checkpoint_after_the_data_have_moved():
     before, now = ({"benchmark": "x", "data": {"directory": place, "num_workers": 2}} for place in "ab")
     assert resume.run_recipe(before, 1, 1, "f", "s") == resume.run_recipe(now, 1, 1, "f", "s")

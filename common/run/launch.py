@@ -160,14 +160,18 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
 
 
 def describe_command(command: Sequence[str], config: RunConfig) -> str:
-    """Return a command as its log states it: a folder outside the repository by what it holds."""
+    """Return a command as its log states it: a folder outside the repository by what it holds.
+
+    argparse takes the first letters of an option for it.
+    """
     words, directory = ["ttt"], config.data.directory  # type: ignore[attr-defined]
     for before, word in zip(["", *command], command, strict=False):
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
-        if option == "--anchor" and value:  # may be known to a site alone, or hold a key
+        names = [name for name in (*FOLDERS, "--anchor") if len(option) > 2 and name.startswith(option)]
+        if names == ["--anchor"] and value:  # may be known to a site alone, or hold a key
             words.append(f"{option}=" * bool(equals) + "URL")
-        elif option in FOLDERS and value and not Path(value).resolve().is_relative_to(WORKSPACE):
-            words.append(f"{option}=" * bool(equals) + option.removeprefix("--"))
+        elif names and value and not Path(value).resolve().is_relative_to(WORKSPACE):
+            words.append(f"{option}=" * bool(equals) + names[0].removeprefix("--"))
         else:
             words.append(word.replace(f"{DIRECTORY}={directory}", f"{DIRECTORY}={name_data(directory)}"))
     return shlex.join(words)
