@@ -60,18 +60,23 @@ ANYWHERE = {  # kind -> how it looks, in any file
     r"|\bserial([-_ ]?(number|no))?\W{1,5}\w{0,9}\d{5}"
     r"|(?<![\w-])[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}(?![\w-])",
 }
-DOMAINS = (
+OF_COMPANIES = (
     "com|org|net|edu|gov|mil|io|ai|co|dev|app|cloud|info|biz|tech|eu|us|uk|de|fr|ch|at|it|es|nl|be|se|fi|dk|no|ie"
-    "|pl|cz|gr|hu|ro|ru|ua|tr|il|sa|ae|za|ca|mx|br|jp|cn|kr|tw|hk|sg|in|au|nz|press|internal|local|localdomain"
-    "|lan|corp|intranet|cluster"
+    "|pl|cz|gr|hu|ro|ru|ua|tr|il|sa|ae|za|ca|mx|br|jp|cn|kr|tw|hk|sg|in|au|nz|press"
 )
+DOMAINS = f"{OF_COMPANIES}|internal|local|localdomain|lan|corp|intranet|cluster"
 PUBLIC = (  # pages that logs, descriptions and time stamps name; a company's hosts are not among them
     r"(www\.)?(([\w-]+\.)?(apache|arxiv|doi|freetsa|mlcommons|mlperf|pypi|python|pytorch|wikipedia|wikimedia)\.org"
     r"|([\w-]+\.)?(github|githubusercontent|mosaicml)\.com|([\w-]+\.)?drand\.sh|(docs|developer)\.nvidia\.com"
     r"|(timestamp\.(digicert|sectigo|globalsign|entrust)|image-net|kaggle)\.(com|org|net)|huggingface\.co"
     r"|nvcr\.io|fast\.ai|proceedings\.mlr\.press)"
 )
-OWN = r"(?!localhost|127\.|0\.0\.0\.0|\[?::|none\b|null\b|not )"  # no name of another machine follows
+NOBODY = (  # stands where a name was
+    r"none\b|null\b|not |(redacted|removed|hidden|masked|withheld|undisclosed|unknown|anonymous"
+    r"|anonymi[sz]ed)(?!\w|[.-]\w)"
+)
+OWN = rf"(?!localhost|127\.|0\.0\.0\.0|\[?::|{NOBODY})"  # no name of another machine follows
+SIZE = r"\d{0,3}[GMT](i?B)?\b"  # GPU-80GB is no machine
 IN_LOGS = {  # also in what a run or a program wrote: code has such words for a reason
     "absolute path": rf"{ELSEWHERE.pattern}|(?<!\w)[A-Za-z]:[\\/]+\w|(?<![\w\\:.])\\\\[\w.-]{{1,99}}\\+[\w$]"
     r"|(?<![\w:/.+])//[\w.-]{1,99}/[\w$]",
@@ -82,7 +87,7 @@ IN_LOGS = {  # also in what a run or a program wrote: code has such words for a 
     "host name": rf"(?i)(?<![\w.@-])(?=[a-z0-9-]{{1,63}}\.[a-z0-9])"
     rf"(?!{PUBLIC}(?![\w-]|\.\w))([a-z0-9][a-z0-9-]{{0,62}}\.){{1,8}}({DOMAINS})"
     rf"(?![\w-]|\.\w)|\bip-\d+-\d+-\d+-\d+\b|(?<=://){OWN}[a-z0-9][\w-]*(?![\w.-])"
-    r"|(?<![\w.-])(dgx|hgx|nid|node|host|gpu|compute|worker|login)(-?0\d|-\d\d)|\b(dgx\d\d|nid\d{5})|\bslots=\d"
+    rf"|(?<![\w.-])(dgx|hgx|nid|node|host|gpu|compute|worker|login)(-?0\d|-\d\d)(?!{SIZE})|\b(dgx\d\d|nid\d{{5}})|\bslots=\d"
     rf"|(?<![\w-])(\w{{0,40}}_)?(host(name|s|list)?|node_?(name|list)|(master|topology)_(ip)?addr|node_ipaddr"
     rf"|fqdn|rdzv_endpoint){VALUE}{OWN}(?!\d+\b)[\w\[]"
     rf"|--?(master[_-]addr|rdzv[_-]endpoint|node_?list|hosts?){OPTION}{OWN}[\w\[]"
@@ -91,7 +96,7 @@ IN_LOGS = {  # also in what a run or a program wrote: code has such words for a 
     "placeholder": r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]*PLACEHOLDER|(?i:\byour_[a-z_]{1,99}_here\b)",
     "secret of the environment": rf"\b[A-Za-z]\w*_(KEY|TOKEN|SECRET|PASSWORD){VALUE}[^\s$\"'<({{]",
     "user name": rf"(?i)(?<![\w-])(\w{{1,20}}_)?(user(name)?|login|logname){VALUE}"
-    r"(?!none\b|null\b|not )[a-z_]"
+    rf"(?!{NOBODY})[a-z_]"
     r"|(?<=\w)@(?!v\d|sha\d+:)[a-z][\w-]*(?!\w|\.\w)",
 }
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|([/\"\\bfnrt]))")  # of JSON
@@ -101,6 +106,13 @@ VERSIONS = re.compile(
 )  # 9.1.0.70 looks like an address
 ANCHOR = '{"of":"'  # begins a line of anchors.jsonl, whose authority is public
 STAMP = re.compile(r'(?<=["0-9]),"(url":"https?://[\w.:-]{1,200}|reply":"[\w+/=]*)"(?=[,}])')
+ORGANIZATION = (
+    re.compile(  # the name of a company may be its domain: Lambda.ai; what stands before it is kept
+        r"(?i)((?<![a-z])(?:submission_org|submission_platform|submitter|system_name)[\"\\]{0,4}"
+        r"(?:,\s?[\"\\]{1,4}value[\"\\]{1,4})?\s?[:=]\s?[\"\\]{0,4}(?:[\w ,&()+-]{0,60}[ (])?)"
+        rf"[a-z0-9][a-z0-9-]{{0,62}}\.(?:{OF_COMPANIES})(?!\w|[.:/@-]\w)"
+    )
+)
 MAX_LENGTH = 20_000  # of a line; the longest that a run writes has a tenth of it
 SHOWN = 4  # first letters of a secret
 EVERY = {kind: re.compile(pattern) for kind, pattern in ANYWHERE.items()}
@@ -131,8 +143,15 @@ def leaks(text: str, *, is_log: bool) -> Iterator[Leak]:
         for kind, pattern in kinds.items():
             if kind == "IP address" and VERSIONS.match(line):
                 continue
-            if match := next(filter(None, map(pattern.search, forms)), None):
+            match = search(pattern, forms)
+            if match and kind == "host name":
+                match = search(pattern, [ORGANIZATION.sub(r"\1", form) for form in forms])
+            if match:
                 yield Leak(number, kind, printable(match.string[match.start() :][:SHOWN]))
+
+
+def search(pattern: re.Pattern[str], forms: list[str]) -> re.Match[str] | None:
+    return next(filter(None, map(pattern.search, forms)), None)
 
 
 def readings(line: str) -> list[str]:

@@ -10,7 +10,16 @@ import pytest
 
 from common.evidence.sealed.anchors import Anchor
 from common.evidence.sealed.seal import RUNS, SEAL
-from common.evidence.submission.leaks import ALSO_IN_LOGS, ESCAPE, EVERY, MAX_LENGTH, SHOWN, STAMP, leaks
+from common.evidence.submission.leaks import (
+    ALSO_IN_LOGS,
+    ESCAPE,
+    EVERY,
+    MAX_LENGTH,
+    ORGANIZATION,
+    SHOWN,
+    STAMP,
+    leaks,
+)
 from common.repository import ELSEWHERE, ROOT
 from tests.common.evidence.sealed.sealed_sets import seal_again, seal_folder, write_files
 from tests.common.evidence.submission.invented import HARMLESS, PLACES, SECRETS, invent
@@ -21,6 +30,7 @@ PATTERNS = [
     *ALSO_IN_LOGS.items(),
     ("absolute path", ELSEWHERE),
     ("stamp", STAMP),
+    ("organization", ORGANIZATION),
     ("escape", ESCAPE),
 ]
 BERT = "results/8xA100-optimized/bert"
@@ -115,6 +125,10 @@ HOSTILE = (
         "host_",
         "\t",
         '"a","reply":"',
+        "submission_org: a ",
+        "submitter: (",
+        "submitter: a-",
+        " gpu-00",
     ),
 )
 
