@@ -131,7 +131,7 @@ def stamps_are_in_order(anchored: Anchored) -> Iterator[Found]:
             yield place_of(anchored, before, f"{before.place} {late_s:.1f} s or more after {first.place}")
 
 
-# Replies that are missing.
+# Replies that are missing: a warning, because whoever removes one can state a failure in its place.
 
 
 def remove_stamp(good: Anchored) -> Anchored:
@@ -148,7 +148,9 @@ def every_place_is_stamped(anchored: Anchored) -> Iterator[Found]:
     missing = [place for place in anchored.places if (place.of, place.line) not in stamped]
     late = [stamp for stamp in anchored.good() if name_place(stamp) not in prompt]
     if missing:
-        text = f"{len(missing)} of {len(anchored.places)} have none, the first {missing[0]}"
+        bare = sum((place.of, place.line) not in anchored.explained for place in missing)
+        text = f"{len(missing)} of {len(anchored.places)} have none, {bare} without a reason; the first: "
+        text += str(missing[0])
         yield Found(0, text, path=anchored.path)
     if late:
         text = f"{len(late)} came more than {MAX_DELAY_MS / 1000:.0f} s late and bound no interval"

@@ -95,7 +95,8 @@ class Stamp(NamedTuple):
 class Anchored(NamedTuple):
     """A run set and the replies beside it; `places` are all that have, or lack, one.
 
-    `is_verified` is False where the library is not installed. `faults` are lines that cannot be read.
+    `is_verified` is False where the library is not installed. `faults` are lines that cannot be read,
+    `explained` the files and lines for whose missing reply a line states a reason.
     """
 
     run_set: RunSet
@@ -105,6 +106,7 @@ class Anchored(NamedTuple):
     stamps: tuple[Stamp, ...]
     faults: tuple[tuple[int, str], ...] = ()
     is_verified: bool = True
+    explained: frozenset[tuple[str, int]] = frozenset()
 
     def good(self) -> list[Stamp]:
         return [stamp for stamp in self.stamps if stamp.is_good]
@@ -162,36 +164,50 @@ class Source:
 
 
 def read_anchored(run_set: RunSet, roots: Sequence[Any] = ()) -> Anchored | None:
-    """Read the replies beside the results of a set; None where there are none. Never raises.
+    """Read the replies beside the results of a set; None where nobody asked for any. Never raises.
 
     `roots` are certificates that the authority must lead to; without any its identity is not verified.
     """
-    if run_set.lead.file is None or not (run_set.lead.file.parent / ANCHORS).exists():
+    if run_set.lead.file is None:
         return None
     path = run_set.lead.file.parent / ANCHORS
+    if not path.exists() and not any(map(asked_for_stamps, run_set.logs)):
+        return None
     source = Source(path.parent, run_set)
     sealed, places = read_sealed(path.parent), tuple(source.places.values())
     empty = Anchored(run_set, label(path), sealed, places, ())
     try:
-        lines = read_bytes(path, MAX_ANCHORS_BYTES).splitlines()
+        lines = read_bytes(path, MAX_ANCHORS_BYTES).splitlines() if path.exists() else []
         if len(lines) > MAX_ANCHORS:
             raise ValueError(f"more than {MAX_ANCHORS:,} lines")
     except ValueError as error:
         return empty._replace(faults=((0, str(error)),))
-    faults, stamps, is_verified = [], [], True
+    faults, stamps, is_verified, explained = [], [], True, set[tuple[str, int]]()
     for number, line in enumerate(lines, 1):
         try:
             anchor = Anchor.model_validate_json(line)
         except ValueError as error:
             faults.append((number, describe(error)))
             continue
-        if anchor.reply:
+        if not anchor.reply:
+            explained.add((anchor.of, anchor.line))
+        else:
             try:
                 stamps.append(read_stamp(number, anchor, source, roots))
             except ImportError:
                 is_verified = False
                 stamps.append(Stamp(number, anchor, None, source.compare(anchor), "", None))
-    return empty._replace(stamps=tuple(stamps), faults=tuple(faults), is_verified=is_verified)
+    return empty._replace(
+        stamps=tuple(stamps), faults=tuple(faults), is_verified=is_verified, explained=frozenset(explained)
+    )
+
+
+def asked_for_stamps(log: Log) -> bool:
+    """True if the command in the head of a log has --anchor, or its first letters."""
+    words = (word.partition("=")[0] for word in log.header("command").split())
+    return not log.is_resumed and any(
+        word.startswith("--a") and "--anchor".startswith(word) for word in words
+    )
 
 
 def read_stamp(number: int, anchor: Anchor, source: Source, roots: Sequence[Any]) -> Stamp:

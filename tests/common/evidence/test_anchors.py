@@ -102,9 +102,23 @@ def test_missing_and_late_replies_are_counted_in_a_warning(folder):
     _, findings = audit_anchors(folder)
     assert {(finding.rule, finding.severity) for finding in findings} == {("N905", "warning")}
     assert [finding.message.rpartition(": ")[2] for finding in findings] == [
-        "2 of 8 have none, the first result_0.txt line 49 (eval_accuracy)",
+        "result_0.txt line 49 (eval_accuracy)",
         "1 came more than 2 s late and bound no interval",
     ]
+    assert "2 of 8 have none, 1 without a reason" in findings[0].message
+
+
+@pytest.mark.parametrize("option", ["--anchor URL", "--anch=URL"])
+def test_a_set_that_asked_for_replies_and_has_no_file_of_them_has_a_warning(folder, option):
+    (folder / ANCHORS).unlink()
+    (run_set,) = load([folder])
+    assert read_anchored(run_set) is None
+    log = folder / "result_0.txt"
+    log.write_text(f"# command: ttt run resnet optimized {option}\n{log.read_text()}")
+    anchored, findings = audit_anchors(folder)
+    assert anchored.summary().startswith("0 of 8 places stamped")
+    assert [(finding.rule, finding.severity) for finding in findings] == [("N905", "warning")]
+    assert "8 of 8 have none, 8 without a reason" in findings[0].message
 
 
 def test_a_made_up_log_that_is_stamped_at_once_is_found(golden, tmp_path, authority):
