@@ -19,7 +19,7 @@ from common.repository import ROOT
 from common.run import launch, run_sets, set_folder
 from common.study.explore import page_data
 from common.training.load import load_config
-from tests.command import run
+from tests.command import TTT, run
 from tests.command import ttt_here as ttt
 
 HERE = "submission.hardware=here"
@@ -303,11 +303,11 @@ def test_the_tutorials_changed_run_leaves_the_plain_set_alone(tmp_path):
     own = tmp_path / "tiny.yaml"
     own.write_text("\n".join(["extends: optimized", *settings, "schedule: {warmup: 5ba}"]))
     where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
-    for changes in ([], ["optimizer.learning_rate=0.1"], []):
-        done = ttt("run", "language_bert", own, *where, "--size", "mini", "--set", HERE, *changes)
+    for changes in ([], ["optimizer.learning_rate=0.003"], []):
+        done = run(TTT, "run", "language_bert", own, *where, "--size", "mini", "--set", HERE, *changes)
         assert done.returncode == 0, done.stderr
     folders = {path.parent.parent.name for path in (tmp_path / "results").rglob("result_*.txt")}
-    assert folders == {"here-mini-tiny", "here-mini-tiny+optimizer.learning_rate=0.1"}
+    assert folders == {"here-mini-tiny", "here-mini-tiny+optimizer.learning_rate=0.003"}
     assert {path.stem for path in (tmp_path / "systems").iterdir()} == folders
     assert ttt("check", tmp_path / "results").returncode == 0
     plain = tmp_path / "results/here-mini-tiny/bert"
