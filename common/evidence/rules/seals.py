@@ -271,19 +271,19 @@ def seconds(time: str) -> float | None:
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
 
-@rule("C915", "error", SEALED, breaks=edit_list(end_early))
+@rule("C915", "warning", SEALED, breaks=edit_list(end_early))
 def logs_lie_between_start_and_end(sealing: Sealing) -> Iterator[Found]:
-    """The records of a log were written between the start and the end of its run."""
+    """The records of a log lie between the start and the end of its run, unless the clock was set."""
     for log, run in sealing.paired():
         if not log.times:
             continue
         start, end = seconds(run.started.time), seconds(run.ended.time) if run.ended else None
         first, last = log.times[0] / 1000, log.times[-1] / 1000
         if start is not None and not log.is_resumed and first < start - SLACK_S:
-            text = f"the first {start - first:.0f} s before the start ({RUNS}:{run.line})"
+            text = f"the first is {start - first:.0f} s before the start ({RUNS}:{run.line})"
             yield Found(log.records[0].line, text, log)
         if end is not None and last > end + SLACK_S:
-            text = f"the last {last - end:.0f} s after the end ({RUNS}:{run.end_line})"
+            text = f"the last is {last - end:.0f} s after the end ({RUNS}:{run.end_line})"
             yield Found(log.records[-1].line, text, log)
 
 
@@ -300,17 +300,18 @@ def runs_were_decided_before_results(sealing: Sealing) -> Iterator[Found]:
 
 @rule("C917", "warning", SEALED, breaks=lay_before_the_seal)
 def all_results_are_sealed(sealing: Sealing) -> Iterator[Found]:
-    """All results of a sealed set were made after its seal."""
-    return (Found(0, f"it lay there before {SEAL}", log) for log in sealing.unsealed)
+    """A sealed set holds no result that is older than its seal."""
+    return (Found(0, f"{name_of(log)} lay here before {SEAL} was written", log) for log in sealing.unsealed)
 
 
 @rule("C918", "warning", SEALED, breaks=edit_list(lambda lines: lines[:-1]))
 def started_runs_end(sealing: Sealing) -> Iterator[Found]:
-    """Every run that was started has ended, with a line in the list that says how."""
+    """The list of runs states the end of each run that it starts."""
     for run in sealing.unended:
         name = run.started.result
-        text = name if name in sealing.names else f"{name}, which is missing"
-        yield Found(run.line, f"not {text}; its launcher was killed, or it runs", path=sealing.place(RUNS))
+        text = "" if name in sealing.names else ", and this result is missing"
+        text = f"no line ends {name}{text}: its launcher was killed, or the run still goes on"
+        yield Found(run.line, text, path=sealing.place(RUNS))
 
 
 @rule(

@@ -71,6 +71,7 @@ def check_seal():
     ("rule", "code", "words"),
     [
         ("", 0, "sealed"),
+        ("C915", 0, "sealed"),  # as on an honest machine whose clock was set
         ("C916", 0, "sealed, extended after 4 runs"),
         ("C917", 0, "sealed, 1 not sealed"),
         ("C918", 0, "sealed, 1 never ended"),
@@ -86,6 +87,28 @@ def test_a_sealed_set_is_called_sealed_and_what_is_not_is_said(work, golden, rul
     assert (done.returncode, in_json) == (code, words)
     assert f"{FOLDER}: 5 logs; {words}; rules: " in done.stdout or words is None
     assert f" {rule} " in done.stdout or not rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        (
+            "C917",
+            f"{FOLDER}/result_4.txt: C917 warning A sealed set holds no result that is older than its seal: "
+            "result_4.txt lay here before runset.json was written (house: sealed run sets)",
+        ),
+        (
+            "C918",
+            f"{FOLDER}/runs.jsonl:9: C918 warning The list of runs states the end of each run that it starts: "
+            "no line ends result_4.txt: its launcher was killed, or the run still goes on (house: sealed run "
+            "sets)",
+        ),
+    ],
+)
+def test_warnings_of_a_seal_are_plain_sentences(work, golden, rule, line):
+    (about,) = [about for about in RULES if about.id == rule]
+    sealed_results(golden, about.breaks)
+    assert line in check_seal()[0].stdout.splitlines()
 
 
 def test_a_set_without_a_seal_is_as_before(work):
