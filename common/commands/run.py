@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
         return EXIT_OK
     loaded, num_ranks = launch.verify_recipe(loaded, args.nproc)
     if ranks.read_rank_info().rank:
-        return launch.take_part(args.hung_after)
+        return EXIT_OK if args.seal else launch.take_part(args.hung_after)
     print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
     run_set = launch.plan_run_set(
         loaded,
@@ -103,9 +103,9 @@ def main(args: argparse.Namespace) -> int:
         tuned_from=tuned_from,
     )
     check_data(loaded)
-    resume.check_options(args, run_set.num_runs)
+    resume.check_options(args, run_set)
     if args.seal:
-        return seal.seal_for_beacon(run_set, args.seal, args.anchor)
+        return seal.seal_for_beacon(run_sets.apply_options(run_set, args), args.seal)
     if args.seed_from:
         run_set = seal.derive_run_set(run_set, args.seed_from, continues=args.continues)
     with run_sets.lock_folders([run_set.directory] if args.continues else []):

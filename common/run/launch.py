@@ -96,8 +96,6 @@ def plan_run_set(
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
     num_runs = NUM_RUNS[name] if runs == "official" else int(runs)
-    if num_runs > 1 and ranks.read_rank_info().world_size > 1:
-        raise UserError("below torchrun or srun each start is one run", hint="use --runs 1")
     if cell:
         directory, why_apart = results / system.system_id(loaded.config, cell) / name, ""
     else:

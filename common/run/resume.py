@@ -36,13 +36,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_options(args: argparse.Namespace, num_runs: int) -> None:
-    """Raise UserError for options that name one run, given to a set."""
-    if args.index is not None and (num_runs > 1 or args.continues):
-        raise UserError("--index names one result; use it with --runs 1, without --continue")
+def check_options(args: argparse.Namespace, run_set: RunSet) -> None:
+    """Raise UserError for options that name one run, given to a set, and for others that contradict."""
+    if args.index is not None and (run_set.num_runs > 1 or args.continues or args.seal):
+        raise UserError("--index names one result; use it with --runs 1, without --continue or --seal")
     if args.resume is not None and (args.continues or args.seal):
         other = "--continue with a set" if args.continues else "--seal begins a set"
         raise UserError(f"--resume goes on with one run, {other}; choose one")
+    if args.seal and args.continues:
+        raise UserError("--seal begins a set, --continue goes on with one; choose one")
+    if run_set.num_runs > 1 and run_set.makes_one_run and not (args.seal or args.continues):
+        what = f"--runs {run_set.num_runs}: below torchrun or srun each start makes one run"
+        raise UserError(what, hint="with --continue each start makes the next run of the set")
 
 
 def last_checkpoint(result: Path) -> Path:

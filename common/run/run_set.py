@@ -54,6 +54,11 @@ class RunSet:
         """The ranks of a run."""
         return ranks.count_all(self.num_ranks)
 
+    @property
+    def makes_one_run(self) -> bool:
+        """True below torchrun or srun, where each start of the command makes one run."""
+        return self.world_size > self.num_ranks
+
 
 class Ended(NamedTuple):
     """The end of a run: its exit code, and what it counts as."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from common import repository
 from common.arguments import whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
@@ -75,7 +76,8 @@ def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
 def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
     """Apply the options to a set; `seed` is the first seed, if a person chose one.
 
-    Raises UserError for a fault of this machine, unless `--force` is given.
+    Raises UserError for a fault of this machine, unless `--force` is given, and below torchrun or srun where
+    no run is missing.
     """
     run_set = replace(
         run_set,
@@ -90,6 +92,8 @@ def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = 
         run_set = find_missing_runs(run_set, seed)
         more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
         print(f"{run_set.title}: {run_set.num_done} of {run_set.num_runs} runs are there{more}")
+        if run_set.makes_one_run and run_set.num_done == run_set.num_runs:  # the other ranks wait for one
+            raise UserError("no run is missing", where=repository.relative_path(run_set.directory))
     return run_set
 
 
@@ -164,12 +168,7 @@ def run_in_turn(
         codes.append(ended.code)
         outcomes[title][ended.outcome] += 1
 
-    turns = [
-        (run_set, number)
-        for number in range(max(run_set.num_runs for run_set in run_sets))
-        for run_set in run_sets
-        if run_set.num_done <= number < run_set.num_runs
-    ]
+    turns = list_turns(run_sets)
     for run_set in run_sets:
         seal.seal_set(run_set)
         anchors.stamp_seal(run_set.directory)
@@ -188,6 +187,17 @@ def run_in_turn(
             if run_set.num_runs > 1:
                 print(summarize(run_set, outcomes[run_set.title]), flush=True)
     return next((code for code in codes if code), EXIT_OK)
+
+
+def list_turns(run_sets: Sequence[RunSet]) -> list[tuple[RunSet, int]]:
+    """List the runs to make, one of each set in turn; below torchrun or srun the next run alone."""
+    turns = [
+        (run_set, number)
+        for number in range(max(run_set.num_runs for run_set in run_sets))
+        for run_set in run_sets
+        if run_set.num_done <= number < run_set.num_runs
+    ]
+    return turns[:1] if run_sets[0].makes_one_run else turns
 
 
 def summarize(run_set: RunSet, outcomes: Counter[str]) -> str:

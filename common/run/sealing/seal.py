@@ -241,14 +241,12 @@ def as_json(seal: Seal) -> str:
     return f"{seal.model_dump_json(indent=1)}\n"
 
 
-def seal_for_beacon(run_set: RunSet, beacon: str, anchor: str | None) -> int:
-    """Seal a set whose seeds a public value will give; returns the exit code. `anchor` may stamp the seal.
+def seal_for_beacon(run_set: RunSet, beacon: str) -> int:
+    """Seal a set whose seeds a public value will give, and let it be stamped; returns the exit code.
 
     Raises UserError where there is a seal.
     """
     folder = run_set.directory
-    if run_set.why_apart:
-        print(f"{run_set.why_apart}; this set goes to {os.path.relpath(folder)}")
     with lock_list(folder):
         if read_sealed(folder) is not None:
             raise UserError("this set is sealed already", where=repository.relative_path(folder / SEAL))
@@ -256,7 +254,7 @@ def seal_for_beacon(run_set: RunSet, beacon: str, anchor: str | None) -> int:
         write_text(folder / SEAL, text)
     print(f"{run_set.title}: {run_set.num_runs} runs are sealed in {os.path.relpath(folder / SEAL)}")
     print(f"SHA-256 {digest(text.encode())}")
-    with anchoring(anchor) as anchors:
+    with anchoring(run_set.anchor) as anchors:
         anchors.stamp_seal(folder)
     print(
         f"publish this hash before the value of '{beacon}' is known; then the same command with "

@@ -99,9 +99,9 @@ def test_a_sealed_set_is_called_sealed_and_what_is_not_is_said(work, golden, rul
         ),
         (
             "C918",
-            f"{FOLDER}/runs.jsonl:9: C918 warning The list of runs states the end of each run that it starts: "
-            "no line ends result_4.txt: its launcher was killed, or the run still goes on (house: sealed run "
-            "sets)",
+            f"{FOLDER}/runs.jsonl:9: C918 warning The list of runs states the end of each run that it starts:"
+            " no line ends result_4.txt: its launcher was killed, or the run still goes on "
+            "(house: sealed run sets)",
         ),
     ],
 )

@@ -20,6 +20,7 @@ from common.run.sealing import seal
 from common.training.load import load_config
 from tests.command import start
 from tests.common.run.test_faulty_disks import fill
+from tests.common.run.test_set_folder import leave_result
 from tests.runs import BERT, until
 
 pytestmark = pytest.mark.usefixtures("prepared_data")
@@ -180,6 +181,64 @@ def test_a_public_value_gives_the_seeds_of_a_set_that_was_sealed_before(tmp_path
     ):
         with pytest.raises(UserError, match="--seed-from"):
             dispatch([*command, *words])
+
+
+def refused(*words):
+    with pytest.raises(UserError) as told:
+        dispatch(["run", "language_bert", "baseline", "--size", "mini", *map(str, words)])
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--index", "3"], "without --continue or --seal"),
+        (["--continue"], "--seal begins a set"),
+        (["--resume", "result_0.txt"], "--seal begins a set"),
+    ],
+)
+def test_options_that_a_seal_cannot_keep_are_refused(tmp_path, words, why):
+    assert why in refused("--results", tmp_path, "--set", HARDWARE, "--seal", NAMED, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_set_is_sealed_on_no_machine_that_would_refuse_its_runs(mount_disk):
+    disk = mount_disk("2m")
+    assert "room for results" in refused("--results", disk, "--set", HARDWARE, "--seal", NAMED)
+    assert not list(disk.rglob(SEAL))
+
+
+def below_torchrun(monkeypatch, rank):
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_below_torchrun_each_start_makes_the_next_run_of_a_set_sealed_for_all(tmp_path, monkeypatch):
+    below_torchrun(monkeypatch, 1)
+    command = ["--set", HARDWARE, "--results", str(tmp_path), "--systems", str(tmp_path), "--runs", "3"]
+    sealing = ["run", "language_bert", "baseline", "--size", "mini", *command, "--seal", NAMED]
+    assert dispatch(sealing) == 0 and not list(tmp_path.iterdir())
+    below_torchrun(monkeypatch, 0)
+    assert dispatch(sealing) == 0
+    run_set = planned(tmp_path, runs="3")
+    sealed = read_sealed(run_set.directory)
+    assert (sealed.seal.num_runs, sealed.seal.ranks) == (3, 2)
+    for words in ([], ["--seed-from", "beacon:1f"]):
+        assert "makes one run; with --continue each" in refused(*command, *words)
+    expected = derive_seeds(sealed.digest, "1f", 3)
+    for number in range(3):
+        derived = seal.derive_run_set(planned(tmp_path, runs="3"), "1f", continues=True)
+        following = run_sets.find_missing_runs(derived)
+        assert following.num_done == number and list(following.seeds[number:]) == expected[number:]
+        assert [turn for _, turn in run_sets.list_turns([following])] == [number]
+        seal.seal_set(following)
+        lines = len(events(run_set.directory))
+        path = leave_result(following, ('"num_ranks", "value": 1', '"num_ranks", "value": 2'))
+        seal.start_run(following, number, path)
+        seal.end_run(following, path, Ended(0, "converged"))
+        assert events(run_set.directory)[lines]["seed"] == expected[number]
+    assert [event["event"] for event in events(run_set.directory)] == ["derived", *["started", "ended"] * 3]
+    assert "no run is missing" in refused(*command, "--seed-from", "beacon:1f", "--continue")
 
 
 @pytest.mark.slow
