@@ -18,7 +18,8 @@ TOTALS = {"resnet": 50000, "bert": OFFICIAL}  # images; masked tokens of the off
 def accuracy_is_a_fraction(log: Log) -> Iterator[Found]:
     """eval_accuracy is a number from 0 to below 1."""
     events = log.events("eval_accuracy")
-    if not events:
+    was_ended = log.is_ours and log.is_honest_miss and not log.came_to_its_end  # by a fault, and says so
+    if not events and not was_ended:
         yield Found(0, "no eval_accuracy")
     for event in events:
         accuracy = finite(event.value)

@@ -8,7 +8,7 @@ where the kind is a change of the list or of the seal. `recomputed` says what is
 import json
 
 from common.evidence.records import TOKEN
-from common.evidence.rules.rule import chain, edit, record_of, retime, time_of
+from common.evidence.rules.rule import chain, edit, record_of, retime
 from common.evidence.rules.sealed_files import (
     edit_event,
     edit_list,
@@ -21,7 +21,7 @@ from common.evidence.rules.sealed_files import (
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.seal import RUNS, derive_seeds
 from tests.common.evidence.forgeries import faster, lasts, other_seed, scaled
-from tests.common.evidence.sealed.sealed_sets import NO_HASH, bytes_of, numbered, seal_logs
+from tests.common.evidence.sealed.sealed_sets import NO_HASH, bytes_of, numbered, seal_logs, start_of
 
 
 def change_log(rng, files, change, name=None):
@@ -35,10 +35,6 @@ def number_anew(files, removed):
     """Remove results, and close up the numbers of the others."""
     kept = [files[name] for name in results_of(files) if name not in removed]
     return {name: lines for name, lines in files.items() if name not in results_of(files)} | numbered(kept)
-
-
-def start_of(lines):
-    return time_of(next(line for line in lines if TOKEN in line))
 
 
 def with_miss(rng, files):

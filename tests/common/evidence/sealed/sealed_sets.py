@@ -7,8 +7,8 @@ from pathlib import Path
 from common.evidence.log import parse_log
 from common.evidence.recipes import configuration_of
 from common.evidence.records import TOKEN
-from common.evidence.rules.rule import time_of
-from common.evidence.rules.sealed_files import bytes_of, seal_again
+from common.evidence.rules.rule import edit, record_of, retime, time_of
+from common.evidence.rules.sealed_files import bytes_of, extend, seal_again
 from common.evidence.sealed.seal import RUNS, SEAL, Ended, Seal, Started
 
 NO_HASH = "0" * 64
@@ -60,6 +60,27 @@ def seal_folder(folder):
     """Return the files of a sealed set of the results in a folder."""
     paths = sorted(Path(folder).glob("result_*.txt"))
     return seal_logs({path.name: path.read_text().splitlines() for path in paths})
+
+
+def kill(lines):
+    """Return the log of a run that a fault ended before its first evaluation."""
+    at = next(index for index, line in enumerate(lines) if '"key": "eval_start"' in line)
+    record = record_of(lines[-1]) | {"time_ms": time_of(lines[at - 1]) + 5}
+    record["metadata"] = {"file": "mllog.py", "lineno": 1, "status": "aborted", "reason": "ended by SIGKILL"}
+    return [*lines[:at], TOKEN + json.dumps(record)]
+
+
+def with_killed(logs, at):
+    """Return a sealed set in which run `at` was killed, so that one more was decided at the end."""
+    logs = sorted(logs, key=start_of)
+    killed = edit("seed", value=7)(kill(logs[at]))
+    shift = time_of(killed[-1]) - start_of(killed) + 5_000
+    later = [retime(lines, lambda ms: ms + shift) for lines in logs[at:]]
+    return extend(seal_logs(numbered([*logs[:at], killed, *later])))
+
+
+def start_of(lines):
+    return time_of(next(line for line in lines if TOKEN in line))
 
 
 def write_files(files, folder):

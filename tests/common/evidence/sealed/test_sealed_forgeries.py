@@ -5,12 +5,13 @@ from functools import cache
 
 import pytest
 
-from common.evidence.audit import audit_set, find_broken_rules
+from common.evidence.audit import audit, audit_set, find_broken_rules
 from common.evidence.log import load
+from common.evidence.rules.sealed_files import results_of
 from common.evidence.sealed.runs import read_sealing
 from tests.committed import committed_results
 from tests.common.evidence.sealed import sealed_forgeries
-from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
+from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, with_killed, write_files
 
 NUM_FORGERIES = 10
 
@@ -54,6 +55,19 @@ def test_an_honest_miss_breaks_no_rule_of_seals(tmp_path):
     for number, (run_set, files) in enumerate(honest_sets()):
         missed, _ = sealed_forgeries.with_miss(rng, files)
         assert broken_rules(read_set(missed, tmp_path / str(number), run_set.lead.folders)) == set()
+
+
+def test_a_run_that_was_killed_before_its_first_evaluation_breaks_no_rule_but_warnings(tmp_path):
+    for number, (run_set, files) in enumerate(honest_sets()):
+        folder = tmp_path / str(number)
+        killed = read_set(
+            with_killed([files[name] for name in results_of(files)], 1), folder, run_set.lead.folders
+        )
+        before, after = (
+            {f.rule for f in audit(one) if f.rule[0] != "Y" and f.severity == "error"}
+            for one in (run_set, killed)
+        )
+        assert after == before and read_sealing(killed).describe().startswith("sealed, extended after")
 
 
 @pytest.mark.parametrize("kind", sealed_forgeries.KINDS, ids=lambda kind: kind.__name__)
