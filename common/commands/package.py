@@ -1,8 +1,9 @@
 """Assemble results, code and systems as an MLPerf submission: <submitter>/{benchmarks,results,systems}.
 
 PATH is a run set, results/<system>/<resnet|bert>, or a folder of some; a set has exactly 5 runs (resnet) or
-10 (bert). The code is taken from the commit that the logs name, the description from systems/<system>.json
-beside results/.
+10 (bert). A sealed set of which a fault ended a run has more: those that the score counts keep their names,
+the others are packaged as uncounted_result_N.txt. The code is taken from the commit that the logs name, the
+description from systems/<system>.json beside results/.
 
 It is written when nothing is found: no error of our audit, none of the official package and repository
 checkers (rulesets 2.0.0, 2.1.0 and 4.0.0 for resnet, 2.1.0 and 5.0.0 for bert: those of the published runs,

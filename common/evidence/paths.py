@@ -10,6 +10,7 @@ from common.errors import UserError
 from common.evidence.records import TOKEN, printable
 
 STUDY = "study"  # the folder of studies in results/
+UNCOUNTED = "uncounted_"  # before the name of a result that a package holds and MLPerf does not count
 OTHERS = (  # benchmarks of MLPerf Training, by the names of their folders
     "ssd maskrcnn minigo dlrm dlrm_dcnv2 rnnt unet3d gpt3 gnn stable_diffusion llama2_70b_lora llama31_405b "
     "llama31_8b flux1 retinanet"
@@ -93,7 +94,12 @@ def _refuse_folder(error: OSError) -> None:
 
 
 def _is_result(name: str) -> bool:
-    return name.startswith("result_") and name.endswith(".txt")
+    return name.removeprefix(UNCOUNTED).startswith("result_") and name.endswith(".txt")
+
+
+def result_name(path: str | Path) -> str:
+    """Return the name under which a result was written, as the list of the runs of its set states it."""
+    return Path(path).name.removeprefix(UNCOUNTED)
 
 
 def label(path: Path) -> str:

@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
 from typing import NamedTuple
 
 from common.evidence.compare.factors import crossing
 from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.paths import result_name
 from common.evidence.recipes import all_differences, recipe_of
 from common.evidence.records import TOKEN
 from common.evidence.rules.rule import (
@@ -233,7 +233,7 @@ def numbers_begin_at_zero(logs: Sequence[Log]) -> Iterator[Found]:
 
 
 def numbers_of(logs: Sequence[Log]) -> set[int]:
-    names = (re.fullmatch(r"result_([0-9]{1,6})\.txt", PurePath(log.path).name) for log in logs)
+    names = (re.fullmatch(r"result_([0-9]{1,6})\.txt", result_name(log.path)) for log in logs)
     return {int(name[1]) for name in names if name}
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice, pairwise
 
 from common.evidence.log import Log
+from common.evidence.paths import result_name
 from common.evidence.recipes import all_differences, recipe_of
 from common.evidence.records import printable
 from common.evidence.rules.rule import Found, edit, rule
@@ -29,7 +30,7 @@ from common.evidence.rules.sealed_files import (
     swap_last_logs,
     unseal,
 )
-from common.evidence.sealed.runs import Run, Sealing, name_of, recipe_of_seal
+from common.evidence.sealed.runs import Run, Sealing, recipe_of_seal
 from common.evidence.sealed.seal import RUNS, SEAL, Derived, Extended, derive_seeds
 
 CHAIN = "house: chained logs"
@@ -132,7 +133,7 @@ def numbers_are_those_of_the_start(sealing: Sealing) -> Iterator[Found]:
             yield Found(
                 0, f"its '# started:' names no line of {RUNS}; line {run.line} starts this number", log
             )
-        elif run.started.result != name_of(log):
+        elif run.started.result != result_name(log.path):
             yield Found(0, f"it was started as {run.started.result} ({RUNS}:{run.line})", log)
 
 
@@ -301,7 +302,10 @@ def runs_were_decided_before_results(sealing: Sealing) -> Iterator[Found]:
 @rule("C917", "warning", SEALED, breaks=lay_before_the_seal)
 def all_results_are_sealed(sealing: Sealing) -> Iterator[Found]:
     """A sealed set holds no result that is older than its seal."""
-    return (Found(0, f"{name_of(log)} lay here before {SEAL} was written", log) for log in sealing.unsealed)
+    return (
+        Found(0, f"{result_name(log.path)} lay here before {SEAL} was written", log)
+        for log in sealing.unsealed
+    )
 
 
 @rule("C918", "warning", SEALED, breaks=edit_list(lambda lines: lines[:-1]))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StringConstraints
 
 from common.evidence.log import MAX_BYTES, Log, RunSet
-from common.evidence.paths import label
+from common.evidence.paths import label, result_name
 from common.evidence.records import Event, read_bytes
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.replies import MAX_REPLY_BYTES, Reply, read_reply
@@ -129,7 +129,7 @@ class Source:
 
     def __init__(self, folder: Path, run_set: RunSet) -> None:
         self.folder = folder
-        self.logs = {log.file.name: log for log in run_set.logs if log.file}
+        self.logs = {result_name(log.file): log for log in run_set.logs if log.file}
         self.lines: dict[str, list[bytes]] = {}
         self.digests: dict[tuple[str, int], str] = {}
 
@@ -146,7 +146,8 @@ class Source:
         """Return the SHA-256 of a line, or of the file; '' where it is not there."""
         if of not in self.lines:
             try:
-                data = read_bytes(self.folder / of, MAX_BYTES)
+                log = self.logs.get(of)
+                data = read_bytes(log.file if log and log.file else self.folder / of, MAX_BYTES)
                 self.lines[of] = [data, *data.splitlines(keepends=True)]
             except ValueError:
                 self.lines[of] = []

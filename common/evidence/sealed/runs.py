@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from common.evidence.log import Log, RunSet
-from common.evidence.paths import label
+from common.evidence.paths import label, result_name
 from common.evidence.recipes import Recipe, of_configuration, software
 from common.evidence.sealed.seal import Derived, Ended, Extended, Seal, SealedSet, Started, read_sealed
 
@@ -87,7 +86,9 @@ class Sealing:
 
     def lay_there(self, log: Log) -> bool:
         """True if a log lay in the folder before it was sealed."""
-        return self.seal is not None and name_of(log) in self.seal.unsealed and self.run_of(log) is None
+        return (
+            self.seal is not None and result_name(log.path) in self.seal.unsealed and self.run_of(log) is None
+        )
 
     @property
     def unended(self) -> list[Run]:
@@ -114,7 +115,7 @@ class Sealing:
         The head of a resumed log is that of the run from which it goes on.
         """
         named = None if log.is_resumed else self._by_digest.get(log.header("started"))
-        return named or self.last_by_name.get(name_of(log))
+        return named or self.last_by_name.get(result_name(log.path))
 
     def paired(self) -> Iterator[tuple[Log, Run]]:
         """Yield each log that has a line of the list, with its run."""
@@ -150,17 +151,13 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def name_of(log: Log) -> str:
-    return Path(log.path).name
-
-
 def read_sealing(run_set: RunSet) -> Sealing:
     """Read the seal and the list beside the results of a set."""
     file = run_set.lead.file
     sealed = read_sealed(file.parent) if file else None
     if file is None or sealed is None:
         return Sealing(run_set)
-    return Sealing(run_set, sealed, frozenset(path.name for path in file.parent.glob("result_*.txt")))
+    return Sealing(run_set, sealed, frozenset(map(result_name, file.parent.glob("*result_*.txt"))))
 
 
 def recipe_of_seal(seal: Seal) -> Recipe:

@@ -8,14 +8,20 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from common import yaml_file
 from common.arguments import spread_settings
 from common.evidence.compare.lines import convergence_lines
 from common.evidence.compare.rcp import compare_with_reference
-from common.evidence.log import NUM_RUNS, RunSet
-from common.evidence.score import UNVERIFIED, score
+from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.paths import UNCOUNTED, result_name
+from common.evidence.score import UNVERIFIED, Score, score, sort_by_launch, timed_logs
+from common.evidence.sealed.anchors import ANCHORS
+from common.evidence.sealed.runs import read_sealing
+from common.evidence.sealed.seal import RUNS, SEAL
 from common.evidence.submission.snapshot import Item
 from common.evidence.system import NOT_COLLECTED
 
@@ -25,6 +31,7 @@ INPUTS = {
     "resnet": "uint8 pixels (RGB), normalized to float32",
     "bert": "int64 token ids",
 }
+SEALED_FILES = (SEAL, RUNS, ANCHORS)  # beside the results of a sealed set
 CHECKPOINT = (
     "model.safetensors, made by init_datasets.sh of MLCommons' model.ckpt-28252 (BERT-large, phase 1)"
 )
@@ -42,6 +49,36 @@ class Entry:
     folder: str
     configuration: str
     implementation: str
+
+    @cached_property
+    def scored(self) -> Score:
+        return score(self.run_set)
+
+    @cached_property
+    def launched(self) -> list[Log]:
+        """The logs of the runs that are scored, by launch."""
+        return sort_by_launch(timed_logs(self.run_set.logs))
+
+    @property
+    def counted(self) -> list[Log]:
+        return [self.launched[index] for index in self.scored.counted]
+
+    @property
+    def sealed_files(self) -> list[Path]:
+        folder = self.run_set.lead.file.parent if self.run_set.lead.file else Path()
+        return [path for name in SEALED_FILES if (path := folder / name).is_file()]
+
+    @cached_property
+    def names(self) -> dict[Path | None, str]:
+        """The names of the results in the package: numbered from 0, or as the list of a sealed set has them.
+
+        A sealed set may have more results than count; the others get a name that no checker reads.
+        """
+        files = [log.file for log in self.run_set.logs]
+        if not self.sealed_files:
+            return {file: f"result_{index}.txt" for index, file in enumerate(files)}
+        counted = [log.file for log in self.counted]
+        return {file: UNCOUNTED * (file not in counted) + result_name(file) for file in files if file}
 
     @property
     def size(self) -> str:
@@ -124,9 +161,7 @@ def scripts(entry: Entry) -> dict[str, str]:
 
 def readme(entry: Entry) -> str:
     """Return the page of one run set: what was timed, how to repeat it, what came out."""
-    scored, lead = score(entry.run_set), entry.run_set.lead
-    times = [f"{m:.4f}" if math.isfinite(m) else "missed the target" for m in scored.run_minutes]
-    rows = [f"| result_{index}.txt | {time} |" for index, time in enumerate(times)]
+    scored, lead = entry.scored, entry.run_set.lead
     minutes = "no score" if scored.minutes is None else f"{scored.minutes:.4f} minutes"
     quality = "unknown" if scored.quality is None else f"{scored.quality:.6f}"
     lines = [
@@ -146,19 +181,34 @@ def readme(entry: Entry) -> str:
         f"Score: {minutes} (mean without the fastest and the slowest run); {UNVERIFIED} "
         f"Geometric mean of the final quality: {quality}; target {scored.target}.",
         "",
-        *closed_lines(entry.run_set),
-        *["| run | minutes |", "|---|---|", *rows],
-        "",
+        *closed_lines(entry),
+        *run_lines(entry),
         *["Merged configuration:", "", "```yaml", *lead.settings, "```"],
     ]
     return "\n".join(lines) + "\n"
 
 
-def closed_lines(run_set: RunSet) -> list[str]:
+def run_lines(entry: Entry) -> list[str]:
+    """Return the table of the runs by launch; say what is sealed, and which results do not count."""
+    lines = ["| run | minutes |", "|---|---|"]
+    for log, run in zip(entry.launched, entry.scored.runs, strict=True):
+        minutes = f"{run.minutes:.4f}" if math.isfinite(run.minutes) else "missed the target"
+        lines.append(f"| {entry.names[log.file]} | {minutes} |")
+    if seal := read_sealing(entry.run_set).describe():
+        lines += ["", f"The set is {seal}; `{RUNS}` lists every run that was started, and how it ended."]
+    if len(entry.names) > len(entry.counted):
+        lines += [
+            f"Of {len(entry.names)} results the {len(entry.counted)} consecutive ones with the median score "
+            f"count, where a run that missed is infinitely slow. Those named `{UNCOUNTED}*` do not."
+        ]
+    return [*lines, ""]
+
+
+def closed_lines(entry: Entry) -> list[str]:
     """Say how a full set of the closed division stands to MLCommons' reference convergence points."""
-    if run_set.is_proxy or not run_set.lead.is_closed:
+    if entry.run_set.is_proxy or not entry.run_set.lead.is_closed:
         return []
-    convergence = compare_with_reference(run_set.lead.benchmark, run_set.logs)
+    convergence = compare_with_reference(entry.benchmark, entry.counted)
     return [" ".join(" ".join(convergence_lines(convergence)).split()), ""]
 
 

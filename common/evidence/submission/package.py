@@ -21,15 +21,15 @@ from typing import IO
 from common.errors import UserError
 from common.evidence.audit import Finding, audit, audit_sets, find_broken_rules
 from common.evidence.log import NUM_RUNS, RunSet
-from common.evidence.paths import label
+from common.evidence.paths import UNCOUNTED, label
 from common.evidence.records import printable
 from common.evidence.rules.systems import read_description
-from common.evidence.sealed.anchors import ANCHORS
 from common.evidence.sealed.chain import is_chained
-from common.evidence.sealed.seal import RUNS, SEAL
+from common.evidence.sealed.runs import read_sealing
+from common.evidence.sealed.seal import SEAL
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
-from common.evidence.submission.material import Entry, implementation_readme, material
+from common.evidence.submission.material import SEALED_FILES, Entry, implementation_readme, material
 from common.evidence.submission.snapshot import Item, code, installed, logged_commit, resolve, tracked
 from common.repository import STATE
 
@@ -37,7 +37,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system,
 SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}")  # what its runs change stands in it, too
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}")
 RESULT = re.compile(r"result_[0-9]{1,4}\.txt")
-SEALED_FILES = (SEAL, RUNS, ANCHORS)  # beside the results of a sealed set
 MAX_BYTES = 50 * 2**20  # of a file; the official repository checker refuses more
 TAR_ENDINGS = (".tar.gz", ".tgz")
 OTHER_ARCHIVES = (".tar", ".zip", ".gz", ".xz", ".bz2", ".zst")
@@ -102,6 +101,7 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
     package.findings += map(str, _errors(audit_sets(run_sets)))
     for entry in entries:
         compare_submitters(package, entry, request)
+        package.notes += result_notes(entry)
         package.add(results(entry))
         package.add(material(entry, f"benchmarks/{entry.benchmark}/implementations"))
     for system in sorted({entry.system for entry in entries}):
@@ -152,11 +152,14 @@ def shape_findings(run_set: RunSet) -> list[str]:
         if not is_known or not entry.is_file(follow_symlinks=False):
             findings.append(f"{where}/{printable(entry.name)}: is not one of the results of this set")
     expected = NUM_RUNS[benchmark]
-    why = "; a sealed set keeps every run: make the set again in a new folder" * bool(
-        run_set.lead.header("seal")
-    )
-    if len(run_set.logs) != expected:
-        findings.append(f"{where}: {len(run_set.logs)} runs, and {benchmark} has exactly {expected}{why}")
+    seal = read_sealing(run_set).seal
+    num_ended = sum(log.came_to_its_end for log in run_set.logs)
+    if seal and len(run_set.logs) > expected:
+        if num_ended > max(seal.num_runs, expected):
+            what = f"{num_ended} runs came to their end, and {SEAL} decided {seal.num_runs}"
+            findings.append(f"{where}: {what}; make the set again in a new folder, without more runs")
+    elif len(run_set.logs) != expected:
+        findings.append(f"{where}: {len(run_set.logs)} runs, and {benchmark} has exactly {expected}")
     return findings
 
 
@@ -187,15 +190,9 @@ def compare_submitters(package: Package, entry: Entry, request: Request) -> None
 
 
 def results(entry: Entry) -> list[Item]:
-    """Return the logs as they are, renumbered from 0 in the order of their names.
-
-    Those of a sealed set keep their numbers, which its list states, and have its files beside them.
-    """
-    files = [log.file for log in entry.run_set.logs if log.file]
-    sealed = [path for name in SEALED_FILES if (path := files[0].parent / name).is_file()]
-    named = [(f"result_{index}.txt", file) for index, file in enumerate(files)]
-    if sealed:
-        named = [(file.name, file) for file in [*files, *sealed]]
+    """Return the logs as they are, by their names in the package, and the files of a sealed set."""
+    named = [(entry.names[log.file], log.file) for log in entry.run_set.logs if log.file]
+    named += [(path.name, path) for path in entry.sealed_files]
     return [
         Item(
             path=f"results/{entry.system}/{entry.benchmark}/{name}",
@@ -205,6 +202,14 @@ def results(entry: Entry) -> list[Item]:
         )
         for name, file in named
     ]
+
+
+def result_notes(entry: Entry) -> list[str]:
+    """Name the runs that missed their target, and those that a sealed set has beyond the ones that count."""
+    notes = [f"{log.path}: missed its target" for log in entry.run_set.logs if not log.is_converged]
+    named = [(log.path, entry.names[log.file]) for log in entry.run_set.logs]
+    extra = [(path, name) for path, name in named if name.startswith(UNCOUNTED)]
+    return notes + [f"{path}: does not count, and is packaged as {name}" for path, name in extra]
 
 
 def add_system(package: Package, entries: Sequence[Entry]) -> None:

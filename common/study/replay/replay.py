@@ -14,7 +14,7 @@ from common.evidence.compare.replayed import (
     verdict_lines,
 )
 from common.evidence.log import Log, read_log
-from common.evidence.paths import find_sets, label
+from common.evidence.paths import find_sets, label, result_name
 from common.evidence.sealed import seal
 from common.evidence.sealed.seal import BEACON, RUNS, SEAL
 from common.files import explain_os_error, make_folder
@@ -47,12 +47,12 @@ def choose(paths: Sequence[Path], drawn_by: str | None) -> list[Path]:
         where = f"{label(folder / fault.file)}:{fault.line}"
         raise UserError(fault.text, where=where, hint="a list that was changed draws nothing")
     ended = {event.result for _, event in sealed.events if event.event == "ended" and event.head}
-    if missing := sorted(ended - {file.name for file in files}):
+    if missing := sorted(ended - set(map(result_name, files))):
         raise UserError(f"{RUNS} names it, and it is not here", where=label(folder / missing[0]))
     if not ended:
         raise UserError("no run has ended", where=label(folder / RUNS))
     drawn = seal.draw(sealed.tip, value, sorted(ended))
-    return [folder / drawn]
+    return [file for file in files if result_name(file) == drawn]
 
 
 def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None) -> list[Replayed]:
