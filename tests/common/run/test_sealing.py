@@ -183,6 +183,45 @@ def test_a_public_value_gives_the_seeds_of_a_set_that_was_sealed_before(tmp_path
             dispatch([*command, *words])
 
 
+def test_a_run_whose_result_is_removed_while_it_runs_is_listed_as_lost(tmp_path):
+    run_set = planned(tmp_path, runs="1")
+    seal.seal_set(run_set)
+    path = launch.reserve(run_set.directory, None, launch.compose_head(run_set, ["run"]))
+    seal.start_run(run_set, 0, path)
+    path.unlink()
+    seal.end_run(run_set, path, launch.close_log(path, 0, "", path.name))
+    _, ended = events(run_set.directory)
+    assert (ended["outcome"], ended["head"]) == ("lost", "") and "was removed while it ran" in ended["reason"]
+
+
+def test_a_resumed_run_is_listed_with_the_result_from_which_it_goes_on(tmp_path):
+    run_set = planned(tmp_path, runs="1")
+    list_runs(run_set)
+    checkpoint = run_set.directory / "result_0.safetensors"
+    list_runs(replace(planned(tmp_path, runs="1"), seeds=run_set.seeds, checkpoint=checkpoint), "converged")
+    first, _, again, ended = events(run_set.directory)
+    assert (first["resumed"], again["resumed"]) == ("", "result_0.txt") and again["seed"] == first["seed"]
+    assert (ended["result"], ended["outcome"]) == ("result_1.txt", "converged")
+    sealed = read_sealed(run_set.directory)
+    assert sealed.faults == () and seal.decided_seeds(sealed) == list(run_set.seeds)
+
+
+def test_a_set_of_another_recipe_is_sealed_apart_and_has_seeds_of_its_own(tmp_path, capsys):
+    command = ["run", "language_bert", "baseline", "--size", "mini", "--results", str(tmp_path)]
+    command += ["--systems", str(tmp_path), "--runs", "3", "--seal", NAMED, "--set", HARDWARE]
+    assert dispatch(command) == 0 == dispatch([*command, "target=0.012"])
+    loaded = load_config("language_bert", "baseline", size="mini", settings=[HARDWARE, "target=0.012"])
+    other = launch.plan_run_set(loaded, results=tmp_path, runs="3", seed=None)
+    assert "baseline+target=0.012" in other.system
+    assert f"3 runs are sealed in {os.path.relpath(other.directory / SEAL)}" in capsys.readouterr().out
+    sets = [seal.derive_run_set(one, "1f", continues=False) for one in (planned(tmp_path, runs="3"), other)]
+    assert sets[0].directory != other.directory and not {*sets[0].seeds} & {*sets[1].seeds}
+    for run_set in sets:
+        seal.seal_set(run_set)
+        sealed = read_sealed(run_set.directory)
+        assert seal.decided_seeds(sealed) == derive_seeds(sealed.digest, "1f", 3) == list(run_set.seeds)
+
+
 def refused(*words):
     with pytest.raises(UserError) as told:
         dispatch(["run", "language_bert", "baseline", "--size", "mini", *map(str, words)])

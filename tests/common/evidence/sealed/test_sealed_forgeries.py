@@ -1,5 +1,6 @@
 """Ten forgeries of each kind, made of real logs that were sealed, are found; honest sealed sets pass."""
 
+import json
 import random
 from functools import cache
 
@@ -7,11 +8,24 @@ import pytest
 
 from common.evidence.audit import audit, audit_set, find_broken_rules
 from common.evidence.log import load
-from common.evidence.rules.sealed_files import results_of
+from common.evidence.rules.rule import add, retime
+from common.evidence.rules.sealed_files import (
+    bytes_of,
+    edit_event,
+    edit_last_log,
+    edit_list,
+    edit_seal,
+    rechained,
+    results_of,
+    seal_of,
+    state_in_head,
+)
+from common.evidence.sealed.chain import digest
 from common.evidence.sealed.runs import read_sealing
+from common.evidence.sealed.seal import RUNS
 from tests.committed import committed_results
 from tests.common.evidence.sealed import sealed_forgeries
-from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, with_killed, write_files
+from tests.common.evidence.sealed.sealed_sets import kill, numbered, seal_logs, with_killed, write_files
 
 NUM_FORGERIES = 10
 
@@ -68,6 +82,42 @@ def test_a_run_that_was_killed_before_its_first_evaluation_breaks_no_rule_but_wa
             for one in (run_set, killed)
         )
         assert after == before and read_sealing(killed).describe().startswith("sealed, extended after")
+
+
+def lose_last(lines):
+    return [*lines[:-1], edit_event(lines[-1], outcome="lost", head="")]
+
+
+def test_a_result_that_was_lost_is_missing(tmp_path):
+    for number, (run_set, files) in enumerate(honest_sets()):
+        lost = edit_list(lose_last)(files)
+        del lost[results_of(lost)[-1]]
+        assert broken_rules(read_set(lost, tmp_path / str(number), run_set.lead.folders)) == {"C906"}
+
+
+def with_resumed(files, seed=None):
+    """Return a sealed set whose last run was killed, and went on in a result with the head of the first."""
+    *logs, last = (files[name] for name in results_of(files))
+    resumed = add("eval_accuracy", key="resumed", value=7)(last)
+    sealed = seal_logs(numbered([*logs, kill(last), retime(resumed, lambda ms: ms + 1)]))
+    seeds = seal_of(sealed)["seeds"]
+    seed = seeds[-1] if seed is None else seed
+    facts = {"time": json.loads(sealed[RUNS][-3])["time"], "resumed": results_of(sealed)[-2], "seed": seed}
+    going_on = edit_event(sealed[RUNS][-2], **facts)
+    sealed = sealed | {RUNS: [*sealed[RUNS][:-2], going_on, sealed[RUNS][-1]]}
+    sealed = edit_seal(lambda seal: {"seeds": seeds[:-1], "num_runs": len(seeds) - 1})(sealed)
+    started = digest(bytes_of(sealed[RUNS][-4:-3]))
+    return edit_last_log(rechained(lambda lines: state_in_head(lines, started=started)))(sealed)
+
+
+def test_a_resumed_run_breaks_no_rule_of_seals_unless_it_has_another_seed(tmp_path):
+    for number, (run_set, files) in enumerate(honest_sets()):
+        folder, folders = tmp_path / str(number), run_set.lead.folders
+        honest = read_set(with_resumed(files), folder / "honest", folders)
+        assert broken_rules(honest) == set() and read_sealing(honest).describe() == "sealed"
+        assert honest.logs[-1].is_resumed and "T215" in {f.rule for f in audit(honest)}
+        other = read_set(with_resumed(files, seed=7), folder / "other", folders)
+        assert broken_rules(other) == {"C910", "C911"}
 
 
 @pytest.mark.parametrize("kind", sealed_forgeries.KINDS, ids=lambda kind: kind.__name__)
