@@ -151,7 +151,8 @@ def head_lines() -> list[str]:
 
 def relative_path(path: Path) -> str:
     """Make a path relative to the working folder; one outside the workspace stays as it is."""
-    return os.path.relpath(path) if path.resolve().is_relative_to(WORKSPACE) else str(path)
+    forms = (Path(os.path.abspath(path)), path.resolve())  # data/ may be a link to another disk
+    return os.path.relpath(path) if any(form.is_relative_to(WORKSPACE) for form in forms) else str(path)
 
 
 def relative_paths_in(text: str) -> str:

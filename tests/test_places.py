@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from common import repository
 from common.arguments import settle_folders
 from common.cli import find_part, make_parser
 from common.data.status import source_directory
@@ -97,6 +98,16 @@ def test_a_printed_path_is_one_from_here(tmp_path):
     assert Path(path).resolve().is_relative_to(results) and Path(path).is_file()
     assert Path(relative_path(ROOT / "README.md")).samefile(ROOT / "README.md")
     assert Path(relative_paths_in(f"{ROOT}/README.md: changed").partition(":")[0]).is_file()
+
+
+def test_a_link_to_another_disk_is_printed_from_here(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "data").symlink_to(tmp_path / "disk")
+    monkeypatch.setattr(repository, "WORKSPACE", clone)
+    assert relative_path(clone / "data/mini") == "../clone/data/mini"
+    assert relative_path(tmp_path / "disk/mini") == f"{tmp_path}/disk/mini"
 
 
 @pytest.mark.parametrize("part", ["fetch", "status"])
