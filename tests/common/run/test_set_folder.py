@@ -297,7 +297,7 @@ def test_a_copy_inside_of_another_repository_is_not_its_commit(tmp_path):
     assert state.commit == "unknown" and state.short == f"code={state.digest[:7]}"
 
 
-@pytest.mark.slow
+@pytest.mark.on_demand
 def test_the_tutorials_changed_run_leaves_the_plain_set_alone(tmp_path):
     settings = ("target: 0.01", "max_duration: 20ba", "evaluate_every: 20ba", "evaluate_from: 20ba")
     own = tmp_path / "tiny.yaml"

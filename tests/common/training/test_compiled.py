@@ -34,7 +34,7 @@ def prepared():
     ("name", "num_ranks"),
     [
         *(pytest.param("image_classification", num, marks=pytest.mark.on_demand) for num in (1, 2)),
-        ("language_bert", 1),
+        pytest.param("language_bert", 1, marks=pytest.mark.on_demand),
         ("language_bert", 2),
     ],
 )
