@@ -396,7 +396,7 @@ def test_the_audit_names_a_resumed_run_and_no_score_counts_it_unless_told_to(res
     folder, interrupted, path = resumed
     found = [finding for entry in audit_paths([folder]) for finding in entry.findings]
     errors = {(Path(each.path).name, each.rule) for each in found if each.severity == "error"}
-    assert errors == {("result_0.txt", "Q301"), ("result_1.txt", "T215")}  # Q301: it has no evaluation
+    assert errors == {("result_1.txt", "T215")}
     (both,) = read_sets([folder])
     alone, told = score(both), score(both, include_resumed=True)
     assert alone.minutes is None and len(alone.runs) == 1 and "1 resumed not counted" in alone.label
