@@ -1,7 +1,7 @@
-"""Makes the run of a log again, in a temporary folder: with its code, seed, configuration, ranks and threads.
+"""Makes the run of a log again in a temporary folder: with its code, seed, configuration, ranks and threads.
 
-The code is that of this clone where its digest is the one that the log states, else that of the log's commit,
-unpacked beside the run.
+The code in this clone makes it if its digest equals the log's. Otherwise the code of the log's commit does,
+which is unpacked into the temporary folder.
 """
 
 import importlib.util
@@ -11,11 +11,11 @@ import os
 import re
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from common import repository
@@ -25,6 +25,7 @@ from common.errors import EXIT_INTERRUPTED, UserError
 from common.evidence.log import Log, read_log
 from common.evidence.recipes import configuration_of
 from common.evidence.records import printable
+from common.files import explain_os_error
 from common.machine.hardware import count_gpus
 from common.repository import DATA, FOLDER, IS_INSTALLED, ROOT, WORKSPACE
 from common.run.supervision import supervise, temporary_environment
@@ -32,12 +33,14 @@ from common.run.supervision import supervise, temporary_environment
 DRIVER = Path(__file__).with_name("driver.py")
 COMMIT = re.compile(r"([0-9a-f]{40}) \((clean|modified)\)")
 OTHERS = ("MKL_NUM_THREADS", "OMP_THREAD_LIMIT")  # may set another number of threads than OMP_NUM_THREADS
-NEEDED = "common/run/run_sets.py"  # in the code that the driver can call
+NEEDED = "common/run/run_sets.py"  # the driver calls it
+NO_ROOM = "cannot write the files of the new run"
+FREE_ROOM = "free space there, or set TMPDIR to another folder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The parts of a log that make its run again; `commit` is '' where the code of this clone is its own."""
+    """All that it takes to make the run of a log again; `commit` is '' if the code in this clone made it."""
 
     log: Log
     configuration: dict[str, Any]
@@ -48,26 +51,22 @@ class Recipe:
     commit: str
 
     @property
-    def code(self) -> str:
-        return self.log.header("code")
-
-    @property
     def origin(self) -> str:
-        """Say in words what makes the run again."""
+        """Name code, seed, ranks and threads in words."""
         code = f"commit {self.commit[:7]}" if self.commit else "the code here"
         return f"{code}, seed {self.seed}, {self.ranks} rank(s), {self.threads} thread(s)"
 
 
 def read_recipe(log: Log, threads: int | None = None) -> Recipe:
-    """Read what makes a run again, with another number of `threads` if one is given.
+    """Read from a log how to make its run again; `threads` replaces the log's number of threads.
 
-    Raises UserError for a log that cannot be replayed on this machine, before anything is trained.
+    Raises UserError for a log that cannot be replayed on this machine.
     """
     if not log.is_ours or log.first("run_start") is None:
-        raise UserError("is no log of a run of this suite whose clock was started", where=log.path)
+        raise UserError("is no log of this suite, or its run ended before the clock started", where=log.path)
     if log.is_resumed:
-        what = "the run went on from a checkpoint, which is gone"
-        raise UserError(what, where=log.path, hint="replay a run that was made in one piece")
+        what = "the run was resumed from a checkpoint, which is gone"
+        raise UserError(what, where=log.path, hint="replay a run that was not resumed")
     configuration = configuration_of(log.settings)
     numbers = [log.value(key) for key in ("seed", "num_ranks", "num_threads", "num_accelerators")]
     if configuration is None or not all(type(number) is int and number >= 0 for number in numbers):
@@ -94,8 +93,8 @@ def check_torch() -> None:
 
 def check_gpus(log: Log, num_accelerators: int) -> None:
     if num_accelerators > count_gpus():
-        what = f"the run took {num_accelerators} GPU(s), here are {count_gpus()}"
-        raise UserError(what, where=log.path, hint="replay it on a machine that has them")
+        what = f"the run used {num_accelerators} GPU(s), this machine has {count_gpus()}"
+        raise UserError(what, where=log.path, hint="replay it on a machine with as many GPUs")
 
 
 def check_data(log: Log, configuration: dict[str, Any]) -> None:
@@ -108,53 +107,60 @@ def check_data(log: Log, configuration: dict[str, Any]) -> None:
     content = manifest.read_manifest(directory, hint=f"run: {command}")
     there, here = log.text("dataset_fingerprint"), str(content["fingerprint"])
     if there[:64] != here:
-        what = f"the run read data with the fingerprint {there or 'unknown'}, here is {here}"
+        what = f"the run read data with the fingerprint {there or 'unknown'}; these data have {here}"
         raise UserError(what, where=printable(named), hint="name the folder of its data with --data DIR")
     if damage := size == "mini" and manifest.list_damage(directory, content):
         raise UserError(damage[0], hint=f"run: {command}")
 
 
 def find_commit(log: Log) -> str:
-    """Return the commit whose code made a log; '' for the code that is here. Raises UserError without any."""
+    """Return the commit whose code made a log, '' for the code in this clone; UserError if it is not here."""
     stated, digest = log.header("commit"), log.header("code")
     state = repository.code_state()
     if digest and digest == state.digest:
         return ""
-    if IS_INSTALLED:
-        what = f"other code made it ({stated or digest}) than this installation is"
-        raise UserError(what, where=log.path, hint="replay it in a clone of this suite")
     match = COMMIT.match(stated)
-    if match is None or (match[2] == "modified" and not digest):
-        what = f"the code that made it is not known: commit {stated or 'not stated'}"
-        raise UserError(what, where=log.path, hint="replay a log that states a commit")
-    if state.commit == "unknown":
-        what = f"commit {match[1]} made it, and here is no git repository of this suite"
-        raise UserError(what, where=log.path, hint="replay it in a clone")
-    if not has_object(f"{match[1]}^{{commit}}"):
-        what, hint = (
-            "which this clone does not have",
-            f"git fetch origin {match[1]}, or git fetch --unshallow",
-        )
-        raise UserError(f"commit {match[1]} made it, {what}", where=log.path, hint=hint)
-    if not has_object(f"{match[1]}:{NEEDED}"):
+    if IS_INSTALLED:
+        what = f"this installation has other code than the run ({stated or digest})"
+        hint = "replay it in a clone of this suite"
+    elif match is None or (match[2] == "modified" and not digest):
+        what = f"the code of the run is not known: commit {stated or 'not stated'}"
+        hint = "replay a log that states a commit"
+    elif state.commit == "unknown":
+        what = f"commit {match[1]} made it, and this folder is no git clone of this suite"
+        hint = "replay it in a clone"
+    elif not has_commit(match[1]):
+        what = f"commit {match[1]} made it, which this clone does not have"
+        hint = f"type git fetch origin {match[1]}, or in a shallow clone git fetch --unshallow"
+    elif not read_commit(match[1], "ls-tree", match[1], "--", NEEDED):
         what = f"commit {match[1]} made it, which is older than {NEEDED} and cannot be called"
-        raise UserError(what, where=log.path, hint="replay a result of a later commit")
-    return match[1]
+        hint = "replay a result of a later commit"
+    else:
+        return match[1]
+    raise UserError(what, where=log.path, hint=hint)
 
 
-def has_object(name: str) -> bool:
-    """True if git knows a commit, or a file in one."""
+def has_commit(commit: str) -> bool:
     try:
-        repository.git(ROOT, "cat-file", "-e", name)
-    except (OSError, subprocess.CalledProcessError):
+        repository.git(ROOT, "cat-file", "-e", f"{commit}^{{commit}}")
+    except subprocess.CalledProcessError:
         return False
     return True
 
 
+def read_commit(commit: str, *words: str) -> bytes:
+    """Run a git command that reads a commit; UserError where it cannot, as in a partial clone."""
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        hint = "if this clone is partial, type git fetch --refetch --no-filter origin"
+        raise UserError(f"cannot be read by git ({reason})", where=f"the files of commit {commit}", hint=hint)
+    return done.stdout
+
+
 def unpack_commit(commit: str, folder: Path) -> Path:
-    """Unpack the files of a commit, without its results, beside links to the data; returns their folder."""
-    command = ["git", "-C", str(ROOT), "archive", commit, "--", ".", ":!results"]
-    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    """Unpack the files of a commit, without its results, and link the data beside them; returns `folder`."""
+    archive = read_commit(commit, "archive", commit, "--", ".", ":!results")
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(folder, filter="data")
     (folder / "data").symlink_to(repository.data_folder())  # code that knows no TTT_DATA reads there
@@ -163,27 +169,34 @@ def unpack_commit(commit: str, folder: Path) -> Path:
 
 @contextmanager
 def remade(recipe: Recipe) -> Iterator[Log]:
-    """Make a run again and yield its log, which is gone afterwards.
+    """Make a run again and yield its log, whose file is removed afterwards.
 
     Raises KeyboardInterrupt when the run was interrupted, UserError when it could not be made.
     """
-    with TemporaryDirectory(prefix="ttt-replay-", ignore_cleanup_errors=True) as temporary:
-        folder = Path(temporary)
-        code = unpack_commit(recipe.commit, folder / "code") if recipe.commit else ROOT
-        place = [name for name in (recipe.log.system, recipe.log.benchmark) if FOLDER.fullmatch(name)]
-        results = folder.joinpath("results", *place)
-        order, fault = folder / "order.json", folder / "fault"
-        facts = {
-            "name": recipe.log.path,
-            "code": recipe.code,
-            "configuration": recipe.configuration,
-            "seed": recipe.seed,
-            "ranks": recipe.ranks,
-            "directory": str(results),
-            "fault": str(fault),
-        }
-        order.write_text(json.dumps(facts), encoding="utf-8")
-        (folder / "temporary").mkdir()
+    with ExitStack() as stack:
+        with explain_os_error(NO_ROOM, "temporary files", hint=FREE_ROOM):
+            place = tempfile.gettempdir()
+        with explain_os_error(NO_ROOM, place, hint=FREE_ROOM):
+            folder = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="ttt-replay-", ignore_cleanup_errors=True)
+                )
+            )
+            code = unpack_commit(recipe.commit, folder / "code") if recipe.commit else ROOT
+            names = filter(FOLDER.fullmatch, (recipe.log.system, recipe.log.benchmark))
+            results = folder.joinpath("results", *names)
+            order, fault = folder / "order.json", folder / "fault"
+            facts = {
+                "name": recipe.log.path,
+                "code": recipe.log.header("code"),
+                "configuration": recipe.configuration,
+                "seed": recipe.seed,
+                "ranks": recipe.ranks,
+                "directory": str(results),
+                "fault": str(fault),
+            }
+            order.write_text(json.dumps(facts), encoding="utf-8")
+            (folder / "temporary").mkdir()
         for name in OTHERS:
             os.environ.pop(name, None)
         environment = temporary_environment(str(folder / "temporary")) | {

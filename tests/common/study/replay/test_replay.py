@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,11 +10,12 @@ import tempfile
 
 import pytest
 
-from common.errors import EXIT_INTERRUPTED
+from common.errors import EXIT_INTERRUPTED, UserError
+from common.evidence.log import read_log
 from common.evidence.sealed import seal
 from common.evidence.sealed.chain import digest
 from common.repository import DATA, ROOT, data_folder
-from common.study.replay import replay
+from common.study.replay import remake, replay
 from tests.command import one_line, run, start, ttt_here
 from tests.committed import committed_results
 from tests.runs import until
@@ -75,6 +77,42 @@ REFUSED = {  # what is wrong with a log -> edits, and a word of the line
 def test_a_log_that_cannot_be_replayed_is_refused_in_one_line_before_anything_is_trained(name, tmp_path):
     edits, word = REFUSED[name]
     assert word in one_line(ttt_here("replay", copy_of(tmp_path, *edits)))
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_without_room_for_temporary_files_one_line_names_the_folder(fault, mount_disk, monkeypatch):
+    """The files of a commit take more than 1 MiB."""
+    folder = mount_disk("1m")
+    if fault == "read-only":
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    line = one_line(ttt_here("replay", BERT))
+    assert f"{folder}: " in line and "TMPDIR" in line
+    assert list(folder.iterdir()) == []
+
+
+def test_without_any_folder_for_temporary_files_the_error_names_all_that_were_tried(monkeypatch):
+    """A file may have no bytes: Python finds no folder that it can write."""
+    recipe, limits = remake.read_recipe(read_log(BERT)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(UserError, match="temporary files: .*/var/tmp.*TMPDIR"), remake.remade(recipe):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("left_out", ["blob:none", "tree:0"])
+def test_a_clone_that_lacks_the_files_of_the_commit_is_refused_in_one_line(left_out, tmp_path, monkeypatch):
+    """A partial clone fetches files when git reads them: here from a repository that is gone."""
+    serve = "git -c uploadpack.allowFilter=true -c uploadpack.allowAnySHA1InWant=true upload-pack"
+    words = ("--quiet", "--bare", f"--filter={left_out}", f"--upload-pack={serve}")
+    git("clone", *words, f"file://{ROOT}", tmp_path / "clone")
+    git("-C", tmp_path / "clone", "config", "remote.origin.url", tmp_path / "gone")
+    monkeypatch.setattr(remake, "ROOT", tmp_path / "clone")
+    line = one_line(ttt_here("replay", BERT))
+    assert COMMIT in line and "git fetch --refetch" in line and "older" not in line
 
 
 def test_what_is_no_log_is_refused(tmp_path):
