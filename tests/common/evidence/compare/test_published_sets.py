@@ -155,6 +155,8 @@ def test_a_set_of_no_round_is_refused_in_one_line(golden, tmp_path):
             },
             "32x Xeon",
         ),
+        ({"accelerator_model_name": "H200", "accelerator_memory_capacity": "141.0GB"}, "8x H200 141 GB"),
+        ({"accelerator_model_name": "A100", "accelerator_memory_capacity": "1.80.5 GB"}, "8x A100"),
     ],
 )
 def test_devices_are_named_by_number_kind_and_memory(golden, fields, text):

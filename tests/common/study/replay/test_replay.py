@@ -103,6 +103,19 @@ def test_without_any_folder_for_temporary_files_the_error_names_all_that_were_tr
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_a_result_that_was_kept_is_compared_and_not_made_again(tmp_path):
+    """Its first loss was edited: a new run would not have it."""
+    kept = tmp_path / "reference-2cpu-mini-optimized" / "bert"
+    kept.mkdir(parents=True)
+    path = copy_of(kept, ('"key": "train_loss", "value": 5.17', '"key": "train_loss", "value": 6.17'))
+    before = path.read_bytes()
+    done = ttt_here("replay", BERT, "--keep", tmp_path)
+    assert done.returncode == 1 and "14,400 samples: 5.170782566070557 there, 6.17" in done.stdout, (
+        done.stdout
+    )
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("left_out", ["blob:none", "tree:0"])
 def test_a_clone_that_lacks_the_files_of_the_commit_is_refused_in_one_line(left_out, tmp_path, monkeypatch):
     """A partial clone fetches files when git reads them: here from a repository that is gone."""
