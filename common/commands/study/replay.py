@@ -1,14 +1,14 @@
-"""Make the run of a log again, and compare the two record by record.
+"""Make the run of a log again, and compare the two logs record by record.
 
-Code, seed, configuration, ranks and threads are those of the log, and so must be the data. The code is that
-here where its digest is the log's, else that of the log's commit, unpacked into a temporary folder. On the
-same hardware with the same versions the run repeats to the last bit. On other hardware losses and accuracies
-must agree within the stated tolerance. Times are shown, not compared.
+The new run has the code, seed, configuration, ranks and threads of the log; other prepared data than the
+log's are refused. If this clone has other code, that of the log's commit is unpacked into a temporary folder.
+On the same hardware with the same versions all losses and accuracies repeat to the last bit. On other
+hardware they must agree within the tolerance of the benchmark, if one is known. Times are printed only.
 
-A folder is a set, whose runs are made again in turn; --draw makes one of a sealed set, which the hash of
-its list of runs and a public value chose that came later.
+Of a folder all runs are made again. --draw makes one run of a sealed set again: VALUE, a public value that
+was not known when the set ended, and the hash of its list of runs choose it.
 
-The exit code is 1 if a run differs. It is 2 if one cannot be made again: no data, other data, no commit.
+The exit code is 1 if a run differs or nothing can be decided, 2 if a run cannot be made again.
 
 examples:
   ttt replay results/reference-2cpu-mini-optimized/bert/result_0.txt
@@ -18,6 +18,7 @@ examples:
 
 import argparse
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 from common.arguments import add_folders, add_json, whole_number
@@ -32,15 +33,11 @@ MAX_THREADS = 1024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a result file, or the folder of a set"
     parser.add_argument("results", metavar="RESULT", type=Path, nargs="+", help=text)
-    text = (
-        "of a sealed set the run that a public value draws, which came after the last line of its runs.jsonl"
-    )
+    text = "replay one run of a sealed set: the one that a public value draws, newer than its runs.jsonl"
     parser.add_argument("--draw", metavar="beacon:VALUE", help=text)
-    text = (
-        "keep the new results, as DIR/<system>/<resnet|bert>; one that lies there is compared, not made again"
-    )
+    text = "keep the new results in DIR/<system>/<resnet|bert>; a result that is there is not made again"
     parser.add_argument("--keep", type=Path, metavar="DIR", help=text)
-    text = "take another number than the run did: within the tolerance"
+    text = "use N threads instead of the log's number; then the tolerance applies"
     parser.add_argument("--threads", type=whole_number(1, MAX_THREADS), metavar="N", help=text)
     add_json(parser)
     add_folders(parser, "data")
@@ -48,10 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     files = replay.choose(args.results, args.draw)
-    if args.json:
-        with output_to_stderr():
-            replayed = replay.replay_all(files, threads=args.threads, keep=args.keep)
-        print(json.dumps({"replays": [as_json(entry) for entry in replayed]}, indent=1, allow_nan=False))
-    else:
+    with output_to_stderr() if args.json else nullcontext():
         replayed = replay.replay_all(files, threads=args.threads, keep=args.keep)
+    if args.json:
+        print(json.dumps({"replays": [as_json(entry) for entry in replayed]}, indent=1, allow_nan=False))
     return EXIT_OK if all(entry.is_accepted for entry in replayed) else EXIT_FINDINGS

@@ -1,7 +1,7 @@
 """Makes one run with the code in the working folder, which may be of an older commit than this file.
 
-A process of its own executes it as a script, with an order (JSON) as its argument. It keeps to names that
-every commit with `common/run/run_sets.py` has.
+`remake.py` starts it in a process of its own, with the path of an order (JSON). It uses only names that every
+commit with `common/run/run_sets.py` defines.
 """
 
 import json
@@ -17,15 +17,15 @@ from common.run import run_sets
 
 
 def make_run(order: dict[str, object]) -> int:
-    """Make the run that an order describes, to `directory`/result_0.txt; returns its exit code."""
+    """Make the run that an order describes and write `directory`/result_0.txt; returns its exit code."""
     digest = repository.code_state().digest
     if order["code"] and digest != order["code"]:
-        raise UserError(f"the code of its commit has the digest {digest}, the log states {order['code']}")
+        raise UserError(f"the code of its commit has the digest {digest}, but the log states {order['code']}")
     values, name = order["configuration"], str(order["name"])
     assert isinstance(values, dict)
     module = repository.benchmark_module(str(values["benchmark"]))
-    config = module.Config.model_validate(values)  # there, also in code without repository.config_class
-    run_set = vars(run_sets)["RunSet"](  # wherever it is defined there
+    config = module.Config.model_validate(values)  # older code has no repository.config_class
+    run_set = vars(run_sets)["RunSet"](  # defined in one of several modules, by commit
         loaded=Loaded(config=config, origins={}, changes=[], source=config.configuration),
         directory=Path(str(order["directory"])),
         num_runs=1,

@@ -1,4 +1,4 @@
-"""Replays a run, all runs of a set in turn, or the one that a public value draws."""
+"""Chooses the results to replay, makes each run again, and compares."""
 
 import shutil
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from common.study.replay import remake
 
 
 def choose(paths: Sequence[Path], drawn_by: str | None) -> list[Path]:
-    """Return the results to replay: files, those of folders, or the one that `beacon:VALUE` draws of a set.
+    """Return the result files that `paths` name, or the one that `drawn_by` (beacon:VALUE) draws from a set.
 
-    Raises UserError for a draw from a set that is not sealed, or that has not ended.
+    Raises UserError for a draw from a set that is not sealed, or of which no run has ended.
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
@@ -36,16 +36,16 @@ def choose(paths: Sequence[Path], drawn_by: str | None) -> list[Path]:
     if value == drawn_by or not value:
         raise UserError(f"expected {BEACON}VALUE", where=f"--draw {drawn_by}")
     if not all(path.is_dir() for path in paths) or len(folders) > 1:
-        raise UserError("draws from the folder of one set", where=f"--draw {drawn_by}")
+        raise UserError("expected the folder of one set to draw from", where=f"--draw {drawn_by}")
     folder = next(iter(folders))
     sealed = seal.read_sealed(folder)
     if sealed is None or sealed.seal is None:
-        what = f"is not sealed (no {SEAL}): a draw is over the list of its runs"
-        raise UserError(what, where=label(folder), hint="leave out --draw to replay its runs")
+        what = f"is not sealed: without {SEAL} no run can be drawn"
+        raise UserError(what, where=label(folder), hint="leave out --draw to replay all its runs")
     if sealed.faults:
         fault = sealed.faults[0]
         where = f"{label(folder / fault.file)}:{fault.line}"
-        raise UserError(fault.text, where=where, hint="a list that was changed draws nothing")
+        raise UserError(fault.text, where=where, hint="nothing is drawn from a list that was changed")
     ended = {event.result for _, event in sealed.events if event.event == "ended" and event.head}
     if missing := sorted(ended - set(map(result_name, files))):
         raise UserError(f"{RUNS} names it, and it is not here", where=label(folder / missing[0]))
@@ -56,7 +56,10 @@ def choose(paths: Sequence[Path], drawn_by: str | None) -> list[Path]:
 
 
 def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None) -> list[Replayed]:
-    """Replay results in turn, and print a verdict after each. Raises UserError before the first is made."""
+    """Replay results in turn, and print a verdict after each; with `keep`, keep the new results in a folder.
+
+    Raises UserError for a log that cannot be replayed, before the first run.
+    """
     recipes = [remake.read_recipe(read_log(file), threads) for file in files]
     here = describe_processor(hardware.host(WORKSPACE))
     replayed = []
@@ -65,7 +68,7 @@ def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None)
         kept = keep.joinpath(*filter(FOLDER.fullmatch, log.folders), Path(log.path).name) if keep else None
         print(f"{number} of {len(recipes)}: {log.path}, {recipe.origin}", flush=True)
         if others := differing_versions(log.header("versions"), system.versions_line()):
-            print(f"  not to the last bit: {'; '.join(others)}", flush=True)
+            print(f"  may not repeat to the last bit: {'; '.join(others)}", flush=True)
         if kept and kept.exists():
             again = read_log(kept)
         else:
