@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.evidence.compare.replayed import (
+    ACCURACY,
     LOSS,
     TOLERANCES,
     as_json,
@@ -194,15 +195,31 @@ def test_a_log_without_losses_decides_nothing(tmp_path):
 
 
 def test_replays_on_another_processor_lie_well_within_the_tolerance():
-    """The replays of results/replay were made where the processor was another one."""
+    for entry, loss, accuracy in measured("bert"):
+        assert entry["elsewhere"] and entry["accepted"]
+        assert loss < TOLERANCES["bert"].loss / 1.5 and accuracy < TOLERANCES["bert"].accuracy / 1.5
+
+
+def measured(benchmark):
+    """Yield each replay of results/replay, made on another processor, with its largest two distances."""
     for path in tracked("results/replay"):
-        benchmark = path.name.partition("-")[0]
-        for entry in json.loads(path.read_text())["replays"]:
+        for entry in json.loads(path.read_text())["replays"] if path.name.startswith(benchmark) else ():
             losses = [abs(now - there) / there for _, there, now in entry["losses"]]
             accuracies = [abs(now - there) for _, there, now in entry["accuracies"]]
-            assert entry["elsewhere"] and entry["accepted"] and len(losses) == len(accuracies) > 0
-            assert max(losses) < TOLERANCES[benchmark].loss / 1.5
-            assert max(accuracies) < TOLERANCES[benchmark].accuracy / 1.5
+            yield entry, max(losses), max(accuracies)
+
+
+def test_resnet_has_no_tolerance_that_tells_replays_on_another_processor_from_other_seeds():
+    """With the margin of 1.5 it would accept more than the 5 % of other seeds that BERT's may."""
+    replays = list(measured("resnet"))
+    loss, accuracy = (1.5 * max(replay[key] for replay in replays) for key in (1, 2))
+    pairs = []
+    for folder in {Path(entry["result"]).parent for entry, *_ in replays}:
+        logs = [read_log(path) for path in sorted((ROOT / folder).glob("result_*.txt"))]
+        pairs += [compare(a, b, OTHER) for a in logs for b in logs if a is not b]
+    near = [pair for pair in pairs if pair.largest(LOSS) <= loss and pair.largest(ACCURACY) <= accuracy]
+    assert all(entry["elsewhere"] for entry, *_ in replays) and "resnet" not in TOLERANCES
+    assert len(near) > 0.05 * len(pairs) > 0
 
 
 @pytest.mark.parametrize("system", BERT)
@@ -225,9 +242,8 @@ def test_on_another_processor_forged_logs_are_told_from_true_ones(system, tmp_pa
 def test_without_a_measured_tolerance_another_machine_decides_nothing(tmp_path):
     path = committed("reference-2cpu-mini-baseline", "resnet")
     log, again = read_log(path), edited(path, tmp_path, change("train_loss", lambda value: value * 1.0001))
-    assert "resnet" not in TOLERANCES
     replayed = compare(log, again, OTHER)
-    assert not replayed.is_accepted and "no tolerance of resnet" in verdict_lines(replayed)[0]
+    assert not replayed.is_accepted and "no tolerance for resnet" in verdict_lines(replayed)[0]
     assert replayed.largest(LOSS) == pytest.approx(1e-4)
     assert compare(log, log, OTHER).is_accepted
 
