@@ -106,12 +106,10 @@ VERSIONS = re.compile(
 )  # 9.1.0.70 looks like an address
 ANCHOR = '{"of":"'  # begins a line of anchors.jsonl, whose authority is public
 STAMP = re.compile(r'(?<=["0-9]),"(url":"https?://[\w.:-]{1,200}|reply":"[\w+/=]*)"(?=[,}])')
-ORGANIZATION = (
-    re.compile(  # the name of a company may be its domain: Lambda.ai; what stands before it is kept
-        r"(?i)((?<![a-z])(?:submission_org|submission_platform|submitter|system_name)[\"\\]{0,4}"
-        r"(?:,\s?[\"\\]{1,4}value[\"\\]{1,4})?\s?[:=]\s?[\"\\]{0,4}(?:[\w ,&()+-]{0,60}[ (])?)"
-        rf"[a-z0-9][a-z0-9-]{{0,62}}\.(?:{OF_COMPANIES})(?!\w|[.:/@-]\w)"
-    )
+ORGANIZATION = re.compile(  # a company's name may be its domain: Lambda.ai; what stands before it is kept
+    r"(?i)((?<![a-z])(?:submission_org|submission_platform|submitter|system_name)[\"\\]{0,4}"
+    r"(?:,\s?[\"\\]{1,4}value[\"\\]{1,4})?\s?[:=]\s?[\"\\]{0,4}(?:[\w ,&()+-]{0,60}[ (])?)"
+    rf"[a-z0-9][a-z0-9-]{{0,62}}\.(?:{OF_COMPANIES})(?!\w|[.:/@-]\w)"
 )
 MAX_LENGTH = 20_000  # of a line; the longest that a run writes has a tenth of it
 SHOWN = 4  # first letters of a secret
