@@ -139,7 +139,7 @@ def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
     figures = bench(tmp_path, "image_classification", *names)
     assert {rate["configuration"] for rate in figures["rates"]} == set(names)
     assert {rate["shape"] for rate in figures["rates"]} == {"56 px", "84 px", "112 px"}
-    assert all(rate["flops_share"] > 0 and rate["samples_per_s"] > 0 for rate in figures["rates"])
+    assert all(0 < rate["flops_share"] < 1 and rate["samples_per_s"] > 0 for rate in figures["rates"])
     assert any("loader" in name for name in figures["parts"])
     bench(tmp_path, "image_classification", *names, "--shapes", 56, "--no-parts")
     assert len(list(tmp_path.rglob("*.json"))) == 2
