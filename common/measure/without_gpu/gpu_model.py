@@ -99,15 +99,17 @@ def predict(
     device: str,
     shares: Shares | None = None,
     row: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    part: str = "training",
 ) -> Prediction:
     """Predict a training step of one shape, of figures of `ttt inspect compile`, on a device.
 
-    `shares` default to those fitted. `row` is that of a published rate: its devices, batch, and what it
-    does otherwise. Samples differ from those of the figures in number only: what the optimizer does is the
-    same for any number.
+    With `part` "evaluation" it is the evaluation of as many samples. `shares` default to those fitted. `row`
+    is that of a published rate: its devices, batch, and what it does otherwise. Samples differ from those of
+    the figures in number only: what the optimizer does is the same for any number.
     """
     sheet, assumed = load_rates()["devices"][device], load_rates()["assumed"]
-    counts, num_samples = figures["training"][shape], figures["batch_size"]
+    counts, num_samples = figures[part][shape], figures["batch_size"]
     shares = shares or fit_shares(sheet["architecture"])
     per_s = sheet["bandwidth"] * 1e9 * shares.bandwidth
     in_8_bits = (sheet["fp8"] or 0.0) * shares.fp8 * 1e12
@@ -184,9 +186,9 @@ def check_published() -> list[dict[str, Any]]:
     return [row | {"ratio": row["predicted_per_s"] / row["samples_per_s"]} for row in rows]
 
 
-def predict_devices(figures: Mapping[str, Any], shape: str) -> list[Prediction]:
+def predict_devices(figures: Mapping[str, Any], shape: str, part: str = "training") -> list[Prediction]:
     """Return the predictions for one device of each kind that has the architecture of the figures."""
-    return [predict(figures, shape, name) for name in list_devices(figures["architecture"])]
+    return [predict(figures, shape, name, part=part) for name in list_devices(figures["architecture"])]
 
 
 def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, batch: int) -> float | None:

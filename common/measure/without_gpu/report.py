@@ -143,14 +143,15 @@ def format_shape(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_predictions(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the predicted time of each shape of training on each device of the architecture."""
-    for shape in figures["training"]:
-        for prediction in gpu_model.predict_devices(figures, shape):
+    """Yield the predicted time of each shape of training, and of evaluation, on each device."""
+    rows = [(part, shape) for part in ("training", "evaluation") for shape in figures[part]]
+    for part, shape in rows:
+        for prediction in gpu_model.predict_devices(figures, shape, part):
             step_ms = prediction.step_ms
             parts = sorted(prediction.ms.items(), key=lambda part: -part[1])
             shares = [f"{name} {ms / step_ms:.0%}" for name, ms in parts if ms >= 0.02 * step_ms]
             yield (
-                f"  predicted on one {prediction.device}, {shape}: {step_ms:.1f} ms a step, "
+                f"  predicted on one {prediction.device}, {part}, {shape}: {step_ms:.1f} ms a step, "
                 f"{prediction.samples_per_s:,.0f} samples/s ({', '.join(shares)}); "
                 f"attack next: {prediction.next_class}"
             )
