@@ -119,7 +119,8 @@ class PackedBert(nn.Module):
         self.masked_tokens_only = False
         self.masked_round_to: int | str = 1  # sparse_head rounds their number up to a multiple of this
         self.transform_only = False  # in training the loss computes the product with the vocabulary
-        self.compiled: dict[str, Callable[..., Any]] = {}
+        self.compiled: dict[str, Callable[..., Any]] = {}  # of `embed`, `encoder_layer`, `call`, by name
+        self.compiled_for_evaluation: dict[str, Callable[..., Any]] = {}
 
     def forward(
         self,
@@ -140,10 +141,11 @@ class PackedBert(nn.Module):
         `needed_places` are the indices into K of the masked and then of the first tokens, None if all K are
         masked.
         """
-        compiled = self.compiled if self.training else {}  # evaluation has other shapes
-        layer_of = compiled.get("layer", encoder_layer)
+        compiled = self.compiled if self.training else self.compiled_for_evaluation
+        embed_tokens, layer_of = compiled.get("embed", embed), compiled.get("layer", encoder_layer)
+        head_of = compiled.get("head", call)
         slopes = getattr(self.bert.encoder, "alibi_slopes", None)
-        hidden = compiled.get("embed", self.embed)(input_ids, token_type_ids, position_ids)
+        hidden = embed_tokens(self.bert.embeddings, input_ids, token_type_ids, position_ids)
         *layers, last = self.bert.encoder.layer
         for layer in layers:
             hidden = layer_of(layer, hidden, sequences, None, slopes)
@@ -157,10 +159,10 @@ class PackedBert(nn.Module):
             first = hidden[first_tokens]
         head = self.cls.predictions
         if self.transform_only and self.training:
-            transformed = compiled.get("head", head.transform)(predicted)
+            transformed = head_of(head.transform, predicted)
             logits = transformed.to(autocast_dtype(transformed))
         else:
-            logits = compiled.get("head", head)(predicted)
+            logits = head_of(head, predicted)
         if not self.has_next_sentence:
             return Predictions(logits)
         pooled = self.bert.pooler.activation(self.bert.pooler.dense(first))
@@ -170,11 +172,15 @@ class PackedBert(nn.Module):
     def has_next_sentence(self) -> bool:
         return hasattr(self.cls, "seq_relationship")
 
-    def embed(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
-        embeddings = self.bert.embeddings
-        embedded = embeddings.word_embeddings(input_ids)
-        embedded = embedded + embeddings.token_type_embeddings(token_type_ids)
-        return embeddings.LayerNorm(embedded + embeddings.position_embeddings(position_ids))
+
+def embed(embeddings: Any, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
+    embedded = embeddings.word_embeddings(input_ids)
+    embedded = embedded + embeddings.token_type_embeddings(token_type_ids)
+    return embeddings.LayerNorm(embedded + embeddings.position_embeddings(position_ids))
+
+
+def call(module: nn.Module, hidden: Tensor) -> Any:
+    return module(hidden)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

@@ -18,7 +18,8 @@ default. Half-lives in epochs and training on the average are left out, both off
 
 # CUDA graphs (`compile` with reduce-overhead) read and write the trained parameters at fixed addresses. The
 # average is never swapped into the model: it is a second module with its own storage. An update writes in
-# place, between two replays. The average is evaluated eagerly: a deep copy has no compiled form.
+# place, between two replays. A model that was compiled as a whole has an eager copy; BERT's copy is called by
+# the compiled pieces of the model.
 
 import copy
 
@@ -36,10 +37,11 @@ def ema_smoothing(half_life_steps: float, every_steps: int) -> float:
 
 
 def copy_model(model: nn.Module) -> nn.Module:
-    """Return a copy without gradients, for evaluation."""
+    """Return a copy with no gradients, for evaluation.
+
+    Its parameters require gradients where the model's do: pieces compiled for the model then fit the copy.
+    """
     copies: dict[int, Tensor] = {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
-    for parameter in model.parameters():
-        copies[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
     return copy.deepcopy(model, copies)
 
 

@@ -37,7 +37,7 @@ def averaged(model: nn.Module) -> AveragedModel:
     """
     plain_mean = get_swa_avg_fn()  # type: ignore[no-untyped-call]
     # the default avg_fn fails on a GPU, at the integer counters of batch norm
-    return AveragedModel(model, avg_fn=plain_mean, use_buffers=True).requires_grad_(False)
+    return AveragedModel(model, avg_fn=plain_mean, use_buffers=True)
 
 
 class Swa(Method):

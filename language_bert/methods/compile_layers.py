@@ -1,12 +1,12 @@
 """Compile embeddings, encoder layer and head.
 
 What. Applies `torch.compile` to the pieces of the packed encoder instead of the whole: the 24 layers share
-one graph for each number of tokens, so compilation takes the time of one layer. All shapes are compiled in
-initialisation.
+one graph for each number of tokens, so compilation takes the time of one layer. Evaluation, whose numbers of
+tokens nobody knows before the data are read, has one graph for all. All are compiled in initialisation.
 Effect on quality. None except rounding: fused operations keep intermediate results in float32.
 Effect on time. Bias and GELU, and addition and LayerNorm, become one pass over memory each, forward and
 backward.
-Relieves. Forward pass, backward pass: memory traffic and the host.
+Relieves. Forward pass, backward pass, evaluation: memory traffic and the host.
 When not. CPUs without a C++ compiler. Needs `unpad` before it, with tokens rounded up to few shapes.
 Use. With the model: `model = unpad(model, round_to=2048)`, `compile_layers(model)`.
 Source. https://docs.pytorch.org/tutorials/recipes/regional_compilation.html; the fusions are those of MLPerf
@@ -24,7 +24,9 @@ from common.config.schema import Strict
 from common.methods.compile import compile_options
 from common.training.method import Method
 from language_bert.methods.unpad import require_packed
-from language_bert.model import PackedBert, encoder_layer
+from language_bert.model import PackedBert, call, embed, encoder_layer
+
+PIECES = {"embed": embed, "layer": encoder_layer, "head": call}
 
 
 def compile_layers(
@@ -32,21 +34,22 @@ def compile_layers(
     mode: str = "default",
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
+    *,
+    evaluation: bool = True,
 ) -> None:
-    """Compile the pieces of a packed encoder for training; evaluation stays eager.
+    """Compile the pieces of a packed encoder: for training each shape on its own, for evaluation all at once.
 
     The pieces stay whole under DDP, in the whole process: it still all-reduces layer by layer, and a cut
-    where a bucket ends would undo fusions.
+    where a bucket ends would undo fusions. A copy of the model, such as an average, uses them too.
     """
-    head = model.cls.predictions
-    pieces = {
-        "embed": model.embed,
-        "layer": encoder_layer,
-        "head": head.transform if model.transform_only else head,
-    }
     torch._dynamo.config.optimize_ddp = False
     arguments = {"fullgraph": True} | compile_options(mode, backend, options)
-    model.compiled = {name: torch.compile(piece, **arguments) for name, piece in pieces.items()}
+    model.compiled = {name: torch.compile(piece, **arguments) for name, piece in PIECES.items()}
+    if evaluation:
+        arguments |= {"dynamic": True}
+        model.compiled_for_evaluation = {
+            name: torch.compile(piece, **arguments) for name, piece in PIECES.items()
+        }
 
 
 class CompileLayers(Method):
@@ -65,6 +68,7 @@ class CompileLayers(Method):
         options: dict[str, bool | int | str] = Field(
             default={}, description="of Inductor, beside those of the mode, such as combo_kernels"
         )
+        evaluation: bool = Field(default=True, description="false evaluates eagerly")
 
     def model(self, model: nn.Module) -> nn.Module:
         compile_layers(require_packed(model, self), **self.settings.model_dump())

@@ -150,12 +150,16 @@ def train(name, rank_info):
         inputs = runs["eager"].prepare_batch(batch, runs["eager"].progress(step)).inputs
         shapes.add((*inputs.get("x", inputs.get("input_ids")).shape, len(inputs.get("needed", ()))))
     batches.close()
+    quality = {}
+    for kind, context in contexts.items():
+        with context():
+            quality[kind] = runs[kind].evaluate()
     changes = [
         torch.cat([value.detach().flatten() for value in run.model.parameters()]) for run in runs.values()
     ]
     outcome = {
         "losses": losses,
-        "quality": {kind: run.evaluate() for kind, run in runs.items()},
+        "quality": quality,
         "difference": float((changes[0] - changes[1]).norm() / changes[0].norm()),
         "shapes": sorted(shapes),
         "num_graphs": counters["stats"]["unique_graphs"],
