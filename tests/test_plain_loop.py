@@ -14,7 +14,6 @@ from transformers import BertConfig, BertForMaskedLM
 
 from common.training.card import PLACES, cards, plain_loop
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
 BACKEND = 'backend="aot_eager"'  # asks for no C++ compiler
 NO_COMPILER = {f"{name}(model)": f"{name}(model, {BACKEND})" for name in ("compile_model", "compile_layers")}
 NO_COMPILER["apply_ghost_batch_norm(model)"] = "apply_ghost_batch_norm(model, samples=2)"  # of a batch of 4

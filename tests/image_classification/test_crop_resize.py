@@ -109,6 +109,8 @@ assert "image_classification.kernels.crop_resize_triton" in sys.modules
 
 
 def test_the_kernel_computes_what_the_reference_does():
+    if pytest.importorskip("triton").__version__.startswith("3.6."):
+        pytest.skip("the interpreter of Triton 3.6 cannot count a loop with NumPy 2.4")
     run_interpreted(KERNEL_AGAINST_REFERENCE)
 
 

@@ -17,7 +17,6 @@ from language_bert.data.batches import IGNORED, random_batch, weigh_next_sentenc
 from language_bert.methods.unpad import unpad_batch
 from language_bert.model import build_bert, masked_lm_loss, spread_positions
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
 CPU = torch.device("cpu")
 MAX_LENGTH, VOCAB_SIZE = 37, 61  # primes: no shape is a multiple of anything
 SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 40}

@@ -20,8 +20,6 @@ from tests.language_bert.test_parity import (
     make_model,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
-
 
 def compiled(model):
     torch._dynamo.reset()

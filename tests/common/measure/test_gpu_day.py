@@ -13,7 +13,6 @@ from common.repository import ROOT
 from common.training.step import Training
 from tests.command import ttt_here
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
 STAGES = list(gpu_day.read_stages(0, 0.0))
 RATE = {"configuration": "optimized", "shape": "512 tokens", "samples_per_s": 600.0, "step_ms": 93.3}
 RATE |= {"flops_share": 0.5, "bytes_share": None, "memory_gb": 21.5}

@@ -21,8 +21,6 @@ from language_bert.methods.unpad import unpad_batch
 from language_bert.model import PackedBert
 from tests.language_bert.test_parity import CPU, MAX_LENGTH, VOCAB_SIZE, make_batch, make_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of torch's compiler
-
 
 @pytest.fixture
 def fused(monkeypatch):

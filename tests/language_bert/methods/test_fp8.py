@@ -18,7 +18,6 @@ from language_bert.probes import Probes, fp8_pair
 from tests.common.training import checkpointed
 from tests.language_bert.test_parity import apply_methods
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # of torch 2.11's compiler
 SETTINGS = ("model.num_hidden_layers=3", "methods.chunked_head=false")  # three layers, and logits
 
 
