@@ -15,7 +15,7 @@ from common.measure.without_gpu import gpu_model
 from common.measure.without_gpu.kernels import OPTIMIZER
 
 PAGE = Path(__file__).parents[1] / "README.md"
-BLOCK, OPTIMIZERS = "switches", "optimizers"
+BLOCK, EVALUATIONS, OPTIMIZERS = "switches", "evaluations", "optimizers"
 SHAPES = {"language_bert": "512 tokens", "image_classification": "176 px"}
 TORCH = "torch2.15"
 COUNTED = "sm_90"  # whose launches and bytes are shown
@@ -25,6 +25,8 @@ OPTIMIZER_FIGURES = {  # by optimizer: the beginning of their files' names, and 
     "decoupled_sgd": ("image_classification-baseline", "224 px"),
     "lars": ("image_classification-baseline-optimizer.name-lars", "224 px"),
 }
+
+EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
 
@@ -38,7 +40,21 @@ def write_table() -> str:
         kept = read(benchmark)
         for name in sorted(kept[COUNTED], key=lambda name: ("+" in name, size(kept[COUNTED][name]))):
             rows = [kept[architecture].get(name) for architecture in kept]
-            lines.append(write_row(name, [figures for figures in rows if figures], devices))
+            if EVALUATED_EAGERLY not in name:
+                lines.append(write_row(name, [figures for figures in rows if figures], devices))
+    return "\n".join(lines) + "\n"
+
+
+def write_evaluations() -> str:
+    """Return a row for an evaluation of BERT with compiled layers, and one without."""
+    devices = list(gpu_model.load_rates()["devices"])
+    titles = ["an evaluation of", "launches", "GB", *(f"{device}, ms" for device in devices)]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    kept = read("language_bert")
+    for eager in (name for name in kept[COUNTED] if EVALUATED_EAGERLY in name):
+        for name in (eager.partition("+")[0], eager):
+            rows = [kept[architecture][name] for architecture in kept]
+            lines.append(write_row(name, rows, devices, part="evaluation"))
     return "\n".join(lines) + "\n"
 
 
@@ -59,15 +75,15 @@ def size(figures: Figures) -> float:
     return float(figures["training"][SHAPES[figures["benchmark"]]]["gb"])
 
 
-def write_row(name: str, compiled: list[Figures], devices: list[str]) -> str:
+def write_row(name: str, compiled: list[Figures], devices: list[str], part: str = "training") -> str:
     """Return the row of a configuration, compiled for one architecture or more."""
     shape = SHAPES[compiled[0]["benchmark"]]
     predicted = {
         prediction.device: f"{prediction.step_ms:.1f} ({prediction.samples_per_s:,.0f}/s)"
         for figures in compiled
-        for prediction in gpu_model.predict_devices(figures, shape)
+        for prediction in gpu_model.predict_devices(figures, shape, part)
     }
-    (counts,) = (figures["training"][shape] for figures in compiled if figures["architecture"] == COUNTED)
+    (counts,) = (figures[part][shape] for figures in compiled if figures["architecture"] == COUNTED)
     base, _, switch = name.partition("+")
     title = f"{compiled[0]['benchmark']} `{base}`"
     if switch:
@@ -117,6 +133,7 @@ def write_apex(devices: list[str]) -> str:
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
     page = PAGE.read_text(encoding="utf-8")
-    for block, lines in ((BLOCK, write_table()), (OPTIMIZERS, write_optimizers())):
+    blocks = (BLOCK, write_table()), (EVALUATIONS, write_evaluations()), (OPTIMIZERS, write_optimizers())
+    for block, lines in blocks:
         page = fill_block(page, block, lines)
     save_text(PAGE, page)

@@ -143,7 +143,8 @@ def test_triton_is_named_where_it_is_not_installed(monkeypatch):
 def test_the_tables_of_methods_and_optimizers_are_those_of_the_committed_figures():
     text = table.PAGE.read_text(encoding="utf-8")
     assert fill_block(text, table.BLOCK, table.write_table()) == text
-    assert text.count("without `methods.") == 6
+    assert fill_block(text, table.EVALUATIONS, table.write_evaluations()) == text
+    assert text.count("without `methods.") == 7
     assert fill_block(text, table.OPTIMIZERS, table.write_optimizers()) == text
 
 
