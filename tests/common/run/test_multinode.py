@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.evidence.sealed.seal import read_sealed
 from common.repository import ROOT, benchmarks
 from tests.command import run, start
 from tests.runs import reason_of_abort, records, until
@@ -236,7 +237,10 @@ def test_one_allocation_checks_each_machine_and_then_makes_all_runs(tmp_path, al
     assert (tmp_path / "doctor.txt").read_text() == 2 * f"{checked} False\n"
     assert [call[:2] for call in calls] == 3 * [["--kill-on-bad-exit=1", "--cpu-bind=none"]]
     assert len(list((tmp_path / "systems").glob("*.json"))) == 1
-    check_results(tmp_path, allocation, 2)
+    log = check_results(tmp_path, allocation, 2)
+    sealed = read_sealed(log.parent)
+    assert sealed.seal.num_runs == 2
+    assert [event.event for _, event in sealed.events] == ["started", "ended"] * 2  # never extended
 
 
 def test_a_fault_of_a_machine_stops_before_anything_is_timed(tmp_path, allocation):
