@@ -135,7 +135,8 @@ def bench(folder, benchmark, *names):
 
 
 def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
-    names = ["baseline", "optimized+methods.blurpool=false"]
+    fp32 = "precision=fp32"  # not every processor has instructions for bf16
+    names = [f"baseline+{fp32}", f"optimized+methods.blurpool=false+{fp32}"]
     figures = bench(tmp_path, "image_classification", *names)
     assert {rate["configuration"] for rate in figures["rates"]} == set(names)
     assert {rate["shape"] for rate in figures["rates"]} == {"56 px", "84 px", "112 px"}

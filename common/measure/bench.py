@@ -65,7 +65,7 @@ def bench(
         first = next(iter(runs.values()))
         figures |= {"batch_size": first.config.global_batch_size, "peaks": asdict(peaks)}
         console.print(
-            f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a bfloat16 matrix "
+            f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a {peaks.dtype} matrix "
             f"product, {peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; "
             f"{first.config.global_batch_size} samples a step"
         )

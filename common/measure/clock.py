@@ -13,6 +13,8 @@ from typing import TypeVar
 
 import torch
 
+from common.machine.hardware import bf16_instructions
+
 WARM_UP_CALLS = 2  # compile, record and replay captured graphs, choose kernels
 GEMM_SIZE = {"cuda": 8192, "cpu": 1024}
 COPY_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
@@ -76,19 +78,24 @@ def interleave(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """The highest rates of this device that were measured: a bfloat16 matmul, and a copy (read and write)."""
+    """The highest rates of this device that were measured: a matmul, and a copy (read and write)."""
 
+    dtype: str  # of the matmul
     flops_per_s: float
     bytes_per_s: float
 
 
 class PeakLoad:
-    """The matmul and the copy that measure a device's peaks, on the same numbers on every device."""
+    """The matmul and the copy that measure a device's peaks, on the same numbers on every device.
+
+    A processor without instructions for bfloat16 emulates them, and multiplies float32 faster.
+    """
 
     def __init__(self, device: torch.device) -> None:
         size, num_bytes = GEMM_SIZE[device.type], COPY_BYTES[device.type]
         numbers = torch.randn(size, size, generator=torch.Generator().manual_seed(0))
-        self.matrix = numbers.bfloat16().to(device)
+        has_bf16 = device.type == "cuda" or bf16_instructions()
+        self.matrix = numbers.to(device, torch.bfloat16 if has_bf16 else torch.float32)
         self.product = torch.empty_like(self.matrix)
         self.source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self.target = torch.empty_like(self.source)
@@ -102,6 +109,7 @@ class PeakLoad:
     def measure(self, time_load: Callable[[Callable[[], object]], float]) -> Peaks:
         """Return the peaks, where `time_load` returns the seconds of one call of either."""
         return Peaks(
+            dtype=str(self.matrix.dtype).removeprefix("torch."),
             flops_per_s=2 * len(self.matrix) ** 3 / time_load(self.multiply),
             bytes_per_s=2 * len(self.source) / time_load(self.copy),
         )

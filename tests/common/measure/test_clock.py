@@ -40,3 +40,10 @@ def test_peaks_count_the_work_of_one_matmul_and_one_copy(monkeypatch):
     assert (peaks.flops_per_s, peaks.bytes_per_s, len(taken)) == (16**3, 1000, 2)
     assert torch.equal(load.product, load.matrix @ load.matrix) and torch.equal(load.target, load.source)
     assert torch.equal(load.matrix, clock.PeakLoad(CPU).matrix)  # devices are compared by a checksum
+
+
+@pytest.mark.parametrize(("instructions", "dtype"), [([], "float32"), (["amx_bf16"], "bfloat16")])
+def test_a_processor_without_bf16_multiplies_in_float32(monkeypatch, instructions, dtype):
+    monkeypatch.setattr(clock, "GEMM_SIZE", {"cpu": 16})
+    monkeypatch.setattr(clock, "bf16_instructions", lambda: instructions)
+    assert clock.measure_peaks(CPU).dtype == dtype

@@ -19,7 +19,7 @@ from common.training.method import Progress
 from common.training.probes import probes_of
 from common.training.registry import build_methods
 
-PEAKS = Peaks(flops_per_s=1.0, bytes_per_s=1.0)
+PEAKS = Peaks(dtype="float32", flops_per_s=1.0, bytes_per_s=1.0)
 NUM_LAYERS = 40
 
 
