@@ -61,7 +61,13 @@ ELSEWHERE = {  # commands that other tests, or a person, run
 }
 COVERED = {  # commands that only the test on demand runs: tests of the same verbs pass before every change
     "ttt accept --size mini": "tests/common/doctor/test_accept.py",
+    "ttt ablate": "tests/common/study/ablation",
     "ttt bench": "tests/test_cli.py",
+    "ttt doctor --quick": "tests/common/doctor",
+    "ttt estimate": "tests/common/study/predict",
+    "ttt export --to submission": "tests/common/evidence/submission",
+    "ttt run image_classification optimized --size mini --set": "tests/common/config",
+    "ttt sweep": "tests/common/study/test_sweep.py",
     "ttt run language_bert baseline --size mini -O1": "tests/common/study/tuning",
     "ttt run language_bert baseline+clip_gradients": "tests/common/config",
     "ttt compare language_bert baseline": "tests/common/study/compare",

@@ -14,7 +14,7 @@ from common.training.load import load_config
 from tests.common.training.test_distributed import ENVIRONMENT, TORCHRUN
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.on_demand,
     pytest.mark.skipif(bool(missing_compiler()), reason=f"{missing_compiler()} for torch.compile"),
 ]
 SCRIPT = Path(__file__).with_name("train_compiled.py")
@@ -30,14 +30,8 @@ def prepared():
         prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_ranks"),
-    [
-        *(pytest.param("image_classification", num, marks=pytest.mark.on_demand) for num in (1, 2)),
-        pytest.param("language_bert", 1, marks=pytest.mark.on_demand),
-        ("language_bert", 2),
-    ],
-)
+@pytest.mark.parametrize("name", benchmarks())
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_compiled_steps_are_those_of_the_eager_training(name, num_ranks, tmp_path):
     output = tmp_path / "outcome.pt"
     start = [sys.executable] if num_ranks == 1 else [*TORCHRUN, f"--nproc-per-node={num_ranks}"]
