@@ -31,30 +31,30 @@ EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
 
 
+def begin_table(subject: str) -> list[str]:
+    """Write the titles of a table and the line below them."""
+    titles = [subject, "launches", "GB", *(f"{device}, ms" for device in gpu_model.load_rates()["devices"])]
+    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+
+
 def write_table() -> str:
     """Return a row for `optimized` of each benchmark, and for each of its settings that was switched off."""
-    devices = list(gpu_model.load_rates()["devices"])
-    titles = ["a step of", "launches", "GB", *(f"{device}, ms" for device in devices)]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = begin_table("a step of")
     for benchmark in SHAPES:
         kept = read(benchmark)
         for name in sorted(kept[COUNTED], key=lambda name: ("+" in name, size(kept[COUNTED][name]))):
-            rows = [kept[architecture].get(name) for architecture in kept]
             if EVALUATED_EAGERLY not in name:
-                lines.append(write_row(name, [figures for figures in rows if figures], devices))
+                lines.append(write_row(name, kept, "training"))
     return "\n".join(lines) + "\n"
 
 
 def write_evaluations() -> str:
-    """Return a row for an evaluation of BERT with compiled layers, and one without."""
-    devices = list(gpu_model.load_rates()["devices"])
-    titles = ["an evaluation of", "launches", "GB", *(f"{device}, ms" for device in devices)]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    """Write a row for an evaluation of BERT with compiled layers, and one without."""
+    lines = begin_table("an evaluation of")
     kept = read("language_bert")
     for eager in (name for name in kept[COUNTED] if EVALUATED_EAGERLY in name):
         for name in (eager.partition("+")[0], eager):
-            rows = [kept[architecture][name] for architecture in kept]
-            lines.append(write_row(name, rows, devices, part="evaluation"))
+            lines.append(write_row(name, kept, "evaluation"))
     return "\n".join(lines) + "\n"
 
 
@@ -75,8 +75,9 @@ def size(figures: Figures) -> float:
     return float(figures["training"][SHAPES[figures["benchmark"]]]["gb"])
 
 
-def write_row(name: str, compiled: list[Figures], devices: list[str], part: str = "training") -> str:
-    """Return the row of a configuration, compiled for one architecture or more."""
+def write_row(name: str, kept: Mapping[str, Mapping[str, Figures]], part: str) -> str:
+    """Return the row of a configuration, of all architectures that it is compiled for."""
+    compiled = [by_name[name] for by_name in kept.values() if name in by_name]
     shape = SHAPES[compiled[0]["benchmark"]]
     predicted = {
         prediction.device: f"{prediction.step_ms:.1f} ({prediction.samples_per_s:,.0f}/s)"
@@ -91,14 +92,13 @@ def write_row(name: str, compiled: list[Figures], devices: list[str], part: str 
             f"without `{switch.removesuffix('=false')}`" if switch.endswith("=false") else f"with `{switch}`"
         )
     cells = [title, f"{counts['launches']:,.0f}", f"{counts['gb']:.1f}"]
-    return f"| {' | '.join(cells + [predicted.get(device, '-') for device in devices])} |"
+    cells += [predicted.get(device, "-") for device in gpu_model.load_rates()["devices"]]
+    return f"| {' | '.join(cells)} |"
 
 
 def write_optimizers() -> str:
     """Return a row for each optimizer: what a step of it alone launches and moves, and predicted times."""
-    devices = list(gpu_model.load_rates()["devices"])
-    titles = ["the optimizer of a step", "launches", "GB", *(f"{device}, ms" for device in devices)]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = begin_table("the optimizer of a step")
     for name, (stem, shape) in OPTIMIZER_FIGURES.items():
         compiled = {
             architecture: gpu_model.load_counts(f"{architecture}/{stem}-{TORCH}.json")
@@ -115,17 +115,18 @@ def write_optimizers() -> str:
             str(counts["launches"]),
             f"{counts['gb']:.1f}",
         ]
-        lines.append(f"| {' | '.join(cells + [predicted[device] for device in devices])} |")
-    return "\n".join([*lines, write_apex(devices)]) + "\n"
+        lines.append(
+            f"| {' | '.join(cells + [predicted[device] for device in gpu_model.load_rates()['devices']])} |"
+        )
+    return "\n".join([*lines, write_apex()]) + "\n"
 
 
-def write_apex(devices: list[str]) -> str:
+def write_apex() -> str:
     """Write the row of `fused_lamb`, by the bytes that the source of Apex's kernels reads and writes."""
     rates = gpu_model.load_rates()
     gigabytes = scaling.OPTIMIZER_BYTES["fused_lamb"] * rates["parameters"]["bert"] / 1e9
     cells = ["`fused_lamb`, language_bert, from its source", "-", f"{gigabytes:.1f}"]
-    for device in devices:
-        sheet = rates["devices"][device]
+    for sheet in rates["devices"].values():
         shares = gpu_model.fit_shares(sheet["architecture"])
         cells.append(f"{gigabytes / (sheet['bandwidth'] * shares.bandwidth) * 1e3:.1f}")
     return f"| {' | '.join(cells)} |"
