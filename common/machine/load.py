@@ -28,7 +28,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 LOOK_S = 0.3  # in which a hundred ticks a second still tell a busy core from an idle one
 NAMES_S = 0.15  # to find the busiest program
 NUM_LOOKS = 3  # before other programs are believed to stay
-BUSY_SHARE = 0.1  # of a core, which a program needs to be named
+BUSY_PERCENT = 10  # of a core, which a program needs to be named
 NAMED = 3
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
 
@@ -190,21 +190,15 @@ def look(meter: Meter | None = None) -> Load | None:
 
 def busy_programs() -> list[str]:
     """Name, without arguments, the other programs that use the most of a core now."""
-    started, before = time.monotonic(), program_seconds()
+    list(psutil.process_iter(["cpu_percent"]))  # begins to count
     time.sleep(NAMES_S)
-    now, elapsed = program_seconds(), time.monotonic() - started
-    shares = [((now[key] - before[key]) / elapsed, key[1]) for key in now.keys() & before.keys()]
-    busy = sorted((entry for entry in shares if entry[0] >= BUSY_SHARE), reverse=True)
-    return [f"{name} {share:.0%}" for share, name in busy[:NAMED]]
-
-
-def program_seconds() -> dict[tuple[int, str], float]:
-    """Map number and name of each other program to its CPU seconds."""
-    return {
-        (program.pid, program.info["name"]): sum(program.info["cpu_times"][:2])
-        for program in psutil.process_iter(["cpu_times", "name"])
-        if program.pid != os.getpid() and program.info["cpu_times"]
-    }
+    percents = [
+        (program.info["cpu_percent"] or 0.0, program.info["name"])
+        for program in psutil.process_iter(["cpu_percent", "name"])
+        if program.pid != os.getpid()
+    ]
+    busy = sorted((entry for entry in percents if entry[0] >= BUSY_PERCENT), reverse=True)
+    return [f"{name} {percent:.0f}%" for percent, name in busy[:NAMED]]
 
 
 def may_choose_threads() -> bool:

@@ -15,7 +15,7 @@ from common.training.ranks import STORE, RankInfo
 from tests.command import run
 
 GPU = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
-TWO_NODES = {0: "0-3,8-11\n", 1: "4-7,12-15\n"}
+TWO_NODES = {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}}
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def bound(monkeypatch):
 def machine(folder, nodes, node_of_gpu):
     """Write the kernel's files of a machine with these nodes, and the node of its GPU."""
     for number, processors in nodes.items():
-        (folder / f"devices/system/node/node{number}").mkdir(parents=True)
-        (folder / f"devices/system/node/node{number}/cpulist").write_text(processors)
+        for name in ("cpulist", "cpumap", *(f"cpu{processor}" for processor in processors)):
+            (folder / f"devices/system/node/node{number}" / name).mkdir(parents=True)
     (folder / "bus/pci/devices/0000:3b:00.0").mkdir(parents=True)
     (folder / "bus/pci/devices/0000:3b:00.0/numa_node").write_text(f"{node_of_gpu}\n")
     return folder
@@ -40,15 +40,14 @@ def machine(folder, nodes, node_of_gpu):
 @pytest.mark.parametrize(
     ("nodes", "node_of_gpu", "expected"),
     [
-        (TWO_NODES, 1, {4, 5, 6, 7, 12, 13, 14, 15}),
-        (TWO_NODES, 0, {0, 1, 2, 3, 8, 9, 10, 11}),
-        (TWO_NODES | {2: "\n"}, 0, {0, 1, 2, 3, 8, 9, 10, 11}),
-        (TWO_NODES | {2: "\n"}, 2, set()),  # the memory of a GPU is a node without processors
+        (TWO_NODES, 0, TWO_NODES[0]),
+        (TWO_NODES, 1, TWO_NODES[1]),
+        (TWO_NODES | {2: ()}, 2, set()),  # the memory of a GPU is a node without processors
         (TWO_NODES, -1, set()),  # the kernel does not know
         (TWO_NODES, "?", set()),
-        ({0: "0-15\n"}, 0, set()),  # one node
-        ({0: "0-7\n", 1: "16-31\n"}, 1, set()),  # which this process may not use
-        ({0: "0-7\n", 1: "9,14-31\n"}, 1, {9, 14, 15}),
+        ({0: range(16)}, 0, set(range(16))),  # one node
+        ({0: range(8), 1: range(16, 32)}, 1, set()),  # which this process may not use
+        ({0: range(8), 1: {9, *range(14, 32)}}, 1, {9, 14, 15}),
     ],
 )
 def test_a_rank_is_bound_to_the_node_of_its_gpu(nodes, node_of_gpu, expected, bound, tmp_path):

@@ -38,6 +38,7 @@ def test_every_field_is_filled_and_nothing_private_is_collected(monkeypatch):
 def test_a_machine_without_tools_says_why_in_each_field(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(hardware, "cpu_info", dict)
+    monkeypatch.setattr(hardware, "CPUS", Path("/no/such/folder"))
     found = json.loads(ttt("system").stdout)
     assert problems(found) == []
     assert found["host_storage_type"] == "not collected: lsblk shows no disk"
