@@ -73,7 +73,8 @@ def main(args: argparse.Namespace) -> int:
     os.environ.update(devices.ALONE)  # srun starts one of these for each node: it is no rank of a run
     folder = repository_path("report") / "accept"
     acceptance.check_place(args.out, folder)
-    request = acceptance.Request(
+    stream = sys.stderr if args.json else sys.stdout
+    accepted = acceptance.Acceptance(
         benchmarks=args.benchmarks,
         size=args.size,
         num_asked=args.nproc,
@@ -82,9 +83,8 @@ def main(args: argparse.Namespace) -> int:
         seconds=args.seconds,
         is_quick=args.quick,
         results=args.results,
+        report=lambda line: print(line, file=stream, flush=True),
     )
-    stream = sys.stderr if args.json else sys.stdout
-    accepted = acceptance.Acceptance(request, lambda line: print(line, file=stream, flush=True))
     accepted.report(accepted.describe_plan())
     try:
         with redirect_stdout(stream):

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,12 @@ LEAST_S = 5  # less is not enough to start a process
 UNWRITABLE = "no archive can be written here"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The wishes of a person: `share` is that of the expected rate, `seconds` those of timed steps.
+@dataclass(kw_only=True)
+class Acceptance:
+    """The wishes of a person, and the state of an acceptance; `logs` are the lines that each part printed.
 
-    `num_asked` is the number of ranks that a person chose; None: one for each GPU.
+    `share` is that of the expected rate, `seconds` those of timed steps. `num_asked` is the number of ranks
+    that a person chose; None: one for each GPU.
     """
 
     benchmarks: Sequence[str]
@@ -58,31 +59,24 @@ class Request:
     seconds: float
     is_quick: bool
     results: Path
+    report: Callable[[str], None]
+    checks: list[Line] = field(default_factory=list)
+    verdicts: list[Line] = field(default_factory=list)
+    measured: dict[str, dict[str, Any]] = field(default_factory=dict)
+    logs: dict[str, list[str]] = field(default_factory=dict)
+    is_whole: bool = False
 
-    @property
-    def num_ranks(self) -> int:
-        return self.num_asked or hardware.count_gpus() or 1
-
-
-class Acceptance:
-    """The state of an acceptance; `logs` are the lines that each part printed, by its name."""
-
-    def __init__(self, request: Request, report: Callable[[str], None]) -> None:
-        self.request, self.report = request, report
+    def __post_init__(self) -> None:
         self.started, self.time = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.checks: list[Line] = []
-        self.verdicts: list[Line] = []
-        self.measured: dict[str, dict[str, Any]] = {}
-        self.logs: dict[str, list[str]] = {}
-        self.is_whole = False
-        named = checks.load_configs(request.benchmarks, request.size)
+        self.num_ranks = self.num_asked or hardware.count_gpus() or 1
+        named = checks.load_configs(self.benchmarks, self.size)
         configs = [config for of_benchmark in named.values() for config in of_benchmark.values()]
         self.configs = sorted(configs, key=lambda config: len(config.methods))  # what compiles comes last
 
     @property
     def left_s(self) -> float:
         """Seconds until the archive has to be written."""
-        return 60 * self.request.minutes - END_S - (time.monotonic() - self.started)
+        return 60 * self.minutes - END_S - (time.monotonic() - self.started)
 
     @property
     def code(self) -> int:
@@ -97,12 +91,10 @@ class Acceptance:
 
     @property
     def outcome(self) -> str:
-        """The end of it in a few words."""
         if not self.is_whole:
             return "interrupted: not all was measured"
-        num_refused, num_unknown = (
-            sum(line.state in states for line in self.verdicts) for states in (REFUSED, (UNKNOWN,))
-        )
+        num_refused = sum(line.state in REFUSED for line in self.verdicts)
+        num_unknown = sum(line.state == UNKNOWN for line in self.verdicts)
         if num_refused:
             return f"not accepted, for {num_refused} of {len(self.verdicts)} verdicts"
         if not self.is_judged:
@@ -110,18 +102,18 @@ class Acceptance:
         return f"accepted{f', {num_unknown} rates without an expectation' if num_unknown else ''}"
 
     def describe_plan(self) -> str:
-        whole_s = 60 * self.request.minutes - END_S
+        whole_s = 60 * self.minutes - END_S
         doctor_s = DOCTOR_SHARE * whole_s
         each_s = (whole_s - doctor_s) / len(self.configs)
         return (
-            f"{self.request.minutes:g} minutes at most: {doctor_s:.0f} s for the doctor's checks, "
+            f"{self.minutes:g} minutes at most: {doctor_s:.0f} s for the doctor's checks, "
             f"{each_s:.0f} s for each of {len(self.configs)} configurations, of which "
-            f"{self.request.seconds:g} s are timed; what one leaves over, the next may take"
+            f"{self.seconds:g} s are timed; what one leaves over, the next may take"
         )
 
     def list_configs_to_prepare(self) -> list[RunConfig]:
         """Return one configuration of each benchmark whose data of size mini the doctor trains on."""
-        if self.request.is_quick or self.request.size != "mini":
+        if self.is_quick or self.size != "mini":
             return []
         return list({config.benchmark: config for config in self.configs}.values())
 
@@ -135,9 +127,8 @@ class Acceptance:
 
     def examine(self, folder: Path, limit_s: float) -> None:
         """Make the doctor's checks; those that were made before their end are kept in any case."""
-        asked = self.request
-        extent = "quick" if asked.is_quick else "whole"
-        words = (asked.results.resolve(), asked.size, asked.num_asked or 0, extent, *asked.benchmarks)
+        extent = "quick" if self.is_quick else "whole"
+        words = (self.results.resolve(), self.size, self.num_asked or 0, extent, *self.benchmarks)
         try:
             trouble = self.run_part(DOCTOR, "checkup", words, 1, folder, limit_s)
         finally:
@@ -146,24 +137,23 @@ class Acceptance:
 
     def measure(self, config: RunConfig, folder: Path, limit_s: float) -> None:
         """Measure the rate of a configuration, judge it, and keep it unless it is below or disturbed."""
-        asked, name = self.request, f"{config.benchmark} {config.configuration}"
+        name, ranks = f"{config.benchmark} {config.configuration}", self.num_ranks
         if limit_s < LEAST_S:
             self.verdicts.append(judge_failure(name, "no time was left", ()))
             return
-        words = (config.benchmark, config.configuration, asked.size, asked.seconds)
-        trouble = self.run_part(name, "rate_probe", words, asked.num_ranks, folder, limit_s)
+        words = (config.benchmark, config.configuration, self.size, self.seconds)
+        trouble = self.run_part(name, "rate_probe", words, ranks, folder, limit_s)
         if trouble is not None:
             self.verdicts.append(judge_failure(name, trouble, find_causes(self.checks, {})))
             return
         figures = self.measured[name] = json.loads((folder / "output").read_text())
-        named, ranks = (config.benchmark, config.configuration), asked.num_ranks
-        config = load_for_ranks(*named, size=asked.size, num_ranks=ranks).config
-        expected = expect_rate(config, asked.num_ranks, asked.results)
-        verdict = judge_rate(name, figures, expected, asked.share, find_causes(self.checks, figures))
+        config = load_for_ranks(*words[:2], size=self.size, num_ranks=ranks).config
+        expected = expect_rate(config, ranks, self.results)
+        verdict = judge_rate(name, figures, expected, self.share, find_causes(self.checks, figures))
         self.verdicts.append(verdict)
         # a slow machine would be its own measure
         if verdict.state != BELOW and not is_disturbed(figures):
-            trouble = record.keep_speed(name_speed(config, asked.num_ranks), figures["samples_per_s"])
+            trouble = record.keep_speed(name_speed(config, ranks), figures["samples_per_s"])
             if trouble:
                 self.report(f"  warning: this rate {trouble}")
 
@@ -188,9 +178,9 @@ class Acceptance:
             "machine": record.record_path().stem,
             "time": self.time,
             "seconds": round(time.monotonic() - self.started, 1),
-            "size": self.request.size,
-            "num_ranks": self.request.num_ranks,
-            "share": self.request.share,
+            "size": self.size,
+            "num_ranks": self.num_ranks,
+            "share": self.share,
             "is_whole": self.is_whole,
             "is_accepted": self.is_whole and self.code == EXIT_OK,
             "verdicts": [asdict(line) for line in self.verdicts],
