@@ -4,7 +4,7 @@
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from common.measure.without_gpu import gpu_model
 from common.measure.without_gpu.kernels import OPTIMIZER
 
 PAGE = Path(__file__).parents[1] / "README.md"
-BLOCK, EVALUATIONS, OPTIMIZERS = "switches", "evaluations", "optimizers"
 SHAPES = {"language_bert": "512 tokens", "image_classification": "176 px"}
 TORCH = "torch2.15"
 COUNTED = "sm_90"  # whose launches and bytes are shown
@@ -31,31 +30,37 @@ EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
 
 
-def begin_table(subject: str) -> list[str]:
-    """Write the titles of a table and the line below them."""
+def write_table(subject: str, rows: Iterable[list[str]]) -> str:
     titles = [subject, "launches", "GB", *(f"{device}, ms" for device in gpu_model.load_rates()["devices"])]
-    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
+    lines.insert(1, "|---" * len(titles) + "|")
+    return "\n".join(lines) + "\n"
 
 
-def write_table() -> str:
+def make_row(title: str, launches: str, gigabytes: float, times_ms: Mapping[str, str]) -> list[str]:
+    """Return the cells of a row; `times_ms` are those of some devices."""
+    times = (times_ms.get(device, "-") for device in gpu_model.load_rates()["devices"])
+    return [title, launches, f"{gigabytes:.1f}", *times]
+
+
+def write_switches() -> str:
     """Return a row for `optimized` of each benchmark, and for each of its settings that was switched off."""
-    lines = begin_table("a step of")
+    rows = []
     for benchmark in SHAPES:
         kept = read(benchmark)
-        for name in sorted(kept[COUNTED], key=lambda name: ("+" in name, size(kept[COUNTED][name]))):
-            if EVALUATED_EAGERLY not in name:
-                lines.append(write_row(name, kept, "training"))
-    return "\n".join(lines) + "\n"
+        names = [name for name in kept[COUNTED] if EVALUATED_EAGERLY not in name]
+        names.sort(key=lambda name: ("+" in name, count_gigabytes(kept[COUNTED][name])))
+        rows += [describe_configuration(name, kept, "training") for name in names]
+    return write_table("a step of", rows)
 
 
 def write_evaluations() -> str:
     """Write a row for an evaluation of BERT with compiled layers, and one without."""
-    lines = begin_table("an evaluation of")
     kept = read("language_bert")
-    for eager in (name for name in kept[COUNTED] if EVALUATED_EAGERLY in name):
-        for name in (eager.partition("+")[0], eager):
-            lines.append(write_row(name, kept, "evaluation"))
-    return "\n".join(lines) + "\n"
+    (eager,) = (name for name in kept[COUNTED] if EVALUATED_EAGERLY in name)
+    names = eager.partition("+")[0], eager
+    rows = [describe_configuration(name, kept, "evaluation") for name in names]
+    return write_table("an evaluation of", rows)
 
 
 def read(benchmark: str) -> dict[str, dict[str, Figures]]:
@@ -70,71 +75,66 @@ def read(benchmark: str) -> dict[str, dict[str, Figures]]:
     }
 
 
-def size(figures: Figures) -> float:
-    """Return the bytes of a step in GB."""
+def count_gigabytes(figures: Figures) -> float:
     return float(figures["training"][SHAPES[figures["benchmark"]]]["gb"])
 
 
-def write_row(name: str, kept: Mapping[str, Mapping[str, Figures]], part: str) -> str:
+def describe_configuration(name: str, kept: Mapping[str, Mapping[str, Figures]], part: str) -> list[str]:
     """Return the row of a configuration, of all architectures that it is compiled for."""
-    compiled = [by_name[name] for by_name in kept.values() if name in by_name]
-    shape = SHAPES[compiled[0]["benchmark"]]
-    predicted = {
+    compiled = kept[COUNTED][name]
+    shape = SHAPES[compiled["benchmark"]]
+    times_ms = {
         prediction.device: f"{prediction.step_ms:.1f} ({prediction.samples_per_s:,.0f}/s)"
-        for figures in compiled
-        for prediction in gpu_model.predict_devices(figures, shape, part)
+        for by_name in kept.values()
+        if name in by_name
+        for prediction in gpu_model.predict_devices(by_name[name], shape, part)
     }
-    (counts,) = (figures[part][shape] for figures in compiled if figures["architecture"] == COUNTED)
     base, _, switch = name.partition("+")
-    title = f"{compiled[0]['benchmark']} `{base}`"
-    if switch:
-        title = (
-            f"without `{switch.removesuffix('=false')}`" if switch.endswith("=false") else f"with `{switch}`"
-        )
-    cells = [title, f"{counts['launches']:,.0f}", f"{counts['gb']:.1f}"]
-    cells += [predicted.get(device, "-") for device in gpu_model.load_rates()["devices"]]
-    return f"| {' | '.join(cells)} |"
+    title = f"{compiled['benchmark']} `{base}`"
+    if switch.endswith("=false"):
+        title = f"without `{switch.removesuffix('=false')}`"
+    elif switch:
+        title = f"with `{switch}`"
+    counts = compiled[part][shape]
+    return make_row(title, f"{counts['launches']:,.0f}", counts["gb"], times_ms)
 
 
 def write_optimizers() -> str:
     """Return a row for each optimizer: what a step of it alone launches and moves, and predicted times."""
-    lines = begin_table("the optimizer of a step")
+    rows = []
     for name, (stem, shape) in OPTIMIZER_FIGURES.items():
-        compiled = {
-            architecture: gpu_model.load_counts(f"{architecture}/{stem}-{TORCH}.json")
-            for architecture in gpu_model.list_architectures()
-        }
-        predicted = {
+        files = [f"{architecture}/{stem}-{TORCH}.json" for architecture in gpu_model.list_architectures()]
+        times_ms = {
             prediction.device: f"{prediction.ms[OPTIMIZER]:.1f}"
-            for figures in compiled.values()
-            for prediction in gpu_model.predict_devices(figures, shape)
+            for file in files
+            for prediction in gpu_model.predict_devices(gpu_model.load_counts(file), shape)
         }
-        counts = compiled[COUNTED]["training"][shape]["classes"][OPTIMIZER]
-        cells = [
-            f"`{name}`, {compiled[COUNTED]['benchmark']}",
-            str(counts["launches"]),
-            f"{counts['gb']:.1f}",
-        ]
-        lines.append(
-            f"| {' | '.join(cells + [predicted[device] for device in gpu_model.load_rates()['devices']])} |"
-        )
-    return "\n".join([*lines, write_apex()]) + "\n"
+        compiled = gpu_model.load_counts(f"{COUNTED}/{stem}-{TORCH}.json")
+        counts = compiled["training"][shape]["classes"][OPTIMIZER]
+        title = f"`{name}`, {compiled['benchmark']}"
+        rows.append(make_row(title, str(counts["launches"]), counts["gb"], times_ms))
+    return write_table("the optimizer of a step", [*rows, describe_apex()])
 
 
-def write_apex() -> str:
-    """Write the row of `fused_lamb`, by the bytes that the source of Apex's kernels reads and writes."""
+def describe_apex() -> list[str]:
+    """Return the row of `fused_lamb`, by the bytes that the source of Apex's kernels reads and writes."""
     rates = gpu_model.load_rates()
     gigabytes = scaling.OPTIMIZER_BYTES["fused_lamb"] * rates["parameters"]["bert"] / 1e9
-    cells = ["`fused_lamb`, language_bert, from its source", "-", f"{gigabytes:.1f}"]
-    for sheet in rates["devices"].values():
-        shares = gpu_model.fit_shares(sheet["architecture"])
-        cells.append(f"{gigabytes / (sheet['bandwidth'] * shares.bandwidth) * 1e3:.1f}")
-    return f"| {' | '.join(cells)} |"
+    times_ms = {}
+    for device, sheet in rates["devices"].items():
+        share = gpu_model.fit_shares(sheet["architecture"]).bandwidth
+        times_ms[device] = f"{gigabytes / (sheet['bandwidth'] * share) * 1e3:.1f}"
+    return make_row("`fused_lamb`, language_bert, from its source", "-", gigabytes, times_ms)
+
+
+TABLES = {"switches": write_switches, "evaluations": write_evaluations, "optimizers": write_optimizers}
+
+
+def fill_page(page: str) -> str:
+    for block, write in TABLES.items():
+        page = fill_block(page, block, write())
+    return page
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    page = PAGE.read_text(encoding="utf-8")
-    blocks = (BLOCK, write_table()), (EVALUATIONS, write_evaluations()), (OPTIMIZERS, write_optimizers())
-    for block, lines in blocks:
-        page = fill_block(page, block, lines)
-    save_text(PAGE, page)
+    save_text(PAGE, fill_page(PAGE.read_text(encoding="utf-8")))

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from common.evidence.intervals import error_factors
-from common.evidence.page import fill_block
 from common.measure import scaling
 from common.measure.without_gpu import gpu_model, table
 from common.measure.without_gpu.gpu_model import Shares, predict
@@ -142,10 +141,7 @@ def test_triton_is_named_where_it_is_not_installed(monkeypatch):
 
 def test_the_tables_of_methods_and_optimizers_are_those_of_the_committed_figures():
     text = table.PAGE.read_text(encoding="utf-8")
-    assert fill_block(text, table.BLOCK, table.write_table()) == text
-    assert fill_block(text, table.EVALUATIONS, table.write_evaluations()) == text
-    assert text.count("without `methods.") == 7
-    assert fill_block(text, table.OPTIMIZERS, table.write_optimizers()) == text
+    assert table.fill_page(text) == text and text.count("without `methods.") == 7
 
 
 @pytest.mark.parametrize(
