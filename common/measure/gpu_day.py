@@ -176,31 +176,21 @@ def describe_row(record: dict[str, Any]) -> str:
 
 
 def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[str]:
-    """Return lines with the figures of a row."""
-    if "rates" in figures:
-        lines = [describe_rate(record["hardware"], figures, rate) for rate in figures["rates"]]
-        return lines + [f"{failure['shape']}  {failure['error']}" for failure in figures["failed"]]
-    if "loss_difference" in figures:
-        compiled, eager = figures["compiled"], figures["eager"]
-        return [
-            f"{figures['num_steps']} steps: losses differ by {figures['loss_difference']:.2g} at most, "
-            f"gradients by {figures['gradient_difference']:.2g}, "
-            f"evaluations by {figures['evaluation_difference']:.2g}",
-            f"{figures['skipped_graphs']} graphs skipped, {figures['graph_breaks']} breaks, "
-            f"{figures['compiled_late']} of {figures['num_graphs']} compiled after the warm-up",
-            f"{eager['step_ms']:.2f} ms a step eagerly, {compiled['step_ms']:.2f} ms compiled; "
-            f"host {eager['host_us_per_step']:.0f} and {compiled['host_us_per_step']:.0f} us",
-        ]
-    if "initialization_s" in figures:
-        return [
-            f"{figures['initialization_s']:.1f} s to start with {figures['num_forms']} forms; "
-            f"{figures['num_evaluated']:,} samples evaluated in {figures['evaluation_s']:.1f} s"
-        ]
-    if record["stage"] == "trace":
-        return [describe_trace(shape, summary) for shape, summary in figures.items()]
-    if "faults" in figures:
-        return [f"{figures['faults']} faults, {figures['warnings']} warnings"]
-    return []
+    if "rates" not in figures:
+        return list_levels(figures)
+    lines = [describe_rate(record["hardware"], figures, rate) for rate in figures["rates"]]
+    return lines + [f"{failure['shape']}  {failure['error']}" for failure in figures["failed"]]
+
+
+def list_levels(figures: dict[str, Any], title: str = "") -> list[str]:
+    """Return a line for each level of nested figures that has numbers or text; lists are left out."""
+    plain = {name: value for name, value in figures.items() if isinstance(value, int | float | str)}
+    texts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()]
+    lines = [title + ", ".join(texts)] if texts else []
+    for name, value in figures.items():
+        if isinstance(value, dict) and name != "kernels_ms":  # too many
+            lines += list_levels(value, f"{title}{name}: ")
+    return lines
 
 
 def describe_rate(hardware: str, figures: dict[str, Any], rate: dict[str, Any]) -> str:
@@ -214,14 +204,6 @@ def describe_rate(hardware: str, figures: dict[str, Any], rate: dict[str, Any]) 
         f"{rate['shape']:>10}  {rate['samples_per_s']:9.1f} samples/s{predicted}, "
         f"{rate['step_ms']:.2f} ms a step, "
         f"{rate['flops_share']:.0%} of the matmul peak{traffic}{memory}"
-    )
-
-
-def describe_trace(shape: str, summary: dict[str, Any]) -> str:
-    classes = ", ".join(f"{name} {ms:.2f}" for name, ms in summary["classes_ms"].items())
-    return (
-        f"{shape:>10}  {summary['step_ms']:.2f} ms a step, {summary['idle_share']:.0%} idle, host "
-        f"{summary['host_ms']:.2f} ms, {summary['launches']:.0f} launches: {classes}"
     )
 
 
