@@ -18,23 +18,15 @@ KERNEL_LOG = Path("/dev/kmsg")
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
 HARDWARE_XIDS = (48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140)  # not those of a faulty program
 CHECK = "GPU health"
+NVML_TOO_WARM = pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+NVML_CLOCKS_SET = pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting
 UNTRUSTED = "check cooling and power; times measured now are worth nothing"
 SLOW_DOWNS = (  # NVML's bit -> what it means; idleness and the power limit are normal
     (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown, fault, "too hot", UNTRUSTED),
     (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, fault, "braked by its power supply", UNTRUSTED),
     (pynvml.nvmlClocksThrottleReasonHwSlowdown, fault, "slowed down by its hardware", UNTRUSTED),
-    (
-        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown,
-        warning,
-        "slowed down by its temperature",
-        "check cooling",
-    ),
-    (
-        pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
-        warning,
-        "its clocks are set below the highest",
-        "nvidia-smi -rac",
-    ),
+    (NVML_TOO_WARM, warning, "slowed down by its temperature", "check cooling"),
+    (NVML_CLOCKS_SET, warning, "its clocks are set below the highest", "nvidia-smi -rac"),
 )
 
 

@@ -136,12 +136,14 @@ def project_minutes(name: str, run: TrainingRun, figures: dict[str, Any]) -> Pro
     )
 
 
-def format_rate(rate: Rate, samples_name: str) -> str:
+def format_rate(rate: Rate, samples_name: str, predicted_per_s: float | None = None) -> str:
+    predicted = "" if predicted_per_s is None else f" (predicted: {predicted_per_s:.1f})"
     memory = "" if rate.memory_gb is None else f"  {rate.memory_gb:6.1f} GB"
     traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of copy"
     tokens = "" if rate.tokens_per_s is None else f"  {rate.tokens_per_s:9.0f} tokens/s"
     return (
-        f"  {rate.shape:>10}  {rate.configuration:24} {rate.samples_per_s:9.1f} {samples_name}/s{tokens}"
+        f"  {rate.shape:>10}  {rate.configuration:24} {rate.samples_per_s:9.1f} {samples_name}/s"
+        f"{predicted}{tokens}"
         f" {rate.step_ms:8.2f} ms {rate.flops_per_s / 1e12:7.2f} TFLOP/s, {rate.flops_share:.0%} of product"
         f"{traffic}{memory}"
     )

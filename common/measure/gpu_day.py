@@ -25,6 +25,8 @@ from common import repository, yaml_file
 from common.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UserError, nearest
 from common.evidence.page import fill_template
 from common.machine import system
+from common.measure.bench import format_rate
+from common.measure.throughput import Rate
 from common.measure.without_gpu import gpu_model
 from common.processes import Processes
 from common.repository import ROOT, hide_folders
@@ -178,7 +180,12 @@ def describe_row(record: dict[str, Any]) -> str:
 def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[str]:
     if "rates" not in figures:
         return list_levels(figures)
-    lines = [describe_rate(record["hardware"], figures, rate) for rate in figures["rates"]]
+    lines = []
+    for values in figures["rates"]:
+        rate = Rate(**values)
+        named = record["hardware"], figures["benchmark"], rate.configuration, rate.shape
+        predicted_per_s = gpu_model.predict_rate(*named, figures["batch_size"])
+        lines.append(format_rate(rate, "samples", predicted_per_s))
     return lines + [f"{failure['shape']}  {failure['error']}" for failure in figures["failed"]]
 
 
@@ -191,20 +198,6 @@ def list_levels(figures: dict[str, Any], title: str = "") -> list[str]:
         if isinstance(value, dict) and name != "kernels_ms":  # too many
             lines += list_levels(value, f"{title}{name}: ")
     return lines
-
-
-def describe_rate(hardware: str, figures: dict[str, Any], rate: dict[str, Any]) -> str:
-    """Describe a rate of `ttt bench`, beside that which was predicted for this hardware."""
-    asked = hardware, figures["benchmark"], rate["configuration"], rate["shape"]
-    predicted_per_s = gpu_model.predict_rate(*asked, figures["batch_size"])
-    predicted = "" if predicted_per_s is None else f" (predicted: {predicted_per_s:.1f})"
-    memory = "" if rate["memory_gb"] is None else f", {rate['memory_gb']:.1f} GB"
-    traffic = "" if rate["bytes_share"] is None else f", {rate['bytes_share']:.0%} of the copy peak"
-    return (
-        f"{rate['shape']:>10}  {rate['samples_per_s']:9.1f} samples/s{predicted}, "
-        f"{rate['step_ms']:.2f} ms a step, "
-        f"{rate['flops_share']:.0%} of the matmul peak{traffic}{memory}"
-    )
 
 
 def write_page(rows: Sequence[dict[str, Any]], path: Path) -> str:

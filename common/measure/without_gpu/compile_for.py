@@ -54,15 +54,8 @@ from common.training.step import Training
 BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
 OWN_OPERATORS = "ttt"  # the namespace of operators that are Triton kernels of a benchmark
 NOT_COUNTED = {
-    "_unsafe_view",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "alias",
-    "lift_fresh",
+    *("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+    *("detach", "alias", "lift_fresh"),
 }
 
 
@@ -91,9 +84,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake_mode, self.cubins = fake_mode, cubins  # of every kernel, by its name
         self.kernels: list[Kernel] = []
-        self.own_forms: set[Any] = (
-            set()
-        )  # operators of the suite's Triton kernels, with their arguments' forms
+        self.own_forms = set[Any]()  # operators of the suite's Triton kernels, with their arguments' forms
         self.num_graphs = self.num_recompiles = 0
         self.tally: Tally | None = None  # None: nothing is counted now
         self.code: Code | None = None  # of the compiled graph that runs
@@ -371,5 +362,5 @@ def build_training(benchmark: Benchmark) -> Training:
 
 
 def count_graph_breaks() -> dict[str, int]:
-    """Return the number of graph breaks, by their reason."""
+    """Count the graph breaks by their reason."""
     return dict(torch._dynamo.utils.counters["graph_break"])

@@ -14,8 +14,9 @@ from common.training.step import Training
 from tests.command import ttt_here
 
 STAGES = list(gpu_day.read_stages(0, 0.0))
-RATE = {"configuration": "optimized", "shape": "512 tokens", "samples_per_s": 600.0, "step_ms": 93.3}
-RATE |= {"flops_share": 0.5, "bytes_share": None, "memory_gb": 21.5}
+RATE = {"configuration": "optimized", "shape": "512 tokens", "samples_per_s": 600.0, "tokens_per_s": None}
+RATE |= {"step_ms": 93.3, "deviation": 0.01, "num_turns": 4, "flops_per_s": 5e14, "flops_share": 0.5}
+RATE |= {"bytes_share": None, "memory_gb": 21.5}
 
 
 def run_day(tmp_path, *commands, limit_s=60):
@@ -105,10 +106,11 @@ def test_figures_are_the_json_that_a_row_printed_last(text, figures):
 
 
 def test_a_measured_rate_stands_beside_the_predicted_one():
-    figures = {"benchmark": "language_bert", "batch_size": 56}
-    line = gpu_day.describe_rate("1xH100-80GB-HBM3", figures, RATE)
+    figures = {"benchmark": "language_bert", "batch_size": 56, "rates": [RATE], "failed": []}
+    (line,) = gpu_day.describe_figures({"hardware": "1xH100-80GB-HBM3"}, figures)
     assert "600.0 samples/s (predicted: 7" in line and "21.5 GB" in line
-    assert "predicted" not in gpu_day.describe_rate("2cpu-EPYC", figures, RATE)
+    (line,) = gpu_day.describe_figures({"hardware": "2cpu-EPYC"}, figures)
+    assert "600.0 samples/s" in line and "predicted" not in line
 
 
 def test_an_unknown_stage_is_named(monkeypatch, capsys):
