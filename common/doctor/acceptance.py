@@ -130,7 +130,7 @@ class Acceptance:
         extent = "quick" if self.is_quick else "whole"
         words = (self.results.resolve(), self.size, self.num_asked or 0, extent, *self.benchmarks)
         try:
-            trouble = self.run_part(DOCTOR, "checkup", words, 1, folder, limit_s)
+            trouble = self.run_part(DOCTOR, "checks", words, 1, folder, limit_s)
         finally:
             self.checks = read_checks(folder / "output")
         self.verdicts.append(judge_checks(self.checks, trouble))
@@ -207,7 +207,7 @@ def as_text(content: object) -> str:
 
 
 def read_checks(path: Path) -> list[Line]:
-    """Read the lines of a checkup; the last one may be cut."""
+    """Read the lines of the checks; the last one may be cut."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [Line(**json.loads(line)) for line in lines]
 

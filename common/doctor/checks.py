@@ -1,9 +1,16 @@
 """The checks of `ttt doctor` in the order in which a person wants their answers, the cheap ones first.
 
 Those of a benchmark are about its data, its kernels, its first steps and the minutes that a run will take.
+
+`ttt accept` runs them in a process of their own: `python -m common.doctor.checks OUTPUT RESULTS SIZE
+NUM_RANKS EXTENT BENCHMARK...` writes a line of JSON for each check when its answer is known. NUM_RANKS 0: one
+for each GPU. EXTENT: `quick`, or `whole`.
 """
 
+import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -201,3 +208,21 @@ def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices
     note = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
     advice = f"ttt bench {config.benchmark} {config.configuration} measures it"
     return warning(check, f"not predicted: no speed of this hardware is known{note}", advice)
+
+
+def main() -> None:
+    output, results, size, num_ranks, extent, *benchmarks = sys.argv[1:]
+    options: dict[str, Any] = {
+        "size": size,
+        "num_ranks": int(num_ranks) or None,
+        "is_quick": extent == "quick",
+    }
+    lines = check_machine(load_configs(benchmarks, size), Path(results), **options)
+    with Path(output).open("w") as stream:
+        for line in lines:
+            print(json.dumps(asdict(line)), file=stream, flush=True)
+            print(f"{line.state:8} {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
