@@ -15,7 +15,8 @@ import psutil
 
 from common.evidence.sealed.chain import read_chain
 from common.evidence.sealed.seal import RUNS, SEAL
-from common.repository import hide_folders
+from common.repository import benchmark_module, hide_folders
+from common.training.load import load_config
 from tests.command import start
 
 END_S = 15  # in which a fault ends everything
@@ -137,3 +138,9 @@ def failure_in(done, path, code=1):
     cause, _, kept = line.removeprefix("  aborted: ").partition("; the log is kept: ")
     assert (hide_folders(cause), kept) == (why, os.path.relpath(path))
     return why
+
+
+def make_benchmark(name, configuration, *settings, size="mini"):
+    """A benchmark of a configuration with these settings, on one rank."""
+    config = load_config(name, configuration, size=size, settings=list(settings)).config
+    return benchmark_module(name).Benchmark(config, seed=0)

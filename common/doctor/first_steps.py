@@ -88,7 +88,6 @@ def train_first_steps(config: RunConfig, *, seed: int, num_steps: int) -> FirstS
 
 
 def check(name: str, config: RunConfig) -> list[Line]:
-    """Train the first steps and compare their loss with the band."""
     band = read_bands(config.benchmark)[config.configuration]
     return [compare(name, train_first_steps(config, seed=SEED, num_steps=band.num_steps), band)]
 

@@ -26,7 +26,6 @@ NUM_MESSAGES = 10
 
 
 def main() -> None:
-    """Measure on every rank; rank 0 writes."""
     rank_info = ranks.read_rank_info()
     with distributed.process_group(rank_info):
         is_gpu = torch.cuda.is_available()

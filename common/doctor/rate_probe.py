@@ -24,7 +24,6 @@ MIN_ROUNDS = 3
 
 
 def main() -> None:
-    """Measure on every rank; rank 0 writes."""
     started = time.monotonic()
     output, benchmark, configuration, size, seconds = sys.argv[1:]
     rank_info = ranks.read_rank_info()

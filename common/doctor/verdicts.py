@@ -11,8 +11,16 @@ from common.machine.line import FAULT, OK, WARNING, Line, warning
 PASS, BELOW, UNKNOWN, FAILED = "pass", "below", "no expectation", "failed"
 REFUSED = (BELOW, FAILED)  # with one of them a machine is not accepted
 DOCTOR = "doctor"  # whose verdict compares no rate
-OF_SPEED = (  # how the names of the checks begin that explain a slow machine
-    *("processors", "speed of a core", "GPU", "Xid", "clocks", "matrix product", "device copy", "all-reduce"),
+# The names of the checks that explain a slow machine begin so.
+OF_SPEED = (
+    "processors",
+    "speed of a core",
+    "GPU",
+    "Xid",
+    "clocks",
+    "matrix product",
+    "device copy",
+    "all-reduce",
 )
 LONGER = "the archive has what it printed; --minutes gives it longer"
 AGAIN = "the next `ttt accept` on this machine compares with this rate"
@@ -21,17 +29,17 @@ AGAIN = "the next `ttt accept` on this machine compares with this rate"
 def judge_checks(checks: Sequence[Line], trouble: str | None) -> Line:
     """Judge the doctor's lines; `trouble` is why there are no more of them, None where all were made."""
     faults, warnings = ([line for line in checks if line.state == state] for state in (FAULT, WARNING))
-    counts = f"{len(faults)} faults, {len(warnings)} warnings in {len(checks)} checks"
-    numbers = {"faults": len(faults), "warnings": len(warnings), "checks": len(checks)}
+    text = f"{len(faults)} faults, {len(warnings)} warnings in {len(checks)} checks"
+    state, advice = FAILED, LONGER
     if trouble is not None:
-        return Line(
-            check=DOCTOR, state=FAILED, found=f"{counts}, then {trouble}", advice=LONGER, values=numbers
-        )
-    if faults:
-        text = f"{counts}: {faults[0].check}: {faults[0].found}"
-        return Line(check=DOCTOR, state=FAILED, found=text, advice=faults[0].advice, values=numbers)
-    names = f": {', '.join(line.check for line in warnings)}" if warnings else ""
-    return Line(check=DOCTOR, state=PASS, found=f"{counts}{names}", values=numbers)
+        text += f", then {trouble}"
+    elif faults:
+        text, advice = f"{text}: {faults[0].check}: {faults[0].found}", faults[0].advice
+    else:
+        state, advice = PASS, ""
+        text += f": {', '.join(line.check for line in warnings)}" if warnings else ""
+    numbers = {"faults": len(faults), "warnings": len(warnings), "checks": len(checks)}
+    return Line(check=DOCTOR, state=state, found=text, advice=advice, values=numbers)
 
 
 def find_causes(checks: Sequence[Line], figures: Mapping[str, Any]) -> list[Line]:
@@ -52,7 +60,6 @@ def is_disturbed(figures: Mapping[str, Any]) -> bool:
 
 
 def judge_failure(name: str, trouble: str, causes: Sequence[Line]) -> Line:
-    """Report a rate that could not be measured."""
     advice = f"{explain(causes[0])}; {LONGER}" if causes else LONGER
     return Line(check=name, state=FAILED, found=f"not measured: {trouble}", advice=advice)
 

@@ -98,13 +98,11 @@ def describe_automatic_size(benchmark: Benchmark) -> list[str]:
     """Describe the bytes by which `micro_batch_size: auto` has chosen; nothing where a number is set."""
     if benchmark.config.micro_batch_size != "auto":
         return []
-    size, available = (
-        benchmark.micro_batch_sizes[0],
-        memory.usable_bytes(benchmark.device, benchmark.rank_info.num_local),
-    )
-    needed = benchmark.config.training_bytes(size) / GIGA
+    size, num_local = benchmark.micro_batch_sizes[0], benchmark.rank_info.num_local
+    needed_gb = benchmark.config.training_bytes(size) / GIGA
+    usable_gb = memory.usable_bytes(benchmark.device, num_local) / GIGA
     return [
-        f"micro_batch_size auto: {size:,} samples take at most {needed:.1f} GB of the {available / GIGA:.1f} "
+        f"micro_batch_size auto: {size:,} samples take at most {needed_gb:.1f} GB of the {usable_gb:.1f} "
         "that this machine lets a rank have; the count is for GPUs"
     ]
 

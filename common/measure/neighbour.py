@@ -113,15 +113,9 @@ def measure_neighbour(
     Then `num_pairs` quiet runs of the first and the last setting, which may differ by less than two runs do.
     """
     configuration, settings = split_name(benchmark, name, size=size)
-    last = f"{num_steps}ba"
-    settings += [
-        OPEN,
-        "target=0.99",
-        f"max_duration={last}",
-        f"evaluate_every={last}",
-        f"evaluate_from={last}",
-    ]
-    settings += ["evaluate_offset=0sp", f"schedule.warmup={max(1, num_steps // 10)}ba"]
+    lasting = (f"{key}={num_steps}ba" for key in ("max_duration", "evaluate_every", "evaluate_from"))
+    warmup = f"schedule.warmup={max(1, num_steps // 10)}ba"
+    settings += [OPEN, "target=0.99", *lasting, "evaluate_offset=0sp", warmup]
     load_config(benchmark, configuration, size=size, settings=settings)  # a mistake ends this, not a run
     sets = [part for setting in settings for part in ("--set", setting)]
     command = ["run", benchmark, configuration, "--size", size, "--seed", "3", *sets]

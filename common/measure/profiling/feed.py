@@ -25,7 +25,6 @@ class Feed:
         self.open()
 
     def open(self) -> None:
-        """Start the loader again."""
         per_epoch: int = self.benchmark.config.steps_per_epoch
         makes_pass = self.probes.loads_once and per_epoch < self.steps.stop
         self.keeps, self.due = False, 0.0

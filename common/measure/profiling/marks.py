@@ -36,7 +36,6 @@ class Marks:
         self.steps.append([("", self.now())])
 
     def end(self, part: str) -> None:
-        """Set the mark at which a part ends."""
         self.steps[-1].append((part, self.now()))
 
     def now(self) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,27 +53,23 @@ def summarize_trace(
             step_s, host_s = time_call_and_host(step, run.device)  # a profiler slows the host down
             with torch.profiler.profile(acc_events=True) as profiler:
                 time_call(step, run.device)
-            summaries[shape] = summarize_spans(list_spans(profiler.events()), step_s)
+            summaries[shape] = summarize_spans([*list_spans(profiler.events())], step_s)
             summaries[shape]["host_ms"] = host_s / NUM_STEPS * 1e3
             if file is not None:
                 profiler.export_chrome_trace(str(file))
     return summaries
 
 
-def list_kernels(events: Iterable[Any]) -> list[Span]:
-    return [
-        (event.name, event.time_range.start, event.time_range.end)
-        for event in events
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
+def list_kernels(events: Iterable[Any]) -> Iterator[Span]:
+    for event in events:
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            yield event.name, event.time_range.start, event.time_range.end
 
 
-def list_operators(events: Iterable[Any]) -> list[Span]:
-    return [
-        (event.name, event.time_range.start, event.time_range.start + event.self_cpu_time_total)
-        for event in events
-        if event.device_type == DeviceType.CPU
-    ]
+def list_operators(events: Iterable[Any]) -> Iterator[Span]:
+    for event in events:
+        if event.device_type == DeviceType.CPU:
+            yield event.name, event.time_range.start, event.time_range.start + event.self_cpu_time_total
 
 
 def summarize_spans(spans: list[Span], wall_s: float) -> dict[str, Any]:

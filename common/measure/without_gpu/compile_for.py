@@ -123,7 +123,6 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
             OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
 
     def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Add one operator to the tally."""
         name = func.overloadpacket.__name__
         kind = classify_library(name)
         if self.tally is None or (self.code is not None and not (kind or name in self.code.library)):
@@ -210,11 +209,8 @@ def count_moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Return bytes read and written: arguments, new results, and arguments that are written to."""
     read, written = list_fakes((args, kwargs)), list_fakes(result)
     arguments = func._schema.arguments
-    values = [
-        *zip(arguments, args, strict=False),
-        *((argument, kwargs.get(argument.name)) for argument in arguments[len(args) :]),
-    ]
-    changed = [value for argument, value in values if argument.alias_info and argument.alias_info.is_write]
+    values = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    changed = [values.get(one.name) for one in arguments if one.alias_info and one.alias_info.is_write]
     known = {id(value) for value in read}
     new = [value for value in written if id(value) not in known]
     if func.overloadpacket.__name__ in ("fill_", "zero_", "copy_"):
@@ -362,5 +358,4 @@ def build_training(benchmark: Benchmark) -> Training:
 
 
 def count_graph_breaks() -> dict[str, int]:
-    """Count the graph breaks by their reason."""
     return dict(torch._dynamo.utils.counters["graph_break"])

@@ -109,7 +109,6 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
 
 
 def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of a configuration for people."""
     num_breaks = sum(figures["graph_breaks"].values()) or "none"
     yield (
         f"{figures['benchmark']} {figures['configuration']} for {figures['architecture']}, "
@@ -126,7 +125,6 @@ def format_figures(figures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_shape(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the table of one shape."""
     spilling = counts["spilling"]
     yield (
         f"  {title}: {counts['graphs']} graphs, {counts['kernels']} kernels compiled with at most "

@@ -54,11 +54,13 @@ def folder(monkeypatch, tmp_path):
     return tmp_path / "machine"
 
 
-def test_other_programs_are_measured_and_named_without_their_arguments(free_choice):
+def test_other_programs_are_measured_and_named_without_their_arguments(free_choice, monkeypatch):
     with neighbours():
         assert look().taken > 0.7
         names = busy_programs()
         number, why = most_threads(1)
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")  # a person has chosen
+        assert most_threads(1) == (None, "")
     assert number == 1 or number < NUM_CORES
     assert "other programs" in why and "recipe" in why
     assert any(name.startswith("python") for name in names)
@@ -72,12 +74,6 @@ def test_own_work_is_nobody_elses(free_choice):
     reading = meter.read()
     assert reading.own_s >= 0.3
     assert machine_load.load_of([reading], [reading]).others <= (reading.busy - 0.25) / reading.seconds
-
-
-def test_a_person_who_chose_the_number_of_threads_keeps_it(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with neighbours():
-        assert most_threads(1) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -192,33 +188,28 @@ def test_a_run_whose_blocks_were_disturbed_ends_with_a_warning(tmp_path, capsys)
 
 def test_half_the_record_is_a_warning_and_a_better_speed_is_kept(folder):
     line = ok("speed", "so fast")
-    assert record.judge_speed(line, "product", 100.0).state == OK
-    slow = record.judge_speed(line, "product", 50.0)
-    assert slow.state == WARNING and slow.values["factor"] == 2.0 and "2.0 times as fast" in slow.found
-    assert record.judge_speed(line, "product", 200.0).state == OK
-    assert record.judge_speed(line, "product", 100.0).state == WARNING
+    for speed, state in ((100.0, OK), (50.0, WARNING), (200.0, OK), (100.0, WARNING)):
+        judged = record.judge_speed(line, "product", speed)
+        assert judged.state == state
+    assert judged.values["factor"] == 2.0 and "2.0 times as fast" in judged.found
     assert record.judge_speed(line, "copy", 1.0).state == OK
     (path,) = folder.iterdir()
     path.write_text("[" * 9999)
     assert record.judge_speed(line, "product", 1.0).state == OK
+    path.unlink()
+    folder.rmdir()
+    folder.touch()
+    assert "cannot be kept" in record.judge_speed(line, "product", 1.0).found
 
 
-def test_each_machine_has_a_record_of_its_own(folder, monkeypatch, tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.write_text("one\n")
-    there.write_text("another\n")
+def test_each_machine_has_a_record_of_its_own(monkeypatch, tmp_path):
     paths = set()
-    for place in (here, there, tmp_path / "none"):
-        monkeypatch.setattr(system, "MACHINE_ID", place)
+    for name in ("one", "another", "none"):
+        monkeypatch.setattr(system, "MACHINE_ID", tmp_path / name)
+        if name != "none":
+            (tmp_path / name).write_text(f"{name}\n")
         paths.add(record.record_path())
     assert len(paths) == 3 and not any("one" in path.name for path in paths)
-
-
-def test_a_record_that_cannot_be_kept_is_no_fault(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(record, "FOLDER", tmp_path / "file")
-    line = record.judge_speed(ok("speed", "so fast"), "product", 1.0)
-    assert line.state == OK and "cannot be kept" in line.found
 
 
 def test_a_core_is_compared_with_its_best(folder):

@@ -23,11 +23,10 @@ from common.measure.without_gpu.kernels import (
 )
 from common.measure.without_gpu.pretend import GPUS
 from common.measure.without_gpu.report import keep
-from common.repository import benchmark_module
-from common.training.load import load_config
 from common.training.method import Batch
 from common.training.probes import probes_of
 from tests.command import ttt_here
+from tests.runs import make_benchmark
 
 pytestmark = [pytest.mark.on_demand, pytest.mark.filterwarnings("ignore")]
 pytest.importorskip("triton")
@@ -45,8 +44,7 @@ SMALL = [
 def small_bert(num_layers):
     """Return BERT-large's optimized configuration, small."""
     settings = [*SMALL, f"model.num_hidden_layers={num_layers}"]
-    config = load_config("language_bert", "optimized", size="full", settings=settings).config
-    return benchmark_module("language_bert").Benchmark(config, seed=0)
+    return make_benchmark("language_bert", "optimized", *settings, size="full")
 
 
 @pytest.fixture(scope="module", params=sorted(GPUS))
@@ -148,9 +146,8 @@ def test_the_suites_own_kernels_compile_and_a_graph_break_is_counted(benchmark, 
         torch._dynamo.graph_break()
         return values * 2
 
-    config = load_config(benchmark, "baseline", size="mini", settings=[]).config
     with open_compiler(GPUS[architecture]) as compiler:
-        compiler.add_own_kernels(benchmark_module(benchmark).Benchmark(config, seed=0))
+        compiler.add_own_kernels(make_benchmark(benchmark, "baseline"))
         own = list(compiler.kernels)
         torch.compile(broken)(torch.empty(64))
         assert sum(count_graph_breaks().values()) == 1 and compiler.num_graphs == 2

@@ -4,17 +4,16 @@ import pytest
 import torch
 
 from common.measure.dry_run import activation_bytes
-from common.repository import benchmark_module, benchmarks
-from common.training.load import load_config
+from common.repository import benchmarks
 from common.training.step import Training
 from tests.command import ttt
+from tests.runs import make_benchmark
 
 
 @pytest.mark.parametrize("benchmark", benchmarks())
 def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark):
-    settings = ["global_batch_size=6", "micro_batch_size=null"]
-    config = load_config(benchmark, "baseline", size="mini", settings=settings).config
-    training = Training(config, benchmark_module(benchmark).Benchmark(config, seed=0), seed=0)
+    made = make_benchmark(benchmark, "baseline", "global_batch_size=6", "micro_batch_size=null")
+    training = Training(made.config, made, seed=0)
     training.build(from_scratch=True)
     batch, step = next(training.shapes())
     counted = activation_bytes(training, batch, step)
@@ -28,7 +27,7 @@ def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark)
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         batch = training.prepare_batch(batch, training.progress(step))
-        with training.autocast(config.precision):
+        with training.autocast(made.config.precision):
             outputs = training.model(**batch.inputs)
         loss = training.loss(outputs, batch.targets)
     assert loss.isfinite() and counted == pytest.approx(sum(saved.values()), rel=0.01)

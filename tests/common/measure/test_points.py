@@ -13,11 +13,11 @@ from common.measure.clock import Peaks
 from common.measure.device_run import open_run
 from common.measure.points import MIN_POINTS, WINDOW_STEPS, choose_points, points_of
 from common.methods.layer_freezing import FROZEN_HERE
-from common.repository import benchmark_module
 from common.training.load import load_config
 from common.training.method import Progress
 from common.training.probes import probes_of
 from common.training.registry import build_methods
+from tests.runs import make_benchmark
 
 PEAKS = Peaks(dtype="float32", flops_per_s=1.0, bytes_per_s=1.0)
 NUM_LAYERS = 40
@@ -27,9 +27,8 @@ class FakeRun:
     """A run whose steps take the seconds that their work would: what its methods make of model and batch."""
 
     def __init__(self, monkeypatch, benchmark, method, configuration="baseline"):
-        settings = [f"methods.{method}"]
-        self.config = load_config(benchmark, configuration, size="mini", settings=settings).config
-        self.benchmark = benchmark_module(benchmark).Benchmark(self.config, seed=0)
+        self.benchmark = make_benchmark(benchmark, configuration, f"methods.{method}")
+        self.config = self.benchmark.config
         self.methods, self.plan = build_methods(self.config), self.config.plan()
         self.device, self.now = torch.device("cpu"), 0.0
         self.model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(NUM_LAYERS)))
@@ -102,10 +101,9 @@ def test_points_give_the_time_of_a_whole_run_to_5_percent(monkeypatch, benchmark
     ],
 )
 def test_parts_end_where_shapes_and_methods_change(benchmark, configuration, settings, starts):
-    config = load_config(benchmark, configuration, size="mini", settings=settings).config
-    probes = probes_of(benchmark_module(benchmark).Benchmark(config, seed=0))
-    num_steps = config.plan().num_steps
-    points = choose_points(probes, build_methods(config), num_steps)
+    probes = probes_of(make_benchmark(benchmark, configuration, *settings))
+    num_steps = probes.config.plan().num_steps
+    points = choose_points(probes, build_methods(probes.config), num_steps)
     ends = [*starts[1:], num_steps]
     assert len(points) >= MIN_POINTS
     for point, first, last in zip(points, starts, ends, strict=True):
@@ -117,16 +115,19 @@ def test_parts_end_where_shapes_and_methods_change(benchmark, configuration, set
     assert shares == pytest.approx(probes.shape_shares())
 
 
+def planned_run(*settings):
+    benchmark = make_benchmark("image_classification", *settings)
+    methods, plan = build_methods(benchmark.config), benchmark.config.plan()
+    return SimpleNamespace(benchmark=benchmark, methods=methods, plan=plan)
+
+
 def test_a_shape_that_a_method_makes_is_timed_on_the_batch_of_the_loader():
     resizing = "{initial_scale: 0.5, delay_fraction: 0.4, finetune_fraction: 0.2, size_increment_px: 28"
-    settings = [f"methods.progressive_resizing={resizing}, interpolation: nearest}}"]
-    config = load_config("image_classification", "baseline", size="mini", settings=settings).config
-    benchmark = benchmark_module("image_classification").Benchmark(config, seed=0)
-    run = SimpleNamespace(benchmark=benchmark, methods=build_methods(config), plan=config.plan())
+    run = planned_run("baseline", f"methods.progressive_resizing={resizing}, interpolation: nearest}}")
     points = points_of(run)
     assert {point.shape for point in points} == {"56 px", "84 px", "112 px"}
     assert {point.loaded for point in points} == {"112 px"}
-    method, batch = run.methods[-1], benchmark.noise(2, 112)
+    method, batch = run.methods[-1], run.benchmark.noise(2, 112)
     for point in points:
         for step in point.window:
             epochs = {"epoch": run.plan.epoch(step), "num_epochs": run.plan.num_epochs}
@@ -135,9 +136,7 @@ def test_a_shape_that_a_method_makes_is_timed_on_the_batch_of_the_loader():
 
 
 def test_shares_of_one_shape_add_up_to_1_also_of_one_that_training_does_not_have():
-    config = load_config("image_classification", "optimized", size="mini", settings=[]).config
-    benchmark = benchmark_module("image_classification").Benchmark(config, seed=0)
-    run = SimpleNamespace(benchmark=benchmark, methods=build_methods(config), plan=config.plan())
+    run = planned_run("optimized")
     for shape, num in (("56 px", 1), ("84 px", 3), ("112 px", 3)):
         points = points_of(run, shape)
         assert len(points) == num and sum(point.share for point in points) == pytest.approx(1)

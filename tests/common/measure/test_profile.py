@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 
 from common.measure.profiling.marks import PARTS
-from common.repository import benchmark_module
-from common.training.load import load_config
 from common.training.probes import probes_of
 from tests.command import ttt, ttt_here
+from tests.runs import make_benchmark
 
 SMALL = ("--size", "mini", "--batch-size", 4, "--turns", 2, "--json", "--results")
 TINY = ("profile", "language_bert", "optimized", *SMALL)
@@ -41,9 +40,8 @@ def test_slow_storage_makes_it_input_bound(tmp_path):
     assert phase["savings"]["kept batches"]["share"] > 0.1
 
 
-def image_probes(name, *settings):
-    config = load_config("image_classification", name, size="mini", settings=list(settings)).config
-    return probes_of(benchmark_module("image_classification").Benchmark(config, seed=0))
+def image_probes(*settings):
+    return probes_of(make_benchmark("image_classification", *settings))
 
 
 def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
