@@ -190,7 +190,7 @@ def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[st
 
 
 def list_levels(figures: dict[str, Any], title: str = "") -> list[str]:
-    """Return a line for each level of nested figures that has numbers or text; lists are left out."""
+    """Describe each level of nested figures that has numbers or text in a line; lists are left out."""
     plain = {name: value for name, value in figures.items() if isinstance(value, int | float | str)}
     texts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()]
     lines = [title + ", ".join(texts)] if texts else []

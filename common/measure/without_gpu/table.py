@@ -38,13 +38,13 @@ def write_table(subject: str, rows: Iterable[list[str]]) -> str:
 
 
 def make_row(title: str, launches: str, gigabytes: float, times_ms: Mapping[str, str]) -> list[str]:
-    """Return the cells of a row; `times_ms` are those of some devices."""
+    """Make the cells of a row; `times_ms` are those of some devices."""
     times = (times_ms.get(device, "-") for device in gpu_model.load_rates()["devices"])
     return [title, launches, f"{gigabytes:.1f}", *times]
 
 
 def write_switches() -> str:
-    """Return a row for `optimized` of each benchmark, and for each of its settings that was switched off."""
+    """Write a row for `optimized` of each benchmark, and for each of its settings that was switched off."""
     rows = []
     for benchmark in SHAPES:
         kept = read(benchmark)
@@ -117,7 +117,7 @@ def write_optimizers() -> str:
 
 
 def describe_apex() -> list[str]:
-    """Return the row of `fused_lamb`, by the bytes that the source of Apex's kernels reads and writes."""
+    """Describe `fused_lamb` in a row, by the bytes that the source of Apex's kernels reads and writes."""
     rates = gpu_model.load_rates()
     gigabytes = scaling.OPTIMIZER_BYTES["fused_lamb"] * rates["parameters"]["bert"] / 1e9
     times_ms = {}
