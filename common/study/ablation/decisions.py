@@ -7,6 +7,7 @@ of false differences are shared among all switches and measures of an ablation.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from common.evidence.intervals import ALPHA
 from common.evidence.log import Log
 from common.study.ablation.switches import State, Step, Switches
 from common.study.compare.comparison import OF_RUNS, Margins, Result, Rule, judge_runs
@@ -23,7 +24,7 @@ class Decided:
     title: str
     step: Step
     rule: Rule
-    results: tuple[Result, ...]
+    results: Sequence[Result]
 
     @property
     def is_over(self) -> bool:
@@ -34,30 +35,21 @@ def decide_switches(
     switches: Switches, logs: Mapping[State, Sequence[Log]], max_seeds: int, target: float
 ) -> list[Decided]:
     """Return what is known of each switch, alone and left out; a state without runs leaves it undecided."""
-    steps = [
-        (f"{switch.name} {how}", step)
-        for switch in switches.switches
-        for how, step in (("alone", switches.alone(switch)), ("put back", switches.left_out(switch)))
-    ]
-    rule = Rule.shared(MARGINS, max_seeds, len(MEASURES) * len(steps))
-    return [
-        Decided(
-            title=title, step=step, rule=rule, results=tuple(judge_step(switches, step, logs, rule, target))
-        )
-        for title, step in steps
-    ]
-
-
-def judge_step(
-    switches: Switches, step: Step, logs: Mapping[State, Sequence[Log]], rule: Rule, target: float
-) -> list[Result]:
-    runs = logs.get(step.before, ()), logs.get(step.after, ())
-    names = switches.describe(step.before), switches.describe(step.after)
-    return judge_runs(MEASURES, runs, names, rule, target)
+    steps = {}
+    for switch in switches.switches:
+        steps[f"{switch.name} alone"] = switches.alone(switch)
+        steps[f"{switch.name} put back"] = switches.left_out(switch)
+    rule = Rule(margins=MARGINS, max_pairs=max_seeds, alpha=ALPHA / (len(MEASURES) * len(steps)))
+    decided = []
+    for title, step in steps.items():
+        runs = logs.get(step.before, ()), logs.get(step.after, ())
+        names = switches.describe(step.before), switches.describe(step.after)
+        results = judge_runs(MEASURES, runs, names, rule, target)
+        decided.append(Decided(title=title, step=step, rule=rule, results=results))
+    return decided
 
 
 def states_in_question(decided: Sequence[Decided]) -> set[State]:
-    """Return the states of which another run may decide something."""
     pending = [one.step for one in decided if not one.is_over]
     return {state for step in pending for state in (step.before, step.after)}
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,14 +16,17 @@ from common import repository
 from common.config.names import short_name
 from common.config.schema import RunConfig
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.evidence.intervals import ALPHA
+from common.evidence.log import Log
 from common.evidence.recipes import all_differences
+from common.machine import system
 from common.measure import device_run
 from common.repository import benchmark_module, relative_path, shorten_name
 from common.run import run_sets
 from common.run.set_folder import of_values
 from common.study import cells
 from common.study.cells import Cell, Study
-from common.study.compare import run_pairs, step_pairs
+from common.study.compare import step_pairs
 from common.study.compare.comparison import (
     OF_RUNS,
     THROUGHPUT,
@@ -36,15 +40,15 @@ from common.study.compare.comparison import (
     pair_runs,
 )
 from common.study.compare.report import Comparison, progress, save, show
-from common.study.compare.run_pairs import NUM_EVALUATIONS, Logs
 
+NUM_EVALUATIONS = 20  # of a run: the target is crossed between two of them
 NO_DIFFERENCES = ("configuration", "methods")  # a name, and whether there are any methods
+
+Logs = tuple[Sequence[Log], Sequence[Log]]
 
 
 @dataclass(frozen=True)
 class Command:
-    """One call of `ttt compare`."""
-
     args: argparse.Namespace
     console: Console
 
@@ -92,7 +96,8 @@ class Command:
     def rule(self) -> Rule:
         args = self.args
         margins = Margins(ratio=args.margin, quality=args.quality_margin)
-        return Rule.shared(margins, args.seeds, 1 if args.steps else len(set(args.measures)))
+        num_measures = 1 if args.steps else len(set(args.measures))
+        return Rule(margins=margins, max_pairs=args.seeds, alpha=ALPHA / num_measures)
 
     def describe(self, results: Sequence[Result], **more: Any) -> Comparison:
         return Comparison(
@@ -119,22 +124,15 @@ class Command:
             self.console.print(progress(result, self.rule), markup=False)
 
     def compare_runs(self) -> int:
-        """Make pairs of runs; returns the exit code."""
-        study = self.study
+        planned = cells.plan_run_sets(self.study, self.args)  # a mistake is told before a folder is made
         if self.args.dry_run:
-            cells.show(study, cells.plan_run_sets(study, self.args))
+            cells.show(self.study, planned)
             return EXIT_OK
-
-        def is_over(logs: Logs) -> bool:
-            results = self.judge(logs)
-            self.show_progress(len(pair_runs(*logs)), results)
-            return all(result.is_over for result in results)
-
         try:
-            code = run_pairs.make_pairs(study, self.args, is_over)
+            code = self.make_run_pairs()
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED
-        logs = run_pairs.read_pairs(study)
+        logs = self.read_runs()
         if unmatched := sum(map(len, logs)) - 2 * len(pair_runs(*logs)):
             self.console.print(f"{unmatched} runs are left out: the other side has none of their seed")
         commits = {log.header("commit") or "unknown" for runs in logs for log in runs}
@@ -143,6 +141,38 @@ class Command:
             targets = judge_targets(dict(zip(self.names, logs, strict=True)), self.rule)
         self.report(self.describe(self.judge(logs), targets=targets, commits=tuple(sorted(commits))))
         return code
+
+    def make_run_pairs(self) -> int:
+        """Make runs of both sides in turn until they decide, or all are made; returns the exit code.
+
+        The side that begins alternates. A run that fails ends the comparison, and so does an interruption.
+        """
+        study = self.study
+        with run_sets.lock_folders([study.folder]):
+            num_there = min(map(len, self.read_runs()))
+            for number in range(num_there + 1, study.num_seeds + 1):
+                planned = cells.plan_run_sets(replace(study, num_seeds=number), self.args)
+                if number > 1 and self.show_state():
+                    return EXIT_OK
+                config = planned[0].loaded.config
+                system.write_description(config, study.folder, system.machine_id(config))
+                turns = [run_set for run_set in planned if cells.missing(run_set)]
+                turns = turns if number % 2 else turns[::-1]
+                if code := run_sets.run_all(turns, sys.argv[1:], fail_fast=True):
+                    return code
+            self.show_state()
+        return EXIT_OK
+
+    def read_runs(self) -> Logs:
+        one, other = (cells.finished_runs(self.study.directory(cell)) for cell in self.study.cells)
+        return one, other
+
+    def show_state(self) -> bool:
+        """Show what the runs so far decide; returns whether that is all."""
+        logs = self.read_runs()
+        results = self.judge(logs)
+        self.show_progress(len(pair_runs(*logs)), results)
+        return all(result.is_over for result in results)
 
     def judge(self, logs: Logs) -> list[Result]:
         measures = [measure for name, measure in OF_RUNS.items() if name in self.args.measures]
@@ -204,6 +234,5 @@ def list_differences(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
 
 
 def name_study(names: tuple[str, str]) -> str:
-    """Name the folder of a comparison: `compare-baseline-baseline.ema`."""
     whole = "-".join(["compare", *(re.sub(r"[^A-Za-z0-9._-]", ".", name) for name in names)])
     return shorten_name(whole, whole=" ".join(names))

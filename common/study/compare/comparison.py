@@ -96,10 +96,6 @@ class Rule:
     max_pairs: int
     alpha: float
 
-    @classmethod
-    def shared(cls, margins: Margins, max_pairs: int, num_measures: int) -> "Rule":
-        return cls(margins=margins, max_pairs=max_pairs, alpha=ALPHA / num_measures)
-
 
 def judge(
     measure: Measure, pairs: Sequence[Side], rule: Rule, resolution: float = 0.0, note: str = ""

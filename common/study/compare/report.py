@@ -129,7 +129,6 @@ def sentence(result: Result, rule: Rule, subject: str = "B", reference: str = "A
 
 
 def progress(result: Result, rule: Rule) -> str:
-    """Return a measure after a pair, in one line."""
     value = f"{limits_of(result)}, p={p_value(result.p)}: " if result.value is not None else ""
     return f"  {result.measure.name}: {value}{sentence(result, rule).partition('; ')[0]}"
 

@@ -21,21 +21,15 @@ NUM_TURNS = (3, 24)  # of each side, at least, at most
 
 
 class Turns:
-    """Takes turns of training steps of each shape, in memory."""
+    """Takes turns of training steps of each shape, in memory; a turn returns the seconds of a sample."""
 
     def __init__(self, config: RunConfig) -> None:
         from common.measure.throughput import steppers, time_sample
 
         self.stack = ExitStack()
         run = self.stack.enter_context(open_run(config, warms_up=False))
-        self.time = partial(time_sample, steppers(run), run.device)
-
-    def turn(self) -> float:
-        """Return the seconds of a sample."""
-        return self.time()
-
-    def close(self) -> None:
-        self.stack.close()
+        self.turn = partial(time_sample, steppers(run), run.device)
+        self.close = self.stack.close
 
 
 def time_pair(configs: tuple[RunConfig, RunConfig], number: int) -> tuple[float, float]:

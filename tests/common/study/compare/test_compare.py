@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from argparse import Namespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,6 +13,7 @@ from common.evidence.log import read_log
 from common.repository import ROOT
 from common.run import run_sets
 from common.study.compare import step_pairs
+from common.study.compare.compare import Command
 from common.study.compare.comparison import (
     OF_RUNS,
     THROUGHPUT,
@@ -27,7 +29,7 @@ from tests.command import TTT, one_line, start, ttt, ttt_here
 
 MINI = ("--size", "mini")
 TINY = ("--set", "max_duration=60ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
-RULE = Rule.shared(Margins(ratio=0.05, quality=0.005), 20, 1)
+RULE = Rule(margins=Margins(ratio=0.05, quality=0.005), max_pairs=20, alpha=0.05)
 SWEEP = ROOT / "results/study/sweep"
 
 
@@ -76,14 +78,19 @@ def test_steps_are_timed_until_the_question_is_decided(steps, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "noise", "verdict"),
-    [(0.6, 0.05, "worse"), (1.0, 0.005, "equivalent"), (1.02, 0.3, "undecided")],
+    ("ratio", "noise", "other", "verdict"),
+    [
+        (0.6, 0.05, "optimized", "worse"),
+        (1.0, 0.01, "baseline", "equivalent"),  # one may be compared with itself
+        (1.02, 0.3, "optimized", "undecided"),
+    ],
 )
-def test_each_verdict_is_reached(steps, tmp_path, ratio, noise, verdict):
-    done, made = steps(ratio, "--max-runs", "12", noise=noise)
+def test_each_verdict_is_reached(steps, tmp_path, ratio, noise, other, verdict):
+    done, made = steps(ratio, "--max-runs", "12", noise=noise, names=("baseline", other))
     assert done.returncode == 0, done.stderr
-    (result,) = read(tmp_path)["results"]
+    (result,) = read(tmp_path, f"compare-baseline-{other}")["results"]
     assert result["verdict"] == verdict and len(made) <= 12
+    assert ("the same configuration" in done.stdout) == (other == "baseline")
     if verdict == "undecided":
         assert result["more"] > 0 and "pairs still needed" in done.stdout and result["is_futile"]
 
@@ -111,12 +118,6 @@ def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_pat
     monkeypatch.setattr(run_sets, "lock_folders", lock_folders)
     done, made = steps(1.02, "--max-runs", "3", noise=0.02)
     assert done.returncode == 0 and made == [] and path.read_text() == there
-
-
-def test_a_configuration_may_be_compared_with_itself_by_steps(steps, tmp_path):
-    done, _ = steps(1.0, noise=0.01, names=("baseline", "baseline"))
-    assert done.returncode == 0 and "the same configuration" in done.stdout
-    assert read(tmp_path, "compare-baseline-baseline")["results"][0]["verdict"] == "equivalent"
 
 
 @pytest.mark.parametrize(
@@ -226,18 +227,11 @@ def test_the_direction_of_better_is_that_of_the_measure():
 
 
 def test_the_error_rate_is_shared_among_the_measures_of_a_comparison():
-    """Of 2,000 comparisons of equal configurations with three measures 5 % at most find a difference."""
-    rng, rule = np.random.default_rng(0), Rule.shared(Margins(ratio=1e-9, quality=1e-9), 20, 3)
-    false = 0
-    for _ in range(2000):
-        results = [
-            judge(measure, np.exp(rng.normal(0, 0.1, (20, 2))).tolist(), rule) for measure in OF_RUNS.values()
-        ]
-        verdicts = {result.verdict for result in results}
-        false += bool({"better", "worse"} & verdicts)
-        for result in results:
-            assert (result.p <= 0.05) is (result.verdict in ("better", "worse"))
-    assert false / 2000 <= 0.05
+    args = Namespace(steps=False, measures=list(OF_RUNS), margin=0.05, quality_margin=0.005, seeds=20)
+    rule, pairs = Command(args, None).rule, [(1.0, 2.0), (1.0, 2.1), (1.0, 1.9)]
+    alone, shared = (judge(THROUGHPUT, pairs, by) for by in (RULE, rule))
+    assert rule.alpha == pytest.approx(0.05 / 3) and shared.p == pytest.approx(3 * alone.p)
+    assert alone.p < 0.05 < shared.p and (alone.verdict, shared.verdict) == ("better", "undecided")
 
 
 @pytest.mark.on_demand
