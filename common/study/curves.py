@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -174,34 +174,47 @@ class Comparison:
     gaps: tuple[Gap, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """The seconds until a quality, by configuration, and how many times fewer than the first one's."""
+
+    quality: float
+    seconds: dict[str, Value]
+    times_faster: dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The quality within some seconds, by configuration."""
+
+    seconds: float
+    quality: dict[str, Value]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """A comparison of curves, at least one.
-
-    `equal_quality`: the seconds until a quality, by configuration, and how many times fewer than the first.
-    `equal_time`: the quality within some seconds, by configuration.
-    """
+    """A comparison of curves, at least one."""
 
     target: float
     price_per_hour: float | None
     interpolation: str = INTERPOLATION
     curves: tuple[Curve, ...]
-    equal_quality: tuple[dict[str, Any], ...]
-    equal_time: tuple[dict[str, Any], ...]
+    equal_quality: tuple[Level, ...]
+    equal_time: tuple[Moment, ...]
     crossings: tuple[Crossing, ...]
     comparisons: tuple[Comparison, ...]
 
 
-def read_point(budget: float, logs: Sequence[Log], price: float | None) -> Point:
-    """Return the finished runs of a budget, at least one; `price` in dollars an hour of this system."""
-    runs = tuple(map(read_run, logs))
+def make_point(budget: float, runs: Sequence[Run], price: float | None = None) -> Point:
+    """Return the runs of a budget, at least one; `price` in dollars an hour of this system."""
+    seconds = [run.end.seconds for run in runs]
     return Point(
         budget=budget,
         samples=runs[0].end.samples,
-        seconds=intervals.mean([run.end.seconds for run in runs]),
+        seconds=intervals.mean(seconds),
         quality=intervals.mean([run.end.quality for run in runs], most=1.0),
-        cost=None if price is None else intervals.mean([run.end.seconds / 3600 * price for run in runs]),
-        runs=runs,
+        cost=None if price is None else intervals.mean([end / 3600 * price for end in seconds]),
+        runs=tuple(runs),
     )
 
 
@@ -338,29 +351,28 @@ def compare_curves(
     moments = sorted({*first.mean.times, *(curve.mean.times[-1] for curve in others)})
     pairs = list(itertools.combinations(curves, 2))
     comparisons = [compare_pair(*pair, resolution) for pair in pairs]
+    crossings = (
+        find_crossings(*pair, comparison.gaps) for pair, comparison in zip(pairs, comparisons, strict=True)
+    )
     return Answers(
         target=target,
         price_per_hour=price,
         curves=tuple(curves),
-        equal_quality=tuple(equal_quality(curves, level) for level in levels),
+        equal_quality=tuple(compare_times(curves, level) for level in levels),
         equal_time=tuple(
-            {
-                "seconds": moment,
-                "quality": {curve.configuration: quality_at(curve, moment) for curve in curves},
-            }
+            Moment(
+                seconds=moment,
+                quality={curve.configuration: quality_at(curve, moment) for curve in curves},
+            )
             for moment in moments
         ),
-        crossings=tuple(
-            crossing
-            for pair, comparison in zip(pairs, comparisons, strict=True)
-            for crossing in find_crossings(*pair, comparison.gaps)
-        ),
+        crossings=tuple(itertools.chain.from_iterable(crossings)),
         comparisons=tuple(comparisons),
     )
 
 
-def equal_quality(curves: Sequence[Curve], level: float) -> dict[str, Any]:
-    seconds = {curve.configuration: time_at(curve, level) for curve in curves}
+def compare_times(curves: Sequence[Curve], quality: float) -> Level:
+    seconds = {curve.configuration: time_at(curve, quality) for curve in curves}
     first, *others = seconds
     faster = {name: times_faster(seconds[first], seconds[name]) for name in others}
-    return {"quality": level, "seconds": seconds, "times_faster": faster}
+    return Level(quality=quality, seconds=seconds, times_faster=faster)

@@ -17,10 +17,10 @@ from common.evidence.disturbance import slow_runs
 from common.evidence.intervals import ALPHA
 from common.evidence.ledger import EffectTest, Trained
 from common.study import curves
-from common.study.ablation.factorial import design, sign
-from common.study.ablation.measurements import Measurements, test_effects, test_pairs
-from common.study.ablation.switches import State, Step, Switch
-from common.study.curves import Curve, Evaluation, Point, Run
+from common.study.ablation.factorial import design, interaction
+from common.study.ablation.measurements import Measurements, test_contrasts
+from common.study.ablation.switches import State
+from common.study.curves import Curve, Evaluation, Run
 from common.study.ranking import bound_times
 
 NUM_STUDIES = 2000
@@ -40,7 +40,6 @@ class Rate:
     truth: str
     kind: str  # false positives, coverage, found
     share: float
-    num_studies: int
 
     @property
     def is_fine(self) -> bool:
@@ -90,90 +89,74 @@ def simulate_curves(
     qualities = truth.qualities() + noise
     if num_images:
         qualities = np.round(qualities * num_images) / num_images
-    for study in range(num_studies):
-        yield make_curve(times[study].tolist(), qualities[study].tolist())
+    yield from map(make_curve, times, qualities)
 
 
-def make_curve(
-    times: Sequence[Sequence[Sequence[float]]], qualities: Sequence[Sequence[Sequence[float]]]
-) -> Curve:
+def make_curve(times: np.ndarray, qualities: np.ndarray) -> Curve:
     """Return the curve of seeds x budgets x evaluations."""
     points = []
-    for budget, share in enumerate(BUDGETS):
-        ways = [list(zip(t[budget], q[budget], strict=True)) for t, q in zip(times, qualities, strict=True)]
-        runs = tuple(
+    ways = np.stack([times, qualities], axis=-1).swapaxes(0, 1).tolist()
+    for budget, of_seeds in zip(BUDGETS.tolist(), ways, strict=True):
+        runs = [
             Run(log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=s, quality=q) for s, q in way))
-            for seed, way in enumerate(ways)
-        )
-        points.append(
-            Point(
-                budget=float(share),
-                samples=0.0,
-                seconds=intervals.Estimate(value=float(np.mean([way[-1][0] for way in ways])), interval=None),
-                quality=intervals.Estimate(value=float(np.mean([way[-1][1] for way in ways])), interval=None),
-                cost=None,
-                runs=runs,
-            )
-        )
+            for seed, way in enumerate(of_seeds)
+        ]
+        points.append(curves.make_point(budget, runs))
     return Curve(configuration="", points=tuple(points))
 
 
 def expected_curve(truth: Truth) -> Curve:
     times = WHOLE_S * BUDGETS[:, None] * SHARES * math.exp(TIME_SPREAD**2 / 2)
-    return make_curve([times.tolist()], [truth.qualities().tolist()])
+    return make_curve(times[None], truth.qualities()[None])
 
 
 def holds(interval: intervals.Interval | None, value: float) -> bool:
     return interval is not None and interval.low <= value <= interval.high
 
 
-def frontier_quality(truth: Truth, num_seeds: int, seconds: float, seed: int) -> float:
+def frontier_quality(
+    truth: Truth, num_seeds: int, seconds: float, generator: np.random.Generator
+) -> Iterator[bool]:
     expected = float(curves.qualities_at(expected_curve(truth), [seconds])[0, 0])
-    studies = simulate_curves(truth, num_seeds, np.random.default_rng(seed))
-    values = (curves.quality_at(curve, seconds).estimate for curve in studies)
-    return float(np.mean([holds(value.interval, expected) for value in values if value]))
+    for curve in simulate_curves(truth, num_seeds, generator):
+        if estimate := curves.quality_at(curve, seconds).estimate:
+            yield holds(estimate.interval, expected)
 
 
-def frontier_time(truth: Truth, num_seeds: int, quality: float, seed: int) -> float:
+def frontier_time(
+    truth: Truth, num_seeds: int, quality: float, generator: np.random.Generator
+) -> Iterator[bool]:
     """The truth is the least expected time of a budget's runs, stopped there, from 5,000 runs."""
-    generator = np.random.default_rng(seed)
     (many,) = simulate_curves(truth, 5_000, generator, 1)
-    value = curves.time_at(many, quality).estimate
-    assert value is not None
-    expected = value.value
-    studies = (curves.time_at(curve, quality) for curve in simulate_curves(truth, num_seeds, generator))
-    return float(np.mean([holds(v.estimate.interval, expected) for v in studies if v.estimate]))
+    expected = curves.time_at(many, quality).estimate
+    assert expected is not None
+    for curve in simulate_curves(truth, num_seeds, generator):
+        if estimate := curves.time_at(curve, quality).estimate:
+            yield holds(estimate.interval, expected.value)
 
 
-def false_crossings(one: Truth, other: Truth, num_seeds: int, seed: int) -> float:
-    """Measure how often two curves that do not cross seem to."""
-    generator = np.random.default_rng(seed)
-    pairs = zip(*(simulate_curves(truth, num_seeds, generator) for truth in (one, other)), strict=True)
-    crossed = [
-        any(curves.find_crossings(first, second, curves.compare_pair(first, second).gaps))
-        for first, second in pairs
-    ]
-    return float(np.mean(crossed))
+def false_crossings(
+    one: Truth, other: Truth, num_seeds: int, generator: np.random.Generator
+) -> Iterator[bool]:
+    """Yield whether two curves that do not cross seem to."""
+    ones, others = (simulate_curves(truth, num_seeds, generator) for truth in (one, other))
+    for first, second in zip(ones, others, strict=True):
+        yield any(curves.find_crossings(first, second, curves.compare_pair(first, second).gaps))
 
 
-def false_leads(truth: Truth, num_images: int, num_seeds: int, seed: int) -> float:
-    """Measure how often one of two equal curves is shown to be ahead at some time."""
-    generator = np.random.default_rng(seed)
-    one, other = (
-        simulate_curves(truth, num_seeds, generator, num_images=num_images) for _ in ("one", "other")
-    )
-    shown = [
-        any(gap.sign for gap in curves.compare_pair(*pair, 1 / num_images).gaps)
-        for pair in zip(one, other, strict=True)
-    ]
-    return float(np.mean(shown))
+def false_leads(
+    truth: Truth, num_images: int, num_seeds: int, generator: np.random.Generator
+) -> Iterator[bool]:
+    """Yield whether one of two equal curves is shown to be ahead at some time."""
+    ones, others = (simulate_curves(truth, num_seeds, generator, num_images=num_images) for _ in range(2))
+    for first, second in zip(ones, others, strict=True):
+        yield any(gap.sign for gap in curves.compare_pair(first, second, 1 / num_images).gaps)
 
 
 def ablations(
-    num_switches: int, num_seeds: int, seed: int, *, samples: float = 0.0
+    num_switches: int, num_seeds: int, generator: np.random.Generator, *, samples: float = 0.0
 ) -> Iterator[Measurements]:
     """Yield measurements of a base and of each switch alone; none does anything but change log samples."""
-    generator = np.random.default_rng(seed)
     states = [State(), *(State({f"switch{number}"}) for number in range(num_switches))]
     for _ in range(NUM_STUDIES):
         logs = 8 + 0.1 * generator.standard_normal((len(states), num_seeds))
@@ -195,92 +178,79 @@ def ablations(
 
 
 @cache
-def tests_of_idle_switches(num_switches: int, num_seeds: int) -> list[list[dict[str, EffectTest]]]:
+def test_idle_switches(num_switches: int, num_seeds: int) -> list[list[dict[str, EffectTest]]]:
     """Test the switches in every ablation, none of which does anything."""
-    steps = [
-        Step(switch=Switch(name=name, key=name, on=(), off=()), before=State(), after=State({name}))
-        for name in (f"switch{number}" for number in range(num_switches))
-    ]
-    return [test_effects(study, steps) for study in ablations(num_switches, num_seeds, num_switches)]
+    base, *states = [State(), *(State({f"switch{number}"}) for number in range(num_switches))]
+    contrasts = [{state: 1.0, base: -1.0} for state in states]
+    tests = []
+    for study in ablations(num_switches, num_seeds, np.random.default_rng(num_switches)):
+        turns = [study.log_ratios(state, base) for state in states]
+        tests.append(test_contrasts(study, contrasts, "throughput", turns))
+    return tests
 
 
-def false_effects(num_switches: int, num_seeds: int, figure: str, seed: int) -> float:
-    """Measure how often an ablation of switches that do nothing shows an effect of one of them."""
-    studies = tests_of_idle_switches(num_switches, num_seeds)
-    return float(np.mean([any(tests[figure].is_shown for tests in rows) for rows in studies]))
+def false_effects(num_switches: int, num_seeds: int, figure: str, _: np.random.Generator) -> Iterator[bool]:
+    """Yield whether an ablation of switches that do nothing shows an effect of one of them."""
+    for rows in test_idle_switches(num_switches, num_seeds):
+        yield any(tests[figure].is_shown for tests in rows)
 
 
-def effect_coverage(num_switches: int, num_seeds: int, seed: int) -> float:
-    """Measure how often the interval of a switch's samples holds the truth, a tenth fewer."""
+def effect_coverage(num_switches: int, num_seeds: int, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether the interval of a switch's samples holds the truth, a tenth fewer."""
     truth, factors = math.log(0.9), {State({"switch0"}): 1.0, State(): -1.0}
-    studies = ablations(num_switches, num_seeds, seed, samples=truth)
-    estimates = (study.contrast(study.log_samples, factors) for study in studies)
-    return float(np.mean([holds(estimate.interval, truth) for estimate in estimates if estimate]))
+    for study in ablations(num_switches, num_seeds, generator, samples=truth):
+        if estimate := study.log_samples.estimate(factors):
+            yield holds(estimate.interval, truth)
 
 
-def false_interactions(num_factors: int, figure: str, seed: int) -> float:
-    """Measure how often a factorial of two runs a state shows an interaction where there is none."""
+def false_interactions(num_factors: int, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether a factorial of two runs a state shows an interaction of samples where there is none."""
     made = design([f"switch{number}" for number in range(num_factors)], 2**num_factors)
-    generator, shown = np.random.default_rng(seed), []
-    contrasts = [
-        {run: 4 * sign(pair[0], run) / len(made.runs) for run in made.runs} for pair in made.interactions
-    ]
-    for study in ablations(len(made.runs), 2, seed):
+    contrasts = [interaction(words[0], made.runs) for words in made.interactions]
+    for study in ablations(len(made.runs), 2, generator):
         runs = dict(zip(made.runs, study.runs.values(), strict=False))
-        losses = generator.standard_normal((len(contrasts), NUM_TURNS)).tolist()
-        tests = test_pairs(replace(study, runs=runs), losses, contrasts)
-        shown.append(any(of_pair[figure].is_shown for of_pair in tests))
-    return float(np.mean(shown))
+        rows = test_contrasts(replace(study, runs=runs), contrasts, "lost_ms", [[0.0]] * len(contrasts))
+        yield any(tests["samples"].is_shown for tests in rows)
 
 
-def false_gains(num_switches: int, seed: int) -> float:
-    """Measure how often one of many switches that gain just their bound seems to gain more."""
-    turns = np.random.default_rng(seed).standard_normal((NUM_STUDIES, num_switches, NUM_TURNS))
-    p_values = ([intervals.sign_p_value(gains, is_above=True) for gains in study] for study in turns)
-    return float(np.mean([min(intervals.holm(values)) < ALPHA for values in p_values]))
+def false_gains(num_switches: int, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether one of many switches that gain just their bound seems to gain more."""
+    for study in generator.standard_normal((NUM_STUDIES, num_switches, NUM_TURNS)):
+        p_values = [intervals.sign_p_value(gains, is_above=True) for gains in study]
+        yield min(intervals.holm(p_values)) < ALPHA
 
 
-def false_leaders(num_recipes: int, num_runs: int, seed: int) -> float:
-    """Measure how often one of many equal recipes is shown to be faster than another."""
-    times = np.exp(0.15 * np.random.default_rng(seed).standard_normal((NUM_STUDIES, num_recipes, num_runs)))
-    shown = []
+def false_leaders(num_recipes: int, num_runs: int, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether one of many equal recipes is shown to be faster than another."""
+    times = np.exp(0.15 * generator.standard_normal((NUM_STUDIES, num_recipes, num_runs)))
     for study in times.tolist():
         bounds = bound_times({"": dict(enumerate(study))}).values()
-        shown.append(min(high for _, high in bounds) < max(low for low, _ in bounds))
-    return float(np.mean(shown))
+        yield min(high for _, high in bounds) < max(low for low, _ in bounds)
 
 
-def flag_runs(num_runs: int, num_slow: int, spread: float, seed: int) -> Iterator[set[int]]:
-    """Yield which runs of a set are flagged; the first ones are 1.5 times slower, runs and blocks vary."""
-    generator = np.random.default_rng(seed)
+def flag_runs(num_runs: int, num_slow: int, spread: float, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether all slow runs of a set are flagged; of a set without them, whether any run is.
+
+    The first ones are 1.5 times slower; runs and blocks vary by the spread each.
+    """
+    slow = set(range(num_slow))
     for _ in range(NUM_STUDIES):
         runs, blocks = (generator.standard_normal((num_runs, size)) for size in (1, 6))
         rates = np.exp(spread * (runs + blocks))
         rates[:num_slow] /= 1.5
-        yield set(slow_runs([dict(enumerate(run)) for run in rates.tolist()]))
+        flagged = set(slow_runs([dict(enumerate(run)) for run in rates.tolist()]))
+        yield slow <= flagged if slow else bool(flagged)
 
 
-def false_disturbances(num_runs: int, seed: int) -> float:
-    """Measure how often a run of an undisturbed set is flagged; runs and blocks vary by 8 % each."""
-    return float(np.mean([bool(flagged) for flagged in flag_runs(num_runs, 0, 0.08, seed)]))
-
-
-def found_disturbances(num_runs: int, num_slow: int, spread: float, seed: int) -> float:
-    """Measure how often all slow runs of a set are flagged."""
-    slow = set(range(num_slow))
-    return float(np.mean([slow <= flagged for flagged in flag_runs(num_runs, num_slow, spread, seed)]))
-
-
-def score_coverage(num_runs: int, seed: int) -> float:
-    """Measure how often a score's interval holds the expected score of so many runs, which vary by 15 %."""
-    generator = np.random.default_rng(seed)
+def score_coverage(num_runs: int, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether a score's interval holds the expected score of so many runs, which vary by 15 %."""
     many = np.sort(np.exp(0.15 * generator.standard_normal((200_000, num_runs))), axis=1)
     expected = float(many[:, 1:-1].mean())
-    sets = np.exp(0.15 * generator.standard_normal((NUM_STUDIES, num_runs)))
-    return float(np.mean([holds(intervals.student_of_logs(minutes), expected) for minutes in sets]))
+    for minutes in np.exp(0.15 * generator.standard_normal((NUM_STUDIES, num_runs))):
+        yield holds(intervals.student_of_logs(minutes), expected)
 
 
-SIMULATIONS: tuple[tuple[str, str, str, Callable[..., float], tuple[Any, ...]], ...] = (
+SIMULATIONS: tuple[tuple[str, str, str, Callable[..., Iterator[bool]], tuple[Any, ...]], ...] = (
     ("sweep: a crossing", "equal curves, 3 seeds", WRONG, false_crossings, (SATURATING, SATURATING, 3)),
     (
         "sweep: a crossing",
@@ -310,16 +280,10 @@ SIMULATIONS: tuple[tuple[str, str, str, Callable[..., float], tuple[Any, ...]], 
         false_gains,
         (14,),
     ),
-    (
-        "ablate: an interaction of samples",
-        "3 idle switches, 2 seeds",
-        WRONG,
-        false_interactions,
-        (3, "samples"),
-    ),
+    ("ablate: an interaction of samples", "3 idle switches, 2 seeds", WRONG, false_interactions, (3,)),
     ("explore: a recipe is faster", "20 equal recipes, 2 runs each", WRONG, false_leaders, (20, 2)),
-    ("score: a disturbed run", "none, 2 runs", WRONG, false_disturbances, (2,)),
-    ("score: a disturbed run", "none, 10 runs", WRONG, false_disturbances, (10,)),
+    ("score: a disturbed run", "none, 2 runs", WRONG, flag_runs, (2, 0, 0.08)),
+    ("score: a disturbed run", "none, 10 runs", WRONG, flag_runs, (10, 0, 0.08)),
     ("score: its interval", "5 runs", HELD, score_coverage, (5,)),
     ("score: its interval", "10 runs", HELD, score_coverage, (10,)),
     ("sweep: ahead", "equal curves, 360 images, 2 seeds", WRONG, false_leads, (SATURATING, 360, 2)),
@@ -327,17 +291,22 @@ SIMULATIONS: tuple[tuple[str, str, str, Callable[..., float], tuple[Any, ...]], 
         "score: a disturbed run",
         "two of ten runs 1.5x slower, spread 3 %",
         FOUND,
-        found_disturbances,
+        flag_runs,
         (10, 2, 0.03),
     ),
 )
 
 
+def share(simulate: Callable[..., Iterator[bool]], *arguments: object, seed: int) -> float:
+    """Return the share of studies in which it was so."""
+    return float(np.mean([*simulate(*arguments, np.random.default_rng(seed))]))
+
+
 def simulate_all() -> list[Rate]:
     """Run every simulation; about 20 s."""
     return [
-        Rate(rule=rule, truth=truth, kind=kind, share=measure(*arguments, seed), num_studies=NUM_STUDIES)
-        for seed, (rule, truth, kind, measure, arguments) in enumerate(SIMULATIONS, 1)
+        Rate(rule=rule, truth=truth, kind=kind, share=share(simulate, *arguments, seed=seed))
+        for seed, (rule, truth, kind, simulate, arguments) in enumerate(SIMULATIONS, 1)
     ]
 
 

@@ -57,7 +57,8 @@ def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float
     points: dict[str, list[curves.Point]] = {cell.configuration: [] for cell in study.cells}  # in this order
     for cell in study.cells:
         if logs[cell.name]:
-            points[cell.configuration].append(curves.read_point(cell.budget, logs[cell.name], price))
+            runs = [curves.read_run(log) for log in logs[cell.name]]
+            points[cell.configuration].append(curves.make_point(cell.budget, runs, price))
     by_time = {name: sorted(some, key=lambda point: point.seconds.value) for name, some in points.items()}
     lines = [Curve(configuration=name, points=tuple(some)) for name, some in by_time.items() if some]
     if not lines:
@@ -109,7 +110,6 @@ def draw(answers: Answers, quality_name: str) -> Markup:
 
 
 def show(answers: Answers, quality_name: str) -> None:
-    """Print the curves and the answers."""
     console = open_console(TABLE_WIDTH)
     names = [curve.configuration for curve in answers.curves]
     rows = [
@@ -130,19 +130,16 @@ def show(answers: Answers, quality_name: str) -> None:
     console.print(make_table(title, columns, rows, left=columns[:1]))
     rows = [
         [
-            f"{level['quality']:.4f}" + " (target)" * (level["quality"] == answers.target),
-            *(with_bound(value, ONE_DIGIT) for value in level["seconds"].values()),
-            *(with_bound(value, "{:.2f}".format, "x") for value in level["times_faster"].values()),
+            f"{level.quality:.4f}" + " (target)" * (level.quality == answers.target),
+            *(with_bound(value, ONE_DIGIT) for value in level.seconds.values()),
+            *(with_bound(value, "{:.2f}".format, "x") for value in level.times_faster.values()),
         ]
         for level in answers.equal_quality
     ]
     columns = [quality_name, *(f"{name}, s" for name in names), *(f"{name} faster" for name in names[1:])]
     console.print(make_table("time at equal quality", columns, rows))
     rows = [
-        [
-            f"{moment['seconds']:.1f}",
-            *(with_bound(value, FOUR_DIGITS) for value in moment["quality"].values()),
-        ]
+        [f"{moment.seconds:.1f}", *(with_bound(value, FOUR_DIGITS) for value in moment.quality.values())]
         for moment in answers.equal_time
     ]
     console.print(make_table("quality at equal time", ["seconds", *names], rows))

@@ -92,10 +92,10 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
     if not args.step_only:
         check_data(switches.load(switches.all))  # before minutes of step times
     figures = experiment.load_steps() or experiment.measure_steps()
-    code = EXIT_OK if args.step_only else experiment.train(figures)
+    code = EXIT_OK if args.step_only else experiment.run_cells()
     if code == EXIT_INTERRUPTED:
         return code, None
-    ledger = ledgers.make_ledger(experiment, figures, experiment.target)
+    ledger = ledgers.make_ledger(experiment, figures)
     path = study.report.with_suffix(PATTERN.removeprefix("*"))
     save_text(path, ledger.model_dump_json(indent=1) + "\n")
     ledgers.show(ledger)

@@ -10,20 +10,21 @@ from common.study.ablation.switches import State, Switches
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """The states to be measured: `single` for each switch alone and left out, `factorial` for pairs.
-
-    `held` are on in every state of the design: others need them.
-    """
+    """The states to be measured: `single` for each switch alone and left out, `factorial` for pairs."""
 
     switches: Switches
     single: tuple[State, ...]
     design: Design | None
-    held: State
 
     @property
     def ends(self) -> tuple[State, State]:
         """The configuration extended, and the configuration."""
         return State(), self.switches.all
+
+    @property
+    def held(self) -> State:
+        """The switches that are on in every state of the design: others need them."""
+        return self.switches.needed
 
     @property
     def factorial(self) -> tuple[State, ...]:
@@ -40,22 +41,20 @@ def plan(switches: Switches, max_design: int) -> Ablation:
     for switch in switches.switches:
         for step in (switches.alone(switch), switches.left_out(switch)):
             single += [step.before, step.after]
-    held = switches.needed
-    factors = switches.in_order(switches.all - held)
+    factors = switches.in_order(switches.all - switches.needed)
     made = None
     if len(factors) > 1 and max_design:
         if max_design < smallest(len(factors)):
             hint = f"--max-design {smallest(len(factors))} or more, or 0 for none"
             raise UserError(f"{len(factors)} switches need a larger factorial", hint=hint)
         made = design(factors, max_design)
-    ablation = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made, held=held)
+    ablation = Ablation(switches=switches, single=tuple(dict.fromkeys(single)), design=made)
     for state in ablation.states:
         switches.refuse_broken(state)
     return ablation
 
 
 def describe(ablation: Ablation) -> Iterable[str]:
-    """Yield in words what is to be compared."""
     switches = ablation.switches
     yield f"{switches.benchmark} {switches.configuration} over {switches.base}, size {switches.size}:"
     for switch in switches.switches:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log
 from common.files import save_text
-from common.measure.device_run import NUM_DEVICES, expect_step_s, open_run
+from common.measure.device_run import expect_step_s, load_for_ranks, open_run
 from common.repository import benchmark_module, relative_path
 from common.run import launch
 from common.study import cells
@@ -38,7 +39,6 @@ from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study
 from common.study.compare.step_pairs import describe_dependences
 from common.study.predict.sources import max_samples
-from common.training.load import load_open
 
 TOGETHER = 8  # models in memory at a time, the base among them
 
@@ -47,8 +47,7 @@ def builder(benchmark: str) -> Callable[[RunConfig], None]:
     """Return a function that builds a configuration once, and raises UserError where that fails."""
     from common.measure.steptime import buildable
 
-    kind = benchmark_module(benchmark).Benchmark
-    return lambda config: buildable(kind, config)
+    return partial(buildable, benchmark_module(benchmark).Benchmark)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,18 +89,15 @@ class Experiment:
         return figures
 
     def describe_steps(self) -> dict[str, Any]:
-        """Describe what step times depend on, see describe_dependences."""
         states = self.ablation.states
         configs = {self.switches.cell_name(state): self.config_on_one_device(state) for state in states}
         return describe_dependences(configs) | {"num_turns": self.args.turns}
 
     def config_on_one_device(self, state: State) -> RunConfig:
-        switches, config = self.switches, self.switches.load(state).config
-        if switches.size != "full":
-            return config
-        name, settings = switches.recipe(state)
-        share = [f"global_batch_size={config.global_batch_size // NUM_DEVICES}", "micro_batch_size=null"]
-        return load_open(switches.benchmark, name, size=switches.size, settings=[*settings, *share]).config
+        (name, settings), switches = self.switches.recipe(state), self.switches
+        return load_for_ranks(
+            switches.benchmark, name, size=switches.size, settings=settings, num_ranks=1
+        ).config
 
     def measure_steps(self) -> dict[str, Any]:
         """Time the steps of all states, in groups that hold the base too, and keep the figures."""
@@ -164,45 +160,23 @@ class Experiment:
         from common.training.registry import build_methods
 
         num_states, step_s = len(self.ablation.states), expect_step_s(run)
-        methods = build_methods(self.switches.load(self.switches.all).config)
-        turn_s = len(points_of(run)) * step_s * steps_of_turn(methods, step_s)
+        whole = self.switches.load(self.switches.all).config
+        turn_s = len(points_of(run)) * step_s * steps_of_turn(build_methods(whole), step_s)
         minutes = num_states * ((self.args.turns + 1) * turn_s + built_s) / 60
         turns = f"{self.args.turns} turns: about {minutes:.1f} minutes"
         self.console.print(f"step times: {num_states} states, {turns}")
         if self.args.step_only:
             return
         counts, sample_s = self.num_runs, step_s / run.config.global_batch_size
-        minutes = self.training_s(lambda state: sample_s) / 60
+        num_samples = sum(
+            count * max_samples(self.switches.load(state).config) for state, count in counts.items()
+        )
+        minutes = num_samples * sample_s / launch.choose_ranks(whole, self.args.nproc) / 60
         self.console.print(
-            f"training: {sum(counts.values())} runs of {len(counts)} cells, {sum(self.samples.values()):,} "
+            f"training: {sum(counts.values())} runs of {len(counts)} cells, {num_samples:,} "
             f"{run.benchmark.names.samples}: about {minutes:.0f} minutes "
             f"if all were as slow as {self.switches.base}; what is finished is not run again"
         )
-
-    @property
-    def samples(self) -> dict[State, int]:
-        """The samples of all runs of each state."""
-        return {
-            state: count * max_samples(self.switches.load(state).config)
-            for state, count in self.num_runs.items()
-        }
-
-    def training_s(self, sample_s: Callable[[State], float]) -> float:
-        """Return the seconds of the steps of all runs, on all ranks, by the seconds of a sample."""
-        num_ranks = launch.choose_ranks(self.switches.load(self.switches.all).config, self.args.nproc)
-        return sum(count * sample_s(state) for state, count in self.samples.items()) / num_ranks
-
-    def train(self, figures: Any) -> int:
-        """Say how long it takes, and make the runs that are missing; returns the worst exit code."""
-        turns, base_s = figures["turns"], figures["base_s"]
-        seconds = self.training_s(
-            lambda state: base_s * statistics.median(turns[self.switches.cell_name(state)])
-        )
-        self.console.print(
-            f"training: about {seconds / 60:.1f} minutes of steps at these times, "
-            "if nothing is there yet; start-up, evaluation and communication add to it"
-        )
-        return self.run_cells()
 
     def run_cells(self) -> int:
         """Make the runs that are missing, or say which with --dry-run; returns the worst exit code.
@@ -213,8 +187,7 @@ class Experiment:
         counts, worst = self.num_runs, EXIT_OK
         for count in sorted(set(counts.values()), reverse=True):
             states = [state for state in self.ablation.states if counts.get(state) == count]
-            study = replace(self.study, cells=tuple(map(self.make_cell, states)), num_seeds=count)
-            worst = max(worst, cells.run(study, self.args))
+            worst = max(worst, self.run_states(states, count))
             if worst == EXIT_INTERRUPTED or (worst and self.args.fail_fast):
                 return worst
         return worst if self.args.dry_run else max(worst, self.run_more_seeds())
@@ -231,18 +204,19 @@ class Experiment:
             if not states:
                 self.console.print("no further seed can decide anything about a switch")
                 break
-            study = replace(self.study, cells=tuple(map(self.make_cell, states)), num_seeds=number)
-            if code := cells.run(study, self.args):
+            if code := self.run_states(states, number):
                 return code
         return EXIT_OK
 
+    def run_states(self, states: Sequence[State], num_seeds: int) -> int:
+        study = replace(self.study, cells=tuple(map(self.make_cell, states)), num_seeds=num_seeds)
+        return cells.run(study, self.args)
+
     def decide(self) -> list[Decided]:
-        """Return what the runs so far decide about each switch."""
         return decide_switches(self.switches, self.read_logs(), self.args.max_seeds, self.target)
 
     @property
     def target(self) -> float:
-        """The quality that samples are counted to."""
         return float(self.args.target or self.switches.load(self.switches.all).config.target)
 
     def describe_decisions(self) -> list[str]:
@@ -255,7 +229,6 @@ class Experiment:
         return Cell(name=name, configuration=configuration, settings=tuple(settings))
 
     def read_logs(self) -> dict[State, tuple[Log, ...]]:
-        """Return the finished runs of the states that have some."""
         directories = {state: self.study.directory(self.make_cell(state)) for state in self.ablation.states}
         logs = {state: cells.finished_runs(directory) for state, directory in directories.items()}
         return {state: runs for state, runs in logs.items() if runs}

@@ -9,6 +9,7 @@ Statistics for Experimenters, chapter 6.
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +29,7 @@ class Design:
     base: tuple[str, ...]
     generators: dict[str, Word]
 
-    @property
+    @cached_property
     def runs(self) -> list[Word]:
         """The factors that are on in each run, all of them in one run."""
         runs = []
@@ -49,26 +50,19 @@ class Design:
     def resolution(self) -> float:
         return min(map(len, self.defining_words), default=math.inf)
 
-    def aliases(self, word: Word) -> list[Word]:
-        """Return the other words of one or two factors with the same column, single factors first."""
-        same = [word ^ defining for defining in self.defining_words]
-        return sorted((alias for alias in same if 0 < len(alias) <= 2), key=lambda w: (len(w), sorted(w)))
-
-    @property
-    def hidden(self) -> list[Word]:
-        """The interactions of two factors that are aliases of a single one: they cannot be seen."""
-        return [pair for pair in pairs(self.factors) if any(len(alias) == 1 for alias in self.aliases(pair))]
+    @cached_property
+    def aliases(self) -> list[list[Word]]:
+        """The words of one or two factors, single ones first, each with those of the same column."""
+        columns: dict[tuple[int, ...], list[Word]] = defaultdict(list)
+        for names in itertools.chain.from_iterable(itertools.combinations(self.factors, n) for n in (1, 2)):
+            word = frozenset(names)
+            columns[tuple(sign(word, on) for on in self.runs)].append(word)
+        return list(columns.values())
 
     @property
     def interactions(self) -> list[list[Word]]:
         """The interactions of two factors that can be seen, each with those that it is an alias of."""
-        seen = set(self.hidden)
-        strings = []
-        for pair in pairs(self.factors):
-            if pair not in seen:
-                strings.append([pair, *self.aliases(pair)])
-                seen |= set(strings[-1])
-        return strings
+        return [words for words in self.aliases if len(words[0]) == 2]
 
     def describe(self) -> str:
         """Return size, resolution and alias structure in words."""
@@ -78,7 +72,8 @@ class Design:
         numeral = ROMAN.get(int(self.resolution), f"{self.resolution:g}")
         made = ", ".join(f"{name} = {spelled(word)}" for name, word in self.generators.items())
         paired = "; ".join(" = ".join(map(spelled, words)) for words in self.interactions if len(words) > 1)
-        hidden = ", ".join(map(spelled, self.hidden))
+        of_single = [word for words in self.aliases if len(words[0]) == 1 for word in words[1:]]
+        hidden = ", ".join(map(spelled, of_single))
         kinds = {"aliases of each other": paired, "unseen, being aliases of single factors": hidden}
         aliases = "; ".join(f"{what}: {words}" for what, words in kinds.items() if words)
         return (
@@ -87,12 +82,7 @@ class Design:
         )
 
 
-def pairs(factors: Sequence[str]) -> list[Word]:
-    return [frozenset(pair) for pair in itertools.combinations(factors, 2)]
-
-
 def spelled(word: Word) -> str:
-    """Return a word as text."""
     return " x ".join(sorted(word))
 
 
@@ -108,6 +98,11 @@ def effect(word: Word, responses: dict[Word, float]) -> float:
     an interaction of two, half of how much one changes what the other does.
     """
     return 2 * sum(sign(word, on) * response for on, response in responses.items()) / len(responses)
+
+
+def interaction(word: Word, runs: Sequence[Word]) -> dict[Word, float]:
+    """Return the factor of each run's response in how much one of two factors changes what the other does."""
+    return {on: 4 * sign(word, on) / len(runs) for on in runs}
 
 
 def smallest(num_factors: int) -> int:

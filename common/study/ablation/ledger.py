@@ -20,12 +20,11 @@ from common.repository import benchmark_module
 from common.study.ablation import amdahl
 from common.study.ablation.design import Ablation
 from common.study.ablation.experiment import Experiment
-from common.study.ablation.factorial import Design, Word, effect, sign, spelled
+from common.study.ablation.factorial import Design, Word, effect, interaction, spelled
 from common.study.ablation.measurements import (
     Measurements,
     exceed_bounds,
-    test_effects,
-    test_pairs,
+    test_contrasts,
 )
 from common.study.ablation.switches import METHODS, State, Step, Switches
 from common.training.card import find_card
@@ -33,29 +32,33 @@ from common.training.card import find_card
 PIPE_WIDTH = 160  # columns, where there is no terminal to ask
 
 
-def measure_effect(measured: Measurements, step: Step, describe: Callable[[State], str]) -> Effect:
-    """Return the change of time, samples, quality and minutes when a switch is turned on."""
-    before, after = step.before, step.after
-    log_time = intervals.median(measured.log_ratios(after, before))
-    difference = {after: 1.0, before: -1.0}
-    log_samples = measured.contrast(measured.log_samples, difference)
-    unknown = [
-        count_runs(measured, step, "missed", lambda run: run.samples is None),
-        count_runs(measured, step, "passed at the first evaluation", lambda run: run.is_bound),
-    ]
-    return Effect(
-        before=describe(before),
-        after=describe(after),
-        together=list(step.together),
-        reason=step.reason,
-        before_ms=1e3 * measured.seconds(before),
-        after_ms=1e3 * measured.seconds(after),
-        throughput=speed_up(log_time),
-        samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
-        quality=measured.contrast(measured.qualities, difference),
-        minutes_saved=minutes_saved(measured, step, log_time, log_samples) if log_samples else None,
-        note="; ".join(filter(None, unknown)),
-    )
+def measure_effects(measured: Measurements, switches: Switches, steps: Sequence[Step]) -> list[Effect]:
+    """Return the change of time, samples, quality and minutes when each switch is turned on."""
+    turns = [measured.log_ratios(step.after, step.before) for step in steps]
+    tests = test_contrasts(measured, [step.contrast for step in steps], "throughput", turns)
+    effects = []
+    for step, log_ratios, of_step in zip(steps, turns, tests, strict=True):
+        log_time, log_samples = intervals.median(log_ratios), measured.log_samples.estimate(step.contrast)
+        unknown = [
+            count_runs(measured, step, "missed", lambda run: run.samples is None),
+            count_runs(measured, step, "passed at the first evaluation", lambda run: run.is_bound),
+        ]
+        effect = Effect(
+            before=switches.describe(step.before),
+            after=switches.describe(step.after),
+            together=list(step.together),
+            reason=step.reason,
+            before_ms=1e3 * measured.seconds(step.before),
+            after_ms=1e3 * measured.seconds(step.after),
+            throughput=speed_up(log_time),
+            samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
+            quality=measured.qualities.estimate(step.contrast),
+            minutes_saved=minutes_saved(measured, step, log_time, log_samples) if log_samples else None,
+            note="; ".join(filter(None, unknown)),
+            tests=of_step,
+        )
+        effects.append(effect)
+    return effects
 
 
 def count_runs(measured: Measurements, step: Step, what: str, is_such: Callable[[Trained], bool]) -> str:
@@ -71,34 +74,31 @@ def minutes_saved(measured: Measurements, step: Step, log_time: Estimate, log_sa
     """Return minutes before minus after; errors are those of both samples and of the ratio of times."""
     before = minutes(measured, step.before)
     after = before * math.exp(log_time.value + log_samples.value)
-    samples = measured.contrast(measured.log_samples, {step.before: before, step.after: -after})
+    samples = measured.log_samples.estimate({step.before: before, step.after: -after})
     assert samples is not None  # as log_samples is known
     return amdahl.around(before - after, [samples, amdahl.transform(log_time, lambda log: after * log)])
 
 
 def minutes(measured: Measurements, state: State) -> float:
-    return math.exp(statistics.fmean(measured.log_samples(state))) * measured.seconds(state) / 60
+    log_samples = measured.log_samples.values[state]
+    return math.exp(statistics.fmean(log_samples)) * measured.seconds(state) / 60
 
 
 def make_rows(measured: Measurements, switches: Switches, cards: Mapping[str, Sequence[str]]) -> list[Row]:
     """Return a row of each switch; `cards` say what it relieves. Bounds are of the base, as shares are."""
-    sides = [[turn(switch) for switch in switches.switches] for turn in (switches.alone, switches.left_out)]
-    effects = [
-        [
-            measure_effect(measured, step, switches.describe).model_copy(update={"tests": tests})
-            for step, tests in zip(steps, test_effects(measured, steps), strict=True)
-        ]
-        for steps in sides
+    sides = [
+        measure_effects(measured, switches, [turn(switch) for switch in switches.switches])
+        for turn in (switches.alone, switches.left_out)
     ]
     return [
         Row(
             name=switch.name,
             relieves=list(cards[switch.name]),
-            bound=None if step.before else amdahl.bound(cards[switch.name], measured.shares),
+            bound=None if alone.together else amdahl.bound(cards[switch.name], measured.shares),
             alone=alone,
             left_out=left_out,
         )
-        for switch, step, alone, left_out in zip(switches.switches, sides[0], *effects, strict=True)
+        for switch, alone, left_out in zip(switches.switches, *sides, strict=True)
     ]
 
 
@@ -126,8 +126,8 @@ def make_compositions(measured: Measurements, switches: Switches, rows: Sequence
     ]
     factors = Counter(after for after, _ in alone)
     factors.subtract(before for _, before in alone)
-    samples = measured.contrast(measured.log_samples, factors)
-    in_whole = measured.contrast(measured.log_samples, {whole: 1, base: -1})
+    samples = measured.log_samples.estimate(factors)
+    in_whole = measured.log_samples.estimate({whole: 1, base: -1})
     if in_whole and samples:
         total = minutes(measured, base)
         effects = [row.alone.minutes_saved for row in rows]
@@ -154,31 +154,33 @@ def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair
         {run: 1e3 * measured.base_s * measured.turns[run | held][turn] for run in design.runs}
         for turn in range(num_turns)
     ]
-    pairs, losses, contrasts = [], [], []
-    for string in design.interactions:
-        names = sorted(string[0], key=design.factors.index)
-        of_turns = [2 * effect(string[0], responses) for responses in turns]
-        lost = intervals.median(of_turns)
-        factors = {run | held: 4 * sign(string[0], run) / len(design.runs) for run in design.runs}
-        log_samples = measured.contrast(measured.log_samples, factors)
-        losses.append(of_turns)
-        contrasts.append(factors)
+    words = [string[0] for string in design.interactions]
+    losses = [[2 * effect(word, responses) for responses in turns] for word in words]
+    contrasts = [
+        {run | held: factor for run, factor in interaction(word, design.runs).items()} for word in words
+    ]
+    tests = test_contrasts(measured, contrasts, "lost_ms", losses)
+    pairs = []
+    for (word, *aliases), of_turns, contrast, of_pair in zip(
+        design.interactions, losses, contrasts, tests, strict=True
+    ):
+        names, lost = sorted(word, key=design.factors.index), intervals.median(of_turns)
         together = statistics.median(
             -sum(effect(Word({name}), responses) for name in names) for responses in turns
         )
-        pairs.append(
-            Pair(
-                names=names,
-                aliases=[spelled(word) for word in string[1:]],
-                one_by_one_ms=together + lost.value,  # each while the other is off
-                together_ms=together,
-                lost_ms=lost,
-                samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
-                quality=measured.contrast(measured.qualities, factors),
-            )
+        log_samples = measured.log_samples.estimate(contrast)
+        pair = Pair(
+            names=names,
+            aliases=[spelled(alias) for alias in aliases],
+            one_by_one_ms=together + lost.value,  # each while the other is off
+            together_ms=together,
+            lost_ms=lost,
+            samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
+            quality=measured.qualities.estimate(contrast),
+            tests=of_pair,
         )
-    tested = zip(pairs, test_pairs(measured, losses, contrasts), strict=True)
-    return [pair.model_copy(update={"tests": tests}) for pair, tests in tested]
+        pairs.append(pair)
+    return pairs
 
 
 def make_warnings(
@@ -248,9 +250,8 @@ def read_cards(switches: Switches) -> dict[str, tuple[str, ...]]:
     }
 
 
-def make_ledger(experiment: Experiment, figures: Any, target: float) -> Ledger:
-    """Calculate the ledger from what is measured."""
-    ablation, switches = experiment.ablation, experiment.ablation.switches
+def make_ledger(experiment: Experiment, figures: Any) -> Ledger:
+    ablation, switches, target = experiment.ablation, experiment.switches, experiment.target
     logs = experiment.read_logs()
     measured = Measurements(
         base_s=figures["base_s"],
@@ -311,7 +312,7 @@ def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
         notes.append(
             f"Factorial: {held} always on, since others need it; their own interactions are not in it."
         )
-    _, freedom = amdahl.spread([measurements.qualities(state) for state in measurements.runs])
+    _, freedom = measurements.qualities.spread
     if not measurements.runs:
         notes.append("Steps only: nothing was trained, samples, quality and minutes are unknown.")
     elif not freedom:
@@ -332,7 +333,6 @@ def other_commits(logs: Mapping[State, Sequence[Log]], commit: str) -> list[str]
 
 
 def show(ledger: Ledger) -> None:
-    """Print the ledger."""
     console = open_console(PIPE_WIDTH)
     console.print(Text(f"\n{ledger.title}: target {ledger.target:g} {ledger.quality_name}"))
     console.print(Text(f"a step of {ledger.base}: {ledger.parts}"))

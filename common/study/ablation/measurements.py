@@ -5,16 +5,76 @@ Of times the signs of the turns are tested, of samples and quality contrasts of 
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from scipy import stats
 
 from common.evidence import intervals
-from common.evidence.intervals import ALPHA, Estimate
+from common.evidence.intervals import ALPHA, CONFIDENCE, Estimate, Interval
 from common.evidence.ledger import EffectTest, Row, Trained
-from common.study.ablation import amdahl
-from common.study.ablation.switches import State, Step, Switches
+from common.study.ablation.switches import State, Switches
 
-Raw = Mapping[str, tuple[float, float | None]]  # figure -> p, uncorrected, and what could be shown
+Raw = dict[str, tuple[float, float | None]]  # figure -> p, uncorrected, and what could be shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A sum of means, each times its factor, with its standard error; `freedom` is 0 without a spread."""
+
+    value: float
+    error: float
+    freedom: int
+
+    @property
+    def estimate(self) -> Estimate:
+        """With Student's interval."""
+        if not self.freedom:
+            return Estimate(value=self.value, interval=None)
+        half = stats.t.ppf((1 + CONFIDENCE) / 2, self.freedom) * self.error
+        method = f"Student-t, common spread of {self.freedom} degrees"
+        limits = Interval(low=self.value - half, high=self.value + half, method=method)
+        return Estimate(value=self.value, interval=limits)
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided, of a contrast of 0, uncorrected."""
+        return intervals.two_sided_p(self.value, self.error, self.freedom)
+
+    def detectable(self, num_tests: int) -> float:
+        """Return the least contrast with 80 % power at 5 % over so many tests, Holm's strictest step."""
+        return intervals.detectable_shift(self.freedom, ALPHA / num_tests) * self.error
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The values of each state, which have a spread in common."""
+
+    values: Mapping[Any, Sequence[float]]
+
+    @cached_property
+    def spread(self) -> tuple[float, int]:
+        """The common standard deviation, and its degrees of freedom."""
+        groups = [group for group in self.values.values() if group]
+        freedom = sum(len(group) - 1 for group in groups)
+        squares = math.fsum((value - statistics.fmean(group)) ** 2 for group in groups for value in group)
+        return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
+
+    def contrast(self, factors: Mapping[Any, float]) -> Contrast | None:
+        """Return the sum of states' means, each times its factor; None where a state has no values."""
+        terms = [(factor, self.values.get(state, ())) for state, factor in factors.items()]
+        if not all(values for _, values in terms):
+            return None
+        deviation, freedom = self.spread
+        weight = math.fsum(factor**2 / len(values) for factor, values in terms)
+        value = math.fsum(factor * statistics.fmean(values) for factor, values in terms)
+        return Contrast(value=value, error=deviation * math.sqrt(weight), freedom=freedom)
+
+    def estimate(self, factors: Mapping[Any, float]) -> Estimate | None:
+        contrast = self.contrast(factors)
+        return contrast.estimate if contrast else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,65 +97,42 @@ class Measurements:
         pairs = zip(self.turns[after], self.turns[before], strict=True)
         return [math.log(one / other) for one, other in pairs]
 
-    def log_samples(self, state: State) -> list[float]:
-        """Take the logarithms of samples to the target; none where they are not known of all runs."""
-        runs = self.runs.get(state, ())
-        known = [math.log(run.samples) for run in runs if run.samples and not run.is_bound]
-        return known if len(known) == len(runs) else []
+    @cached_property
+    def log_samples(self) -> Groups:
+        """The logarithms of samples to the target."""
+        return Groups({state: log_samples(runs) for state, runs in self.runs.items()})
 
-    def qualities(self, state: State) -> list[float]:
-        return [run.quality for run in self.runs.get(state, ())]
-
-    def contrast(
-        self, values: Callable[[State], list[float]], factors: Mapping[State, float]
-    ) -> Estimate | None:
-        """Return the sum of states' means, each times its factor; None where a state has no values.
-
-        Its interval is from the spread that the values of all states have in common.
-        """
-        terms = [(factor, values(state)) for state, factor in factors.items()]
-        if not all(of_state for _, of_state in terms):
-            return None
-        return amdahl.contrast(terms, self.spread(values))
-
-    def test(
-        self, values: Callable[[State], list[float]], tests: Sequence[Mapping[State, float]]
-    ) -> list[tuple[float, float] | None]:
-        """Return of each contrast the p of none, uncorrected, and what could be shown; None if not known."""
-        common = self.spread(values)
-        results: list[tuple[float, float] | None] = []
-        for factors in tests:
-            terms = [(factor, values(state)) for state, factor in factors.items()]
-            is_known = all(of_state for _, of_state in terms)
-            results.append(amdahl.contrast_test(terms, common, len(tests)) if is_known else None)
-        return results
-
-    def test_all(self, tests: Sequence[Mapping[State, float]]) -> list[dict[str, tuple[float, float | None]]]:
-        """Test samples, as a factor, and quality of each contrast, where they are known."""
-        rows: list[dict[str, tuple[float, float | None]]] = [{} for _ in tests]
-        for row, samples in zip(rows, self.test(self.log_samples, tests), strict=True):
-            if samples:
-                row["samples"] = samples[0], math.expm1(samples[1])
-        for row, quality in zip(rows, self.test(self.qualities, tests), strict=True):
-            if quality:
-                row["quality"] = quality
-        return rows
-
-    def spread(self, values: Callable[[State], list[float]]) -> tuple[float, int]:
-        return amdahl.spread([values(state) for state in self.runs])
+    @cached_property
+    def qualities(self) -> Groups:
+        return Groups({state: [run.quality for run in runs] for state, runs in self.runs.items()})
 
 
-def test_effects(measured: Measurements, steps: Sequence[Step]) -> list[dict[str, EffectTest]]:
-    """Return the tests of no effect of each switch of a table, by figure, corrected for their number."""
-    raw = measured.test_all([{step.after: 1.0, step.before: -1.0} for step in steps])
-    for step, tests in zip(steps, raw, strict=True):
-        tests["throughput"] = intervals.sign_p_value(measured.log_ratios(step.after, step.before)), None
+def log_samples(runs: Sequence[Trained]) -> list[float]:
+    """Take the logarithms of samples to the target; none where they are not known of all runs."""
+    known = [math.log(run.samples) for run in runs if run.samples and not run.is_bound]
+    return known if len(known) == len(runs) else []
+
+
+def test_contrasts(
+    measured: Measurements,
+    contrasts: Sequence[Mapping[State, float]],
+    figure: str,
+    turns: Sequence[Sequence[float]],
+) -> list[dict[str, EffectTest]]:
+    """Test each contrast of states, by figure: samples, quality, and a figure of step times by its turns.
+
+    The p values of none are corrected for the number of contrasts. What samples could show is a factor.
+    """
+    raw: list[Raw] = []
+    for factors, of_turns in zip(contrasts, turns, strict=True):
+        tests: Raw = {}
+        samples, quality = measured.log_samples.contrast(factors), measured.qualities.contrast(factors)
+        if samples and samples.freedom:
+            tests["samples"] = samples.p_value, math.expm1(samples.detectable(len(contrasts)))
+        if quality and quality.freedom:
+            tests["quality"] = quality.p_value, quality.detectable(len(contrasts))
+        raw.append(tests | {figure: (intervals.sign_p_value(of_turns), None)})
     return correct(raw)
-
-
-def turns_to_show(num_switches: int) -> int:
-    """Return the fewest turns whose signs, all equal, are below 5 % after Holm's correction."""
-    return 1 + math.ceil(math.log2(num_switches / ALPHA))
 
 
 def correct(raw: Sequence[Raw]) -> list[dict[str, EffectTest]]:
@@ -108,14 +145,9 @@ def correct(raw: Sequence[Raw]) -> list[dict[str, EffectTest]]:
     return corrected
 
 
-def test_pairs(
-    measured: Measurements, lost_ms: Sequence[Sequence[float]], factors: Sequence[Mapping[State, float]]
-) -> list[dict[str, EffectTest]]:
-    """Return the tests of no interaction of each pair, by figure, corrected for their number."""
-    raw = measured.test_all(factors)
-    for tests, of_turns in zip(raw, lost_ms, strict=True):
-        tests["lost_ms"] = intervals.sign_p_value(of_turns), None
-    return correct(raw)
+def turns_to_show(num_switches: int) -> int:
+    """Return the fewest turns whose signs, all equal, are below 5 % after Holm's correction."""
+    return 1 + math.ceil(math.log2(num_switches / ALPHA))
 
 
 def exceed_bounds(measured: Measurements, switches: Switches, rows: Sequence[Row]) -> list[str]:

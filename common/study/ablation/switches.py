@@ -5,11 +5,11 @@ set of switches that are on: none is the configuration extended, all is the conf
 state can be built, since a method may need another; which, is found by trying.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 from common.config import schema as configs
@@ -47,11 +47,14 @@ class Step:
     that others need; `reason` is why.
     """
 
-    switch: Switch
     before: State
     after: State
     together: tuple[str, ...] = ()
     reason: str = ""
+
+    @property
+    def contrast(self) -> dict[State, float]:
+        return {self.after: 1.0, self.before: -1.0}
 
 
 class Switches:
@@ -70,17 +73,16 @@ class Switches:
         self.switches = differences(benchmark, self.base, configuration, size)
         if not self.switches:
             raise UserError(f"is the same as {self.base} at size {size}", where=where)
-        self.refuse_switched()
+        self.refuse_settings_of_switches()
         self.problems: dict[State, str] = {}  # of the states that were tried; '' where there was none
         for state in (frozenset(), self.all):
             self.refuse_broken(state)
 
-    def refuse_switched(self) -> None:
-        for text in self.settings:
-            key = text.partition("=")[0].strip()
-            for switch in self.switches:
-                if f"{switch.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{switch.key}."):
-                    raise UserError(f"{switch.name} is a switch of this ablation", where=f"--set {text}")
+    def refuse_settings_of_switches(self) -> None:
+        for text, switch in itertools.product(self.settings, self.switches):
+            key, own_key = f"{text.partition('=')[0].strip()}.", f"{switch.key}."
+            if own_key.startswith(key) or key.startswith(own_key):
+                raise UserError(f"{switch.name} is a switch of this ablation", where=f"--set {text}")
 
     def refuse_broken(self, state: State) -> None:
         if problem := self.problem(state):
@@ -91,7 +93,6 @@ class Switches:
         return frozenset(switch.name for switch in self.switches)
 
     def in_order(self, names: State) -> tuple[str, ...]:
-        """Return names in the order of the configuration."""
         return tuple(switch.name for switch in self.switches if switch.name in names)
 
     def nearest(self, state: State) -> tuple[bool, str, tuple[str, ...]]:
@@ -106,7 +107,7 @@ class Switches:
         is_off, start, names = self.nearest(state)
         turned = [switch for switch in self.switches if switch.name in names]
         settings = (switch.off if is_off else switch.on for switch in turned)
-        return start, [*chain.from_iterable(settings), *self.settings]
+        return start, [*itertools.chain.from_iterable(settings), *self.settings]
 
     def describe(self, state: State) -> str:
         """Return a state in words: `baseline + ema`, `optimized - ema`."""
@@ -124,7 +125,6 @@ class Switches:
         return MAX_NAME - len(f"{machine_id(self.load(self.all).config)}-")
 
     def load(self, state: State) -> configs.Loaded:
-        """Return the merged configuration of a state."""
         configuration, settings = self.recipe(state)
         return load_open(self.benchmark, configuration, size=self.size, settings=settings)
 
@@ -157,7 +157,6 @@ class Switches:
         """Return a switch turned on in the configuration extended, or with what it needs."""
         needs = self.needs(switch.name)
         return Step(
-            switch=switch,
             before=needs,
             after=needs | {switch.name},
             together=self.in_order(needs),
@@ -171,7 +170,7 @@ class Switches:
             without -= {other for other in without if switch.name in self.needs(other)}
             self.refuse_broken(without)
         together = self.in_order(self.all - without - {switch.name})
-        return Step(switch=switch, before=without, after=self.all, together=together, reason=reason)
+        return Step(before=without, after=self.all, together=together, reason=reason)
 
 
 def differences(benchmark: str, base: str, configuration: str, size: str) -> list[Switch]:

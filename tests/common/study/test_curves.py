@@ -10,28 +10,12 @@ from pytest import approx
 from common.evidence import intervals
 from common.evidence.log import parse_log
 from common.study import curves
-from common.study.curves import Curve, Evaluation, Line, Point, Run
+from common.study.curves import Curve, Evaluation, Line, Run
 
 
 def of_runs(name, *points):
     """Return a curve of points, each the (seed, seconds, quality) of its runs."""
-    return Curve(
-        configuration=name,
-        points=tuple(
-            Point(
-                budget=float(number),
-                samples=10,
-                seconds=intervals.mean([seconds for _, seconds, _ in runs]),
-                quality=intervals.mean([quality for _, _, quality in runs]),
-                cost=None,
-                runs=tuple(
-                    Run(log="", seed=seed, way=(Evaluation(seconds=seconds, samples=10, quality=quality),))
-                    for seed, seconds, quality in runs
-                ),
-            )
-            for number, runs in enumerate(points, 1)
-        ),
-    )
+    return of_ways(name, *([(seed, [(s, quality)]) for seed, s, quality in runs] for runs in points))
 
 
 def curve(name, *points, spread=0.0):
@@ -42,20 +26,19 @@ def curve(name, *points, spread=0.0):
 
 
 def of_ways(name, *budgets):
-    """Return a curve of one list of ways a budget, one a seed: (seconds, quality) of its evaluations."""
-    points = []
-    for budget in budgets:
-        runs = tuple(
-            Run(log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=s, quality=q) for s, q in way))
-            for seed, way in enumerate(budget)
+    """Return a curve of budgets, each the (seed, way) of its runs: (seconds, quality) of its evaluations."""
+    points = [
+        curves.make_point(
+            1.0,
+            [
+                Run(
+                    log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=10, quality=q) for s, q in way)
+                )
+                for seed, way in runs
+            ],
         )
-        seconds, quality = ([getattr(run.end, key) for run in runs] for key in ("seconds", "quality"))
-        points.append(
-            Point(
-                budget=1.0, samples=1, cost=None, runs=runs,
-                seconds=intervals.mean(seconds), quality=intervals.mean(quality),
-            )
-        )  # fmt: skip
+        for runs in budgets
+    ]
     return Curve(configuration=name, points=tuple(points))
 
 
@@ -79,7 +62,7 @@ def test_the_means_of_a_curve_are_isotonic():
 def test_a_time_is_that_of_the_budget_whose_stopped_runs_need_the_least():
     long = [[(10, 0.3), (20, 0.5), (40, 0.9)], [(10, 0.3), (24, 0.5), (48, 0.9)]]
     short = [[(8, 0.4), (16, 0.6)], [(8, 0.4), (16, 0.45)]]
-    one = of_ways("one", short, long)
+    one = of_ways("one", enumerate(short), enumerate(long))
     value = curves.time_at(one, 0.5)  # of the short budget only one run reaches it
     assert value.values == (20, 24) and value.estimate.value == 22 and value.bound == ""
     assert curves.time_at(one, 0.42).values == approx((8.8, 8 + 8 * 0.02 / 0.05))  # less than 16.1 s
@@ -89,8 +72,8 @@ def test_a_time_is_that_of_the_budget_whose_stopped_runs_need_the_least():
 
 
 def test_a_quality_is_that_of_the_best_budget_stopped_at_that_time():
-    short, long = [[(5, 0.1), (10, 0.5)]] * 2, [[(10, 0.3), (20, 0.8), (40, 0.9)]] * 2
-    one = of_ways("one", short, long)
+    short, long = [(5, 0.1), (10, 0.5)], [(10, 0.3), (20, 0.8), (40, 0.9)]
+    one = of_ways("one", *(enumerate([way] * 2) for way in (short, long)))
     assert curves.quality_at(one, 4) == curves.Value()
     for seconds, quality in (
         (7.5, 0.3),
@@ -202,13 +185,14 @@ def test_a_crossing_is_shown_only_where_each_curve_is_ahead_by_more_than_noise()
 
 
 def test_answers_ask_at_the_first_curves_places_and_at_the_target():
-    one = of_ways("one", [[(10, 0.2), (20, 0.6)]] * 2, [[(10, 0.1), (50, 0.7)]] * 2)
-    other = of_ways("other", [[(4, 0.5), (8, 0.7)]] * 2)
+    ways = [(10, 0.2), (20, 0.6)], [(10, 0.1), (50, 0.7)], [(4, 0.5), (8, 0.7)]
+    short, long, other = (list(enumerate([way] * 2)) for way in ways)
+    one, other = of_ways("one", short, long), of_ways("other", other)
     answers = curves.compare_curves([one, other], target=0.55, price=3.6)
-    assert [level["quality"] for level in answers.equal_quality] == approx([0.55, 0.6, 0.7])
-    assert [moment["seconds"] for moment in answers.equal_time] == [8, 20, 50]
+    assert [level.quality for level in answers.equal_quality] == approx([0.55, 0.6, 0.7])
+    assert [moment.seconds for moment in answers.equal_time] == [8, 20, 50]
     expected = (10 + 10 * 0.35 / 0.4) / (4 + 4 * 0.05 / 0.2)
-    assert answers.equal_quality[0]["times_faster"]["other"].estimate.value == approx(expected)
+    assert answers.equal_quality[0].times_faster["other"].estimate.value == approx(expected)
     assert curves.compare_curves([one], target=0.9, price=None).comparisons == ()
 
 
@@ -227,8 +211,8 @@ def test_time_is_without_evaluations_and_costs_what_it_takes():
         record(12 * number, "eval_stop")
         record(12 * number, "eval_accuracy", 0.1 * number, samples=100 * number)
     record(24, "run_stop", status="aborted")
-    point = curves.read_point(0.5, [parse_log("\n".join(lines).encode(), "result_0.txt")], price=1800.0)
-    (run,) = point.runs
+    run = curves.read_run(parse_log("\n".join(lines).encode(), "result_0.txt"))
+    point = curves.make_point(0.5, [run], price=1800.0)
     assert [place.seconds for place in run.way] == approx([10, 20])
     assert [place.samples for place in run.way] == [100, 200] and (run.seed, point.samples) == (7, 200)
     assert (point.seconds.value, point.quality.value) == approx((20, 0.2))

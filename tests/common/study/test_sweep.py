@@ -16,6 +16,7 @@ from common.study.cells import Study
 from common.study.sweep import compare_curves, draw, sweep_cells
 from tests.command import TTT, one_line, ttt, ttt_here
 
+SWEEP = ROOT / "results/study/sweep"
 TINY = ("max_duration=40ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
 
 
@@ -62,42 +63,33 @@ def test_a_mistake_is_answered_with_one_line(tmp_path, more, message):
     assert not (tmp_path / "results").exists()
 
 
-def test_the_first_configuration_is_the_reference_also_without_its_first_budget():
-    cells = sweep_cells("language_bert", ["baseline", "optimized"], [0.5, 1.0])
-    study = Study(name="sweep", benchmark="language_bert", size="mini", cells=tuple(cells))
-    folder = ROOT / "results/study/sweep"
-    logs = {
-        cell.name: [read_log(p) for p in folder.glob(f"reference-2cpu-mini-{cell.name}/bert/result_*.txt")]
+def committed(benchmark):
+    """Return the committed sweep of a benchmark, and the logs of its cells by name."""
+    cells = sweep_cells(benchmark, ["baseline", "optimized"], [0.15, 0.3, 0.5, 1.0])
+    study = Study(name="sweep", benchmark=benchmark, size="mini", cells=tuple(cells))
+    runs = f"{mlperf_name(benchmark)}/result_*.txt"
+    return study, {
+        cell.name: [read_log(path) for path in sorted(SWEEP.glob(f"reference-2cpu-mini-{cell.name}/{runs}"))]
         for cell in cells
     }
-    answers = compare_curves(study, logs | {"baseline-0.5": []}, None)
-    assert [curve.configuration for curve in answers.curves] == ["baseline", "optimized"]
-    assert all(logs.values())
 
 
 @pytest.mark.parametrize("benchmark", benchmarks())
 def test_the_committed_curves_are_drawn_from_their_logs_for_light_and_dark(benchmark):
-    cells = sweep_cells(benchmark, ["baseline", "optimized"], [0.15, 0.3, 0.5, 1.0])
-    study = Study(name="sweep", benchmark=benchmark, size="mini", cells=tuple(cells))
-    folder, name = ROOT / "results/study/sweep", mlperf_name(benchmark)
-    logs = {
-        cell.name: [
-            read_log(path)
-            for path in sorted(folder.glob(f"reference-2cpu-mini-{cell.name}/{name}/result_*.txt"))
-        ]
-        for cell in cells
-    }
-    answers = compare_curves(study, logs, None)
-    kept = (folder / f"{name}-mini.svg").read_text()
+    study, logs = committed(benchmark)
+    answers, name = compare_curves(study, logs, None), mlperf_name(benchmark)
+    kept = (SWEEP / f"{name}-mini.svg").read_text()
     drawn = str(draw(answers, benchmark_module(benchmark).Benchmark.names.quality))
     assert re.sub("Matplotlib v.*", "", kept) == re.sub("Matplotlib v.*", "", drawn)
     assert "(prefers-color-scheme: dark)" in kept
     assert all("fill: currentColor" in text for text in re.findall("<text [^>]*>", kept))
-    assert json.loads((folder / f"{name}-mini.json").read_text()) == json.loads(json.dumps(asdict(answers)))
+    assert json.loads((SWEEP / f"{name}-mini.json").read_text()) == json.loads(json.dumps(asdict(answers)))
+    late = compare_curves(study, logs | {"baseline-0.15": []}, None)  # the first one stays the reference
+    assert [curve.configuration for curve in late.curves] == ["baseline", "optimized"]
 
 
 def test_answers_of_finished_runs_are_json_on_demand(tmp_path):
-    for folder in (ROOT / "results/study/sweep").glob("reference-2cpu-mini-*/bert"):
+    for folder in SWEEP.glob("reference-2cpu-mini-*/bert"):
         shutil.copytree(folder, tmp_path / "study/sweep" / folder.parent.name / "bert")
     words = ("sweep", "bert", "baseline", "optimized", "--size", "mini", "--budgets", "0.15,0.3,0.5,1")
     where = ("--results", tmp_path, "--set", "submission.hardware=reference-2cpu")

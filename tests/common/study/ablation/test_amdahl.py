@@ -1,13 +1,13 @@
-"""Amdahl's bound, intervals and composition on cases calculated by hand."""
+"""Amdahl's bound, intervals and contrasts on cases calculated by hand."""
 
 import math
 
-import numpy as np
 import pytest
 
 from common.evidence import intervals
 from common.evidence.intervals import Estimate, Interval
 from common.study.ablation import amdahl
+from common.study.ablation.measurements import Groups
 
 SHARES = {"forward pass": 0.3, "backward pass": 0.5, "optimizer": 0.2}
 LOADED = {part: 0.6 * share for part, share in SHARES.items()} | {"data loading": 0.4}
@@ -47,40 +47,36 @@ def test_the_interval_of_a_median_lies_between_order_statistics():
     assert numbers(intervals.median(range(1, 16))) == (8, 4, 12)
 
 
-def test_the_interval_of_a_median_holds_95_percent():
-    generator = np.random.default_rng(0)
-    limits = [intervals.median(generator.standard_cauchy(15)).interval for _ in range(2000)]
-    assert np.mean([limit.low <= 0 <= limit.high for limit in limits]) > 0.95
-
-
 @pytest.mark.parametrize(
-    ("terms", "common", "value", "half"),
+    ("groups", "factors", "value", "half"),
     [
-        # of the common spread of two groups with a degree each; Student's t of 2 and 5 degrees
-        ([(1, [4.0]), (-1, [1.0, 3.0])], (math.sqrt(2), 2), 2.0, 4.302653 * math.sqrt(2 * (1 + 1 / 2))),
+        # the common spread of two groups with a degree each, also where others have none
+        (
+            {"a": [4.0], "b": [1.0, 3.0], "c": [5.0, 7.0], "d": []},
+            {"a": 1, "b": -1},
+            2.0,
+            4.302653 * math.sqrt(2 * (1 + 1 / 2)),
+        ),
         # the base of three steps has a factor of -3: its error counts nine times, not three
         (
-            [(1, [2.0]), (1, [3.0]), (1, [4.0]), (-3, [1.0, 1.0])],
-            (0.1, 5),
+            {"base": [0.9, 1.1], "a": [2.0], "b": [3.0], "c": [4.0]},
+            {"a": 1, "b": 1, "c": 1, "base": -3},
             6.0,
-            2.570582 * 0.1 * math.sqrt(3 + 9 / 2),
+            12.706205 * math.sqrt(0.02) * math.sqrt(3 + 9 / 2),
         ),
     ],
 )
-def test_a_contrast_has_students_interval_from_the_spread_of_all_groups(terms, common, value, half):
-    assert numbers(amdahl.contrast(terms, common)) == pytest.approx((value, value - half, value + half))
+def test_a_contrast_has_students_interval_from_the_spread_of_all_groups(groups, factors, value, half):
+    found = Groups(groups).estimate(factors)
+    assert numbers(found) == pytest.approx((value, value - half, value + half))
 
 
-def test_groups_have_a_spread_in_common_unless_each_is_of_one_value():
-    assert amdahl.spread([[1.0, 3.0], [5.0, 7.0], [4.0], []]) == (pytest.approx(math.sqrt(2)), 2)
-    single = amdahl.contrast([(1, [4.0]), (-1, [1.0])], amdahl.spread([[4.0], [1.0]]))
-    assert single == Estimate(value=3.0, interval=None)
+def test_a_contrast_has_no_interval_without_a_spread_and_is_none_without_values():
+    assert Groups({1: [4.0], 2: [1.0]}).estimate({1: 1, 2: -1}) == Estimate(value=3.0, interval=None)
+    assert Groups({1: [4.0, 5.0], 2: []}).estimate({1: 1, 2: -1}) is None
 
 
-def test_independent_half_widths_add_as_squares():
+def test_half_widths_add_as_squares_and_a_falling_function_turns_an_interval():
     assert numbers(amdahl.summed(estimate(1.0, -2.0, 4.0), estimate(2.0, -2.0, 6.0))) == (3.0, -2.0, 8.0)
     assert amdahl.summed(estimate(1.0, 0.0, 2.0), Estimate(value=1.0, interval=None)).interval is None
-
-
-def test_a_falling_function_turns_an_interval():
     assert numbers(amdahl.transform(estimate(1.0, -2.0, 5.0), lambda value: -2 * value)) == (-2.0, -10.0, 4.0)

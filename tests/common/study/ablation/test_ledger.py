@@ -25,11 +25,11 @@ class Three:
 
     def alone(self, switch):
         needs = State("a") if switch.name == "c" else State()
-        return Step(switch=switch, before=needs, after=needs | {switch.name}, together=tuple(needs))
+        return Step(before=needs, after=needs | {switch.name}, together=tuple(needs))
 
     def left_out(self, switch):
         out = {"a", "c"} if switch.name == "a" else {switch.name}
-        return Step(switch=switch, before=self.all - out, after=self.all)
+        return Step(before=self.all - out, after=self.all)
 
 
 def milliseconds(state):
@@ -130,26 +130,26 @@ def test_pairs_tell_what_two_save_together():
     (pair,) = ledgers.make_pairs(made(), design(("a", "b"), 8), State())
     assert pair.names == ["a", "b"]
     assert (pair.one_by_one_ms, pair.together_ms, pair.lost_ms.value) == pytest.approx((6, 5, 1))
-    (line,) = ledgers.make_warnings(list(rows(made()).values()), [pair], 10.0)
+    table = list(rows(made()).values())
+    (line,) = ledgers.make_warnings(table, [pair], 10.0)
     assert "a and b both relieve the backward pass: together they save 5 ms a sample, less" in line
-    meek = ledgers.make_rows(made(), Three(), CARDS | {"a": ("forward pass",)})
-    assert exceed_bounds(made(), Three(), meek) == ["a"]
-    warnings = ledgers.make_warnings(meek, [pair], 10.0, ["a"])
-    assert any("a gains more than Amdahl's bound" in line for line in warnings)
-    assert exceed_bounds(made(), Three(), list(rows(made()).values())) == []
-    (line,) = ledgers.make_warnings(list(rows(made()).values()), [], 10.0)  # by their cards alone
+    (line,) = ledgers.make_warnings(table, [], 10.0)  # by their cards alone
     assert "a and b both relieve the backward pass: expect less than the sum" in line
-
-
-def test_what_a_pair_loses_is_one_by_one_minus_together_in_spite_of_noise():
-    measured = made()
-    turns = {
+    turns = {  # noise
         state: [time * (1 + 0.05 * ((turn * (3 + len(state))) % 4)) for turn, time in enumerate(times)]
-        for state, times in measured.turns.items()
+        for state, times in made().turns.items()
     }
-    (pair,) = ledgers.make_pairs(replace(measured, turns=turns), design(("a", "b"), 8), State())
+    (pair,) = ledgers.make_pairs(replace(made(), turns=turns), design(("a", "b"), 8), State())
     assert pair.one_by_one_ms - pair.together_ms == pytest.approx(pair.lost_ms.value)
     assert pair.lost_ms.interval.low <= pair.lost_ms.value <= pair.lost_ms.interval.high
+
+
+def test_a_gain_beyond_the_bound_of_a_card_is_told():
+    assert exceed_bounds(made(), Three(), list(rows(made()).values())) == []
+    meek = ledgers.make_rows(made(), Three(), CARDS | {"a": ("forward pass",)})
+    assert exceed_bounds(made(), Three(), meek) == ["a"]
+    lines = ledgers.make_warnings(meek, [], 10.0, ["a"])
+    assert any("a gains more than Amdahl's bound" in line for line in lines)
 
 
 def test_an_effect_is_shown_after_holms_correction_or_beside_it_stands_what_could_be():
