@@ -11,10 +11,9 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from common.arguments import add_folders, add_json, add_nproc, add_settings, add_size, seed, whole_number
 from common.config.names import find_base, short_name
@@ -71,23 +70,8 @@ class Study:
         return self.folder / f"{mlperf_name(self.benchmark)}-{self.size}"
 
     def directory(self, cell: Cell) -> Path:
-        """Return where the results of a cell lie."""
         config = load_cell(self, cell).config
         return self.folder / system.system_id(config, cell.name) / mlperf_name(self.benchmark)
-
-
-class Pace(NamedTuple):
-    """The time of a run: seconds before its clock starts, and of each sample then, evaluations included."""
-
-    start: float
-    sample: float
-
-
-class Expected(NamedTuple):
-    """The seconds of a run of a cell, and the measurement that says so; None where there is none."""
-
-    seconds: float | None
-    source: str
 
 
 def add_options(
@@ -148,11 +132,11 @@ def make_missing(study: Study, args: argparse.Namespace) -> int:
     Where nothing says how long a run takes, the first one is made before the table is shown again.
     """
     planned = plan_run_sets(study, args)
-    expected = show(study, planned)
+    run_s = show(study, planned)
     config = planned[0].loaded.config
     system.write_description(config, study.folder, system.machine_id(config))
     code = EXIT_OK
-    unknown = [run_set for run_set in planned if missing(run_set) and expected[run_set.cell].seconds is None]
+    unknown = [run_set for run_set in planned if missing(run_set) and run_s[run_set.cell] is None]
     if unknown:
         first = min(unknown, key=lambda run_set: max_samples(run_set.loaded.config))
         code = run_sets.run_all([replace(first, num_runs=first.num_done + 1)], sys.argv[1:], fail_fast=True)
@@ -201,15 +185,12 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
         pattern = NAME if name == study.name else FOLDER
         if not pattern.fullmatch(name) or name == STUDY or names.count(name) > 1:
             raise UserError(f"'{name}' cannot name a study, or a cell of one, or does so twice")
-    planned: list[RunSet] = []
-    directories = set[str]()
-    for cell in study.cells:
-        loaded = load_cell(study, cell)
-        loaded, num_ranks = launch.verify_recipe(loaded, args.nproc)
-        directory = loaded.config.data.directory  # type: ignore[attr-defined]
-        if directory not in directories:
-            directories.add(directory)
-            check_data(loaded)
+    recipes = [launch.verify_recipe(load_cell(study, cell), args.nproc) for cell in study.cells]
+    of_directories = {loaded.config.data.directory: loaded for loaded, _ in recipes}  # type: ignore[attr-defined]
+    for loaded in of_directories.values():
+        check_data(loaded)
+    planned = []
+    for cell, (loaded, num_ranks) in zip(study.cells, recipes, strict=True):
         run_set = launch.plan_run_set(
             loaded,
             results=study.folder,
@@ -220,9 +201,8 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
         )
         planned.append(run_sets.find_missing_runs(run_set, study.first_seed))
     notes = preflight(planned[0].loaded.config, study.folder, is_forced=args.force)
-    options = {"hung_after_s": args.hung_after, "drops_caches": args.drop_caches, "preflight": notes}
-    options["anchor"] = args.anchor
-    return [replace(run_set, **options) for run_set in planned]
+    options = {"hung_after_s": args.hung_after, "drops_caches": args.drop_caches, "anchor": args.anchor}
+    return [replace(run_set, **options, preflight=notes) for run_set in planned]
 
 
 def settings(study: Study, cell: Cell) -> list[str]:
@@ -241,7 +221,6 @@ def load_cell(study: Study, cell: Cell) -> Loaded:
 
 
 def missing(run_set: RunSet) -> int:
-    """Return how many runs of a cell are to be made."""
     return run_set.num_runs - run_set.num_done
 
 
@@ -253,12 +232,14 @@ def finished_runs(directory: Path) -> tuple[Log, ...]:
 
 
 def finished_cells(study: Study) -> dict[str, tuple[Log, ...]]:
-    """Return the finished logs of each cell by its name."""
     return {cell.name: finished_runs(study.directory(cell)) for cell in study.cells}
 
 
-def show(study: Study, planned: Sequence[RunSet]) -> dict[str, Expected]:
-    """Print a table of the cells, and the compute that is still to be spent; returns what is expected."""
+def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:
+    """Print a table of the cells, and the compute that is still to be spent.
+
+    Returns the seconds that a run of each cell takes; None where nothing says so.
+    """
     expected = {cell.name: expect(study, cell, planned) for cell in study.cells}
     rows = []
     for cell, run_set in zip(study.cells, planned, strict=True):
@@ -269,25 +250,26 @@ def show(study: Study, planned: Sequence[RunSet]) -> dict[str, Expected]:
     columns = ("cell", "budget", "samples", "there", "to run", "s a run", "says")
     console = open_console(TABLE_WIDTH)
     console.print(make_table("", columns, rows, left=("cell", "says")))
-    console.print(describe_missing(planned, expected))
-    return expected
+    run_s = {name: seconds for name, (seconds, _) in expected.items()}
+    console.print(describe_missing({run_set.cell: missing(run_set) for run_set in planned}, run_s))
+    return run_s
 
 
-def describe_missing(planned: Sequence[RunSet], expected: dict[str, Expected]) -> str:
-    """Return in words what is to be run and how many minutes that takes."""
-    num_missing, total_s = sum(map(missing, planned)), 0.0
-    if not num_missing:
+def describe_missing(num_missing: Mapping[str, int], run_s: Mapping[str, float | None]) -> str:
+    """Return in words how many runs of the cells are to be made and how many minutes that takes."""
+    total, total_s = sum(num_missing.values()), 0.0
+    if not total:
         return "nothing is missing: every cell has its runs"
-    for run_set in planned:
-        seconds = expected[run_set.cell].seconds
+    for name, number in num_missing.items():
+        seconds = run_s[name]
         if seconds is None:
-            return f"to run: {num_missing} runs; the first one will tell how long they take"
-        total_s += missing(run_set) * seconds
-    return f"to run: {num_missing} runs, about {total_s / 60:.1f} minutes of this machine"
+            return f"to run: {total} runs; the first one will tell how long they take"
+        total_s += number * seconds
+    return f"to run: {total} runs, about {total_s / 60:.1f} minutes of this machine"
 
 
-def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> Expected:
-    """Return how long a run of a cell takes by the nearest that was measured: seconds a sample."""
+def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> tuple[float | None, str]:
+    """Return the seconds of a run of a cell by the nearest that was measured, and the name of that."""
     this = planned[study.cells.index(cell)]
     config, num_samples = this.loaded.config, max_samples(this.loaded.config)
     alike = [
@@ -305,24 +287,25 @@ def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> Expected:
     ):
         pace = read_pace(directories) if directories else bench_pace(study, cell, this)
         if pace:
-            return Expected(pace.start + pace.sample * num_samples, source)
-    return Expected(None, "the first run will")
+            start_s, sample_s = pace
+            return start_s + sample_s * num_samples, source
+    return None, "the first run will"
 
 
-def read_pace(directories: Sequence[Path]) -> Pace | None:
-    """Take the median pace of the finished runs in some folders; None without any."""
+def read_pace(directories: Sequence[Path]) -> tuple[float, float] | None:
+    """Take the median seconds before the clock starts, and of a sample then, of the runs in some folders."""
     starts, samples = [], []
     for log in (log for directory in directories for log in finished_runs(directory)):
         start, consumed = log.first("run_start"), log.curve[-1].samples
         if start and log.minutes and consumed:
             starts.append((start.time_ms - log.records[0].time_ms) / 1000)
             samples.append(60 * log.minutes / consumed)
-    return Pace(statistics.median(starts), statistics.median(samples)) if samples else None
+    return (statistics.median(starts), statistics.median(samples)) if samples else None
 
 
-def bench_pace(study: Study, cell: Cell, run_set: RunSet) -> Pace | None:
+def bench_pace(study: Study, cell: Cell, run_set: RunSet) -> tuple[float, float] | None:
     """Take the pace that the latest `ttt bench` of a cell's configuration says of all ranks."""
     name, config = "+".join([cell.configuration, *cell.settings]), run_set.loaded.config
     shares = build_probes(config).shape_shares()
     rates = newest_bench(study.results, system.hardware_name(), config, name, shares)
-    return Pace(0.0, rates.sample_s(shares) / run_set.num_ranks) if rates else None
+    return (0.0, rates.sample_s(shares) / run_set.num_ranks) if rates else None
