@@ -9,6 +9,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -107,12 +108,8 @@ def measure(args: argparse.Namespace) -> int:
     missing = {subject: num_pairs - len(there) for subject, there in pairs.items() if len(there) < num_pairs}
     console.print(f"{len(subjects)} methods, {num_pairs} pairs each; {len(missing)} methods lack some")
     if missing:
-        pair_s = {
-            benchmark: expect_pair_s(benchmark, size)
-            for benchmark in {subject.benchmark for subject in missing}
-        }
-        minutes = sum(number * pair_s[subject.benchmark] for subject, number in missing.items()) / 60
-        console.print(f"about {minutes:.0f} minutes, by the step time of {BASELINE}")
+        seconds = [number * expect_pair_s(subject.benchmark, size) for subject, number in missing.items()]
+        console.print(f"about {sum(seconds) / 60:.0f} minutes, by the step time of {BASELINE}")
     if args.dry_run or not missing:
         return EXIT_OK
     folder = results / STUDY / MEASURED.name
@@ -176,6 +173,7 @@ def summarize(subject: Subject, pairs: Sequence[tuple[float, float]]) -> Measure
     )
 
 
+@cache
 def expect_pair_s(benchmark: str, size: str) -> float:
     """Time a step of the baseline here, and estimate the seconds of a pair from it."""
     from common.measure.points import MIN_POINTS

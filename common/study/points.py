@@ -69,7 +69,6 @@ def by_folder() -> dict[str, Reported]:
 
 
 def published_points() -> list[Points]:
-    """Return the sets of each reported.yaml."""
     return [
         published_set(entry, facts.target, label(ROOT / facts.folder / "reported.yaml"))
         for facts in by_folder().values()

@@ -51,8 +51,6 @@ class Price(Strict):
 
 
 class Prices(Strict):
-    """The file."""
-
     prices: list[Price] = Field(min_length=1)
 
 

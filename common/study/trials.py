@@ -122,7 +122,6 @@ def list_changes(study: Study, cell: Cell) -> Iterator[str]:
 
 
 def show(trials: Mapping[str, Sequence[Trial]]) -> None:
-    """Print the trials of each configuration, the best first."""
     console = open_console(TABLE_WIDTH)
     columns = ["configuration", "settings", "missed", "minutes", "samples"]
     rows = [

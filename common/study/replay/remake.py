@@ -52,7 +52,6 @@ class Recipe:
 
     @property
     def origin(self) -> str:
-        """Name code, seed, ranks and threads in words."""
         code = f"commit {self.commit[:7]}" if self.commit else "the code here"
         return f"{code}, seed {self.seed}, {self.ranks} rank(s), {self.threads} thread(s)"
 
