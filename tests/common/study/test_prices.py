@@ -43,28 +43,23 @@ def test_devices_are_paid_by_their_share_and_an_own_machine_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "before, after, says",
+    ("before", "after", "says"),
     [
-        ("on_demand: 24.0", "on_demand: -1", "prices.yaml:8: prices.0.on_demand: input should be greater"),
-        ("spot: 8.0", "spot: cheap", "prices.yaml:9: prices.0.spot"),
-        ("date: 2026-01-21", "date: 21.01.2026", "prices.yaml:10: prices.0.date"),
-        ("    source: a page\n", "", "prices.0.source: field required"),
-        (
-            "    source: a page",
-            "    source: a page\n    sauce: x",
-            "prices.yaml:12: prices.0.sauce: unknown key",
-        ),
-        ("    source: a page", "    source: a page" + ROW, "prices.yaml:12: 'mine' is the name of another"),
-        ("num_devices: 8", "num_devices: 8.5", "prices.yaml:7: prices.0.num_devices"),
+        ("on_demand: 24.0", "on_demand: -1", r"prices.yaml:8: prices\.0\.on_demand: input should be greater"),
+        ("date: 2026-01-21", "date: 21.01.2026", r"prices.yaml:10: prices\.0\.date"),
+        ("a page", "a page\n    sauce: x", r"prices.yaml:12: prices\.0\.sauce: unknown key"),
+        ("a page", "a page" + ROW, "prices.yaml:12: 'mine' is the name of another"),
     ],
 )
 def test_a_row_is_strict(tmp_path, before, after, says):
-    with pytest.raises(UserError, match=says.replace(".", r"\.")):
+    with pytest.raises(UserError, match=says):
         load_prices(write(tmp_path, ("prices:" + ROW).replace(before, after)))
 
 
-def test_a_name_that_no_row_has_is_answered_with_the_nearest():
-    with pytest.raises(UserError, match="did you mean aws-p5-20"):
-        choose_prices(load_prices(PRICES), ["aws-p5-2205"])
-    with pytest.raises(UserError, match="no price is called 'own=0'"):
-        choose_prices(load_prices(PRICES), ["own=0"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("aws-p5-2205", "did you mean aws-p5-20"), ("own=0", "no price is called 'own=0'")],
+)
+def test_a_name_that_no_row_has_is_answered_with_the_nearest(name, says):
+    with pytest.raises(UserError, match=says):
+        choose_prices(load_prices(PRICES), [name])

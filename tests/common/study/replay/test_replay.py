@@ -13,11 +13,11 @@ import pytest
 from common.errors import EXIT_INTERRUPTED, UserError
 from common.evidence.log import read_log
 from common.evidence.sealed import seal
-from common.evidence.sealed.chain import digest
 from common.repository import DATA, ROOT, data_folder
 from common.study.replay import remake, replay
 from tests.command import one_line, run, start, ttt_here
 from tests.committed import committed_results
+from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
 from tests.runs import until
 
 BERT = committed_results() / "reference-2cpu-mini-optimized" / "bert" / "result_0.txt"
@@ -110,9 +110,7 @@ def test_a_result_that_was_kept_is_compared_and_not_made_again(tmp_path):
     path = copy_of(kept, ('"key": "train_loss", "value": 5.17', '"key": "train_loss", "value": 6.17'))
     before = path.read_bytes()
     done = ttt_here("replay", BERT, "--keep", tmp_path)
-    assert done.returncode == 1 and "14,400 samples: 5.170782566070557 there, 6.17" in done.stdout, (
-        done.stdout
-    )
+    assert done.returncode == 1 and "14,400 samples: 5.170782566070557 there, 6.17" in done.stdout
     assert path.read_bytes() == before
 
 
@@ -134,26 +132,9 @@ def test_what_is_no_log_is_refused(tmp_path):
     assert "no such file" in one_line(ttt_here("replay", tmp_path / "result_9.txt"))
 
 
-def sealed_set(folder, num_runs=7):
-    """Write a seal and a list of ended runs beside their results."""
-    state = {
-        "made": "2026-01-01T00:00:00Z", "system": "s", "benchmark": "bert", "configuration_name": "optimized",
-        "size": "mini", "num_runs": num_runs, "seeds": list(range(num_runs)), "commit": COMMIT, "code": "c",
-        "versions": "v", "ranks": 1, "threads": 1, "machine": {}, "data": "d", "configuration": {},
-    }  # fmt: skip
-    text = json.dumps(state)
-    (folder / seal.SEAL).write_text(text)
-    tip, lines = digest(text.encode()), []
-    for number in range(num_runs):
-        name = f"result_{number}.txt"
-        (folder / name).write_text(BERT.read_text())
-        begun = {"event": "started", "time": "t", "result": name, "seed": number}
-        over = {"event": "ended", "time": "t", "result": name, "outcome": "converged", "head": "0" * 64}
-        for event in (begun, over):
-            lines.append(json.dumps(event | {"previous": tip}) + "\n")
-            tip = digest(lines[-1].encode())
-    (folder / seal.RUNS).write_text("".join(lines))
-    return folder
+def sealed_set(folder):
+    """Write a sealed set of seven runs."""
+    return write_files(seal_logs(numbered([BERT.read_text().splitlines()] * 7)), folder / "set")
 
 
 def test_a_public_value_draws_one_run_of_a_sealed_set(tmp_path):
