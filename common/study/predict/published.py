@@ -28,7 +28,6 @@ def check_published(root: Path) -> list[Check]:
 
 
 def check_family(benchmark: str, facts: dict[str, Any], family: dict[str, Any]) -> Iterator[Check]:
-    """Predict the sets of one submitter."""
     inside, network = scaling.INSIDE[family["inside"]], scaling.choose_network(family["network"])
     links = scaling.Links(inside=inside, network=network)
     per_machine, entries = family["devices_per_node"], family["systems"]
@@ -67,13 +66,11 @@ def check_family(benchmark: str, facts: dict[str, Any], family: dict[str, Any]) 
 
 
 def as_json(checks: Sequence[Check]) -> str:
-    """Return the checks and their errors as JSON."""
     typical, largest = error_factors(check["ratio"] for check in checks)
     return json.dumps({"checks": checks, "largest_factor": largest, "typical_factor": typical})
 
 
 def describe(checks: Sequence[Check]) -> Iterator[str]:
-    """Yield predicted against published throughput, and the errors, as lines."""
     yield (
         f"benchmark submitter round  {'system':29} devices  each  measured on   predicted   published  ratio"
     )

@@ -5,7 +5,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from common.errors import UserError
 from common.evidence.intervals import error_factors
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY, find_logs
-from common.evidence.records import finite
 from common.machine import system
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
@@ -151,30 +149,12 @@ def read_records(results: Path) -> list[Record]:
     return sorted(records, key=lambda record: int(record["time_ms"]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A later run of what an estimate was made for; `minutes` is infinite where the target was missed."""
+def later_runs(record: Record, logs: Sequence[Log]) -> list[Record]:
+    """Return the runs on the estimate's system and devices that started after it, with its settings only.
 
-    path: str
-    minutes: float
-    ratio: float  # measured over predicted
-    is_inside: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields; a missed target has neither minutes nor ratio."""
-        return dataclasses.asdict(self) | {"minutes": finite(self.minutes), "ratio": finite(self.ratio)}
-
-    def __str__(self) -> str:
-        if not math.isfinite(self.minutes):
-            return f"missed the target, outside  {self.path}"
-        place = "inside" if self.is_inside else "outside"
-        minutes = f"measured {self.minutes:.3f} min ({self.minutes * 60:.1f} s)"
-        return f"{minutes}, {self.ratio - 1:+.1%}, {place}  {self.path}"
-
-
-def later_runs(record: Record, logs: Sequence[Log]) -> list[Outcome]:
-    """Return the runs on the estimate's system and devices that started after it, with its settings only."""
-    outcomes = []
+    `ratio` is measured over predicted; it and `minutes` are None where a run missed the target.
+    """
+    runs = []
     for log in logs:
         start = log.first("run_start")
         if log.system != record["system"] or start is None or start.time_ms <= record["time_ms"]:
@@ -183,11 +163,19 @@ def later_runs(record: Record, logs: Sequence[Log]) -> list[Outcome]:
             continue
         if not states(log, record["config"]) or log.is_resumed or log.minutes is None:
             continue
-        minutes = log.minutes if log.is_converged else math.inf
-        is_inside = record["low"] <= minutes <= record["high"]
-        ratio = minutes / record["minutes"]
-        outcomes.append(Outcome(path=log.path, minutes=minutes, ratio=ratio, is_inside=is_inside))
-    return outcomes
+        minutes = log.minutes if log.is_converged else None
+        ratio = None if minutes is None else minutes / record["minutes"]
+        is_inside = minutes is not None and record["low"] <= minutes <= record["high"]
+        runs.append({"path": log.path, "minutes": minutes, "ratio": ratio, "is_inside": is_inside})
+    return runs
+
+
+def describe_run(run: Record) -> str:
+    if run["minutes"] is None:
+        return f"missed the target, outside  {run['path']}"
+    place = "inside" if run["is_inside"] else "outside"
+    minutes = f"measured {run['minutes']:.3f} min ({run['minutes'] * 60:.1f} s)"
+    return f"{minutes}, {run['ratio'] - 1:+.1%}, {place}  {run['path']}"
 
 
 def states(log: Log, config: dict[str, Any]) -> bool:
@@ -202,17 +190,17 @@ def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
     folders = [folder for folder in (results, results / STUDY) if folder.is_dir()]
     paths = (path for folder in folders for path in find_logs(folder))
     logs = [read_log(path) for path in paths if path.absolute().parent.parent.name in systems]
-    lines, rows, outcomes = [], [], list[Outcome]()
+    lines, rows, scored = [], [], list[Record]()
     for record in records:
         runs = later_runs(record, logs)
-        outcomes += runs
+        scored += runs
         minutes = describe_minutes(record)
         lines.append(f"{record['title']} on {record['system']}, {record['time']}: {minutes}")
-        lines += [f"  {run}" for run in runs] or ["  no run since"]
+        lines += [f"  {describe_run(run)}" for run in runs] or ["  no run since"]
         row = {"estimate": record["path"].name} | picked(record, ("system", "minutes"))
-        rows.append(row | {"runs": [run.as_json() for run in runs]})
-    inside = sum(run.is_inside for run in outcomes)
-    ratios = [run.ratio for run in outcomes if math.isfinite(run.ratio)]
+        rows.append(row | {"runs": runs})
+    inside = sum(run["is_inside"] for run in scored)
+    ratios = [run["ratio"] for run in scored if run["ratio"] is not None]
     typical = f"; wrong by a factor of {error_factors(ratios)[0]:.3f} on average" if ratios else ""
-    lines.append(f"{inside} of {len(outcomes)} runs lie inside the interval of their estimate{typical}")
-    return lines, {"estimates": rows, "inside": inside, "runs": len(outcomes)}
+    lines.append(f"{inside} of {len(scored)} runs lie inside the interval of their estimate{typical}")
+    return lines, {"estimates": rows, "inside": inside, "runs": len(scored)}

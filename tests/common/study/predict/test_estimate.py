@@ -48,10 +48,8 @@ def test_an_estimate_is_training_evaluation_and_start_up():
     assert estimate["minutes"] == approx((4.8 + 4.0 + 5.0) / 60)
     assert estimate["high"] == approx((8.8 * math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
     assert estimate["low"] == approx((8.8 / math.exp(1.95996 * 0.02) + 5.0) / 60, rel=1e-6)
-    calculated = minutes.estimate(
-        PHASES, rates=RATES, **known
-    )  # a third of a trained sample, at the last rate
-    assert calculated["evaluation_s"] == approx(2 * 30 / 3 / 50)
+    calculated = minutes.estimate(PHASES, rates=RATES, **known)
+    assert calculated["evaluation_s"] == approx(2 * 30 / 3 / 50)  # a third of a sample, at the last rate
     four = minutes.estimate(PHASES, rates=RATES, slower=0.3, devices=4, **known)
     assert (four["training_s"], four["evaluation_s"]) == approx((0.3 * 2.8, 0.1))
 
@@ -98,8 +96,8 @@ def test_a_run_is_compared_with_the_estimates_before_it():
     record = {"system": SYSTEM, "config": bert(), "time_ms": 0, "minutes": first * 2}
     record |= {"low": first * 0.999, "high": first * 1.001}
     runs = records.later_runs(record, logs)
-    assert len(runs) == len(LOGS) and runs[0].ratio == approx(0.5) and runs[0].is_inside
-    assert [run.is_inside for run in runs].count(True) < len(LOGS)
+    assert len(runs) == len(LOGS) and runs[0]["ratio"] == approx(0.5) and runs[0]["is_inside"]
+    assert [run["is_inside"] for run in runs].count(True) < len(LOGS)
     started = sorted(log.first("run_start").time_ms for log in logs)
     assert len(records.later_runs(record | {"time_ms": started[-2]}, logs)) == 1
     for changes in ({"system": "another"}, {"devices": 8}, {"config": bert() | {"precision": "fp32"}}):
@@ -108,21 +106,10 @@ def test_a_run_is_compared_with_the_estimates_before_it():
 
 def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     results = ("--results", tmp_path)
-    where = (
-        "--hardware",
-        "reference-2cpu",
-        "--measured",
-        "1300@16",
-        "--samples",
-        18000,
-        "--price",
-        "own=0.6",
-    )
-    made = ttt_here("estimate", *MINI, *where, *results)
+    where = ("--hardware", "reference-2cpu", "--measured", "1300@16")
+    made = ttt_here("estimate", *MINI, *where, "--samples", 18000, "--price", "own=0.6", *results)
     assert made.returncode == 0, made.stderr
-    seconds = (
-        18000 / 1300 + 3 * 384 / 3 / 1300 + 3
-    )  # with evaluations after 14,400, 16,000 and 17,600 samples
+    seconds = 18000 / 1300 + 3 * 384 / 3 / 1300 + 3  # evaluated after 14,400, 16,000, 17,600 samples
     assert f"{seconds:.1f} s to the target" in made.stdout
     assert "by the rate alone, seeds unknown" in made.stdout and "95 %" not in made.stdout
     assert f"own machine, $0.6 an hour: ${0.6 * seconds / 3600:.4g}" in made.stdout
