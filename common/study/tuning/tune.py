@@ -127,35 +127,30 @@ class Search:
                 self.tried.append(tried)
                 self.report(tried)
         finally:
+            self.close_candidate()
             self.replace_current(None)
         self.took_s = time.monotonic() - before
         return self
 
     def attempt(self, change: Change, seconds: float) -> Tried:
-        """Try one change, and keep it where it is good."""
-        try:
-            tried = self.judge(change, seconds)
-            if tried.outcome == KEPT:
-                self.keep(change)
-            return tried
-        finally:
-            self.close_candidate()
-
-    def judge(self, change: Change, seconds: float) -> Tried:
-        """Compare and time a change; whatever it raises refuses it."""
+        """Compare and time a change, and keep it where it is good; whatever it raises refuses it."""
         try:
             with time_limit(seconds):
-                return self.examine(change)
+                tried = self.examine(change)
         except TimeUpError:
             why = "the time for tuning was up" + (" before it was measured" if seconds > 0 else "")
-            return Tried(change=change, outcome=NOT_TRIED, why=why)
+            tried = Tried(change=change, outcome=NOT_TRIED, why=why)
         except Refused as refused:
             gain, difference = refused.gain, refused.difference
-            return Tried(change=change, outcome=REFUSED, why=str(refused), gain=gain, difference=difference)
+            tried = Tried(change=change, outcome=REFUSED, why=str(refused), gain=gain, difference=difference)
         except Exception as error:  # noqa: BLE001 - whatever a compiler or a kernel raises
             is_untimed = isinstance(error, UserError) and self.candidate is None
             why = f"not available: {describe_error(error)}"
-            return Tried(change=change, outcome=NOT_TRIED if is_untimed else REFUSED, why=why)
+            tried = Tried(change=change, outcome=NOT_TRIED if is_untimed else REFUSED, why=why)
+        if tried.outcome == KEPT:
+            self.keep(change)
+        self.close_candidate()
+        return tried
 
     def keep(self, change: Change) -> None:
         """Add a change to the state; its subject stands ready for the next one."""
@@ -200,7 +195,8 @@ class Search:
             self.current = (self.state, has_loader, subject)
         self.candidate = self.bench.build(state, has_loader=has_loader)
         try:
-            return race(self.current[2], self.candidate)
+            turns = take_pairs(self.current[2], self.candidate, seconds=RACE_S, num_pairs=NUM_PAIRS)
+            return median_gain([before / after for before, after in turns])
         except Exception:
             self.replace_current(None)  # either of the two may have died
             raise
@@ -247,12 +243,6 @@ class Search:
         if not (relative == 0 or away <= allowed):  # NaN is too far
             raise Refused(f"differs: by {away:.1e}, {allowed:.1e} allowed", gain, difference)
         return difference
-
-
-def race(before: Subject, after: Subject) -> Gain:
-    """Time two subjects in turns."""
-    turns = take_pairs(before, after, seconds=RACE_S, num_pairs=NUM_PAIRS)
-    return median_gain([one / other for one, other in turns])
 
 
 def median_gain(ratios: Sequence[float]) -> Gain:

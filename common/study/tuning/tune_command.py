@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from common.arguments import whole_number
+from common.config.merge import extend
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -17,32 +18,17 @@ from common.run import launch
 from common.run.set_folder import find_changes, name_variant
 from common.training import ranks
 
-LEVELS = (0, 1, 2)
 MAX_SECONDS = 86400
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare how speed-ups are chosen."""
-    parser.add_argument(
-        "-O",
-        dest="level",
-        type=int,
-        choices=LEVELS,
-        help="choose speed-ups for this machine first; 0: none, 1: the same mathematics, 2: any",
-    )
-    parser.add_argument(
-        "--tune-seconds",
-        type=whole_number(1, MAX_SECONDS),
-        default=300,
-        metavar="S",
-        help="how long -O1 and -O2 may search",
-    )
-    parser.add_argument(
-        "--write-config",
-        type=Path,
-        metavar="PATH",
-        help="file for the chosen configuration, NAME.yaml; default: beside the results",
-    )
+    levels = "choose speed-ups for this machine first; 0: none, 1: the same mathematics, 2: any"
+    parser.add_argument("-O", dest="level", type=int, choices=(0, 1, 2), help=levels)
+    seconds, limit = whole_number(1, MAX_SECONDS), "how long -O1 and -O2 may search"
+    parser.add_argument("--tune-seconds", type=seconds, default=300, metavar="S", help=limit)
+    file = "file for the chosen configuration, NAME.yaml; default: beside the results"
+    parser.add_argument("--write-config", type=Path, metavar="PATH", help=file)
 
 
 def wants_tuning(args: argparse.Namespace) -> bool:
@@ -63,15 +49,14 @@ def wants_tuning(args: argparse.Namespace) -> bool:
 
 def choose_file(args: argparse.Namespace, loaded: Loaded) -> Path:
     """Return the file to run: the one that is beside the results from an earlier time, or a new one."""
-    path = args.write_config or default_path(args, loaded)
+    path: Path = args.write_config or default_path(args, loaded)
     if path.exists():
         if not path.read_text(errors="replace").startswith(f"{describe_command(args, loaded)}\n"):
             hint = "remove it to choose anew"
             raise UserError("was chosen for other settings or ranks", where=relative_path(path), hint=hint)
-        print(
-            f"-O{args.level}: as chosen before, {relative_path(path)}; remove it to choose anew", flush=True
-        )
-        return Path(path)
+        name = relative_path(path)
+        print(f"-O{args.level}: as chosen before, {name}; remove it to choose anew", flush=True)
+        return path
     check_data(loaded)
     source = str(Path(loaded.source).resolve()) if loaded.source.endswith(".yaml") else loaded.source
     command = run_command(args, args.benchmark, source)
@@ -79,14 +64,13 @@ def choose_file(args: argparse.Namespace, loaded: Loaded) -> Path:
     for name in ("seed", "nproc"):
         if (value := getattr(args, name)) is not None:
             command += [f"--{name}", str(value)]
-    code = subprocess.run(
-        [sys.executable, *MODULE, "common.cli", *command], cwd=WORKSPACE, check=False
-    ).returncode
+    program = [sys.executable, *MODULE, "common.cli"]
+    code = subprocess.run(program + command, cwd=WORKSPACE, check=False).returncode
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if code != EXIT_OK:
         raise UserError(f"tuning ended with code {code}", hint="-O0 runs the configuration as it is")
-    return Path(path)
+    return path
 
 
 def run_command(args: argparse.Namespace, benchmark: str, configuration: str) -> list[str]:
@@ -131,7 +115,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
     else:
         seen += "\ntraining was changed: its losses are its own"
     comment = [describe_command(args, loaded), *(f"# {line}".rstrip() for line in seen.splitlines())]
-    text = tune_runs.make_yaml(tuner, search.state, "\n".join(comment))
+    text = extend(loaded.source, [*args.set, *search.state], "\n".join(comment))
     print(text, flush=True)
     if args.write_config is not None:
         save_text(args.write_config, text)

@@ -1,4 +1,4 @@
-"""The changes that `ttt run -O1` and `-O2` try on a configuration, and the YAML file of those kept.
+"""The changes that `ttt run -O1` and `-O2` try on a configuration.
 
 `-O1` tries methods that declare to leave the mathematics alone, switched on or off, and settings of which
 the benchmark says so; `-O2` also the methods of the benchmark's other configurations. A state is settings,
@@ -6,6 +6,7 @@ as after --set, in the order in which they were kept.
 """
 
 import itertools
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +15,6 @@ import torch
 import yaml
 from torch import Tensor
 
-from common.config.merge import extend
 from common.config.names import read_methods
 from common.config.schema import Loaded, RunConfig
 from common.methods.compile import missing_compiler
@@ -91,16 +91,14 @@ class Tuner:
         plain = config.replaced(precision="fp32")
         start = self.training(plain).model.state_dict()
         dtype = torch.float32 if torch.cuda.is_available() else torch.float64
-        before = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-        torch.set_default_dtype(dtype)
-        torch.set_float32_matmul_precision("highest")
-        try:
+        with ExitStack() as restored:
+            restored.callback(torch.set_default_dtype, torch.get_default_dtype())
+            restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_default_dtype(dtype)
+            torch.set_float32_matmul_precision("highest")
             training = self.training(plain)
             training.model.load_state_dict(start)
             return trace_steps(training, plain, dtype)
-        finally:
-            torch.set_default_dtype(before[0])
-            torch.set_float32_matmul_precision(before[1])
 
     def losses(self, state: State) -> list[float]:
         training = self.training(self.config(state))
@@ -187,14 +185,6 @@ def read_promise(name: str, kind: type[Method]) -> str:
     card = read_card(name, kind.__module__)
     relieves_none = {"nothing", "number of steps"}.issuperset(card.relieves)
     return card.sections["Effect on quality"].partition(". ")[0] if relieves_none else ""
-
-
-def make_yaml(tuner: Tuner, state: State, head: str) -> str:
-    """Return the YAML file of what was kept: it extends the configuration and states only differences.
-
-    `head`, lines of comment, says what it was made for and what was seen.
-    """
-    return extend(tuner.loaded.source, [*tuner.settings, *state], head)
 
 
 def compare_losses(unchanged: list[float], tuned: list[float], precision: str) -> str:

@@ -7,14 +7,14 @@ import pytest
 import torch
 import yaml
 
-from common.config.merge import to_yaml
-from common.errors import UserError
+from common.commands.data import prepare
+from common.config.merge import extend, to_yaml
 from common.evidence.log import read_log
 from common.run import launch
 from common.study.tuning import tune_command
-from common.study.tuning.tune_runs import Tuner, candidates, make_yaml
+from common.study.tuning.tune_runs import Tuner, candidates
 from common.training.load import load_config
-from tests.command import ttt, ttt_here
+from tests.command import one_line, ttt, ttt_here
 
 RUN = ("run", "language_bert", "baseline", "--size", "mini")
 BENCHMARKS = ("image_classification", "language_bert")
@@ -23,14 +23,12 @@ SMALL = {
     "image_classification": ("data.train_crop_px=32", "global_batch_size=4"),
     "language_bert": ("model.hidden_size=16", "model.intermediate_size=16", "global_batch_size=4"),
 }
-CHOSEN = "extends: baseline\nmethods: {scale_schedule: {ratio: 0.25}}\ndata: {num_train_samples: 99}\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def data():
     for benchmark in BENCHMARKS:
-        done = ttt("data", "prepare", benchmark, "--size", "mini")
-        assert done.returncode == 0, done.stderr
+        prepare(load_config(benchmark, "baseline", size="mini", settings=[]).config)
 
 
 def sets(*settings):
@@ -46,24 +44,10 @@ def tuner(benchmark, configuration, *settings):
     return Tuner(loaded=loaded, settings=settings, seed=0, num_ranks=1)
 
 
-def named(changes):
+def tried(level, benchmark, *settings):
+    """Return the changes of a baseline that a level tries, by their names."""
+    changes = candidates(tuner(benchmark, "baseline", *settings), level)
     return {change.name: change for change in changes}
-
-
-def one_line(done, *words):
-    lines = done.stderr.strip().splitlines()
-    assert done.returncode == 2 and "error: " in lines[-1] and "Traceback" not in done.stderr
-    assert all(word in lines[-1] for word in words), lines[-1]
-
-
-def test_a_configuration_by_its_path_is_laid_over_the_size_and_named_after_its_file(tmp_path):
-    path = tmp_path / "mine-1.yaml"
-    path.write_text(CHOSEN)
-    loaded = load_config("image_classification", str(path), size="mini", settings=["target=0.5"])
-    assert loaded.config.configuration == "mine-1" and loaded.source == str(path)
-    assert loaded.config.data.num_train_samples == 99  # the size says 1437
-    assert loaded.config.methods["scale_schedule"] == {"ratio": 0.25}
-    assert loaded.config.max_duration == "2ep" and loaded.config.target == 0.5
 
 
 @pytest.mark.parametrize(
@@ -71,20 +55,19 @@ def test_a_configuration_by_its_path_is_laid_over_the_size_and_named_after_its_f
     [
         ("methods: {}", "extends: NAME"),
         ("extends: nothing", "unknown configuration 'nothing'"),
-        ("extends: baseline\ntargets: 1", "unknown key"),
         ("extends: [", "not YAML"),
+        (None, "no such file"),
     ],
 )
 def test_a_bad_file_is_refused(tmp_path, text, what):
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=what):
-        load_config("language_bert", str(path), size="mini", settings=[])
-    one_line(ttt_here("run", "language_bert", tmp_path / "no.yaml"), "no.yaml", "no such file")
+    if text:
+        path.write_text(text)
+    assert what in one_line(ttt_here("run", "language_bert", path))
 
 
 def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the_configurations():
-    found = named(candidates(tuner("language_bert", "baseline"), 1))
+    found = tried(1, "language_bert")
     names = list(found)
     methods = ["unpad", "fused_qkv", "sparse_head", "last_layer_subset", "compile_layers"]
     order = [*methods, "model.attention=eager"]
@@ -98,15 +81,14 @@ def test_o1_tries_what_declares_to_keep_the_mathematics_with_the_settings_of_the
 
 
 def test_o1_also_tries_without_what_is_on_and_leaves_alone_what_a_person_set():
-    found = named(candidates(tuner("image_classification", "baseline"), 1))
+    found = tried(1, "image_classification")
     assert found["without channels_last"].adds == ("methods.channels_last=false",)
     assert "without label_smoothing" not in found
-    found = named(candidates(tuner("image_classification", "baseline", "methods.channels_last={}"), 1))
-    assert "without channels_last" not in found
+    assert "without channels_last" not in tried(1, "image_classification", "methods.channels_last={}")
 
 
 def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_alternatives():
-    found = named(candidates(tuner("image_classification", "baseline"), 2))
+    found = tried(2, "image_classification")
     assert not found["ema"].is_exact and "average" in found["ema"].evidence
     assert found["progressive_resizing"].evidence == ""  # its card promises time: it has to gain some
     assert found["scale_schedule"].adds == ("methods.scale_schedule={ratio: 0.5}",)
@@ -118,7 +100,7 @@ def test_o2_adds_the_methods_of_the_other_configurations_marked_and_apart_from_a
 def test_the_file_states_only_differences_and_gives_the_same_configuration(tmp_path):
     own = tuner("language_bert", "baseline", "global_batch_size=8")
     state = ("methods.unpad={round_to: 64}", "model.attention=eager", "methods.unpad=false")
-    text = make_yaml(own, state, "# Found by: a command")
+    text = extend(own.loaded.source, [*own.settings, *state], "# Found by: a command")
     assert text.startswith("# Found by: a command\nextends: ")
     stated = {"extends": "baseline", "global_batch_size": 8, "methods": {"unpad": False}}
     assert yaml.safe_load(text) == stated | {"model": {"attention": "eager"}}
@@ -137,17 +119,17 @@ def test_o0_changes_nothing_and_says_so():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-O3"], ["invalid choice"]),
-        (["-O1", "--tune-seconds", "0"], ["from 1 to"]),
-        (["--write-config", "a.yaml"], ["-O1"]),
-        (["-O1", "--write-config", "a.txt"], ["NAME.yaml"]),
-        (["-O1", "--write-config", "there.yaml"], ["not overwritten"]),
+        (["-O3"], "invalid choice"),
+        (["-O1", "--tune-seconds", "0"], "from 1 to"),
+        (["--write-config", "a.yaml"], "-O1"),
+        (["-O1", "--write-config", "a.txt"], "NAME.yaml"),
+        (["-O1", "--write-config", "there.yaml"], "not overwritten"),
     ],
 )
 def test_bad_usage_is_one_line(tmp_path, monkeypatch, options, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.yaml").write_text("")
-    one_line(ttt_here(*RUN, *options), *words)
+    assert words in one_line(ttt_here(*RUN, *options))
 
 
 def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path, monkeypatch):
@@ -159,9 +141,9 @@ def test_what_was_chosen_is_used_again_for_the_same_settings_only(tmp_path, monk
     command = [*made_for.split()[1:], *places(tmp_path)]
     again = ttt_here(*command, "--index", 0, "--runs", 2)  # which is refused, but later
     assert "as chosen before" in again.stdout
-    one_line(again, "--index")
+    assert "--index" in one_line(again)
     other = ttt_here(*command, "--set", "submission.org=me")  # which changes no recipe, so not the folder
-    one_line(other, "other settings or ranks; remove it to choose anew")
+    assert "other settings or ranks; remove it to choose anew" in one_line(other)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +168,7 @@ def test_what_was_chosen_is_beside_the_results_of_its_own_settings_ranks_and_thr
     args = Namespace(level=1, nproc=num_ranks, results=tmp_path)
     path = tune_command.default_path(args, loaded)
     path.parent.mkdir(parents=True)
-    path.write_text(make_yaml(tuner("language_bert", "baseline", *settings), ("methods.unpad={}",), "# head"))
+    path.write_text(extend("baseline", [*settings, "methods.unpad={}"], "# head"))
     tuned = load_config("language_bert", str(path), size="mini", settings=settings)
     assert "unpad" in tuned.config.methods
     run_set = launch.plan_run_set(
@@ -200,7 +182,7 @@ def test_what_was_chosen_is_beside_the_results_of_its_own_settings_ranks_and_thr
 def test_o1_below_torchrun_is_refused(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setitem(os.environ, name, value)
-    one_line(ttt_here(*RUN, "-O1"), "--write-config")
+    assert "--write-config" in one_line(ttt_here(*RUN, "-O1"))
 
 
 @pytest.mark.on_demand
