@@ -76,7 +76,7 @@ def page_data(
     """
     methods, lines, texts = (defaultdict[str, int](itertools.count().__next__) for _ in range(3))
     cells: list[dict[str, Any]] = []
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    rows: list[dict[str, Any]] = []
     for entry in audited:
         logs, by_log = entry.run_set.logs, defaultdict[str, list[Finding]](list)
         for finding in entry.findings:
@@ -88,20 +88,16 @@ def page_data(
                 same = f" ({len(numbers) + 1}{describe_difference(logs, log)})" if numbers else ""
                 numbers[kind] = len(cells)
                 cells.append(cell(log, entry.run_set.folder, same, methods, lines))
-            row = {"cell": numbers[kind], "href": link(log.path, folder)} | run_row(log)
-            row |= verdict(by_log.pop(log.path, []), texts)
-            for name in COLUMNS:
-                columns[name].append(row[name])
+            shared = {"cell": numbers[kind], "href": link(log.path, folder)}
+            rows.append(shared | run_row(log) | verdict(by_log.pop(log.path, []), texts))
         others = list(itertools.chain(*by_log.values()))  # of the system's description
         for number in numbers.values():
             cells[number]["about"] = verdict(others, texts)
     for point in points:
         cells.append(point_cell(point, methods, lines) | {"about": verdict([], texts)})
-        for row_ in point_rows(point):
-            row = {"cell": len(cells) - 1, "href": link(point.path, folder)} | row_ | verdict([], texts)
-            for name in COLUMNS:
-                columns[name].append(row[name])
-    add_bounds(cells, columns)
+        shared = {"cell": len(cells) - 1, "href": link(point.path, folder)}
+        rows += [shared | row | verdict([], texts) for row in point_rows(point)]
+    add_bounds(cells, rows)
     hardware = sorted({shared["hardware"] for shared in cells})
     return {
         "reference": BASELINE,
@@ -110,27 +106,25 @@ def page_data(
         "lines": list(lines),
         "texts": list(texts),
         "cells": cells,
-        "runs": columns,
+        "runs": {name: [row[name] for row in rows] for name in COLUMNS},
         "benches": benches,
         "prices": [price_row(price, hardware) for price in prices],
         "t": [round(float(stats.t.ppf(0.975, degrees)), 4) for degrees in range(1, 31)],
     }
 
 
-def add_bounds(cells: Sequence[dict[str, Any]], columns: dict[str, list[Any]]) -> None:
+def add_bounds(cells: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
     """Give each cell the bounds of its mean minutes, of whole runs and without their evaluations."""
-    rows = list(zip(*(columns[name] for name in ("status", "quality", "minutes", "evaluation")), strict=True))
-    is_complete = [status <= ENDED and quality is not None for status, quality, *_ in rows]
-    clocks = {
-        "run": [minutes for *_, minutes, _ in rows],
-        "training": [
-            None if minutes is None or evaluation is None else minutes - evaluation
-            for *_, minutes, evaluation in rows
-        ],
-    }
-    for clock, minutes in clocks.items():
-        counted = [value if fits else None for value, fits in zip(minutes, is_complete, strict=True)]
-        for shared, bounds in zip(cells, bound_cells(cells, columns["cell"], counted), strict=True):
+    of_cell = [row["cell"] for row in rows]
+    clocks: dict[str, list[float | None]] = {"run": [], "training": []}
+    for row in rows:
+        minutes, evaluation = row["minutes"], row["evaluation"]
+        if row["status"] > ENDED or row["quality"] is None:
+            minutes = None
+        clocks["run"].append(minutes)
+        clocks["training"].append(None if None in (minutes, evaluation) else minutes - evaluation)
+    for clock, counted in clocks.items():
+        for shared, bounds in zip(cells, bound_cells(cells, of_cell, counted), strict=True):
             limits = bounds and [round(value, 5) for value in bounds]
             shared.setdefault("bounds", {})[clock] = limits
 
@@ -153,7 +147,6 @@ def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> 
         "methods": sorted({methods[printable(event.value, 64)] for event in log.events("method")}),
         "duration": setting(log, "max_duration"),
         "budget": budget(log, size),
-        "batch": finite(log.value("global_batch_size")),
         "target": log.target if math.isfinite(log.target) else None,
         "trains_on": log.is_study,
         "settings": [lines[line] for line in log.settings],
@@ -196,7 +189,6 @@ def point_cell(points: Points, methods: Numbers, lines: Numbers) -> dict[str, An
         "methods": sorted({methods[printable(name, 64)] for name in points.methods}),
         "duration": "",
         "budget": None,
-        "batch": None,
         "target": points.target,
         "trains_on": False,
         "settings": [lines[f"source: {printable(points.source, 300)}"]],

@@ -9,13 +9,6 @@ const SHAPES = ["circle", "square", "triangle", "diamond", "cross", "plus", "inv
 const KINDS = { published: "published, not measured here", predicted: "predicted, not measured" };
 const KIND_SHAPES = { published: "hexagon", predicted: "star" }; // of no category
 const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4]];
-const SORTS = {
-  timeSameQuality: "fastest at the same quality", costSameQuality: "cheapest at the same quality",
-  qualitySameTime: "best in the same time", qualitySameCost: "best at the same cost",
-};
-const CLOCKS = { run: "the whole run", training: "without evaluations" };
-const ENDS = { target: "stopped at the target", budget: "trained to the end of a budget" };
-const SCALES = { "": "linear", x: "logarithmic", xy: "logarithmic, 1 - quality too" };
 const FIELDS = ["clock", "q", "model", "size", "ends", "scale", "from", "to", "baseline", "quality", "minutes", "dollars", "x", "show",
   "colour", "sortBy", "cloud"];
 const DEFAULTS = { clock: "run", x: "time", show: "means", colour: "recipe", sortBy: "timeSameQuality" }; // and below
@@ -117,17 +110,14 @@ function readAddress() {
   for (const name in FACETS) state[name] = new Set(said.getAll(name).filter((value) => value !== "all"));
   state.spot = said.get("spot") === "1";
   state.algorithms.clear();
-  for (const said_ of said.getAll("algorithms")) {
-    for (const name of said_.split(",")) {
-      if (!name || name === "all") continue;
-      const number = DATA.methods.indexOf(name.replace(/^[ +-]/, ""));
-      if (number >= 0) state.algorithms.set(number, !name.startsWith("-"));
-    }
+  for (const name of said.getAll("algorithms").join().split(",")) {
+    const method = DATA.methods.indexOf(name.replace(/^[ +-]/, ""));
+    if (method >= 0) state.algorithms.set(method, !name.startsWith("-"));
   }
   state.prices.clear();
-  for (const said_ of said.getAll("price")) {
-    const [name, dollars] = [said_.slice(0, said_.lastIndexOf(":")), Number(said_.slice(said_.lastIndexOf(":") + 1))];
-    if (dollars > 0) state.prices.set(name, dollars);
+  for (const price of said.getAll("price")) {
+    const end = price.lastIndexOf(":"), dollars = Number(price.slice(end + 1));
+    if (dollars > 0) state.prices.set(price.slice(0, end), dollars);
   }
 }
 
@@ -977,10 +967,6 @@ function buildForm() {
   const options = (values, all, title = (value) => value) => [el("option", { value: "" }, all), ...values.map((value) => el("option", { value }, title(value)))];
   field("model").append(...options(unique(cells.map((cell) => cell.benchmark)), "all", (value) => named[value] || value));
   field("size").append(...options(unique(cells.map((cell) => cell.size)), "all", (value) => (value === "full" ? value : `${value}: a proxy`)));
-  field("ends").append(...options(Object.keys(ENDS), "both, on one axis", (value) => ENDS[value]));
-  field("scale").append(...Object.entries(SCALES).map(([value, title]) => el("option", { value }, title)));
-  field("clock").append(...Object.entries(CLOCKS).map(([value, title]) => el("option", { value }, title)));
-  field("sortBy").append(...Object.entries(SORTS).map(([value, title]) => el("option", { value }, title)));
   for (const column of TABLE) for (const sign of ["", "-"]) field("sortBy").append(el("option", { value: sign + column.id }, `${column.title}${sign && ", descending"}`));
   for (const name in FACETS) {
     const host = form.querySelector(`[data-facet=${name}]`);

@@ -3,8 +3,6 @@
 import json
 import random
 import re
-import subprocess
-import sys
 from urllib.parse import unquote
 
 import pytest
@@ -13,7 +11,6 @@ from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.records import printable
 from common.evidence.score import score
-from common.repository import ROOT
 from common.study.benches import read_benches
 from common.study.explore import COLUMNS, page_data, render
 from common.study.prices import load_prices
@@ -100,18 +97,18 @@ def test_a_run_has_the_verdict_of_the_audit_and_a_link_to_its_log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("duration", "expected"),
     [
-        ([("max_duration", "4ep")], 0.5),
-        ([("max_duration", "88ba")], 0.25),
-        ([("max_duration", "9ep9")], None),
-        ([("max_duration", "8ep\n#   budget: 0.33")], 0.33),
-        ([("max_duration", "8ep\n#   budget: 0.33333333333333331")], 0.33),
-        ([("max_duration", "8ep\n#   budget: 1.2.3")], None),
+        ("4ep", 0.5),
+        ("88ba", 0.25),
+        ("9ep9", None),
+        ("8ep\n#   budget: 0.33", 0.33),
+        ("8ep\n#   budget: 0.33333333333333331", 0.33),
+        ("8ep\n#   budget: 1.2.3", None),
     ],
 )
-def test_a_cell_knows_its_place_and_its_budget(tmp_path, settings, expected):
-    study_run(tmp_path, cell="minus-ema", settings=settings)
+def test_a_cell_knows_its_place_and_its_budget(tmp_path, duration, expected):
+    study_run(tmp_path, cell="minus-ema", settings=[("max_duration", duration)])
     (cell,) = data_of(tmp_path / "study")["cells"]
     assert (cell["study"], cell["hardware"], cell["name"]) == ("curves", "reference-2cpu", "minus-ema")
     assert cell["budget"] == expected
@@ -122,15 +119,6 @@ def test_the_cells_of_a_sweep_are_known():
     assert {cell["budget"] for cell in data["cells"]} == {0.15, 0.3, 0.5, 1.0}
     assert {(cell["study"], cell["trains_on"]) for cell in data["cells"]} == {("sweep", True)}
     assert {len([cell for cell in data["cells"] if cell["name"] == "optimized-0.3"])} == {2}
-
-
-def test_runs_of_a_folder_with_two_configurations_are_two_cells(tmp_path):
-    study_run(tmp_path)
-    study_run(tmp_path, number=1)
-    study_run(tmp_path, number=2, settings=[("precision", "fp32")])
-    data = data_of(tmp_path / "study")
-    assert data["runs"]["cell"] == [0, 0, 1]
-    assert len({cell["folder"] for cell in data["cells"]}) == 2
 
 
 def test_hostile_text_stays_inside_the_block(tmp_path):
@@ -153,13 +141,13 @@ def test_hostile_text_stays_inside_the_block(tmp_path):
 def test_damaged_logs_still_make_a_page(tmp_path):
     rng = random.Random(0)
     good = sorted(RESULTS.glob("*/*/result_0.txt"))
-    for number in range(200):
+    for number in range(60):
         file = study_run(tmp_path, cell=f"c{number % 20}", number=number)
         file.write_bytes(mutated(rng.choice(good).read_text().splitlines(), rng))
     data = data_of(tmp_path / "study")
     page = render(data)  # which refuses NaN
-    assert len(data["runs"]["cell"]) == 200 and page.count("<script") == 2
-    assert all(len(column) == 200 for column in data["runs"].values()) and set(data["runs"]) == set(COLUMNS)
+    assert page.count("<script") == 2 and set(data["runs"]) == set(COLUMNS)
+    assert {len(column) for column in data["runs"].values()} == {60}
 
 
 def test_prices_are_those_of_the_share_of_a_machine(tmp_path):
@@ -199,8 +187,3 @@ def test_a_person_gets_a_page_or_one_line(tmp_path):
     done = ttt("report", "--explore", RESULTS / "throughput", "-o", tmp_path)
     assert f"wrote {page}: 0 runs, 2 bench results" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["explore.html", "results"]
-
-
-def test_it_needs_no_torch():
-    code = "import sys, common.study.explore; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60).returncode == 0
