@@ -1,6 +1,7 @@
 """Arguments that several commands share, and how their help is written."""
 
 import argparse
+import math
 import os
 import re
 import textwrap
@@ -10,24 +11,93 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from common import repository
 from common.errors import UserError, nearest
 
 MAX_RANKS = 1024
 SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
-def add_benchmark(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """Add the argument that names a benchmark; `options` are argparse's."""
-    parser.add_argument("benchmark", type=benchmark_folder, help=f"one of: {list_benchmarks()}", **options)
+def add_shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
+    """Add arguments that several commands share; `changes` replace what argparse is told of them.
+
+    `settle_folders` completes `paths`, `--data`, `--results` and `--systems`.
+    """
+    shared = shared_arguments()
+    for name in names:
+        flags = ("-o", name) if name == "--out" else (name,)
+        parser.add_argument(*flags, **shared[name] | changes)
 
 
-def add_benchmarks(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names some of the benchmarks."""
-    known = sorted(benchmark_names().values())
-    which = f"of {list_benchmarks()}; default: all"
-    parser.add_argument(
-        "--benchmarks", nargs="+", type=benchmark_folder, default=known, metavar="NAME", help=which
-    )
+def shared_arguments() -> dict[str, dict[str, Any]]:
+    """Return what argparse is told of each shared argument.
+
+    The size is the benchmark itself: nobody gets figures of the proxy without having typed its name.
+    """
+    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    return {
+        "benchmark": {"type": benchmark_folder, "help": f"one of: {list_benchmarks()}"},
+        "--benchmarks": {
+            "nargs": "+",
+            "type": benchmark_folder,
+            "default": sorted(benchmark_names().values()),
+            "metavar": "NAME",
+            "help": f"of {list_benchmarks()}; default: all",
+        },
+        "configuration": {
+            "help": "see 'ttt list'; NAME+METHOD adds a method, NAME-METHOD leaves one out; or a YAML file",
+        },
+        "configurations": {
+            "nargs": "*",
+            "metavar": "CONFIGURATION",
+            "help": "as 'ttt list' names them; NAME+KEY=VALUE changes a key; default: every one",
+        },
+        "--size": {
+            "choices": repository.SIZES,
+            "default": "full",
+            "help": "full: the benchmark itself; mini: a small proxy of it, minutes on a CPU",
+        },
+        "--set": {
+            "action": "append",
+            "default": [],
+            "metavar": "KEY=VALUE",
+            "help": "change a key, such as data.directory",
+        },
+        "--batch-size": {
+            "type": int,
+            "metavar": "N",
+            "help": "samples in a step; default: the configuration's, at size full an eighth of it",
+        },
+        "--micro-batch-size": {
+            "type": int,
+            "metavar": "N",
+            "help": "samples at a time; default: the whole batch",
+        },
+        "--runs": {"metavar": "N", "help": "a number, or official: 5 (resnet), 10 (bert)"},
+        "--nproc": {
+            "type": whole_number(1, MAX_RANKS),
+            "metavar": "N",
+            "help": "ranks that share each batch, one per GPU; "
+            "default: as many as this machine has GPUs, else 1",
+        },
+        "--json": {"action": "store_true", "help": "print the figures as JSON"},
+        "--out": {"type": Path, "metavar": "FILE"},
+        "paths": {
+            "nargs": "*",
+            "metavar": "PATH",
+            "type": Path,
+            "help": "result files or folders; default: all below --results",
+        },
+        "--data": folder
+        | {"help": "prepared data, as <benchmark>/<size>; default: $TTT_DATA, else data/ of the repository"},
+        "--results": folder
+        | {
+            "default": repository_path("results"),
+            "help": "the folder of results; default: results/ of the repository",
+        },
+        "--systems": folder
+        | {"help": "the folder of system descriptions; default: systems/ beside the results"},
+    }
 
 
 def benchmark_folder(name: str) -> str:
@@ -51,88 +121,12 @@ def list_benchmarks() -> str:
 @cache
 def benchmark_names() -> dict[str, str]:
     """Map MLPerf's name to the folder of each benchmark, read from its source: nothing is imported."""
-    from common.repository import ROOT, benchmarks
-
     names = {}
-    for folder in benchmarks():
-        text = (ROOT / folder / "benchmark.py").read_text(encoding="utf-8")
+    for folder in repository.benchmarks():
+        text = (repository.ROOT / folder / "benchmark.py").read_text(encoding="utf-8")
         name = re.search(r'^ +names = Names\(mlperf="(\w+)"', text, re.MULTILINE)
         names[name[1] if name else folder] = folder
     return dict(sorted(names.items()))
-
-
-def add_configuration(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """Add the argument that names a configuration; `options` are argparse's."""
-    text = "see 'ttt list'; NAME+METHOD adds a method, NAME-METHOD leaves one out; or a YAML file"
-    parser.add_argument("configuration", help=text, **options)
-
-
-def add_configurations(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of the tools that measure every configuration, or some."""
-    text = "as 'ttt list' names them; NAME+KEY=VALUE changes a key; default: every one"
-    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help=text)
-
-
-def add_settings(parser: argparse.ArgumentParser, help: str = "change a key") -> None:
-    """Add the option that changes keys of a configuration."""
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
-
-
-def add_size(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the size, with one default for all verbs.
-
-    It is the benchmark itself: nobody gets figures of the proxy without having typed its name.
-    """
-    from common.repository import SIZES
-
-    text = "full: the benchmark itself; mini: a small proxy of it, minutes on a CPU"
-    parser.add_argument("--size", choices=SIZES, default="full", help=text)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option of every verb that prints figures: standard output is then one JSON document."""
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-
-
-def add_out(parser: argparse.ArgumentParser, help: str, **options: Any) -> None:
-    """Add the option that names the one file or folder that a verb makes; `options` are argparse's."""
-    parser.add_argument("-o", "--out", help=help, **{"type": Path, "metavar": "FILE", **options})
-
-
-def add_batch_sizes(parser: argparse.ArgumentParser, *, has_micro_batches: bool = True) -> None:
-    """Add the options of the tools that time steps on one device."""
-    text = "samples in a step; default: the configuration's, at size full an eighth of it"
-    parser.add_argument("--batch-size", type=int, metavar="N", help=text)
-    if has_micro_batches:
-        text = "samples at a time; default: the whole batch"
-        parser.add_argument("--micro-batch-size", type=int, metavar="N", help=text)
-
-
-def add_runs(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add the option for the number of runs of a set."""
-    text = "a number, or official: 5 (resnet), 10 (bert)"
-    parser.add_argument("--runs", default=default, metavar="N", help=text)
-
-
-def add_paths(parser: argparse.ArgumentParser, help: str = "result files or folders") -> None:
-    """Add the arguments of the verbs that read results: paths, else the folder that --results names."""
-    text = f"{help}; default: all below --results"
-    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, help=text)
-    add_folders(parser, "results")
-
-
-def add_folders(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Add the options that name folders: `data`, `results`, `systems`; `settle_folders` gives defaults."""
-    texts = {
-        "data": "prepared data, as <benchmark>/<size>; default: $TTT_DATA, else data/ of the repository",
-        "results": "the folder of results; default: results/ of the repository",
-        "systems": "the folder of system descriptions; default: systems/ beside the results",
-    }
-    defaults = {"results": repository_path("results")}
-    for name in names:
-        parser.add_argument(
-            f"--{name}", type=Path, default=defaults.get(name), metavar="DIR", help=texts[name]
-        )
 
 
 def settle_folders(args: argparse.Namespace) -> None:
@@ -141,14 +135,12 @@ def settle_folders(args: argparse.Namespace) -> None:
     A verb that takes PATHs reads --results where there are none, and looks for descriptions beside each.
     Raises UserError for both at once, and for a folder that is missing or none.
     """
-    from common.repository import set_data_folder, systems_beside
-
     options, usual = vars(args), repository_path("results")
     if "data" in options:
-        set_data_folder(args.data)
+        repository.set_data_folder(args.data)
     if "paths" not in options:
         if "systems" in options:
-            args.systems = args.systems or systems_beside(args.results)
+            args.systems = args.systems or repository.systems_beside(args.results)
         return
     if args.paths and options.get("results", usual) != usual:
         raise UserError("stands beside a PATH", where=f"--results {args.results}", hint="leave one out")
@@ -159,9 +151,7 @@ def settle_folders(args: argparse.Namespace) -> None:
 
 def repository_path(name: str) -> Path:
     """Return a path in the repository, as it is reached from the working folder."""
-    from common.repository import WORKSPACE
-
-    return Path(os.path.relpath(WORKSPACE / name))
+    return Path(os.path.relpath(repository.WORKSPACE / name))
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
@@ -178,14 +168,20 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
 seed = whole_number(0, 2**31 - 1)
 
 
-def add_nproc(parser: argparse.ArgumentParser) -> None:
-    """Declare how many ranks a run has."""
-    parser.add_argument(
-        "--nproc",
-        type=whole_number(1, MAX_RANKS),
-        metavar="N",
-        help="ranks that share each batch, one per GPU; default: as many as this machine has GPUs, else 1",
-    )
+def positive_number(text: str) -> float | None:
+    """Return a positive number, None for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
+
+
+def positive(text: str) -> float:
+    """The `type` of an argument: a positive number."""
+    if (number := positive_number(text)) is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
+    return number
 
 
 def spread_settings(words: Sequence[str]) -> list[str]:

@@ -87,42 +87,28 @@ OLD_NAMES = {  # verb -> what it is called now; they work until the next release
     "profile": ("inspect", "profile"),
     "system": ("doctor", "--describe"),
 }
-OTHER_WORDS = {  # what people type for a verb -> what to type
-    "accuracy": "score",
-    "audit": "check",
-    "benchmark": "bench",
-    "benchmarks": "list",
-    "configs": "list",
-    "configurations": "list",
-    "continue": "run --continue",
-    "cost": "estimate",
-    "download": "data fetch",
-    "evaluate": "run",
-    "fetch": "data fetch",
-    "fit": "run",
-    "info": "doctor --describe",
-    "launch": "run",
-    "ls": "list",
-    "mlflow": "export --to mlflow",
-    "plot": "report --plot",
-    "predict": "estimate",
-    "prepare": "data prepare",
-    "preflight": "doctor",
-    "resume": "run --resume",
-    "show": "list",
-    "start": "run",
-    "status": "data status",
-    "submission": "export --to submission",
-    "submit": "export --to submission",
-    "tensorboard": "export --to tensorboard",
-    "test": "doctor",
-    "time": "run",
-    "trace": "inspect kernels",
-    "train": "run",
-    "tune": "run -O1",
-    "validate": "check",
-    "verify": "data verify",
-    "wandb": "export --to wandb",
+OTHER_WORDS = {  # what to type -> what people type for it
+    "list": ("benchmarks", "configs", "configurations", "ls", "show"),
+    "doctor": ("preflight", "test"),
+    "doctor --describe": ("info",),
+    "data fetch": ("download", "fetch"),
+    "data prepare": ("prepare",),
+    "data status": ("status",),
+    "data verify": ("verify",),
+    "run": ("evaluate", "fit", "launch", "start", "time", "train"),
+    "run --continue": ("continue",),
+    "run --resume": ("resume",),
+    "run -O1": ("tune",),
+    "check": ("audit", "validate"),
+    "score": ("accuracy",),
+    "report --plot": ("plot",),
+    "export --to mlflow": ("mlflow",),
+    "export --to tensorboard": ("tensorboard",),
+    "export --to wandb": ("wandb",),
+    "export --to submission": ("submission", "submit"),
+    "bench": ("benchmark",),
+    "inspect kernels": ("trace",),
+    "estimate": ("cost", "predict"),
 }
 DESCRIPTION = "Time to train: MLPerf-style training benchmarks, timed to a target quality."
 INTERRUPTED = "error: interrupted"
@@ -267,7 +253,8 @@ def suggest(word: str) -> str:
     if word in ("install", "setup"):
         return "see docs/install.md"
     verbs = {name: name for name in (*COMMANDS, "--help", "--version")}
-    known = verbs | {old: " ".join(new) for old, new in OLD_NAMES.items()} | OTHER_WORDS
+    known = verbs | {old: " ".join(new) for old, new in OLD_NAMES.items()}
+    known |= {word: line for line, words in OTHER_WORDS.items() for word in words}
     known |= {name: f"run {name}" for names in benchmark_names().items() for name in names}
     matches = difflib.get_close_matches
     close = matches(word, known, n=1, cutoff=0.8) or matches(word, verbs, n=1)

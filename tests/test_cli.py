@@ -25,17 +25,9 @@ def data():
 
 
 def run_arguments(folder, *settings):
+    run = ["run", "language_bert", "optimized", "--size", "mini"]
     where = ["--results", folder / "results", "--systems", folder / "systems"]
-    return [
-        "run",
-        "language_bert",
-        "optimized",
-        "--size",
-        "mini",
-        *where,
-        *["--set"] * bool(settings),
-        *settings,
-    ]
+    return [*run, *where, *["--set"] * bool(settings), *settings]
 
 
 def results(folder):

@@ -20,15 +20,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-from common.arguments import (
-    add_benchmarks,
-    add_folders,
-    add_json,
-    add_nproc,
-    add_out,
-    add_size,
-    repository_path,
-)
+from common.arguments import add_shared, repository_path
 from common.commands import data
 from common.errors import EXIT_INTERRUPTED, UserError
 from common.machine import hardware, record
@@ -39,23 +31,18 @@ MINUTES = (0.5, 600)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmarks(parser)
-    add_size(parser)
+    add_shared(parser, "--benchmarks", "--size")
     parser.add_argument("--minutes", type=float, default=10.0, help="that all of it takes at most")
     reason = "because a processor's clock varies by a fifth"
     share = f"of the expected rate; default: {SHARE}, or {record.SLOW} without a GPU, {reason}"
     parser.add_argument("--share", type=float, help=share)
     parser.add_argument("--seconds", type=float, default=10.0, help="of timed steps for each configuration")
     parser.add_argument("--quick", action="store_true", help="only the doctor's checks that take no training")
-    add_out(parser, "a new .tar.gz; default: one in report/accept")
-    add_json(parser)
-    add_nproc(parser)
-    add_folders(parser, "data", "results")
+    add_shared(parser, "--out", help="a new .tar.gz; default: one in report/accept")
+    add_shared(parser, "--json", "--nproc", "--data", "--results")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Check, measure, write the archive, print the verdicts."""
     num_gpus = hardware.count_gpus()
     share = args.share if args.share is not None else SHARE if num_gpus else record.SLOW
     if not MINUTES[0] <= args.minutes <= MINUTES[1]:

@@ -17,15 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from common.arguments import (
-    add_benchmarks,
-    add_folders,
-    add_nproc,
-    add_runs,
-    add_settings,
-    add_size,
-    repository_path,
-)
+from common.arguments import add_shared, repository_path
 from common.commands import data, score
 from common.data.preparation import check_data
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -39,16 +31,16 @@ from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_benchmarks(parser)
+    add_shared(parser, "--benchmarks")
     names = "of each benchmark, see 'ttt list'"
     default = ["baseline", "optimized"]
     parser.add_argument("--configurations", nargs="+", default=default, metavar="NAME", help=names)
-    add_size(parser)
-    add_runs(parser, "3")
-    add_settings(parser, "change a key of every configuration")
-    add_nproc(parser)
+    add_shared(parser, "--size")
+    add_shared(parser, "--runs", default="3")
+    add_shared(parser, "--set", help="change a key of every configuration")
+    add_shared(parser, "--nproc")
     run_sets.add_options(parser)
-    add_folders(parser, "data", "results", "systems")
+    add_shared(parser, "--data", "--results", "--systems")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from common.arguments import add_folders, add_json, add_paths
+from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.audit import Finding, audit_paths
 from common.evidence.paths import find_others, shown_as
@@ -37,9 +37,9 @@ OURS = "; ".join(f"{name} {', '.join(rulesets)}" for name, rulesets in official.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser, help="result files, folders or archives")
-    add_folders(parser, "systems")
-    add_json(parser)
+    paths = "result files, folders or archives; default: all below --results"
+    add_shared(parser, "paths", help=paths)
+    add_shared(parser, "--results", "--systems", "--json")
     parser.add_argument("--all", action="store_true", help="print every finding, not one of each rule")
     parser.add_argument("--no-official", action="store_true", help="skip the checkers (up to 1 s a log)")
     parser.add_argument(

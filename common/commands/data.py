@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common import repository
-from common.arguments import add_benchmark, add_folders, add_json, add_settings, add_size, data_action
+from common.arguments import add_shared, data_action
 from common.config import schema as configs
 from common.data import fetch as downloads
 from common.data import preparation
@@ -40,29 +40,26 @@ from common.training.load import read_config
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.get_default("part")
     if part == "fetch":
-        add_benchmark(parser)
+        add_shared(parser, "benchmark")
         text = "where to put the files; default: BENCHMARK/source in the folder of --data"
         parser.add_argument("--to", type=Path, metavar="DIR", help=text)
         text = "a server with a copy of MLCommons' lists, NAME.uri and NAME.md5"
         parser.add_argument("--mirror", metavar="URL", help=text)
         parser.add_argument("--dry-run", action="store_true", help="list the files, and download none")
-        add_folders(parser, "data")
+        add_shared(parser, "--data")
         return
     if part == "status":
-        add_benchmark(parser, nargs="?")
+        add_shared(parser, "benchmark", nargs="?")
         text = "what to prepare size full from; default: BENCHMARK/source in the folder of --data"
         parser.add_argument("--source", type=Path, metavar="DIR", help=text)
-        add_json(parser)
-        add_folders(parser, "data")
+        add_shared(parser, "--json", "--data")
         return
     parser.add_argument("action", type=data_action, choices=("prepare", "verify"))
-    add_benchmark(parser)
-    add_size(parser)
+    add_shared(parser, "benchmark", "--size")
     parser.add_argument("--source", metavar="DIR", help="a folder, or for images OWNER/NAME on the hub")
     text = "the configuration to prepare for; closed and efficient of BERT have data of their own"
     parser.add_argument("--configuration", default="baseline", metavar="NAME", help=text)
-    add_settings(parser, "change a key, such as data.directory")
-    add_folders(parser, "data")
+    add_shared(parser, "--set", "--data")
 
 
 def main(args: argparse.Namespace) -> int:

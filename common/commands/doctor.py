@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from common.arguments import add_benchmarks, add_folders, add_json, add_nproc, add_settings, add_size
+from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.machine import preflight, torch_build
 from common.machine.line import FAULT, WARNING, Line
@@ -26,19 +26,16 @@ from common.repository import IS_INSTALLED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_benchmarks(parser)
-    add_size(parser)
+    add_shared(parser, "--benchmarks", "--size")
     parser.add_argument("--quick", action="store_true", help="start no processes, train nothing")
-    add_json(parser)
-    add_settings(parser, "change a key, such as data.directory")
+    add_shared(parser, "--json", "--set")
     parser.add_argument(
         "--store-bands",
         type=int,
         metavar="SEEDS",
         help="only measure the first steps with so many seeds, and keep their bands (size mini)",
     )
-    add_nproc(parser)
-    add_folders(parser, "data", "results")
+    add_shared(parser, "--nproc", "--data", "--results")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from common.arguments import add_out, add_paths, repository_path
+from common.arguments import add_shared, repository_path
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.trackers.csv_files import CsvFiles
 from common.evidence.trackers.export import export_runs
@@ -38,11 +38,10 @@ STORES: dict[str, type[Store]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
+    add_shared(parser, "paths", "--results")
     parser.add_argument("--to", required=True, choices=STORES, help="where the runs are shown")
-    add_out(
-        parser, "the folder to write to; default: export/TRACKER of the repository", type=str, metavar="DIR"
-    )
+    out = "the folder to write to; default: export/TRACKER of the repository"
+    add_shared(parser, "--out", help=out, type=str, metavar="DIR")
     help = "go on while runs write their logs, until all have ended or Ctrl-C"
     parser.add_argument("--follow", action="store_true", help=help)
 

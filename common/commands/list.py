@@ -11,7 +11,7 @@ import argparse
 import json
 from typing import Any
 
-from common.arguments import add_benchmark, add_json, benchmark_names
+from common.arguments import add_shared, benchmark_names
 from common.errors import EXIT_OK
 from common.repository import SIZES, configurations, read_title
 
@@ -20,8 +20,8 @@ MORE = "'ttt list methods' lists the methods, 'ttt run BENCHMARK NAME' times one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_benchmark(parser, nargs="?")
-    add_json(parser)
+    add_shared(parser, "benchmark", nargs="?")
+    add_shared(parser, "--json")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from common import files
-from common.arguments import add_folders, add_out, benchmark_names, whole_number
+from common.arguments import add_shared, benchmark_names, whole_number
 from common.errors import EXIT_OK, UserError
 from common.evidence.page import fill_template
 from common.repository import SIZES
@@ -31,13 +31,13 @@ WIDTH = 110
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a method, to print its card, or a benchmark, to list the methods that it can use"
     parser.add_argument("name", nargs="?", help=text)
-    add_out(parser, "write the page of all cards, NAME.md (Markdown)")
+    add_shared(parser, "--out", help="write the page of all cards, NAME.md (Markdown)")
     parser.add_argument("--write", dest="out", type=Path, help=argparse.SUPPRESS)  # its old name
     text = "time steps with and without each method, or the one called NAME"
     parser.add_argument("--measure", choices=SIZES, help=text)
     parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help="for each method; default: 4")
     parser.add_argument("--dry-run", action="store_true", help="with --measure: say how long, and stop")
-    add_folders(parser, "results")
+    add_shared(parser, "--results")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -98,7 +98,6 @@ def users(card: Card) -> str:
 
 
 def card_text(card: Card) -> str:
-    """Return a card as plain text for the screen."""
     lines = [f"{card.name}: {card.title} ({card.path.name} in {card.module.rpartition('.')[0]})", ""]
     for heading, text in card.sections.items():
         if heading != "Use":
@@ -112,7 +111,6 @@ def card_text(card: Card) -> str:
 
 
 def page() -> str:
-    """Return the page of all cards, Markdown."""
     template = Path(__file__).parent / "templates" / "methods.md.j2"
     filters = {"cell": lambda text: text.replace("|", r"\|")}
     values = {"groups": cards_by_group(), "users": users, "used_by": used_by, "code": code}

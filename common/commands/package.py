@@ -21,7 +21,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from common.arguments import add_folders, add_out
+from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.log import load
 from common.evidence.records import printable
@@ -30,10 +30,9 @@ from common.repository import ROOT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run sets, or folders of some")
     parser.add_argument("--submitter", required=True, metavar="NAME", help="submission.org of the logs")
-    add_out(parser, "a new folder, or a new NAME.tar.gz", metavar="FOLDER_OR_TAR")
+    add_shared(parser, "--out", help="a new folder, or a new NAME.tar.gz", metavar="FOLDER_OR_TAR")
     parser.add_argument(
         "--list",
         "--dry-run",
@@ -46,14 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--implementation", default="time-to-train", metavar="NAME", help="folder of the code in the package"
     )
-    add_folders(parser, "systems")
+    add_shared(parser, "--systems")
     parser.add_argument(
         "--commit", default="", metavar="COMMIT", help="code to publish; default: the commit in the logs"
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Assemble, judge, and write or list."""
     for option, name in (("--submitter", args.submitter), ("--implementation", args.implementation)):
         if not NAME.fullmatch(name):
             raise UserError(f"'{printable(name, 64)}' is not {NAME.pattern}", where=option)

@@ -14,7 +14,7 @@ examples:
 import argparse
 from pathlib import Path
 
-from common.arguments import add_folders, add_out, add_paths, repository_path
+from common.arguments import add_shared, repository_path
 from common.errors import EXIT_OK
 from common.evidence.audit import audit_paths
 from common.evidence.ledger import find_ledgers
@@ -24,10 +24,9 @@ from common.evidence.submission import official
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
-    add_folders(parser, "systems")
+    add_shared(parser, "paths", "--results", "--systems")
     page = "the page, NAME.html, or a folder for index.html; default: report/ of the repository"
-    add_out(parser, page, default=repository_path("report"), metavar="PATH")
+    add_shared(parser, "--out", help=page, default=repository_path("report"), metavar="PATH")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.svg", help="write the plot of quality against time instead"
     )

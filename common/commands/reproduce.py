@@ -33,7 +33,7 @@ import argparse
 import json
 from pathlib import Path
 
-from common.arguments import add_json, add_paths
+from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.compare.claims import judge
 from common.evidence.compare.collect import entry_lines
@@ -45,7 +45,7 @@ from common.evidence.log import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
+    add_shared(parser, "paths", "--results")
     text = "a published set of reported.yaml, by its name or words of its title; without it a closed set is "
     text += "compared with the reference points alone"
     parser.add_argument("--against", metavar="NAME", help=text)
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.svg",
         help="write the plot of samples to target by batch size instead",
     )
-    add_json(parser)
+    add_shared(parser, "--json")
 
 
 def main(args: argparse.Namespace) -> int:

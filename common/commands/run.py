@@ -29,16 +29,7 @@ examples:
 import argparse
 import sys
 
-from common.arguments import (
-    add_benchmark,
-    add_configuration,
-    add_folders,
-    add_nproc,
-    add_runs,
-    add_settings,
-    add_size,
-    seed,
-)
+from common.arguments import add_shared, seed
 from common.config.division import check_seed
 from common.config.names import split_name
 from common.data.preparation import check_data
@@ -52,20 +43,18 @@ from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_benchmark(parser)
-    add_configuration(parser)
-    add_size(parser)
-    add_runs(parser, "1")
+    add_shared(parser, "benchmark", "configuration", "--size")
+    add_shared(parser, "--runs", default="1")
     first = "of the first run, the next ones count up; default: random; refused by closed configurations"
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=seed, metavar="N", help=first)
     seal.add_options(seeds)
-    add_settings(parser, "change a key, such as optimizer.learning_rate")
-    add_nproc(parser)
+    add_shared(parser, "--set", help="change a key, such as optimizer.learning_rate")
+    add_shared(parser, "--nproc")
     run_sets.add_options(parser)
     resume.add_options(parser)
     tune_command.add_options(parser)
-    add_folders(parser, "data", "results", "systems")
+    add_shared(parser, "--data", "--results", "--systems")
     plan = "print the merged configuration and the plan, then stop"
     parser.add_argument("--dry-run", action="store_true", help=plan)
 

@@ -24,7 +24,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.arguments import add_json, add_paths
+from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.reported import reported
 from common.evidence.log import load
@@ -33,7 +33,7 @@ from common.evidence.text import print_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_paths(parser)
+    add_shared(parser, "paths", "--results")
     parser.add_argument(
         "--include-resumed",
         action="store_true",
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out the runs that other programs or slow steps disturbed; MLPerf's rule counts them",
     )
     parser.add_argument("--wide", action="store_true", help="print every column, also where they do not fit")
-    add_json(parser)
+    add_shared(parser, "--json")
 
 
 def main(args: argparse.Namespace) -> int:

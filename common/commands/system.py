@@ -24,7 +24,7 @@ facts.yaml:
 import argparse
 from pathlib import Path
 
-from common.arguments import add_out
+from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.records import printable
 from common.evidence.submission import official
@@ -49,7 +49,7 @@ RULESETS = sorted({ruleset for rulesets in official.RULESETS.values() for rulese
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     fields = "fields that you state, YAML or JSON"
     parser.add_argument("--merge", action="append", type=Path, default=[], metavar="FACTS", help=fields)
-    add_out(parser, "write a new NAME.json; default: print it")
+    add_shared(parser, "--out", help="write a new NAME.json; default: print it")
     judged = parser.add_mutually_exclusive_group()
     judged.add_argument("--check", nargs="+", type=Path, metavar="FILE", help="only check these descriptions")
     text = "only list the open fields of these descriptions; without FILE of this machine"

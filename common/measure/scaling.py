@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from common.arguments import positive_number
 from common.config.duration import BACKWARD
 from common.errors import UserError, nearest
 
@@ -164,12 +165,3 @@ def choose_network(text: str) -> float:
         hint = f"GB/s of a machine, or links such as 8xhdr; known: {', '.join(NETWORK)}"
         raise UserError(f"unknown network '{text}'", where="--network", hint=hint)
     return rate
-
-
-def positive_number(text: str) -> float | None:
-    """Return a positive number, None for anything else."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < math.inf else None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.arguments import add_folders, add_json, add_nproc, add_settings, add_size, seed, whole_number
+from common.arguments import add_shared, seed, whole_number
 from common.config.names import find_base, short_name
 from common.config.schema import Loaded
 from common.data.preparation import check_data
@@ -89,18 +89,17 @@ def add_options(
     seeds = whole_number(1, MAX_SEEDS)
     name = "results/study/NAME; other settings, another name"
     first = "the first seed, the next ones count up"
-    add_size(parser)
+    add_shared(parser, "--size")
     parser.add_argument(runs, dest="seeds", type=seeds, default=num_runs, metavar="N", help=of_runs)
     parser.add_argument("--seed", type=seed, default=1, metavar="N", help=first)
     parser.add_argument("--study", default=study, metavar="NAME", help=name)
-    add_settings(parser, "change a key of every cell")
+    add_shared(parser, "--set", help="change a key of every cell")
     plan = "say what is there, what would run and how long, then stop"
     parser.add_argument("--dry-run", action="store_true", help=plan)
-    add_nproc(parser)
+    add_shared(parser, "--nproc")
     run_sets.add_options(parser)
     parser.set_defaults(continues=True)
-    add_json(parser)
-    add_folders(parser, "data", "results")
+    add_shared(parser, "--json", "--data", "--results")
 
 
 def from_arguments(args: argparse.Namespace, benchmark: str, cells: Sequence[Cell]) -> Study:

@@ -21,16 +21,9 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import (
-    add_batch_sizes,
-    add_benchmark,
-    add_configurations,
-    add_folders,
-    add_json,
-    add_size,
-)
+from common.arguments import add_shared, positive
 from common.config.schema import RunConfig
-from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
 from common.repository import benchmark_module, configurations
 
@@ -38,28 +31,20 @@ LIMIT = 0.005  # of a step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmark(parser)
-    add_configurations(parser)
-    add_size(parser)
-    add_batch_sizes(parser)
+    add_shared(parser, "benchmark", "configurations", "--size", "--batch-size", "--micro-batch-size")
     parser.add_argument(
         "--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes in pixels; default: all"
     )
     parser.add_argument("--no-parts", action="store_true", help="leave out the pieces of a step")
     each_time = "for each configuration and shape"
-    parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help=each_time)
+    parser.add_argument("--seconds", type=positive, default=3.0, metavar="S", help=each_time)
     parser.add_argument("--logging", action="store_true", help="measure the cost of logging and timing")
-    add_json(parser)
-    add_folders(parser, "results")
+    add_shared(parser, "--json", "--results")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, print, and keep the figures."""
     benchmark_module(args.benchmark)  # raises UserError for an unknown name
     names = args.configurations or configurations(args.benchmark)
-    if args.seconds <= 0:
-        raise UserError("--seconds must be positive")
     sizes = {name: getattr(args, name) for name in ("size", "batch_size", "micro_batch_size")}
     configs = [(name, load(args.benchmark, name, **sizes)) for name in names]
     if args.logging:

@@ -15,16 +15,7 @@ examples:
 import argparse
 import json
 
-from common.arguments import (
-    add_batch_sizes,
-    add_benchmark,
-    add_configurations,
-    add_folders,
-    add_json,
-    add_settings,
-    add_size,
-    list_benchmarks,
-)
+from common.arguments import add_shared, list_benchmarks
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
 from common.repository import benchmark_module, configurations
@@ -33,28 +24,24 @@ ARCHITECTURES = ("sm_80", "sm_90")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmark(parser, nargs="?")
-    add_configurations(parser)
+    add_shared(parser, "benchmark", nargs="?")
+    add_shared(parser, "configurations")
     known = f"one of: {', '.join(ARCHITECTURES)}"
     parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=known)
-    add_size(parser)
-    add_settings(parser)
+    add_shared(parser, "--size", "--set")
     parser.add_argument(
         "--shape",
         action="append",
         default=[],
         help="only this one, such as '176 px'; default: all that training sees",
     )
-    add_batch_sizes(parser, has_micro_batches=False)
+    add_shared(parser, "--batch-size")
     checked = "compare the model of GPUs with published throughput"
     parser.add_argument("--check-published", action="store_true", help=checked)
-    add_json(parser)
-    add_folders(parser, "results")
+    add_shared(parser, "--json", "--results")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compile and print, or check the model."""
     if args.check_published:
         check_published(args.json)
         return EXIT_OK
@@ -85,7 +72,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def check_published(as_json: bool) -> None:
-    """Print predicted against published throughput."""
     from common.measure.without_gpu import gpu_model
 
     rows = gpu_model.check_published()

@@ -19,26 +19,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from common.arguments import (
-    add_batch_sizes,
-    add_benchmark,
-    add_configuration,
-    add_folders,
-    add_json,
-    add_size,
-    whole_number,
-)
+from common.arguments import add_shared, whole_number
 from common.config import schema as configs
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the part that the parser is for."""
     part = parser.get_default("part")
-    add_benchmark(parser)
-    add_configuration(parser)
-    add_size(parser)
+    add_shared(parser, "benchmark", "configuration", "--size")
     if part == "neighbour":
         number = whole_number(0, 100)
         parser.add_argument(
@@ -47,19 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--rounds", type=number, default=3, metavar="N", help="runs of each kind")
         pairs = "runs without neighbour, with the threads of before and of now in turn"
         parser.add_argument("--pairs", type=number, default=0, metavar="N", help=pairs)
-        add_folders(parser, "data", "results")
+        add_shared(parser, "--data", "--results")
     else:
-        add_batch_sizes(parser)
+        add_shared(parser, "--batch-size", "--micro-batch-size")
     if part in ("graphs", "kernels"):
         sizes = "image sizes in pixels; default: all"
         parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help=sizes)
     if part == "kernels":
         parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the last Chrome trace")
-    add_json(parser)
+    add_shared(parser, "--json")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and print."""
     if args.part == "neighbour":
         return time_neighbour(args)
     config = load(
@@ -75,7 +63,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def inspect(args: argparse.Namespace, config: configs.RunConfig) -> dict[str, Any]:
-    """Return the figures of the part that was asked for."""
     if args.part == "graphs":
         from common.measure.captured import compare_with_eager
 

@@ -28,17 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import (
-    add_batch_sizes,
-    add_benchmark,
-    add_configuration,
-    add_folders,
-    add_json,
-    add_nproc,
-    add_settings,
-    add_size,
-    whole_number,
-)
+from common.arguments import add_shared, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
@@ -52,24 +42,16 @@ from common.training import ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmark(parser)
-    add_configuration(parser)
-    add_size(parser)
-    add_settings(parser)
-    add_batch_sizes(parser, has_micro_batches=False)
+    add_shared(parser, "benchmark", "configuration", "--size", "--set", "--batch-size")
     turns = "rounds of steps of each variant and shape"
     parser.add_argument("--turns", type=whole_number(2, 1000), default=4, metavar="N", help=turns)
     slow = "wait so long for each batch that is read, as slow storage would"
     parser.add_argument("--delay-data", type=float, default=0.0, metavar="MS", help=slow)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace of some steps")
-    add_nproc(parser)
-    add_json(parser)
-    add_folders(parser, "data", "results")
+    add_shared(parser, "--nproc", "--json", "--data", "--results")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, print the table and the verdict, and keep the figures."""
     if not 0 <= args.delay_data <= 60_000:
         raise UserError(f"--delay-data {args.delay_data:g}: expected 0 to 60000 milliseconds")
     if args.trace and not args.trace.absolute().parent.is_dir():

@@ -23,12 +23,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from common.arguments import add_benchmark, whole_number
+from common.arguments import add_shared, positive_number, whole_number
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import PATTERN
 from common.files import save_text
-from common.measure.scaling import positive_number
 from common.repository import relative_path
 from common.study import cells
 from common.study.ablation import design
@@ -43,8 +42,7 @@ positive, count = whole_number(1, 1000), whole_number(0, 1000)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmark(parser)
+    add_shared(parser, "benchmark")
     parser.add_argument("configuration", help="one of 'ttt list' that extends another")
     cells.add_options(parser, study=f"ablate-{IN_NAME}")
     parser.set_defaults(seeds=2)

@@ -18,16 +18,14 @@ examples:
 
 import argparse
 
-from common.arguments import add_benchmark
-from common.measure.scaling import positive_number
+from common.arguments import add_shared, positive
 from common.study import cells
 from common.study.compare import compare
 from common.study.compare.comparison import OF_RUNS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmark(parser)
+    add_shared(parser, "benchmark")
     parser.add_argument("a", metavar="A", help="the configuration that B is compared with")
     parser.add_argument("b", metavar="B", help="the configuration that is judged")
     parser.add_argument("--steps", action="store_true", help="compare throughput only, by pairs of steps")
@@ -49,12 +47,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Make pairs until they decide, then report."""
     return cells.print_report(args, compare.compare)
-
-
-def positive(text: str) -> float:
-    """Parse a positive number."""
-    if (number := positive_number(text)) is not None:
-        return number
-    raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")

@@ -28,16 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
-from common.arguments import (
-    add_benchmark,
-    add_configuration,
-    add_folders,
-    add_json,
-    add_settings,
-    add_size,
-    list_benchmarks,
-    whole_number,
-)
+from common.arguments import add_shared, list_benchmarks, whole_number
 from common.config.names import split_name
 from common.errors import EXIT_OK, UserError
 from common.measure import figures
@@ -49,11 +40,9 @@ from common.training.load import load_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmark(parser, nargs="?")
-    add_configuration(parser, nargs="?")
-    add_size(parser)
-    add_settings(parser)
+    add_shared(parser, "benchmark", nargs="?")
+    add_shared(parser, "configuration", nargs="?")
+    add_shared(parser, "--size", "--set")
     parser.add_argument("--hardware", metavar="NAME", help="read figures of this folder, measure nothing")
     many: dict[str, Any] = {"action": "append", "default": []}
     parser.add_argument("--bench", type=Path, metavar="FILE", help="figures of `ttt bench` to use", **many)
@@ -71,12 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reprice", action="store_true", help="price earlier estimates anew")
     checked = "compare predictions with published results"
     parser.add_argument("--check-published", action="store_true", help=checked)
-    add_json(parser)
-    add_folders(parser, "data", "results")
+    add_shared(parser, "--json", "--data", "--results")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Estimate, or look back at estimates."""
     prices = choose_prices(load_prices(args.prices), args.price)
     if args.configuration is not None:
         args.configuration, changes = split_name(args.benchmark, args.configuration, size=args.size)

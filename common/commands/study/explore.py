@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from common.arguments import add_folders, add_out, add_paths, repository_path
+from common.arguments import add_shared, repository_path
 from common.errors import EXIT_OK
 from common.evidence.audit import Audited, audit_paths
 from common.evidence.paths import find_logs, find_studies
@@ -29,17 +29,14 @@ from common.files import save_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_paths(parser)
-    add_folders(parser, "systems")
+    add_shared(parser, "paths", "--results", "--systems")
     page_name = "the page, NAME.html, or a folder for explore.html; default: report/ of the repository"
-    add_out(parser, page_name, default=repository_path("report"), metavar="PATH")
+    add_shared(parser, "--out", help=page_name, default=repository_path("report"), metavar="PATH")
     dated = "dated prices in place of common/study/prices.yaml"
     parser.add_argument("--prices", type=Path, metavar="FILE", help=dated)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Read everything and write the page."""
     from common.study import benches, explore, points
     from common.study.prices import PRICES, load_prices
 

@@ -21,7 +21,7 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 
-from common.arguments import add_folders, add_json, whole_number
+from common.arguments import add_shared, whole_number
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.replayed import as_json
 from common.processes import output_to_stderr
@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help=text)
     text = "use N threads instead of the log's number; then the tolerance applies"
     parser.add_argument("--threads", type=whole_number(1, MAX_THREADS), metavar="N", help=text)
-    add_json(parser)
-    add_folders(parser, "data")
+    add_shared(parser, "--json", "--data")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -20,11 +20,10 @@ examples:
 """
 
 import argparse
-import math
 import os
 from pathlib import Path
 
-from common.arguments import add_benchmark, whole_number
+from common.arguments import add_shared, positive, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.repository import benchmark_module
 from common.study import cells, sweep, trials
@@ -34,8 +33,7 @@ BUDGETS = "0.25,0.33,0.5,0.67,0.8,1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_benchmark(parser)
+    add_shared(parser, "benchmark")
     parser.add_argument(
         "configurations",
         nargs="+",
@@ -43,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the first is compared with; NAME+METHOD adds a method, NAME-METHOD leaves one out",
     )
     parser.add_argument("--budgets", help=f"shares of the training; default: {BUDGETS}")
-    parser.add_argument("--price", type=float, metavar="DOLLARS", help="price of an hour of this machine")
+    parser.add_argument("--price", type=positive, metavar="DOLLARS", help="price of an hour of this machine")
     about = "search hyperparameters of each configuration in place of budgets"
     parser.add_argument("--trials", type=whole_number(2, trials.MAX_TRIALS), metavar="K", help=about)
     finished = "run nothing: answer from the runs that are finished, whatever code made them"
@@ -52,9 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run what is missing, then answer from all that is finished."""
-    if args.price is not None and not 0 < args.price < math.inf:
-        raise UserError(f"--price {args.price:g}: expected dollars an hour")
     if args.trials and (args.budgets is not None or args.price is not None):
         raise UserError("--trials answers neither --budgets nor --price", hint="leave them out")
     return cells.print_report(args, make_sweep)

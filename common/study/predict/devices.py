@@ -39,37 +39,24 @@ class Recipe:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the number of devices and the links between them."""
-    inside, network = ", ".join(scaling.INSIDE), ", 8x".join(scaling.NETWORK)
-    numbers = {
-        "--devices": "devices, 8 in a machine unless --gpus says otherwise",
-        "--nodes": "machines; default: 1",
-        "--gpus": "devices of a machine; default: 1, with --scaling 8",
-        "--batch-per-device": "with --scaling; default: the recipe's global batch",
-    }
-    for name, help in numbers.items():
-        most = 10**9 if name == "--batch-per-device" else MAX_DEVICES
-        parser.add_argument(name, type=whole_number(1, most), metavar="N", help=help)
-    parser.add_argument("--inside", default="nvlink4", metavar="GB_PER_S", help=f"GB/s, or: {inside}")
-    parser.add_argument(
-        "--network", default="8xndr", metavar="GB_PER_S", help=f"GB/s of a machine, or links: 8x{network}"
-    )
-    parser.add_argument(
-        "--latency-us", type=float, default=scaling.LATENCY_US, metavar="US", help="latency of a message"
-    )
-    parser.add_argument(
-        "--link-share",
-        type=float,
-        default=scaling.LINK_SHARE,
-        metavar="SHARE",
-        help="share of their rates reached",
-    )
-    parser.add_argument(
-        "--overlap",
-        type=float,
-        default=scaling.OVERLAP,
-        metavar="SHARE",
-        help="share of communication hidden",
-    )
+    devices = whole_number(1, MAX_DEVICES)
+    text = "devices, 8 in a machine unless --gpus says otherwise"
+    parser.add_argument("--devices", type=devices, metavar="N", help=text)
+    parser.add_argument("--nodes", type=devices, metavar="N", help="machines; default: 1")
+    text = "devices of a machine; default: 1, with --scaling 8"
+    parser.add_argument("--gpus", type=devices, metavar="N", help=text)
+    text = "with --scaling; default: the recipe's global batch"
+    parser.add_argument("--batch-per-device", type=whole_number(1, 10**9), metavar="N", help=text)
+    text = f"GB/s, or: {', '.join(scaling.INSIDE)}"
+    parser.add_argument("--inside", default="nvlink4", metavar="GB_PER_S", help=text)
+    text = f"GB/s of a machine, or links: 8x{', 8x'.join(scaling.NETWORK)}"
+    parser.add_argument("--network", default="8xndr", metavar="GB_PER_S", help=text)
+    text = "latency of a message"
+    parser.add_argument("--latency-us", type=float, default=scaling.LATENCY_US, metavar="US", help=text)
+    text = "share of their rates reached"
+    parser.add_argument("--link-share", type=float, default=scaling.LINK_SHARE, metavar="SHARE", help=text)
+    text = "share of communication hidden"
+    parser.add_argument("--overlap", type=float, default=scaling.OVERLAP, metavar="SHARE", help=text)
     parser.add_argument("--startup-s", type=float, metavar="S", help="seconds to the first step")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from common import yaml_file
+from common.arguments import positive_number
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.compare.reported import load_reported
@@ -24,7 +25,6 @@ from common.evidence.recipes import flat
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
-from common.measure.scaling import positive_number
 from common.repository import mlperf_name
 from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Samples
 from common.training.ranks import SINGLE_RANK
