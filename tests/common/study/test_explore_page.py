@@ -117,23 +117,20 @@ def test_bench_results_alone_make_a_page(view):
 
 
 def test_an_address_is_a_view_and_a_view_an_address(view, committed):
-    shown = "document.getElementById('status').textContent"
+    shown = "$('status').textContent"
     of_resnet = [row for row in rows(committed) if "/resnet/" in row["href"]]
-    minutes, quality = (
-        {
-            name: fmean(row[key] for row in of_resnet if f"-{name}/" in row["href"])
-            for name in ("baseline", "optimized")
-        }
-        for key in ("minutes", "quality")
+    baseline, optimized = (
+        [row for row in of_resnet if f"-{name}/" in row["href"]] for name in ("baseline", "optimized")
     )
-    ratio = minutes["baseline"] / minutes["optimized"]
+    minutes, quality = (fmean(row[name] for row in optimized) for name in ("minutes", "quality"))
+    ratio = fmean(row["minutes"] for row in baseline) / minutes
     address = "#model=resnet&hardware=all&algorithms=ema&price=reference-2cpu:0.6&sortBy=costSameQuality"
     browser = view(committed, address)
     assert browser.evaluate(shown).startswith("5 of 30 runs")
-    answers = browser.evaluate("document.getElementById('answers').innerText")
+    answers = browser.evaluate("$('answers').innerText")
     assert f"{ratio:.2f}x as fast" in answers and f"{ratio:.2f}x as cheap" in answers
-    assert f"optimized on reference-2cpu: {minutes['optimized'] * 60:.1f} s" in answers
-    assert f"for {quality['optimized']:.4f}" in answers and "(0.9500 or more)" in answers
+    assert f"optimized on reference-2cpu: {minutes * 60:.1f} s" in answers
+    assert f"for {quality:.4f}" in answers and "(0.9500 or more)" in answers
     browser.evaluate(
         "(async () => { const box = document.querySelector('[data-facet=recipe] input'); box.click();"
         "await new Promise((done) => setTimeout(done, 700)); })()"
@@ -183,13 +180,10 @@ def test_what_to_compare_with_changes_with_the_training(view):
 
 
 def test_keys_reach_points_runs_and_logs(view, committed):
-    browser, canvas = (
-        view(committed, "#model=resnet&show=runs"),
-        "document.querySelector('#scatter canvas[tabindex]')",
-    )
+    browser, canvas = view(committed, "#model=resnet&show=runs"), "charts.scatter.over"
     browser.evaluate(f"{canvas}.focus()")
     browser.key("ArrowRight")
-    tip = browser.evaluate("document.querySelector('#scatter .tip').textContent")
+    tip = browser.evaluate("charts.scatter.tip.textContent")
     fastest = min(row["minutes"] for row in rows(committed) if "resnet" in row["href"])
     assert f"after {fastest * 60:.1f} s" in tip
     browser.key("Enter")
