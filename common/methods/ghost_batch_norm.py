@@ -1,20 +1,17 @@
 """Ghost batch norm.
 
-What. Batch norm takes its statistics in training from groups of `samples`, not from all samples that a device
-computes at a time.
+What. Batch norm takes its statistics in training from groups of `samples`, not from the batch of a device.
 Effect on quality. Published: between -0.3 and +0.3 % top-1 with ResNet-50.
 Effect on time. Published: -5 % throughput: more and smaller kernels.
 Relieves. Nothing: it buys back accuracy that large batches lose.
-When not. Batches of a device that are small already: 256, as in the published runs, is what its authors call
-large.
+When not. Small batches of a device; its authors call 256 large.
 Use. With the model: `apply_ghost_batch_norm(model)`.
 Source. Hoffer et al. 2017, https://arxiv.org/abs/1705.08741; MosaicML Composer 0.7,
 algorithms/ghost_batchnorm.
 Unlike Composer. Same default (32). The running statistics move once a batch, by the momentum, to the mean of
 those of the groups: to 0.5 after a batch of mean 5 at momentum 0.1, as with plain batch norm. Composer moves
 them once a group by momentum / groups, to 0.48 with 8 groups; the paper once a group by the whole momentum. A
-remainder of a batch makes groups larger here, smaller there; a batch of fewer samples is one group here, an
-error there.
+remainder makes groups larger here, smaller there; fewer samples are one group here, an error there.
 """
 
 import math

@@ -6,7 +6,7 @@ Effect on quality. Published: -0.5 to -1 % top-1 with ResNet-50.
 Effect on time. Published: +5 % throughput. The backward pass ends at the first layer that is trained.
 Relieves. Backward pass, optimizer.
 When not. To reach a target: the accuracy lost costs more than the time saved; several ranks, which all-reduce
-every gradient, and a compiled model, whose steps have one graph (both refused).
+every gradient, and a compiled model (both refused).
 Use. Each batch: `freeze_layers(model, frozen_share(step / num_steps))`.
 Source. Brock et al. 2017, https://arxiv.org/abs/1706.04983; MosaicML Composer 0.7, algorithms/layer_freezing.
 Unlike Composer. Same defaults (0.5, 1.0). Layers freeze between steps here, at the end of an epoch there;

@@ -1,8 +1,7 @@
 """Reuse memory.
 
-What. Tells the allocator of the C library to keep the memory that tensors free. Otherwise it returns the
-pages to the operating system, which zeroes every page of the next tensor. A preloaded tcmalloc or jemalloc
-does the same; this needs no installation.
+What. Tells the allocator of the C library to keep the memory that tensors free, as tcmalloc and jemalloc do.
+Otherwise it returns the pages to the operating system, which zeroes every page of the next tensor.
 Effect on quality. None: the same operations on the same numbers, to the last bit.
 Effect on time. Fewer page faults: the kernel clears no pages for the tensors of each step.
 Relieves. Forward pass, backward pass: page faults of the host. On a GPU tensors have another allocator.

@@ -2,14 +2,12 @@
 
 What. In the middle of training, runs a forward pass over each batch first and trains on only a part of it,
 preferring samples of large loss.
-Effect on quality. Published: 76.46 % top-1 with and without it, ResNet-50 on ImageNet (Composer's method
-card).
+Effect on quality. Published: 76.46 % top-1 of ResNet-50 with and without it (Composer's method card).
 Effect on time. Published: 6 % less for the whole training (Composer's method card). A step that keeps half of
-its samples costs 1 forward pass and half a training step, 0.83 of a whole one if the backward pass takes
-twice as long as the forward pass (calculated).
+its samples costs 0.83 of a whole one if a backward pass takes as long as two forward passes (calculated).
 Relieves. Backward pass.
-When not. Short trainings; noisy labels, whose loss is always large; a compiled model, whose steps have one
-graph (refused); `sam` in a selecting step, whose second pass would select other samples (refused).
+When not. Short trainings; noisy labels, whose loss is always large; a compiled model, and `sam` in a
+selecting step, whose second pass would select other samples (both refused).
 Use. Each batch: `chosen = 0.5 <= step / num_steps < 0.9 and step % 2 == 0`, `if chosen: kept =
 select_samples(sample_losses(model, {"x": images}, labels)); images, labels = images[kept], labels[kept]`.
 Source. Jiang et al. 2019, https://arxiv.org/abs/1910.00762; MosaicML Composer 0.7,
@@ -17,8 +15,7 @@ algorithms/selective_backprop (the probability of a sample grows with the rank o
 Unlike Composer. Same defaults (keeps 0.5 between 0.5 and 0.9 of training, every second step whole). The first
 look is in evaluation mode, so that batch norm counts no sample twice, and ranks samples by the cross-entropy,
 whatever the training loss; there it is in training mode and by the training loss. Every second step counts
-from the start of training, there of the epoch. Smaller images for the look (`scale_factor`) are left out, off
-by default there.
+from the start of training, there of the epoch. Smaller images for the look, off there, are left out.
 """
 
 from dataclasses import replace

@@ -2,22 +2,19 @@
 
 What. Keeps the plain mean of the weights late in training, adds a sample to it after every `every`, and
 evaluates it. The trained weights are never touched.
-Effect on quality. Published: +0.7 to 1 % top-1 (76.15 -> 76.97 %) when added at the end of 90 epochs of
-ResNet-50. The statistics of batch norm are averaged like the weights and not recomputed for the mean:
-Composer trains for another epoch to do so, and says that without it accuracy can suffer.
+Effect on quality. Published: +0.7 to 1 % top-1 (76.15 -> 76.97 %) at the end of 90 epochs of ResNet-50. The
+statistics of batch norm are averaged, too; Composer renews them, and says that accuracy can suffer without.
 Effect on time. One pass over weights and average for each sample; one more copy of the model in memory.
 Relieves. Number of steps.
-When not. Beside `ema`, which averages too (refused); before the learning rate has fallen; when it has decayed
-so far that the weights hardly move; where exact statistics of batch norm are worth another pass over training
-images (torch.optim.swa_utils.update_bn).
+When not. Beside `ema` (refused); before the learning rate has fallen, or when weights hardly move; where
+exact statistics of batch norm are worth another pass over images (torch.optim.swa_utils.update_bn).
 Use. With the model: `mean = averaged(model)  # late in training evaluate mean.module`. After each step:
 `if step >= 0.7 * num_steps and (step + 1) % (num_steps // num_epochs) == 0: mean.update_parameters(model)`.
 Source. Izmailov et al. 2018, https://arxiv.org/abs/1803.05407; MosaicML Composer 0.7, algorithms/swa;
 torch.optim.swa_utils.
 Unlike Composer. Same defaults for the start (0.7) and the samples (every epoch). Training goes on from its
-own weights to the end; there it takes the average at 0.97 and trains on from it, which renews the statistics
-of batch norm. Those are averaged here, there not. The learning rate of its own is left out, off by default
-there.
+own weights to the end; there it takes the average at 0.97 and trains on from it. Statistics of batch norm are
+averaged here, there not. A learning rate of its own, off by default there, is left out.
 """
 
 from math import ceil

@@ -1,10 +1,10 @@
 """AugMix.
 
-What. Mixes each training image with `width` copies of itself, each changed by a chain of one to three random
-operations; the weights are random as well.
+What. Mixes each training image, by random weights, with `width` copies of itself, each changed by a chain of
+one to three random operations.
 Effect on quality. Published: +0.5 % top-1 with ResNet-50; meant for robustness against corrupted images.
 Effect on time. None on the device. Published: very heavy on the CPU that loads the data. The line below
-changes whole images, before your transform crops them; `v2.Compose([crop, aug_mix, the rest])` is cheaper.
+changes whole images; `v2.Compose([crop, aug_mix, the rest])` is cheaper.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings; a loader that is slower than the step; loaders without worker processes (refused).
 Use. With the data: `dataset.transform = v2.Compose([aug_mix, dataset.transform])  # of PIL or uint8`.

@@ -1,23 +1,20 @@
 """BlurPool.
 
-What. Blurs with the filter [1, 2, 1] x [1, 2, 1] / 16 before every subsampling, so that the result hardly
-depends on a shift of the image by a pixel. In ResNet-50 this changes seven layers: the max-pool and six
-strided convolutions.
+What. Blurs with the filter [1, 2, 1] x [1, 2, 1] / 16 before every subsampling, so that a shift of the image
+by a pixel hardly matters. In ResNet-50 this changes the max-pool and six strided convolutions.
 Effect on quality. Published: +0.5 to 1 % top-1 on ImageNet (Zhang 2019).
 Effect on time. The published form costs about 20 % of the step (calculated from memory traffic). Exact
 rewrites make it cheaper: on a GPU one kernel for channels-last images takes the place of cuDNN's depthwise
-convolution; before a 1x1 convolution the blur itself takes the stride (a quarter of its work), and on a CPU
-in bfloat16 the strided blur is a sliced dense one, which is faster there; in float32 the strided one is.
+convolution; before a 1x1 convolution the blur itself takes the stride (a quarter of its work); on a CPU in
+bfloat16 the strided blur is a sliced dense one.
 Relieves. Nothing: it buys accuracy that fewer epochs and smaller images spend.
-When not. Fine textures that alias into a useful signal; few channels, where it costs more than the
-convolution.
+When not. Fine textures that alias into a useful signal; few channels: it costs more than their convolution.
 Use. With the model: `apply_blurpool(model)`.
 Source. Zhang 2019, Making Convolutional Networks Shift-Invariant Again,
 http://proceedings.mlr.press/v97/zhang19a.html; MosaicML Composer 0.7, algorithms/blurpool (blur first, zero
 padding).
 Unlike Composer. The number of channels is required here, 16 by default there. Blur before the convolution,
-its default, is the only order, and convolutions and max-pools are both replaced. A second call changes
-nothing, as there.
+its default, is the only order, and convolutions and max-pools are both replaced.
 """
 
 import torch

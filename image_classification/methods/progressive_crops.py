@@ -1,15 +1,14 @@
 """Progressive crops.
 
-What. Trains on small crops first and on full-size ones at the end, as progressive resizing does. But the
-loader crops and resizes an image once, to the size of the epoch, with antialiasing. The sizes are few, so
-that compilers and captured graphs can prepare all of them.
+What. Trains on small crops first and on full-size ones at the end. The loader crops and resizes each image
+once, to the size of the epoch, with antialiasing. The sizes are few, so that compilers and captured graphs
+can prepare all of them.
 Effect on quality. Averages of pixels should be worth more than every second pixel.
 Effect on time. A step costs about (size / full size)^2. With the published sizes rounded to 96, 128, 160 and
-176 the 27 epochs of a run equal 8.9 epochs at 224 pixels in floating-point operations, as with the 13
-published sizes (calculated).
+176 the 27 epochs of a run have the operations of 8.9 at 224 pixels, as with all 13 (calculated).
 Relieves. Forward pass, backward pass, data loading: compute, memory traffic, and the loader's resizing.
-When not. A loader of stored tensors of one size (`progressive_resizing` resizes the batch instead); a plain
-loader whose workers outlive an epoch (`persistent_workers`): they would keep the first size.
+When not. A loader of stored tensors of one size (`progressive_resizing` resizes the batch instead); workers
+of a plain loader that outlive an epoch (`persistent_workers`) and would keep the first size.
 Use. With the data: `sizes_px, rest = crops_by_epoch([96, 128, 160, 176], [14, 5, 3, 6]), dataset.transform  #
 which does not crop`.
 Each epoch: `dataset.transform = v2.Compose([v2.RandomResizedCrop(sizes_px[epoch]), rest])`.

@@ -5,16 +5,14 @@ Effect on quality. Little if the last part of training sees full-size images. Th
 nearest neighbour (`nearest`); `bilinear` has antialiasing.
 Effect on time. A step costs about (size / full size)^2. In the published schedule (28 epochs, 88 to 176
 pixels) the 27 epochs of a run have the pixels of 8.3 epochs at 224.
-Relieves. Forward pass, backward pass: compute and memory traffic. Not the loader: batches arrive at full
-size.
-When not. A loader that is slower than the step; a compiler or captured graphs, which pay for each of the
-sizes (13 in the published schedule), unless `size_increment_px` leaves only a few.
+Relieves. Forward pass, backward pass: compute and memory traffic. Not the loader.
+When not. A loader that is slower than the step; a compiler or captured graphs, which pay for each of the 13
+sizes, unless `size_increment_px` leaves only a few.
 Use. Each batch: `images = resize_images(images, image_size_px(epoch, num_epochs, 224))`.
 Source. Howard 2018, https://www.fast.ai/posts/2018-04-30-dawnbench-fastai.html; MosaicML Composer 0.7,
 algorithms/progressive_resizing.
 Unlike Composer. Settings are required here. Defaults there are 0.5, a delay of 0.5, 0.2, 4 and `nearest`; the
-published runs had a delay of 0.4. Cropping in the place of resizing is left out, off by default there; so is
-resizing of targets.
+published runs had a delay of 0.4. Cropping, and resizing of targets, off by default there, are left out.
 """
 
 from dataclasses import replace

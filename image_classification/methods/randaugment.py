@@ -1,11 +1,10 @@
 """RandAugment.
 
-What. Changes each training image by `num_ops` operations, drawn from 14 (shear, rotation, contrast, posterize
-...), all with one magnitude.
+What. Changes each training image by `num_ops` of 14 operations (shear, contrast ...), all of one magnitude.
 Effect on quality. Published: +0.4 to 0.7 % top-1 with ResNet-50 in 90 epochs. Of the study's recipes only the
 one of 270 epochs uses it (one operation of severity 9 of 10, on a scale of its own).
 Effect on time. None on the device. Published: heavy on the CPU that loads the data. The line below changes
-whole images, before your transform crops them; `v2.Compose([crop, rand_augment, the rest])` is cheaper.
+whole images; `v2.Compose([crop, rand_augment, the rest])` is cheaper.
 Relieves. Nothing: it buys accuracy that long trainings can use.
 When not. Short trainings; a loader that is slower than the step; loaders without worker processes (refused).
 Use. With the data: `dataset.transform = v2.Compose([rand_augment, dataset.transform])  # of PIL or uint8`.
