@@ -16,8 +16,10 @@ import pickle
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from common.errors import UserError, name_error
 
@@ -44,6 +46,16 @@ class LabelFile:
         return UserError(what, where=self.where + (f":{line}" if line else ""), hint=hint)
 
 
+@contextmanager
+def open_tar(path: Path, mode: Literal["r:", "r:gz"] = "r:") -> Iterator[tarfile.TarFile]:
+    """Open a tar, and raise UserError that names it where it is damaged, also inside the block."""
+    try:
+        with tarfile.open(path, mode) as tar:
+            yield tar
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise UserError(f"not a whole tar ({error})", where=str(path)) from error
+
+
 def find_file(directory: Path, name: str) -> LabelFile | None:
     """Read a file of a source, of its folder of the devkit, or of the devkit's archive, if one has it."""
     for path in (directory / name, directory / DEVKIT / "data" / name):
@@ -51,14 +63,9 @@ def find_file(directory: Path, name: str) -> LabelFile | None:
             return LabelFile(str(path), path.read_bytes())
     archive = directory / f"{DEVKIT}.tar.gz"
     if archive.is_file():
-        try:
-            with tarfile.open(archive, "r:gz") as tar:
-                member = tar.extractfile(f"{DEVKIT}/data/{name}")
-                return None if member is None else LabelFile(f"{archive} {name}", member.read())
-        except KeyError:
-            return None
-        except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise UserError(f"not a whole archive ({error})", where=str(archive)) from error
+        with open_tar(archive, "r:gz") as tar, suppress(KeyError):  # of a name that is not in it
+            if member := tar.extractfile(f"{DEVKIT}/data/{name}"):
+                return LabelFile(f"{archive} {name}", member.read())
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from common.data import tables
 from common.errors import UserError
-from image_classification.data.label_files import SYNSET
+from image_classification.data.label_files import SYNSET, open_tar
 from image_classification.data.records import Record
 
 IMAGE_SUFFIXES = {"jpg", "jpeg", "png", "webp"}
@@ -51,11 +51,8 @@ def original_name(path: str) -> tuple[str, str]:
 def webdataset_images(paths: Sequence[Path]) -> Iterator[Numbered]:
     """Yield the samples of tars, pairs of a member with an image and one of the same name with its class."""
     for path in paths:
-        try:
-            with tarfile.open(path, "r:") as tar:
-                yield from tar_samples(tar, path)
-        except tarfile.TarError as error:
-            raise UserError(f"not a whole tar ({error})", where=str(path)) from error
+        with open_tar(path) as tar:
+            yield from tar_samples(tar, path)
 
 
 def tar_samples(tar: tarfile.TarFile, path: Path) -> Iterator[Numbered]:

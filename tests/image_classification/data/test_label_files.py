@@ -1,5 +1,6 @@
 """The classes of the validation tar from the label files that their makers ship, and what is refused."""
 
+import shutil
 import tarfile
 
 import numpy as np
@@ -14,7 +15,6 @@ from tests.image_classification.imagenet import (
     prepared,
     refuses,
     validation_images,
-    write_tars,
 )
 
 DEVKIT = "ILSVRC2012_devkit_t12"
@@ -63,10 +63,6 @@ def torchvision(source):
     )
 
 
-def devkit_beside(source):
-    write_devkit(source)
-
-
 def devkit_folder(source):
     write_devkit(source / DEVKIT / "data")
 
@@ -82,30 +78,13 @@ def localization_devkit(source):
     write_lines(source / "map_clsloc.txt", [f"{synset} {number} a_fish" for synset, number in IDS.items()])
 
 
-FORMS = (
-    tensorflow,
-    caffe,
-    caffe_with_synsets,
-    torchvision,
-    devkit_beside,
-    devkit_folder,
-    devkit_archive,
-    localization_devkit,
-)
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("expected")
-    (directory / "tars").mkdir()
-    prepared(directory / "full", write_tars(directory / "tars"))
-    return content_of(directory / "full")
+FORMS = (tensorflow, caffe, caffe_with_synsets, torchvision)
+FORMS += (write_devkit, devkit_folder, devkit_archive, localization_devkit)
 
 
 @pytest.fixture
-def unlabelled(tmp_path):
-    (tmp_path / "tars").mkdir()
-    source = write_tars(tmp_path / "tars")
+def unlabelled(tars, tmp_path):
+    source = shutil.copytree(tars, tmp_path / "tars")
     (source / "validation_synsets.txt").unlink()
     return source
 
@@ -118,14 +97,14 @@ def test_each_label_file_gives_the_same_classes(write, unlabelled, expected, tmp
 
 
 def test_ids_without_their_synsets_are_refused(unlabelled, tmp_path):
-    devkit_beside(unlabelled)
+    write_devkit(unlabelled)
     (unlabelled / "meta.mat").unlink()
     refuses(f"{TRUTH}: its ILSVRC ids are not the numbers .* meta.mat or", tmp_path / "full", unlabelled)
     (unlabelled / "meta.mat").write_bytes(b"<html>not found</html>" * 20)
     refuses("meta.mat: not the devkit's table", tmp_path / "full", unlabelled)
 
 
-@pytest.mark.parametrize(("write", "name"), [(devkit_beside, "meta.mat"), (torchvision, "meta.bin")])
+@pytest.mark.parametrize(("write", "name"), [(write_devkit, "meta.mat"), (torchvision, "meta.bin")])
 def test_a_label_file_that_ends_early_is_named(write, name, unlabelled):
     write(unlabelled)
     content = (unlabelled / name).read_bytes()
@@ -145,7 +124,7 @@ def test_a_label_file_that_ends_early_is_named(write, name, unlabelled):
         ("val.txt", [f"{name} 3" for name in TRUE], "val.txt:1: class 3, expected 0 to 2"),
         ("val.txt", [f"{name} 1" for name in [*TRUE][1:]], "says nothing of ILSVRC2012_val_00000001.JPEG"),
         ("meta.bin", ["<html>not found</html>"], "meta.bin: not torchvision's file"),
-        (f"{DEVKIT}.tar.gz", ["<html>not found</html>"], f"{DEVKIT}.tar.gz: not a whole archive"),
+        (f"{DEVKIT}.tar.gz", ["<html>not found</html>"], f"{DEVKIT}.tar.gz: not a whole tar"),
     ],
 )
 def test_a_wrong_label_file_is_one_line(name, lines, key_words, unlabelled, tmp_path):

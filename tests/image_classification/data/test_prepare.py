@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,19 +33,7 @@ from tests.image_classification.imagenet import (
     settings_of,
     train_images,
     validation_images,
-    write_folders,
-    write_tars,
 )
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_folders(tmp_path_factory.mktemp("folders"))
-
-
-@pytest.fixture(scope="module")
-def tars(tmp_path_factory):
-    return write_tars(tmp_path_factory.mktemp("tars"))
 
 
 @pytest.fixture
@@ -55,13 +44,6 @@ def own_folders(folders, tmp_path):
 @pytest.fixture
 def own_tars(tars, tmp_path):
     return shutil.copytree(tars, tmp_path / "own")
-
-
-@pytest.fixture(scope="module")
-def expected(folders, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("expected") / "full"
-    prepared(directory, folders)
-    return content_of(directory)
 
 
 def test_tars_and_folders_give_the_same_bytes(tars, expected, tmp_path):
@@ -135,40 +117,57 @@ def test_the_command_line_prepares_and_verifies(tars, tmp_path):
         assert done.returncode == 2 and "--source" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("counts", "key_words"),
+    [
+        ({"num_train": 25}, "train: 24 images, expected 25"),
+        ({"num_validation": 50_000}, "validation: 9 images, expected 50000"),
+        ({"num_classes": 4}, "train: 3 classes, expected 4"),
+    ],
+)
 @pytest.mark.parametrize("form", ["folders", "tars"])
-def test_an_incomplete_source_is_refused(request, tmp_path, form):
-    source = request.getfixturevalue(form)
-    refuses("train: 24 images, expected 25", tmp_path / "full", source, num_train=25)
-    refuses("validation: 9 images, expected 50000", tmp_path / "full", source, num_validation=50_000)
-    refuses("train: 3 classes, expected 4", tmp_path / "full", source, num_classes=4)
+def test_an_incomplete_source_is_refused(request, tmp_path, form, counts, key_words):
+    refuses(key_words, tmp_path / "full", request.getfixturevalue(form), **counts)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_parts_and_classes_are_named(own_folders, tmp_path):
-    (own_folders / "val" / SYNSETS[0]).rename(own_folders / "val" / "n09999999")
-    refuses("class n09999999 is not in the training set", tmp_path / "full", own_folders)
-    shutil.rmtree(own_folders / "val" / "n09999999")
-    refuses("validation: 2 classes, expected 3", tmp_path / "full", own_folders)
-    shutil.rmtree(own_folders / "val")
-    refuses("neither ILSVRC2012_img_val.tar nor validation/ nor val/", tmp_path / "full", own_folders)
+def shorten(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def test_the_classes_of_the_validation_tar_are_asked_for(own_tars, tmp_path):
-    text = own_tars / "validation_synsets.txt"
-    lines = text.read_text().splitlines()
-    text.write_text("\n".join(lines[:-1]))
-    refuses("validation_synsets.txt: 8 synsets, expected 9", tmp_path / "full", own_tars)
-    text.unlink()
-    refuses("synset of each validation image.*validation_synset_labels.txt", tmp_path / "full", own_tars)
+def zero_fifth_member(path):
+    with tarfile.open(path) as tar:
+        first = tar.getmembers()[4].offset_data
+    content = path.read_bytes()
+    path.write_bytes(content[:first] + bytes(4) + content[first + 4 :])
 
 
-def test_a_tar_that_is_cut_or_none_is_named(own_tars, tmp_path):
-    for name in ("ILSVRC2012_img_val.tar", "ILSVRC2012_img_train.tar"):
-        content = (own_tars / name).read_bytes()
-        for damaged in (content[: len(content) // 2], b"", b"<html>not found</html>"):
-            (own_tars / name).write_bytes(damaged)
-            refuses(f"{name}: not a whole tar", tmp_path / "full", own_tars)
-        (own_tars / name).write_bytes(content)
+PAGE = b"<html>not found</html>"
+VAL, TRAIN_TAR, VAL_TAR = f"val/{SYNSETS[0]}", sources.TARS["train"], sources.TARS["validation"]
+LABELS = "validation_synsets.txt"
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "damage", "key_words"),
+    [
+        ("folders", VAL, lambda path: path.rename(path.with_name("n9")), "n9 is not in the training set"),
+        ("folders", VAL, shutil.rmtree, "validation: 2 classes, expected 3"),
+        ("folders", "val", shutil.rmtree, f"neither {VAL_TAR} nor validation/ nor val/"),
+        ("tars", LABELS, lambda path: path.write_text("n01440764\n" * 8), f"{LABELS}: 8 synsets, expected 9"),
+        ("tars", LABELS, Path.unlink, "synset of each validation image.*validation_synset_labels.txt"),
+        *(
+            ("tars", name, damage, f"{name}: not a whole tar")
+            for name in (TRAIN_TAR, VAL_TAR)
+            for damage in (shorten, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(PAGE))
+        ),
+        ("tars", VAL_TAR, zero_fifth_member, r"1 of its images .*img_val.tar n.*_\d+.JPEG: .*not"),
+    ],
+)
+def test_a_source_that_is_not_whole_is_refused(form, name, damage, key_words, request, tmp_path):
+    source = shutil.copytree(request.getfixturevalue(form), tmp_path / "own")
+    damage(source / name)
+    refuses(key_words, tmp_path / "full", source)
+    assert not (tmp_path / "full").exists()
 
 
 def test_the_official_tars_are_checked_by_their_md5(own_tars, expected, tmp_path, monkeypatch):
@@ -186,7 +185,7 @@ def test_damaged_images_are_all_counted_and_named_and_the_rest_is_kept(own_folde
     train = own_folders / "train" / SYNSETS[1]
     whole = {path: path.read_bytes() for path in sorted(train.iterdir())[:3]}
     cut, empty, text = whole
-    for path, content in ((cut, whole[cut][:-20]), (empty, b""), (text, b"<html>not found</html>")):
+    for path, content in ((cut, whole[cut][:-20]), (empty, b""), (text, PAGE)):
         path.write_bytes(content)
     message = refuses("3 of its images are damaged", tmp_path / "full", own_folders)
     for path, reason in ((cut, "image file is truncated"), (empty, "not an image"), (text, "not an image")):
@@ -201,16 +200,6 @@ def test_damaged_images_are_all_counted_and_named_and_the_rest_is_kept(own_folde
         path.write_bytes(content)
     prepared(tmp_path / "full", own_folders)
     assert content_of(tmp_path / "full") == expected
-
-
-def test_a_damaged_image_in_a_tar_is_named(own_tars, tmp_path):
-    tar = own_tars / "ILSVRC2012_img_val.tar"
-    content = bytearray(tar.read_bytes())
-    with tarfile.open(tar) as opened:
-        member = opened.getmembers()[4]
-    content[member.offset_data : member.offset_data + 4] = bytes(4)
-    tar.write_bytes(content)
-    refuses(f"1 of its images .*img_val.tar n.*{member.name}: .*not", tmp_path / "full", own_tars)
 
 
 def test_a_full_disk_is_noticed_before_anything_is_written(folders, tmp_path, monkeypatch):

@@ -12,19 +12,18 @@ from image_classification.data.images import open_images
 from image_classification.data.numbered import original_name
 from image_classification.data.sources import find_files
 from tests.image_classification.imagenet import (
-    NUM_TRAIN,
     SYNSETS,
     all_images,
     content_of,
     prepared,
     refuses,
     tar_of,
-    write_folders,
     write_webdataset,
 )
 
 pa = pytest.importorskip("pyarrow", reason="the extra hf reads parquet and Arrow files")
 pq = pytest.importorskip("pyarrow.parquet")
+PAGE = b"<html>not found</html>"
 WORDS = ["tench", "goldfish", "fox"]  # not sorted, as in the hub's ImageNet
 
 
@@ -41,6 +40,11 @@ def rows_of(images):
 
 def nameless_rows(images):
     return [row | {"image": row["image"] | {"path": None}} for row in rows_of(images)]
+
+
+def renumbered_rows(images):
+    """Number the classes otherwise; the names of the images say which they are."""
+    return [row | {"label": (row["label"] + 1) % 3} for row in rows_of(images)]
 
 
 def table_of(rows):
@@ -106,26 +110,14 @@ def write_arrow_files(source):
     return source
 
 
-def renumber(images):
-    """Number the classes otherwise; the names of the images say which they are."""
-    return [row | {"label": (row["label"] + 1) % 3} for row in rows_of(images)]
-
-
 FORMS = {
     "WebDataset": write_webdataset,
     "parquet": write_hub_parquet,
     "Arrow": save_to_disk,
     "Arrow, files": write_arrow_files,
     "parquet, by pyarrow": write_tables,
-    "Arrow, renumbered": lambda source: write_tables(source, "arrow", renumber),
+    "Arrow, renumbered": lambda source: write_tables(source, "arrow", renumbered_rows),
 }
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("expected")
-    prepared(directory / "full", write_folders(directory / "folders"))
-    return content_of(directory / "full")
 
 
 @pytest.fixture
@@ -161,14 +153,10 @@ def test_the_form_of_a_folder_that_holds_others_besides(names, form, found, sour
     assert find_files(source, "train") == (form, [source / name for name in found])
 
 
-def names_of_rows(name, number):
-    return f"{number:06}"
-
-
 @pytest.mark.parametrize(
     "write",
     [
-        lambda source: write_webdataset(source, names_of_rows),
+        lambda source: write_webdataset(source, lambda name, number: f"{number:06}"),
         lambda source: write_tables(source, "parquet", nameless_rows),
         lambda source: write_tables(source, "arrow", nameless_rows),
     ],
@@ -177,20 +165,14 @@ def names_of_rows(name, number):
 def test_without_names_the_order_of_the_files_and_the_numbers_stand_for_them(write, source, tmp_path):
     directory = tmp_path / "full"
     prepared(directory, write(source))
-    manifest = read_manifest(directory, hint="")
-    assert manifest["facts"]["classes"] == ["0", "1", "2"]
-    train, validation = (
-        open_images(directory, part, num_samples=number, num_classes=3, hint="")
-        for part, number in (("train", NUM_TRAIN), ("validation", 9))
-    )
-    images = {
-        part: [(content, SYNSETS.index(synset)) for _, synset, content in rows]
-        for part, rows in all_images().items()
-    }
-    stored = [(validation.jpeg(sample), int(validation.labels[sample])) for sample in range(9)]
-    assert stored == images["validation"]
-    stored = [(train.jpeg(sample), int(train.labels[sample])) for sample in range(NUM_TRAIN)]
-    assert stored != images["train"] and sorted(stored) == sorted(images["train"])
+    assert read_manifest(directory, hint="")["facts"]["classes"] == ["0", "1", "2"]
+    stored, given = {}, {}
+    for part, rows in all_images().items():
+        images = open_images(directory, part, num_samples=len(rows), num_classes=3, hint="")
+        stored[part] = [(images.jpeg(sample), int(images.labels[sample])) for sample in range(len(rows))]
+        given[part] = [(content, SYNSETS.index(synset)) for _, synset, content in rows]
+    assert stored["validation"] == given["validation"]
+    assert stored["train"] != given["train"] and sorted(stored["train"]) == sorted(given["train"])
 
 
 @pytest.mark.parametrize("name", ["synsets.txt", "synset_words.txt"])
@@ -211,16 +193,18 @@ def test_sorted_names_of_classes_are_taken_as_those_of_folders_are(source, tmp_p
     assert read_manifest(tmp_path / "full", hint="")["facts"]["classes"] == ["cat", "dog", "fox"]
 
 
-def test_names_of_copies_are_those_of_the_original():
-    for copy, name, synset in (
-        ("n01440764_10026.JPEG", "n01440764_10026.JPEG", "n01440764"),
+@pytest.mark.parametrize(
+    ("copy", "name", "synset"),
+    [
         ("a/n01440764_10026.jpg", "n01440764_10026.JPEG", "n01440764"),
         ("n01440764_10026_n01440764.JPEG", "n01440764_10026.JPEG", "n01440764"),
         ("ILSVRC2012_val_00000293_n01440764.JPEG", "ILSVRC2012_val_00000293.JPEG", "n01440764"),
         ("ILSVRC2012_val_00000293.jpg", "ILSVRC2012_val_00000293.JPEG", ""),
         ("000293.jpg", "000293.jpg", ""),
-    ):
-        assert original_name(copy) == (name, synset)
+    ],
+)
+def test_names_of_copies_are_those_of_the_original(copy, name, synset):
+    assert original_name(copy) == (name, synset)
 
 
 def test_parquet_files_are_unpacked_once(source, expected, tmp_path, monkeypatch):
@@ -248,58 +232,41 @@ def test_parquet_files_are_unpacked_once(source, expected, tmp_path, monkeypatch
     assert content_of(tmp_path / "full") == expected and not (tmp_path / ".full.part").exists()
 
 
-def of_train(change):
-    """Return a function that makes rows and changes the third of each file."""
+def with_third(**values):
+    """Return a function that makes rows and changes the third of each file, label or image."""
 
     def make_rows(images):
         rows = rows_of(images)
-        return [*rows[:2], change(rows[2]), *rows[3:]]
+        image = rows[2]["image"] | {name: value for name, value in values.items() if name != "label"}
+        third = {"image": image, "label": values.get("label", rows[2]["label"])}
+        return [*rows[:2], third, *rows[3:]]
 
     return make_rows
 
 
-def with_image(**values):
-    return of_train(lambda row: row | {"image": row["image"] | values})
+def of_one_class(images):
+    return [row | {"label": 0} for row in nameless_rows(images)]
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 @pytest.mark.parametrize(
-    ("make_rows", "key_words"),
+    ("make_rows", "key_words", "is_early"),  # whether it is told before parquet files are unpacked
     [
-        (of_train(lambda row: row | {"label": 3}), r"data/train-00000\.\w+ row 2: class 3, expected 0 to 2"),
-        (of_train(lambda row: row | {"label": -1}), "class -1, expected 0 to 2"),
-        (of_train(lambda row: row | {"label": None}), "class None, expected 0 to 2"),
-        (
-            with_image(bytes=b"<html>not found</html>"),
-            r"4 of its images are damaged: .*train-0000.*not an image",
-        ),
-        (with_image(bytes=None), r"train-00000.*rows 0 to \d has no bytes"),
-        (
-            with_image(path="n09999999_1_n09999999.JPEG"),
-            r"its class \d is n\d+ elsewhere, and its name says n\d+",
-        ),
-        (lambda images: rows_of(images)[1:], "train: 21 images, expected 24"),
-        (lambda images: [row | {"label": 0} for row in nameless_rows(images)], "1 classes, expected 3"),
+        (with_third(label=3), r"data/train-00000\.\w+ row 2: class 3, expected 0 to 2", True),
+        (with_third(label=-1), "class -1, expected 0 to 2", True),
+        (with_third(label=None), "class None, expected 0 to 2", True),
+        (with_third(bytes=PAGE), r"4 of its images are damaged: .*train-0000.*not an image", False),
+        (with_third(bytes=None), r"train-00000.*rows 0 to \d has no bytes", False),
+        (with_third(path="n09999999_1.JPEG"), r"class \d is n\d+ elsewhere, and its name says n\d+", False),
+        (lambda images: rows_of(images)[1:], "train: 21 images, expected 24", True),
+        (of_one_class, "1 classes, expected 3", False),
     ],
 )
-def test_a_wrong_row_is_one_line(suffix, make_rows, key_words, source, tmp_path):
+def test_a_wrong_row_is_one_line(suffix, make_rows, key_words, is_early, source, tmp_path):
     refuses(key_words, tmp_path / "full", write_tables(source, suffix, make_rows))
     assert not (tmp_path / "full").exists()
-
-
-@pytest.mark.parametrize(
-    ("make_rows", "key_words"),
-    [
-        (lambda images: rows_of(images)[1:], "21 images, expected 24"),
-        (of_train(lambda row: row | {"label": 3}), "class 3, expected 0 to 2"),
-    ],
-)
-def test_wrong_counts_and_classes_are_told_before_parquet_files_are_unpacked(
-    make_rows, key_words, source, tmp_path
-):
-    write_tables(source, make_rows=make_rows)
-    refuses(key_words, tmp_path / "full", source)
-    assert not list(tmp_path.glob(".full.part/*"))
+    if is_early:
+        assert not list(tmp_path.glob(".full.part/*"))
 
 
 def test_the_disk_has_room_for_what_is_unpacked_and_for_what_is_prepared(source, tmp_path, monkeypatch):
@@ -317,7 +284,7 @@ def test_a_wrong_table_is_one_line(suffix, source, tmp_path):
     write_tables(source, suffix)
     path = source / "data" / f"train-00001.{suffix}"
     whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"<html>not found</html>"):
+    for damaged in (whole[: len(whole) // 2], b"", PAGE):
         path.write_bytes(damaged)
         refuses(rf"train-00001.{suffix}: not a whole {suffix} file", tmp_path / "full", source)
     rows = 10
