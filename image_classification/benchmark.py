@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,6 @@ from common.errors import UserError
 from common.training import benchmark
 from common.training.benchmark import TRITON, Backend, Names
 from common.training.method import Batch
-from common.training.ranks import RankInfo
 from common.training.step import DTYPES
 from image_classification.augmentation import build_transform
 from image_classification.config import Config, ImageDataConfig
@@ -29,9 +29,10 @@ from image_classification.data.loader import (
 )
 from image_classification.data.resident import (
     EvaluationCache,
-    ResidentLoader,
+    PixelMemory,
     check_budget,
     choose_stored_px,
+    resident_batches,
     uses_dali,
 )
 from image_classification.kernels.crop_resize import crop_resize, uses_triton
@@ -65,7 +66,7 @@ class Benchmark(benchmark.Benchmark):
         if "dali" in (data.loader, data.loader == "resident" and data.decoder):
             import_dali()
         if data.loader == "resident":
-            check_budget(self.num_rank_images, data, self.device, batch_size=self.micro_batch_sizes[0])
+            check_budget(self.num_rank_images, data, self.pixel_memory)
             pixels = torch.zeros(1, data.stored_px, data.stored_px, 3, dtype=torch.uint8, device=self.device)
             box = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=self.device)
             row, flip = (torch.zeros(1, dtype=kind, device=self.device) for kind in (torch.int64, torch.bool))
@@ -125,15 +126,18 @@ class Benchmark(benchmark.Benchmark):
     @cached_property
     def data(self) -> ImageDataConfig:
         """The settings of the data, with the size of stored pixels that all ranks of this machine take."""
-        config, world_size, num_local = self.config, self.rank_info.world_size, self.rank_info.num_local
-        last = RankInfo(rank=world_size - 1, world_size=world_size)  # has the most images
-        num_images = sampler.shard_size(config.data.num_train_samples, config.global_batch_size, last)
-        size = config.micro_batch_size or len(last.part(config.global_batch_size))
+        last_rank = replace(self.rank_info, rank=self.rank_info.world_size - 1)  # has the most images
+        last = type(self)(self.config, seed=self.seed, rank_info=last_rank)
         stored_px = choose_stored_px(
-            num_images, config.data, self.device, batch_size=size, num_local=num_local
+            last.num_rank_images, self.config.data, last.pixel_memory, num_local=self.rank_info.num_local
         )
-        data: ImageDataConfig = config.data.model_copy(update={"stored_px": stored_px})
+        data: ImageDataConfig = self.config.data.model_copy(update={"stored_px": stored_px})
         return data
+
+    @property
+    def pixel_memory(self) -> PixelMemory:
+        """The memory in which a loader keeps the training images that are this rank's."""
+        return PixelMemory(self.config.data.stored_on, self.device, self.micro_batch_sizes[0])
 
     @property
     def num_rank_images(self) -> int:
@@ -151,17 +155,12 @@ class Benchmark(benchmark.Benchmark):
             seed=self.seed,
             crop_px=lambda step: data.crop_px(plan.epoch(step)),
             rank_info=self.rank_info,
+            start_step=start_step,
             transform=build_transform(self.config),
-        )
-        loader = open_loader(
-            images,
-            settings,
             device=self.device,
             dtype=self.image_dtype,
-            micro_batch_size=self.micro_batch_sizes[0],
-            start_step=start_step,
         )
-        for batch in loader:
+        for batch in open_loader(images, settings):
             yield self.batch(images, batch)
 
     def evaluation_batches(self) -> Iterator[Batch]:
@@ -171,9 +170,7 @@ class Benchmark(benchmark.Benchmark):
         size, samples = self.rank_evaluation_batch_size, self.rank_evaluation_samples
         batches = evaluation_batches(images, data, size, samples)
         if data.loader == "resident":
-            self.evaluated = self.evaluated or EvaluationCache(
-                self.device, data.stored_on, batch_size=self.micro_batch_sizes[0]
-            )
+            self.evaluated = self.evaluated or EvaluationCache(self.pixel_memory)
             batches = self.evaluated.batches(batches)
         for batch in batches:
             yield self.batch(images, batch)
@@ -206,30 +203,9 @@ class Benchmark(benchmark.Benchmark):
         return (outputs.argmax(dim=-1) == labels).sum(), num_labels
 
 
-def open_loader(
-    images: Images,
-    settings: TrainSettings,
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    micro_batch_size: int | None = None,
-    start_step: int = 0,
-) -> Iterator[PixelBatch]:
-    """Open the training loader of the settings; `dtype` and `micro_batch_size` count where it is resident.
+LOADERS = {"workers": worker_batches, "dali": dali_batches, "resident": resident_batches}
 
-    All show the same crops: see loader.py, dali.py and resident.py.
-    """
-    if settings.data.loader == "workers":
-        return worker_batches(images, settings, start_step=start_step)
-    if settings.data.loader == "dali":
-        return dali_batches(images, settings, device=device, start_step=start_step)
-    return iter(
-        ResidentLoader(
-            images,
-            settings,
-            device=device,
-            dtype=dtype,
-            micro_batch_size=micro_batch_size,
-            start_step=start_step,
-        )
-    )
+
+def open_loader(images: Images, settings: TrainSettings) -> Iterator[PixelBatch]:
+    """Open the training loader of the settings; all show the same crops."""
+    return LOADERS[settings.data.loader](images, settings)

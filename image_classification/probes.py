@@ -29,13 +29,7 @@ from image_classification.data.dali import has_dali
 from image_classification.data.first_epoch import HEIGHT, WIDTH, describe_first_epoch
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings
-from image_classification.data.resident import (
-    GIB,
-    bytes_to_fit,
-    open_decoder,
-    reserve_bytes,
-    stored_bytes,
-)
+from image_classification.data.resident import GIB, open_decoder, stored_bytes
 from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
 from image_classification.methods.blurpool import Blur
 from image_classification.methods.progressive_resizing import ProgressiveResizing
@@ -73,16 +67,15 @@ class Probes(probes.Probes):
         lines = [describe_first_epoch(data, self.benchmark.rank_info.world_size)]
         if larger is None:
             return lines
-        batch_size = self.benchmark.micro_batch_sizes[0]
-        device, where = self.benchmark.device, data.stored_on
-        least = bytes_to_fit(self.benchmark.num_rank_images, larger, device, where, batch_size=batch_size)
-        reserved = reserve_bytes(device, where, batch_size) / GIB
+        memory = self.benchmark.pixel_memory
+        least = memory.bytes_to_fit(self.benchmark.num_rank_images, larger) / GIB
+        reserved = memory.reserved_bytes / GIB
         training = f" and {reserved:.1f} GiB of training" if reserved else ""
         place = "its GPU" if data.stored_on == "device" else "its part of the host's memory"
         return [
             *lines,
             f"stored pixels: {self.benchmark.data.stored_px} px on this machine; {larger} px where a rank "
-            f"has at least {least / GIB:.1f} GiB ({place}; {USABLE:.0%} of it for pixels"
+            f"has at least {least:.1f} GiB ({place}; {USABLE:.0%} of it for pixels"
             f"{training}), else {data.stored_px} px; by hand: "
             "--set data.stored_px=N --set data.stored_px_if_it_fits=null",
         ]
@@ -238,8 +231,9 @@ def loader_parts(images: Images, data: ImageDataConfig, device: torch.device) ->
             batch_size=LOADER_BATCH,
             seed=0,
             crop_px=lambda step: CROP_PX,
+            device=device,
         )
-        batches: Any = open_loader(images, settings, device=device)
+        batches: Any = open_loader(images, settings)
         name = f"loader {loader} ({data.num_workers}), {WIDTH} x {HEIGHT} JPEG to {CROP_PX} px"
         yield Part(name=name, call=partial(next, batches), num_samples=LOADER_BATCH)
         batches.close()

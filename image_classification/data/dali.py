@@ -22,9 +22,7 @@ from image_classification.data.images import Images, decode
 from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
 
 
-def dali_batches(
-    images: Images, settings: TrainSettings, *, device: torch.device, start_step: int = 0
-) -> Iterator[PixelBatch]:
+def dali_batches(images: Images, settings: TrainSettings) -> Iterator[PixelBatch]:
     """Yield the batches of `loader.worker_batches`; pixels are tensors on the device.
 
     One Python thread reads files ahead, `num_workers` of DALI work on their content. Raises UserError without
@@ -40,7 +38,7 @@ def dali_batches(
         return step.samples, (content, boxes.astype(np.int32), sizes, flips.astype(np.int32))
 
     def source() -> Iterator[tuple[Any, ...]]:
-        for samples, inputs in prefetch(read, train_steps(len(images), settings, start_step=start_step)):
+        for samples, inputs in prefetch(read, train_steps(len(images), settings)):
             waiting.append(samples)
             yield inputs
 
@@ -51,7 +49,7 @@ def dali_batches(
         return fn.flip(fn.resize(cut, resize_x=size, resize_y=size, **resizing), horizontal=flips)
 
     num_samples, num_threads = settings.num_rank_samples, settings.data.num_workers
-    with open_pipeline(dali, cut_and_resize, num_samples, num_threads, device) as pipeline:
+    with open_pipeline(dali, cut_and_resize, num_samples, num_threads, settings.device) as pipeline:
         while True:
             pixels = run_pipeline(pipeline, images, waiting)
             yield PixelBatch(waiting.popleft(), pixels)

@@ -51,7 +51,10 @@ class TrainSettings:
     seed: int
     crop_px: Callable[[int], int]
     rank_info: RankInfo = SINGLE_RANK
+    start_step: int = 0
     transform: Transform | None = None  # of each crop, in worker processes
+    device: torch.device = torch.device("cpu")  # of the pixels of dali and resident
+    dtype: torch.dtype = torch.float32  # of the pixels of resident
 
     @property
     def num_rank_samples(self) -> int:
@@ -85,20 +88,20 @@ class TrainStep:
 
 
 def train_steps(
-    num_samples: int, settings: TrainSettings, *, start_step: int, rank_samples: np.ndarray | None = None
+    num_samples: int, settings: TrainSettings, *, rank_samples: np.ndarray | None = None
 ) -> Iterator[TrainStep]:
-    """Yield the steps from `start_step` on, without end.
+    """Yield the steps from the first of the settings on, without end.
 
     A rank takes a part of each batch, or draws from the `rank_samples` that it keeps for the whole run.
     """
     data, batch_size, seed, rank_info = settings.data, settings.batch_size, settings.seed, settings.rank_info
-    drawn = {"seed": seed, "start_step": start_step}
+    drawn = {"seed": seed, "start_step": settings.start_step}
     if rank_samples is not None:
         order = sampler.shard_batches(rank_samples, num_samples, batch_size, rank_info=rank_info, **drawn)
     else:
         whole = sampler.batches(num_samples, batch_size, **drawn)
         order = (sampler.rank_part(samples, rank_info) for samples in whole)
-    for step, samples in enumerate(order, start_step):
+    for step, samples in enumerate(order, settings.start_step):
         epoch = step // (num_samples // batch_size)
         draw = partial(
             draw_crops,
@@ -112,15 +115,14 @@ def train_steps(
         yield TrainStep(samples=samples, crop_px=settings.crop_px(step), draw=draw, augment=transform)
 
 
-def worker_batches(images: Images, settings: TrainSettings, *, start_step: int = 0) -> Iterator[PixelBatch]:
+def worker_batches(images: Images, settings: TrainSettings) -> Iterator[PixelBatch]:
     """Yield batches without end.
 
     Worker processes decode and resize with torchvision; each of them prepares two whole batches ahead.
     `images` must be picklable. Raises UserError for a file that cannot be decoded.
     """
-    build = partial(build_train_batch, images)
-    steps = train_steps(len(images), settings, start_step=start_step)
-    return map_in_workers(build, steps, num_workers=settings.data.num_workers)
+    steps = train_steps(len(images), settings)
+    return map_in_workers(partial(build_train_batch, images), steps, num_workers=settings.data.num_workers)
 
 
 def evaluation_batches(

@@ -95,51 +95,55 @@ def thread_decoder(
         pool.shutdown(cancel_futures=True)
 
 
-def available_bytes(device: torch.device, where: Where, *, batch_size: int) -> int:
-    """Measure the memory left for pixels: that of the GPU beside a training, or this rank's of the host."""
-    if where == "device" and device.type == "cuda":
-        still_needed = max(0, reserve_bytes(device, where, batch_size) - torch.cuda.memory_reserved(device))
-        return max(0, torch.cuda.mem_get_info(device)[0] - still_needed)
-    return psutil.virtual_memory().available // read_rank_info().num_local
+class PixelMemory(NamedTuple):
+    """The memory that holds pixels beside a training on `batch_size` images at once."""
+
+    where: Where
+    device: torch.device
+    batch_size: int
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.where == "device" and self.device.type == "cuda"
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes that the training takes of it (calculated)."""
+        if self.where == "host" and self.device.type == "cuda":
+            return 0
+        return RESERVE_BYTES + self.batch_size * RESERVE_BYTES_PER_IMAGE
+
+    def available_bytes(self) -> int:
+        """Measure the memory left for pixels: that of the GPU, or this rank's of the host."""
+        if self.is_on_gpu:
+            still_needed = max(0, self.reserved_bytes - torch.cuda.memory_reserved(self.device))
+            return max(0, torch.cuda.mem_get_info(self.device)[0] - still_needed)
+        return psutil.virtual_memory().available // read_rank_info().num_local
+
+    def bytes_to_fit(self, num_samples: int, stored_px: int) -> int:
+        """Calculate the memory that must be there so that a larger size of stored pixels is chosen."""
+        return math.ceil((stored_bytes(num_samples, stored_px) + self.reserved_bytes) / USABLE)
 
 
-def reserve_bytes(device: torch.device, where: Where, batch_size: int) -> int:
-    """Calculate what a training on so many images at once takes of the memory that holds its pixels."""
-    if where == "host" and device.type == "cuda":
-        return 0
-    return RESERVE_BYTES + batch_size * RESERVE_BYTES_PER_IMAGE
-
-
-def bytes_to_fit(
-    num_samples: int, stored_px: int, device: torch.device, where: Where, *, batch_size: int
-) -> int:
-    """Calculate the memory that must be there so that a larger size of stored pixels is chosen."""
-    needed = stored_bytes(num_samples, stored_px) + reserve_bytes(device, where, batch_size)
-    return math.ceil(needed / USABLE)
-
-
-def choose_stored_px(
-    num_samples: int, data: ImageDataConfig, device: torch.device, *, batch_size: int, num_local: int
-) -> int:
+def choose_stored_px(num_samples: int, data: ImageDataConfig, memory: PixelMemory, *, num_local: int) -> int:
     """Choose the size of stored pixels by all memory, not by what is free now: alike ranks choose alike."""
-    larger, where = data.stored_px_if_it_fits, data.stored_on
+    larger = data.stored_px_if_it_fits
     if larger is None:
         return data.stored_px
-    least = bytes_to_fit(num_samples, larger, device, where, batch_size=batch_size)
-    holder = device if where == "device" else torch.device("cpu")
-    return larger if least <= total_bytes(holder, num_local) else data.stored_px
+    holder = memory.device if memory.where == "device" else torch.device("cpu")
+    fits = memory.bytes_to_fit(num_samples, larger) <= total_bytes(holder, num_local)
+    return larger if fits else data.stored_px
 
 
 def stored_bytes(num_samples: int, stored_px: int) -> int:
     return num_samples * stored_px**2 * 3
 
 
-def check_budget(num_samples: int, data: ImageDataConfig, device: torch.device, *, batch_size: int) -> None:
-    """Raise UserError unless so many stored images fit where they are to stay, beside the training."""
-    needed = stored_bytes(num_samples, data.stored_px)
-    free = available_bytes(device, data.stored_on, batch_size=batch_size)
+def check_budget(num_samples: int, data: ImageDataConfig, memory: PixelMemory) -> None:
+    """Raise UserError unless so many stored images fit into the memory."""
+    needed, free = stored_bytes(num_samples, data.stored_px), memory.available_bytes()
     if needed > free:
-        place = "on the GPU" if data.stored_on == "device" and device.type == "cuda" else "in memory"
+        place = "on the GPU" if memory.is_on_gpu else "in memory"
         fitting = math.isqrt(free // (3 * num_samples)) // ROUND_TO * ROUND_TO
         alone = " data.stored_px_if_it_fits=null" if data.stored_px_if_it_fits else ""
         smaller = f"data.stored_px={fitting}{alone} or " if fitting >= LEAST_PX else ""
@@ -166,96 +170,64 @@ def to_device(values: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-class Pending(NamedTuple):
-    """A step whose new images are being decoded."""
+def resident_batches(images: Images, settings: TrainSettings) -> Iterator[PixelBatch]:
+    """Yield batches without end from pixels that stay in memory once an image was used.
 
-    step: TrainStep
-    missing: np.ndarray  # (num_missing,) int64, rows of those samples that no step before it needed
-    decoded: Callable[[], Decoded] | None  # waits for them; None: nothing is missing
-
-
-class ResidentLoader:
-    """Training batches from pixels that stay in memory once an image was used: an iterable without end.
-
-    Yields samples (batch,) int64 and their crops (batch, 3, size, size) on `device` in `dtype`, normalised,
-    channels last. The order is that of `sampler.shard_batches`, alone that of every loader, and crops are
-    those of `loader.worker_batches`, also from a later `start_step`. A step decodes only what is not stored
-    yet, with the decoder and the number of threads of the settings, which end with the iterator. The pixels
-    lie on the device, beside a training on `micro_batch_size` images at once, or in memory of the host, from
-    which each batch is copied. Raises UserError at once if they would not fit, and when its turn comes for an
-    image that cannot be decoded.
+    They are crops (batch, 3, size, size) on the device in the dtype of the settings, normalised, channels
+    last. The order is that of `sampler.shard_batches`, alone that of every loader, and crops are those of
+    `loader.worker_batches`, also from a later start. A step decodes only what is not stored yet; its decoder
+    ends with the iterator. Raises UserError for an image that cannot be decoded, when its turn comes.
     """
+    data, seed, rank_info = settings.data, settings.seed, settings.rank_info
+    rank_samples = sampler.shard(len(images), settings.batch_size, seed=seed, rank_info=rank_info)
+    stored = StoredPixels(len(rank_samples), settings)
+    is_requested = np.zeros(len(rank_samples), bool)
 
-    def __init__(
-        self,
-        images: Images,
-        settings: TrainSettings,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        micro_batch_size: int | None = None,
-        start_step: int = 0,
-    ) -> None:
-        self.images, self.settings, self.start_step = images, settings, start_step
-        self.device, self.dtype = device, dtype
-        self.rank_samples = sampler.shard(
-            len(images), settings.batch_size, seed=settings.seed, rank_info=settings.rank_info
-        )
-        num_images, data = len(self.rank_samples), settings.data
-        check_budget(num_images, data, device, batch_size=micro_batch_size or settings.num_rank_samples)
-        shape = (num_images, data.stored_px, data.stored_px, 3)
-        self.pixels = allocate(shape, device=device, where=data.stored_on)  # a row for each of its images
+    def begin(step: TrainStep) -> tuple[TrainStep, np.ndarray, np.ndarray, Callable[[], Decoded] | None]:
+        """Begin to decode the images that no step before this one needed."""
+        rows = np.searchsorted(rank_samples, step.samples)
+        missing = rows[~is_requested[rows]]
+        is_requested[missing] = True
+        return step, rows, missing, request(rank_samples[missing]) if len(missing) else None
+
+    steps = train_steps(len(images), settings, rank_samples=rank_samples)
+    with open_decoder(
+        data.decoder,
+        images,
+        data.stored_px,
+        device=settings.device,
+        num_threads=data.num_workers,
+        most=settings.num_rank_samples,
+    ) as request:
+        for step, rows, missing, decoded in begin_ahead(map(begin, steps), NUM_STEPS_AHEAD):
+            if decoded is not None:
+                stored.put(missing, *decoded())
+            yield PixelBatch(step.samples, stored.crop(step, rows))
+
+
+class StoredPixels:
+    """A row of pixels for each image of a rank, on the device or in memory of the host."""
+
+    def __init__(self, num_images: int, settings: TrainSettings) -> None:
+        self.device, self.dtype, where = settings.device, settings.dtype, settings.data.stored_on
+        stored_px = settings.data.stored_px
+        self.pixels = allocate((num_images, stored_px, stored_px, 3), device=self.device, where=where)
         self.sizes = np.zeros((num_images, 2), np.int64)  # height, width of the originals
-        self.is_stored = np.zeros(num_images, bool)
+        self.is_on_host = where == "host"
 
-    def __iter__(self) -> Iterator[PixelBatch]:
-        data = self.settings.data
-        with open_decoder(
-            data.decoder,
-            self.images,
-            data.stored_px,
-            device=self.device,
-            num_threads=data.num_workers,
-            most=self.settings.num_rank_samples,
-        ) as request:
-            for pending in begin_ahead(self.steps(request), NUM_STEPS_AHEAD):
-                self.store(pending)
-                yield PixelBatch(pending.step.samples, self.crops(pending.step))
-
-    def steps(self, request: Request) -> Iterator[Pending]:
-        """Yield the steps, the decoding of their new images begun."""
-        is_requested = self.is_stored.copy()
-        order = train_steps(
-            len(self.images), self.settings, start_step=self.start_step, rank_samples=self.rank_samples
-        )
-        for step in order:
-            rows = self.rows(step.samples)
-            missing = rows[~is_requested[rows]]
-            is_requested[missing] = True
-            yield Pending(step, missing, request(self.rank_samples[missing]) if len(missing) else None)
-
-    def rows(self, samples: np.ndarray) -> np.ndarray:
-        return np.searchsorted(self.rank_samples, samples)
-
-    def store(self, pending: Pending) -> None:
-        """Wait for the new images of a step and store their pixels."""
-        if not pending.decoded:
-            return
-        pixels, self.sizes[pending.missing] = pending.decoded()
+    def put(self, rows: np.ndarray, pixels: Tensor, sizes: np.ndarray) -> None:
+        self.sizes[rows] = sizes
         device = self.pixels.device
-        rows = to_device(pending.missing, device)
         copies_on = device.type == "cuda"  # a copy to the host must be whole before it is read
-        self.pixels.index_copy_(0, rows, pixels.to(device, non_blocking=copies_on))
-        self.is_stored[pending.missing] = True
+        self.pixels.index_copy_(0, to_device(rows, device), pixels.to(device, non_blocking=copies_on))
 
-    def crops(self, step: TrainStep) -> Tensor:
-        """Return the crops of a step whose images are all stored."""
-        rows = self.rows(step.samples)
+    def crop(self, step: TrainStep, rows: np.ndarray) -> Tensor:
+        """Return the crops of a step whose images lie in these rows."""
         sizes = self.sizes[rows]
         boxes, flips = step.draw(step.samples, sizes)
         fractions = (boxes / np.tile(sizes, 2)).astype(np.float32)
         pixels = self.pixels
-        if self.settings.data.stored_on == "host":
+        if self.is_on_host:
             pixels, rows = self.copy_rows(rows), np.arange(len(rows))
         rows, fractions, flips = (to_device(values, self.device) for values in (rows, fractions, flips))
         return crop_resize(pixels, rows, fractions, flips, size_px=step.crop_px, dtype=self.dtype)
@@ -271,13 +243,13 @@ class ResidentLoader:
 class EvaluationCache:
     """Keeps the pixels of an evaluation, so that the next one neither reads nor decodes.
 
-    They are kept if all of them fit into a share of the memory that is left beside a training on `batch_size`
-    images at once, on `device` or on the host; `is_complete` says whether they are.
+    They are kept if all of them fit into a share of the memory that is left; `is_complete` says whether they
+    are.
     """
 
-    def __init__(self, device: torch.device, where: Where, *, batch_size: int) -> None:
-        self.device, self.where = device, where
-        self.most_bytes = int(available_bytes(device, where, batch_size=batch_size) * EVALUATION_SHARE)
+    def __init__(self, memory: PixelMemory) -> None:
+        self.memory = memory
+        self.most_bytes = int(memory.available_bytes() * EVALUATION_SHARE)
         self.kept: list[PixelBatch] = []
         self.is_complete = False
 
@@ -287,15 +259,15 @@ class EvaluationCache:
         They come from `source` until it was read to its end once, and then are the same without touching it.
         """
         for samples, stored, _ in self.kept if self.is_complete else self.read(source):
-            yield PixelBatch(samples, stored.to(self.device, non_blocking=True))
+            yield PixelBatch(samples, stored.to(self.memory.device, non_blocking=True))
 
     def read(self, source: Iterable[PixelBatch]) -> Iterator[PixelBatch]:
         """Yield the batches of `source` and keep them as long as they fit."""
         self.kept, num_bytes = [], 0
         for samples, pixels, _ in source:
             stored = torch.from_numpy(pixels.copy())  # a worker's memory is not for keeping
-            if self.device.type == "cuda":
-                stored = stored.to(self.device) if self.where == "device" else stored.pin_memory()
+            if self.memory.device.type == "cuda":
+                stored = stored.cuda(self.memory.device) if self.memory.is_on_gpu else stored.pin_memory()
             num_bytes += pixels.nbytes
             if num_bytes <= self.most_bytes:
                 self.kept.append(PixelBatch(samples, stored))

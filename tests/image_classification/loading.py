@@ -1,6 +1,5 @@
 """Configurations, a small data set of images, and the training loaders on it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,22 +71,24 @@ class CountedImages(ImageFolder):
         return super().jpeg(sample)
 
 
-def settings_of(name="resident", batch_size=BATCH_SIZE, **changes):
+def settings_of(name="resident", *, batch_size=BATCH_SIZE, start_step=0, rank_info=SINGLE_RANK, **changes):
     """Return the settings of one of LOADERS, or of one with such changes of the data's."""
-    data = config_of("baseline").data
     crops = {"min_crop_area": CROPS["min_area"], "flip_probability": CROPS["flip_probability"]}
+    device = torch.device(changes.pop("device", "cpu"))
     changes = {"num_workers": 2, "stored_px": 200} | crops | LOADERS[name] | changes
     return TrainSettings(
-        data=data.model_copy(update=changes),
+        data=config_of("baseline").data.model_copy(update=changes),
         batch_size=batch_size,
         seed=CROPS["seed"],
         crop_px=lambda step: SIZES_PX[step // STEPS_PER_EPOCH % 3],
+        rank_info=rank_info,
+        start_step=start_step,
+        device=device,
     )
 
 
-def load(images, name="resident", *, device="cpu", start_step=0, rank_info=SINGLE_RANK, **changes):
+def load(images, name="resident", **settings):
     """Open one of LOADERS; skips the test where it needs DALI, which is not installed."""
     if "dali" in name:
         pytest.importorskip("nvidia.dali")
-    settings = replace(settings_of(name, **changes), rank_info=rank_info)
-    return open_loader(images, settings, device=torch.device(device), start_step=start_step)
+    return open_loader(images, settings_of(name, **settings))

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from common.errors import UserError
 from common.repository import ROOT
 from image_classification.benchmark import Benchmark
 from image_classification.data import loader
-from image_classification.data.ahead import prefetch
 from image_classification.data.crops import draw_crops
 from image_classification.data.images import decode
 from image_classification.data.loader import evaluation_batches, normalize, train_steps
@@ -47,16 +45,6 @@ from tests.image_classification.loading import (
 # looks beyond it; torchvision leaves that part out. Exact rounding would be 0.5 and 0.25.
 TOLERANCES = {"workers": (1.01, 0.35, 1.01), "dali": (1.01, 0.35, 20)}
 RESIDENT = (20, 0.6, 20)  # of smooth images, cut from squares of 200 pixels
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture
-def images(directory):
-    return CountedImages(directory)
 
 
 def triangle_weights(length, size_px):
@@ -134,7 +122,7 @@ def test_a_loader_ends_with_its_iterator_and_leaves_the_global_generator_alone(i
 @pytest.mark.parametrize("kept_bytes", [0, 20, 400, 3000])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_damaged_file_is_named(images, name, tmp_path, kept_bytes):
-    second = next(train_steps(NUM_IMAGES, settings_of(), start_step=0)).samples[1]
+    second = next(train_steps(NUM_IMAGES, settings_of())).samples[1]
     damaged = tmp_path / "broken.JPEG"
     damaged.write_bytes(images.jpeg(0)[:kept_bytes])
     images.paths[second] = damaged
@@ -175,19 +163,12 @@ def test_evaluation_sees_every_image_once_in_order(images, resize_px, crop_px):
             assert np.array_equal(shown, np.asarray(functional.center_crop(resized, [crop_px, crop_px])))
 
 
-def test_a_step_travels_to_another_process(images):
-    step = next(train_steps(NUM_IMAGES, settings_of(), start_step=STEPS_PER_EPOCH))
-    copy = pickle.loads(pickle.dumps(step))
-    assert copy.crops(images.size).boxes.tolist() == step.crops(images.size).boxes.tolist()
-    assert (copy.samples.tolist(), copy.crop_px) == (step.samples.tolist(), 64)
-
-
-def test_one_ctrl_c_ends_everything(directory):
+def test_one_ctrl_c_ends_everything(image_folder):
     code = f"""
 from pathlib import Path
 from tests.image_classification.loading import CountedImages, load
 try:
-    for _ in load(CountedImages(Path({str(directory)!r})), "workers"):
+    for _ in load(CountedImages(Path({str(image_folder)!r})), "workers"):
         print("batch", flush=True)
         input()
 except KeyboardInterrupt:
@@ -242,18 +223,6 @@ def test_normalisation_is_imagenets():
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(normalised[0, :, 0, 0], -mean / std)
     torch.testing.assert_close(normalised[1, :, 3, 4], (1 - mean) / std)
-
-
-def test_an_error_in_the_second_thread_is_raised_here():
-    def build(item):
-        if item == 2:
-            raise UserError("broken")
-        return item
-
-    batches = prefetch(build, range(5))
-    assert [next(batches), next(batches)] == [0, 1]
-    with pytest.raises(UserError, match="broken"):
-        next(batches)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -16,7 +16,7 @@ from image_classification.data.resident import (
     GIB,
     NUM_STEPS_AHEAD,
     EvaluationCache,
-    ResidentLoader,
+    PixelMemory,
     uses_dali,
 )
 from tests.image_classification.loading import (
@@ -27,20 +27,9 @@ from tests.image_classification.loading import (
     CountedImages,
     load,
     settings_of,
-    write_images,
 )
 
 RESIDENT = [name for name in LOADERS if "resident" in name]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return write_images(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture
-def images(directory):
-    return CountedImages(directory)
 
 
 @pytest.mark.parametrize("name", RESIDENT)
@@ -54,20 +43,10 @@ def test_an_image_is_decoded_once_also_when_an_epoch_dropped_it(images, name):
     assert images.num_reads == [1] * NUM_IMAGES
 
 
-def test_a_second_pass_is_the_first_without_reading(images):
-    loader = ResidentLoader(images, settings_of(), device=torch.device("cpu"), dtype=torch.bfloat16)
-    first = list(islice(loader, STEPS_PER_EPOCH))
-    num_reads = sum(images.num_reads)
-    again = islice(loader, STEPS_PER_EPOCH - NUM_STEPS_AHEAD)
-    assert first[0].pixels.dtype == torch.bfloat16
-    assert all(one.pixels.equal(other.pixels) for one, other in zip(first, again, strict=False))
-    assert sum(images.num_reads) == num_reads
-
-
-def test_ranks_share_the_images_and_each_decodes_its_own_once(directory):
+def test_ranks_share_the_images_and_each_decodes_its_own_once(image_folder):
     seen = []
     for rank, (first, last) in enumerate([(0, 5), (5, 13), (13, 22)]):  # 3 ranks take 2, 3 and 3 of 8
-        images, rank_info = CountedImages(directory), RankInfo(rank=rank, world_size=3)
+        images, rank_info = CountedImages(image_folder), RankInfo(rank=rank, world_size=3)
         batches = [batch.samples for batch in islice(load(images, rank_info=rank_info, batch_size=8), 12)]
         assert all(len(samples) == len(rank_info.part(8)) for samples in batches)
         assert sampler.shard_size(NUM_IMAGES, 8, rank_info) == last - first
@@ -91,19 +70,19 @@ def test_auto_is_dali_on_a_gpu_where_it_is_installed(monkeypatch):
     assert not uses_dali("auto", gpu)
 
 
-def test_pixels_that_do_not_fit_are_refused_before_anything_starts(images, monkeypatch):
+def test_pixels_that_do_not_fit_are_refused(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(resident, "available_bytes", lambda *args, **named: 100 * GIB)
-        data, gpu = settings_of(stored_px=256).data, torch.device("cuda")
+        patch.setattr(PixelMemory, "available_bytes", lambda memory: 100 * GIB)
+        data, gpu = settings_of(stored_px=256).data, PixelMemory("device", torch.device("cuda"), 1)
         with pytest.raises(UserError, match="data.loader: 234.6 GiB.* 100.0 GiB free on the GPU; .*px=160"):
-            resident.check_budget(1_281_167, data, gpu, batch_size=1)
+            resident.check_budget(1_281_167, data, gpu)
         larger = data.model_copy(update={"stored_px_if_it_fits": 320})
         with pytest.raises(UserError, match=r"data\.stored_px=160 data\.stored_px_if_it_fits=null or"):
-            resident.check_budget(1_281_167, larger, gpu, batch_size=1)
-        resident.check_budget(100 * GIB // (3 * 256**2), data, gpu, batch_size=1)
+            resident.check_budget(1_281_167, larger, gpu)
+        resident.check_budget(100 * GIB // (3 * 256**2), data, gpu)
+    host = PixelMemory("host", torch.device("cpu"), 1)
     with pytest.raises(UserError, match=r"GiB free in memory; use data.stored_px=\d+ or"):
-        load(images, stored_px=10_000_000)
-    assert sum(images.num_reads) == 0
+        resident.check_budget(NUM_IMAGES, settings_of(stored_px=10_000_000).data, host)
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
@@ -120,8 +99,8 @@ def test_an_evaluation_is_kept_if_it_fits(where, is_enough, monkeypatch):
             yield PixelBatch(samples, rng.integers(0, 256, (len(samples), 16, 16, 3), dtype=np.uint8))
 
     available = 2 * (10 * 16 * 16 * 3 - (not is_enough))  # of which half is for evaluation
-    monkeypatch.setattr(resident, "available_bytes", lambda *args, **named: available)
-    cache, expected = EvaluationCache(torch.device("cpu"), where, batch_size=1), list(source())
+    monkeypatch.setattr(PixelMemory, "available_bytes", lambda memory: available)
+    cache, expected = EvaluationCache(PixelMemory(where, torch.device("cpu"), 1)), list(source())
     next(cache.batches(source()))  # a broken-off evaluation is not kept
     for number in (3, 4, 5):
         batches = list(cache.batches(source()))
