@@ -87,16 +87,6 @@ def test_without_momentum_the_running_statistics_are_plain_means():
     assert untracked[0].running_mean is None and untracked.eval()(values).shape == (8, 3)
 
 
-def test_a_last_small_batch_is_one_group():
-    torch.manual_seed(0)
-    model, plain = nn.Sequential(nn.BatchNorm1d(2)), nn.BatchNorm1d(2)
-    apply_ghost_batch_norm(model, 4)
-    for size in (7, 4, 3, 2):
-        values = torch.randn(size, 2)
-        torch.testing.assert_close(model(values), plain(values))
-    torch.testing.assert_close(model[0].running_var, plain.running_var)
-
-
 def test_micro_batches_of_less_than_two_groups_are_refused():
     method = GhostBatchNorm("ghost_batch_norm", GhostBatchNorm.Config(samples=4))
     small, enough = (Batch(inputs={}, targets={}, num_samples=size) for size in (7, 8))

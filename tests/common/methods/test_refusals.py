@@ -1,4 +1,4 @@
-"""Every method refuses, in its own name, what it cannot work with."""
+"""Every method refuses, in its own name, what it cannot work with: one table each of settings and models."""
 
 import pytest
 import torch
@@ -11,39 +11,78 @@ from common.training.registry import kind_of
 from language_bert.model import PackedBert
 from tests.language_bert.test_parity import make_model
 
+BENCHMARKS = {"resnet": "image_classification", "bert": "language_bert"}
 MODULES = available_methods("image_classification") | available_methods("language_bert")
 SHORT = ("max_duration=20ba", "evaluate_every=5ba", "schedule.warmup=2ba")
 COMPILED = "methods.compile={mode: default}"
-SAM = "methods.sam={every_steps: 10}"
+EMA = "methods.ema={half_life_steps: 4, every_steps: 2}"
+SAM = "sam={every_steps: 10}"
+RESIZING = "progressive_resizing={finetune_fraction: 0.2, size_increment_px: 4, interpolation: nearest, "
+CROPS = "progressive_crops"
+
+
+def load(where, settings):
+    benchmark, configuration, size = where.split()
+    return load_config(BENCHMARKS[benchmark], configuration, size=size, settings=settings)
 
 
 @pytest.mark.parametrize(
     ("where", "method", "settings", "message"),
     [
-        ("resnet full", "ema={half_life_steps: 4, every_steps: 2, first_step: 1000000}", (), "not before"),
-        ("resnet full", "scale_schedule={ratio: 1.001}", (), "max_duration stays 90ep"),
-        ("resnet mini", "selective_backprop={start: 0.9}", (), "start: must lie before end"),
-        ("resnet mini", "selective_backprop={whole_every: 1}", (), "leaves no step"),
-        ("resnet mini", "selective_backprop={}", (COMPILED,), "differ .*methods.compile=false"),
-        ("resnet mini", "layer_freezing={}", (COMPILED,), "differ .*methods.compile=false"),
-        ("resnet mini", SAM[8:], ("methods.selective_backprop={whole_every: 0}",), "second pass"),
-        ("resnet mini", SAM[8:], ("methods.selective_backprop={whole_every: 3}",), "second pass"),
-        ("resnet mini", SAM[8:], ("methods.selective_backprop={whole_every: 20}",), "second pass"),
-        ("resnet mini", "swa={start: 0.9, every: 12ba}", SHORT, "every: training ends before"),
-        ("resnet mini", "swa={every: 1ep}", SHORT, "every: training ends before"),
-        (
-            "resnet mini",
-            "swa={every: 1ba}",
-            (*SHORT, "methods.ema={half_life_steps: 4, every_steps: 2}"),
-            "only one average",
+        ("resnet baseline mini", f"{EMA[8:-1]}, first_step: 999}}", (), "999 is not before the last"),
+        ("resnet baseline full", "scale_schedule={ratio: 1.001}", (), "max_duration stays 90ep"),
+        ("resnet baseline mini", "selective_backprop={start: 0.9}", (), "start: must lie before end"),
+        ("resnet baseline mini", "selective_backprop={whole_every: 1}", (), "leaves no step"),
+        ("resnet baseline mini", "selective_backprop={}", (COMPILED,), "differ .*methods.compile=false"),
+        ("resnet baseline mini", "layer_freezing={}", (COMPILED,), "differ .*methods.compile=false"),
+        ("resnet baseline mini", "stochastic_depth={}", (COMPILED,), "differ .*methods.compile=false"),
+        *(
+            (
+                "resnet baseline mini",
+                SAM,
+                (f"methods.selective_backprop={{whole_every: {n}}}",),
+                "second pass",
+            )
+            for n in (0, 3, 20)
         ),
-        ("bert full", "alibi={}", (), "the starting weights were trained without it"),
-        ("bert full", "gated_linear_units={}", (), "the starting weights were trained without it"),
-        ("bert mini", "seq_length_warmup={}", (COMPILED,), "differ .*methods.compile=false"),
-        ("bert mini", "seq_length_warmup={how: segment}", ("model.next_sentence=true",), "no next sentence"),
-        ("bert mini", "seq_length_warmup={min_length: 161}", (), "min_length is more than"),
+        ("resnet baseline mini", "swa={start: 0.9, every: 12ba}", SHORT, "every: training ends before"),
+        ("resnet baseline mini", "swa={every: 1ep}", SHORT, "every: training ends before"),
+        ("resnet baseline mini", "swa={every: 1ba}", (*SHORT, EMA), "only one average"),
+        ("resnet baseline mini", "alternating_flip={}", (), "flip_probability is 0"),
+        *(
+            ("resnet baseline mini", f"{name}={{}}", (f"data.loader={loader}",), f"'{loader}'")
+            for name in ("randaugment", "augmix")
+            for loader in ("dali", "resident")
+        ),
         (
-            "bert mini",
+            "resnet optimized mini",
+            "fixres.train_crop_px=84",
+            ("data.train_crop_px=84", "data.evaluation_resize_px=112"),
+            "have these sizes already",
+        ),
+        ("resnet baseline mini", RESIZING + "initial_scale: 0.999, delay_fraction: 0.4}", (), "full size"),
+        ("resnet baseline mini", RESIZING + "initial_scale: 0.5, delay_fraction: 0.9}", (), "some epochs"),
+        ("resnet optimized mini", f"{CROPS}.epochs=[1, 2]", (), "3 epochs .*has 4"),
+        ("resnet optimized mini", f"{CROPS}.epochs=[4]", (), "each of sizes_px"),
+        (
+            "resnet optimized mini",
+            f"{CROPS}.sizes_px=[56, 96]",
+            (),
+            "last size is 96, but train_crop_px is 84",
+        ),
+        ("resnet optimized mini", f"{CROPS}.epochs=[1, 3]", ("methods.scale_schedule.ratio=0.75",), "has 6"),
+        ("bert baseline full", "alibi={}", (), "the starting weights were trained without it"),
+        ("bert baseline full", "gated_linear_units={}", (), "the starting weights were trained without it"),
+        ("bert baseline mini", "seq_length_warmup={}", (COMPILED,), "differ .*methods.compile=false"),
+        (
+            "bert baseline mini",
+            "seq_length_warmup={how: segment}",
+            ("model.next_sentence=true",),
+            "no next sentence",
+        ),
+        ("bert baseline mini", "seq_length_warmup={min_length: 161}", (), "min_length is more than"),
+        (
+            "bert baseline mini",
             "fp8={}",
             ("methods.gated_linear_units={}", "model.num_hidden_layers=2"),
             "needs gated_linear_units before it",
@@ -51,23 +90,25 @@ SAM = "methods.sam={every_steps: 10}"
     ],
 )
 def test_settings_are_refused(where, method, settings, message):
-    benchmark, size = where.split()
-    benchmark = {"resnet": "image_classification", "bert": "language_bert"}[benchmark]
-    name = method.partition("=")[0]
+    name = method.partition("=")[0].partition(".")[0]
     with pytest.raises(UserError, match=rf"^methods\.{name}\b.*{message}"):
-        load_config(benchmark, "baseline", size=size, settings=[f"methods.{method}", *settings])
+        load(where, [f"methods.{method}", *settings])
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "settings"),
+    ("where", "settings"),
     [
-        ("image_classification", [SAM, "methods.selective_backprop={}"]),
-        ("image_classification", [SAM, "methods.selective_backprop={whole_every: 5}"]),
-        ("language_bert", ["methods.alibi={}", "methods.gated_linear_units={}"]),
+        ("resnet baseline mini", [f"methods.{SAM}", "methods.selective_backprop={}"]),
+        ("resnet baseline mini", [f"methods.{SAM}", "methods.selective_backprop={whole_every: 5}"]),
+        ("bert baseline mini", ["methods.alibi={}", "methods.gated_linear_units={}"]),
     ],
 )
-def test_settings_that_fit_are_accepted(benchmark, settings):
-    load_config(benchmark, "baseline", size="mini", settings=settings)
+def test_settings_that_fit_are_accepted(where, settings):
+    load(where, settings)
+
+
+LINEAR, WITHOUT_BIAS = (nn.Sequential(nn.Linear(2, 2, bias=has_bias)) for has_bias in (True, False))
+CONVOLUTION = nn.Sequential(nn.Conv2d(3, 600, 1))
 
 
 def make_packed():
@@ -75,21 +116,28 @@ def make_packed():
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "message"),
+    ("method", "settings", "model", "message"),
     [
-        ("channels_last", lambda: nn.Linear(2, 2), "no 2-d convolution"),
-        ("ghost_batch_norm", lambda: nn.Linear(2, 2), "no batch norm"),
-        ("low_precision_layernorm", lambda: nn.Linear(2, 2), "no LayerNorm"),
-        *((name, lambda: nn.Linear(2, 2), "needs unpad") for name in ("fused_qkv", "sparse_head", "fp8")),
-        *((name, lambda: nn.Linear(2, 2), "needs unpad") for name in ("chunked_head", "compile_layers")),
-        ("last_layer_subset", lambda: nn.Linear(2, 2), "needs unpad"),
-        *((name, make_packed, "needs sparse_head") for name in ("chunked_head", "last_layer_subset")),
+        ("channels_last", {}, LINEAR, "no 2-d convolution"),
+        ("ghost_batch_norm", {}, LINEAR, "no batch norm"),
+        ("low_precision_layernorm", {}, LINEAR, "no LayerNorm"),
+        ("mixup", {}, CONVOLUTION, "no linear layer"),
+        ("cutmix", {}, CONVOLUTION, "no linear layer"),
+        ("binary_cross_entropy", {"smoothing": 0.08}, WITHOUT_BIAS, "no linear layer with a bias"),
+        ("blurpool", {"min_channels": 16}, LINEAR, "no strided layer"),
+        ("squeeze_excite", {}, CONVOLUTION, "no convolution has 512"),
+        ("stochastic_depth", {}, LINEAR, "no residual block"),
+        ("zero_gamma", {}, LINEAR, "no residual block"),
+        *((name, {}, LINEAR, "needs unpad") for name in ("fused_qkv", "sparse_head", "fp8")),
+        *((name, {}, LINEAR, "needs unpad") for name in ("chunked_head", "compile_layers")),
+        ("last_layer_subset", {}, LINEAR, "needs unpad"),
+        *((name, {}, make_packed, "needs sparse_head") for name in ("chunked_head", "last_layer_subset")),
     ],
 )
-def test_models_are_refused(name, make, message):
-    kind = kind_of(name, MODULES[name])
-    with pytest.raises(UserError, match=rf"^methods\.{name}: {message}"):
-        kind(name, kind.Config()).model(make())
+def test_models_are_refused(method, settings, model, message):
+    kind = kind_of(method, MODULES[method])
+    with pytest.raises(UserError, match=rf"^methods\.{method}\b.*: {message}"):
+        kind(method, kind.Config(**settings)).model(model() if model is make_packed else model)
 
 
 def test_an_optimizer_without_vectors_is_refused():

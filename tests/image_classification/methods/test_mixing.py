@@ -1,7 +1,5 @@
 """Methods that change batches: what they compute, which labels losses see, evaluation untouched."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,7 @@ from torch import nn
 
 from common.methods.label_smoothing import LabelSmoothing
 from common.training.method import Batch, Progress
-from image_classification.methods.binary_cross_entropy import BinaryCrossEntropy, binary_cross_entropy
+from image_classification.methods.binary_cross_entropy import BinaryCrossEntropy
 from image_classification.methods.colout import Colout, drop_lines
 from image_classification.methods.cutmix import Cutmix, cut_mix
 from image_classification.methods.mixup import Mixup, mix_up
@@ -151,13 +149,3 @@ def test_losses_of_mixed_labels_are_the_mixed_losses(mix):
         own, other = (loss(outputs, {"labels": each}) for each in (labels, labels.roll(1)))
         expected = weight * own + (1 - weight) * other
         torch.testing.assert_close(loss(outputs, {"labels": mixed.double()}), expected, atol=1e-6, rtol=0)
-
-
-def test_mixed_targets_of_binary_cross_entropy_are_smoothed_once():
-    mixed = torch.tensor([[0.7, 0.3, 0.0]])
-    binary = BinaryCrossEntropy("binary_cross_entropy", BinaryCrossEntropy.Config(smoothing=0.09))
-    outputs = torch.zeros(1, 3, dtype=torch.float64)
-    found = binary.loss(lambda outputs, targets: outputs)(outputs, {"labels": mixed})
-    expected = binary_cross_entropy(outputs, torch.tensor([[0.667, 0.303, 0.03]]))
-    assert float(found) == pytest.approx(float(expected)) == pytest.approx(3 * math.log(2))
-    assert mixed.tolist() == [[pytest.approx(0.7), pytest.approx(0.3), 0]]  # not in place
