@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from functools import cache
 
 import numpy as np
 import pytest
@@ -61,47 +62,37 @@ def jpeg(number, mode="RGB", form="JPEG"):
     return file.getvalue()
 
 
-def train_images():
+@cache
+def images_of(part):
+    """Return (name, synset, content) of every image of a part, in the order of the names."""
+    if part == "validation":
+        synsets = {number: SYNSETS[(number * 5 + number // 3) % 3] for number in range(1, NUM_VALIDATION + 1)}
+        return [
+            (f"ILSVRC2012_val_{number:08}.JPEG", synset, jpeg(100 + number))
+            for number, synset in synsets.items()
+        ]
     odd = {3: ("L", "JPEG"), 10: ("CMYK", "JPEG"), 17: ("RGB", "PNG")}  # as in ImageNet
-    return {
-        synset: {
-            f"{synset}_{number}.JPEG": jpeg(number, *odd.get(number, ()))
-            for number in range(NUM_TRAIN)
-            if SYNSETS[number % 3] == synset
-        }
-        for synset in SYNSETS
-    }
-
-
-def validation_images():
-    return {
-        f"ILSVRC2012_val_{number:08}.JPEG": (jpeg(100 + number), SYNSETS[(number * 5 + number // 3) % 3])
-        for number in range(1, NUM_VALIDATION + 1)
-    }
+    synsets = {number: SYNSETS[number % 3] for number in range(NUM_TRAIN)}
+    return [
+        (f"{synset}_{number}.JPEG", synset, jpeg(number, *odd.get(number, ())))
+        for number, synset in synsets.items()
+    ]
 
 
 def all_images():
-    """Return (name, synset, content) of every image of each part, shuffled."""
-    train = [
-        (name, synset, content) for synset, files in train_images().items() for name, content in files.items()
-    ]
-    validation = [(name, synset, content) for name, (content, synset) in validation_images().items()]
-    rng = np.random.default_rng(0)
+    """Return the images of each part, shuffled."""
+    rng, parts = np.random.default_rng(0), {part: images_of(part) for part in ("train", "validation")}
     return {
-        part: [images[number] for number in rng.permutation(len(images))]
-        for part, images in (("train", train), ("validation", validation))
+        part: [images[number] for number in rng.permutation(len(images))] for part, images in parts.items()
     }
 
 
 def write_folders(source):
-    for synset, files in train_images().items():
-        (source / "train" / synset).mkdir(parents=True)
-        for name, content in files.items():
-            (source / "train" / synset / name).write_bytes(content)
-    for name, (content, synset) in validation_images().items():
-        path = source / "val" / synset / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    for part, folder in (("train", "train"), ("validation", "val")):
+        for name, synset, content in images_of(part):
+            path = source / folder / synset / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     return source
 
 
@@ -116,12 +107,15 @@ def tar_of(files):
 
 
 def write_tars(source):
-    classes = {f"{synset}.tar": tar_of(files) for synset, files in reversed(train_images().items())}
+    of_class = {synset: {} for synset in reversed(SYNSETS)}
+    for name, synset, content in images_of("train"):
+        of_class[synset][name] = content
+    classes = {f"{synset}.tar": tar_of(files) for synset, files in of_class.items()}
     (source / "ILSVRC2012_img_train.tar").write_bytes(tar_of(classes))
-    images = validation_images()
-    packed = tar_of({name: content for name, (content, _) in reversed(images.items())})
+    validation = images_of("validation")
+    packed = tar_of({name: content for name, _, content in reversed(validation)})
     (source / "ILSVRC2012_img_val.tar").write_bytes(packed)
-    (source / "validation_synsets.txt").write_text("".join(f"{synset}\n" for _, synset in images.values()))
+    (source / "validation_synsets.txt").write_text("".join(f"{synset}\n" for _, synset, _ in validation))
     return source
 
 

@@ -12,15 +12,15 @@ from image_classification.data.label_files import validation_synsets
 from tests.image_classification.imagenet import (
     SYNSETS,
     content_of,
+    images_of,
     prepared,
     refuses,
-    validation_images,
 )
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 IDS = {SYNSETS[2]: 1, SYNSETS[0]: 2, SYNSETS[1]: 3}  # not in the order of the synsets, as in the devkit
-TRUE = {name: synset for name, (_, synset) in validation_images().items()}  # in the order of the names
+TRUE = {name: synset for name, synset, _ in images_of("validation")}  # in the order of the names
 
 
 def write_lines(path, lines):

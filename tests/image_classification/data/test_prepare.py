@@ -27,12 +27,11 @@ from tests.image_classification.imagenet import (
     SYNSETS,
     config_for,
     content_of,
+    images_of,
     jpeg,
     prepared,
     refuses,
     settings_of,
-    train_images,
-    validation_images,
 )
 
 
@@ -46,27 +45,19 @@ def own_tars(tars, tmp_path):
     return shutil.copytree(tars, tmp_path / "own")
 
 
-def test_tars_and_folders_give_the_same_bytes(tars, expected, tmp_path):
-    prepared(tmp_path / "full", tars)
-    assert content_of(tmp_path / "full") == expected
-    assert sum(name.startswith("train-") for name in expected) >= 4
-    assert [path.name for path in tmp_path.iterdir()] == ["full"]
-
-
 def test_shards_hold_every_file_with_its_class(folders, tmp_path):
     directory = tmp_path / "full"
     digest = prepared(directory, folders)
     train = open_images(directory, "train", num_samples=NUM_TRAIN, num_classes=3, hint="")
     stored = {(int(train.labels[sample]), train.jpeg(sample)) for sample in range(NUM_TRAIN)}
-    files = [(SYNSETS.index(synset), files) for synset, files in train_images().items()]
-    assert stored == {(label, content) for label, inner in files for content in inner.values()}
+    assert stored == {(SYNSETS.index(synset), content) for _, synset, content in images_of("train")}
     assert len(set(train.labels[:12].tolist())) == 3  # shuffled
     for sample in range(NUM_TRAIN):
         image = decode(train, sample)
         assert image.mode == "RGB" and image.size[::-1] == train.size(sample)
     validation = open_images(directory, "validation", num_samples=NUM_VALIDATION, num_classes=3, hint="")
     in_order = [(validation.jpeg(sample), SYNSETS[validation.labels[sample]]) for sample in range(9)]
-    assert in_order == list(validation_images().values())
+    assert in_order == [(content, synset) for _, synset, content in images_of("validation")]
     manifest = fingerprint.read_manifest(directory, hint="")
     assert manifest["fingerprint"] == digest
     assert manifest["facts"]["classes"] == list(SYNSETS)
@@ -209,17 +200,6 @@ def test_a_full_disk_is_noticed_before_anything_is_written(folders, tmp_path, mo
     assert not list(tmp_path.rglob("*.shard"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
     prepared(tmp_path / "full", folders)
-
-
-def test_other_files_are_never_replaced(own_folders, tmp_path):
-    refuses("not replaced", own_folders, own_folders)
-    directory = tmp_path / "full"
-    prepared(directory, own_folders)
-    (directory / "thesis.txt").write_text("mine")
-    refuses("thesis.txt.*not replaced", directory, own_folders)
-    assert (directory / "thesis.txt").exists()
-    (tmp_path / "file").touch()
-    refuses("not replaced", tmp_path / "file", own_folders)
 
 
 def test_a_changed_image_is_noticed_when_a_preparation_goes_on(own_folders, expected, tmp_path):

@@ -18,6 +18,7 @@ from tests.image_classification.imagenet import (
     prepared,
     refuses,
     tar_of,
+    write_tars,
     write_webdataset,
 )
 
@@ -111,6 +112,7 @@ def write_arrow_files(source):
 
 
 FORMS = {
+    "tar": write_tars,
     "WebDataset": write_webdataset,
     "parquet": write_hub_parquet,
     "Arrow": save_to_disk,
