@@ -87,7 +87,7 @@ def test_evaluation_sees_every_image_once_with_its_label(prepared: Path) -> None
 
 
 def test_training_batches_depend_on_the_seed_and_the_epoch_alone(prepared: Path) -> None:
-    settings = ("global_batch_size=700", "data.train_crop_px=32")
+    settings = ("global_batch_size=700", "data.train_crop_px=64")
     batches = list(islice(mini(prepared, *settings).train_batches(), 4))
     again, other = (next(mini(prepared, *settings, seed=seed).train_batches()) for seed in (1, 2))
     assert again.inputs["x"].equal(batches[0].inputs["x"])
@@ -96,13 +96,8 @@ def test_training_batches_depend_on_the_seed_and_the_epoch_alone(prepared: Path)
     means = [{float(image.sum()) for image in batch.inputs["x"].double()} for batch in batches]
     assert len(means[0] | means[1]) > 1395  # nearly all of 1400 differ
     assert len((means[0] | means[1]) & (means[2] | means[3])) < 10
-
-
-def test_resident_images_show_the_crops_of_worker_processes(prepared: Path) -> None:
-    settings = ("global_batch_size=700", "data.train_crop_px=64")
-    one = islice(mini(prepared, *settings).train_batches(), 3)  # into the second epoch
-    other = islice(mini(prepared, "data.loader=resident", *settings).train_batches(), 3)
-    for expected, found in zip(one, other, strict=True):
+    resident = mini(prepared, "data.loader=resident", *settings).train_batches()
+    for expected, found in zip(batches[:3], resident, strict=False):  # into the second epoch
         assert found.targets["labels"].equal(expected.targets["labels"])
         difference = (found.inputs["x"].float() - expected.inputs["x"]).abs().mean()
         assert difference < 0.03  # of a standard deviation of ImageNet's pixels; other crops differ by 0.5
