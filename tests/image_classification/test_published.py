@@ -1,6 +1,7 @@
 """The configurations, the initial weights and the work of the model against the published recipes."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -35,10 +36,11 @@ def probes_of(name, *settings):
     return Probes(Benchmark(config_of(name, "full", *settings), seed=0))
 
 
-@pytest.fixture(scope="module")
-def model():
+@cache
+def work(size_px):
+    """Return the work of an image for ResNet-50."""
     with torch.device("meta"):
-        return build_resnet("resnet50", 1000)
+        return training_work(build_resnet("resnet50", 1000), size_px)
 
 
 @pytest.mark.parametrize(("name", "recipe"), [("baseline", {}), ("mosaic", RECIPES["8xA100_80GB-methods"])])
@@ -132,12 +134,12 @@ def test_resnet50_starts_as_published():
     assert strides == [((1, 1), (2, 2))] * 2  # v1.5: in the 3x3 convolution
 
 
-def test_work_of_resnet50_is_that_of_the_reference(model):
+def test_work_of_resnet50_is_that_of_the_reference():
     for size_px, expected in GFLOPS.items():
-        assert training_work(model, size_px).flops / 1e9 == pytest.approx(expected, abs=0.06)
+        assert work(size_px).flops / 1e9 == pytest.approx(expected, abs=0.06)
     for size_px, expected in MEGABYTES.items():
-        assert training_work(model, size_px).num_bytes / 1e6 == pytest.approx(expected, rel=0.05)
-    small, larger = (training_work(model, size_px).flops for size_px in (32, 64))  # 32: one pixel is left
+        assert work(size_px).num_bytes / 1e6 == pytest.approx(expected, rel=0.05)
+    small, larger = (work(size_px).flops for size_px in (32, 64))  # 32: one pixel is left
     assert small == pytest.approx(larger / 4, rel=0.03)  # the classifier is the same
 
 
@@ -154,12 +156,11 @@ def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
 @pytest.mark.parametrize(
     ("name", "operations", "traffic"), [("mosaic", 8.96, 8.60), ("optimized", 8.92, 8.85)]
 )
-def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(model, name, operations, traffic):
+def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(name, operations, traffic):
     sizes = probes_of(name).epoch_sizes_px()[:27]
-    work = {size: training_work(model, size) for size in {*sizes, 224}}
-    assert sum(work[size].flops for size in sizes) / work[224].flops == pytest.approx(operations, abs=0.03)
-    num_bytes = sum(work[size].num_bytes for size in sizes)
-    assert num_bytes / work[224].num_bytes == pytest.approx(traffic, abs=0.03)
+    assert sum(work(size).flops for size in sizes) / work(224).flops == pytest.approx(operations, abs=0.03)
+    num_bytes = sum(work(size).num_bytes for size in sizes)
+    assert num_bytes / work(224).num_bytes == pytest.approx(traffic, abs=0.03)
 
 
 def test_a_projection_adds_epochs_by_size_and_evaluations():
