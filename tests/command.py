@@ -28,6 +28,15 @@ def start(*command, **options):
     return subprocess.Popen([*map(str, command)], **options)
 
 
+def run_ranks(num_ranks, module, *arguments):
+    """Run a module of the tests on ranks that torchrun starts; it must not fail. Return what it prints."""
+    launcher = ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    launcher += [f"--nproc-per-node={num_ranks}", "-m"]
+    done = run(sys.executable, "-m", *launcher, module, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def ttt(*arguments, cwd=ROOT):
     """Run a command in a process of its own."""
     return run(TTT, *arguments, cwd=cwd)

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import secrets
+import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -40,6 +42,13 @@ def until(condition, seconds=HANG_S):
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.02)
     return found
+
+
+def free_port():
+    """Return a port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 class Place:
@@ -115,6 +124,18 @@ class Place:
             names = {path.name for path in self.results_folder.rglob("*") if path.is_file()}
             names -= {SEAL, RUNS} | self.expected_files
             assert all(re.fullmatch(r"result_[0-9]+\.txt", name) for name in names), names
+
+
+@contextlib.contextmanager
+def open_place(folder):
+    """Open a place in a folder; what a test that failed has left of it ends with the block."""
+    place = Place(folder)
+    try:
+        yield place
+    finally:
+        for process in place.processes():
+            process.kill()
+        shutil.rmtree(place.temporary)
 
 
 def records(path):

@@ -4,13 +4,12 @@ tests/golden has it at 80 columns; `.venv/bin/python -m tests.terminal` writes i
 """
 
 import re
-import shutil
 
 import pytest
 
 from common.repository import ROOT
 from common.run.stepclock import join_parts, time_left
-from tests.runs import BERT, Place
+from tests.runs import BERT, open_place
 from tests.terminal import ESCAPE, GOLDEN, MISTAKES, SEEN_AT_80, SETS, answers, seen, text_of
 
 FIGURES = ("0.984", "0.900 to 1.081", "0.287", "0.242 to 0.326", "3.42x", "2.98 to 4.14", "23.366 to 24.420")
@@ -78,10 +77,9 @@ def test_the_time_left_is_never_0_and_a_limit_where_no_run_was_timed(steps, per_
 
 @pytest.mark.on_demand
 def test_the_status_line_of_a_run_fits_80_columns_and_says_what_was_not_evaluated(tmp_path):
-    place = Place(tmp_path)
     long = ("max_duration=400ba", "evaluate_every=200ba", "evaluate_from=200ba", "global_batch_size=16")
-    code, sent = seen(80, *place.arguments((*BERT, *long)))
-    shutil.rmtree(place.temporary)
+    with open_place(tmp_path) as place:
+        code, sent = seen(80, *place.arguments((*BERT, *long)))
     drawn = [part for part in re.split(r"[\r\n]+", ESCAPE.sub("", sent)) if "  step " in part]
     assert code == 1 and drawn and all(len(part) < 80 for part in drawn)
     assert all(re.search(r"\d (s|min|h) left( at most)?$", part.rstrip()) for part in drawn), drawn

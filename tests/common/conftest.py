@@ -1,6 +1,5 @@
-"""A place for real runs, and `ttt` with a fault meanwhile."""
+"""Prepared data, a place for real runs, and `ttt` with a fault meanwhile."""
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,7 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from common.cli import main
-from tests.runs import END_S, HANG_S, Place
+from common.commands.data import prepare
+from common.repository import benchmarks
+from common.training.load import load_config
+from tests.runs import END_S, HANG_S, open_place
+
+
+@pytest.fixture(scope="session")
+def prepared_data():
+    """Prepare the data of size mini of all benchmarks."""
+    for name in benchmarks():
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 @pytest.fixture
@@ -33,11 +42,8 @@ def mount_disk(tmp_path):
 
 @pytest.fixture
 def place(tmp_path):
-    made = Place(tmp_path)
-    yield made
-    for process in made.processes():  # of a test that failed
-        process.kill()
-    shutil.rmtree(made.temporary)
+    with open_place(tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from common.evidence.sealed.seal import read_sealed
 from common.repository import ROOT, benchmarks
 from tests.command import run, start
-from tests.runs import reason_of_abort, records, until
+from tests.runs import free_port, reason_of_abort, records, until
 
 PYTHON = [sys.executable, "-m"]
 TINY = {
@@ -105,12 +104,6 @@ def machines():
         yield [("127.0.0.1", [])] * 2
     for name in names * has_ip:
         ip(f"netns delete {name}")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.mark.slow

@@ -1,16 +1,15 @@
 """Method cards: what is read from a file, and `ttt list methods` as a person types it."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from common.commands.methods import page
 from common.errors import UserError
-from common.repository import ROOT, available_methods
+from common.repository import available_methods
 from common.training.card import LINE, cards, find_card, plain_loop, read_card, used_by
-from tests.command import ttt_here
+from tests.command import run, ttt_here
 
 FILE = '''"""A name.
 
@@ -125,8 +124,7 @@ def test_a_card_tells_what_was_measured_in_more_than_one_pair(tmp_path, monkeypa
 
 def test_a_card_is_printed_without_torch():
     code = "import sys; sys.modules['torch'] = None; from common.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "methods", "progressive_resizing"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run(sys.executable, "-c", code, "methods", "progressive_resizing")
     assert done.returncode == 0, done.stderr
     for expected in (
         "Effect on time. A step costs",

@@ -1,23 +1,18 @@
 """Checkpoints: a resumed training ends as one that was not interrupted; a kill leaves the last one whole."""
 
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from common.cli import dispatch
-from common.commands.data import prepare
 from common.data.preparation import data_fingerprint
 from common.errors import UserError
 from common.evidence.audit import audit_paths
@@ -25,33 +20,21 @@ from common.evidence.log import load as read_sets
 from common.evidence.log import read_log
 from common.evidence.score import score
 from common.evidence.sealed.chain import is_chained, read_chain
-from common.repository import ROOT, benchmarks
+from common.repository import ROOT
 from common.run import launch, resume
 from common.run.loop import save
 from common.training import checkpoint
 from common.training.checkpoint_header import Facts, checkpoint_of, crc_of, read_facts
 from common.training.load import load_config
 from common.training.ranks import SINGLE_RANK
+from tests.command import run, run_ranks, ttt
 from tests.common.training import checkpointed
+from tests.runs import open_place, records
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-SCRIPT = ROOT / "tests/common/training/checkpointed.py"
 TINY = ("max_duration=80ba", "evaluate_every=40ba", "evaluate_from=40ba", "schedule.warmup=5ba")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def prepared():
-    """The data of size mini, and one thread: the same sums in the same order."""
-    for name in benchmarks():
-        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
+pytestmark = pytest.mark.usefixtures("prepared_data")
 KEPT = {"language_bert": range(checkpointed.NUM_STEPS), "image_classification": (1, 4)}
 
 
@@ -66,13 +49,6 @@ def whole(request, tmp_path_factory):
     assert not any(name.startswith("model.") for name in unmoved)
     assert any(name.startswith("methods.ema.") for name in ended[0])
     return request.param, ended, folder
-
-
-def run(script, *arguments, timeout=120):
-    command = [sys.executable, script, *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False
-    )
 
 
 @pytest.mark.slow
@@ -98,7 +74,7 @@ def test_optimizers_with_trust_ratios_go_on_as_without_an_interruption(name, opt
 @pytest.mark.slow
 def test_killed_between_two_micro_batches_it_goes_on_from_the_step_before(whole, tmp_path):
     name, ended, _ = whole
-    done = run(SCRIPT, tmp_path, name)
+    done = run(sys.executable, "-m", checkpointed.__name__, tmp_path, name)
     assert done.returncode == -signal.SIGKILL, done.stderr
     source = tmp_path / "result_0.safetensors"
     assert read_facts(source).step == checkpointed.DIES_IN_STEP
@@ -108,17 +84,13 @@ def test_killed_between_two_micro_batches_it_goes_on_from_the_step_before(whole,
 
 @pytest.mark.slow
 def test_each_of_two_ranks_gets_its_own_buffers_and_random_state_back(tmp_path):
-    command = [*TORCHRUN, "--nproc-per-node=2", SCRIPT, tmp_path]
-    done = subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines().count("True False") == 2
+    said = run_ranks(2, checkpointed.__name__, tmp_path)
+    assert said.splitlines().count("True False") == 2
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_moment_of_a_writing_leaves_a_whole_checkpoint(tmp_path):
-    done = run(ROOT / "tests/common/run/kill_writers.py", tmp_path, 40)
+    done = run(sys.executable, "-m", "tests.common.run.kill_writers", tmp_path, 40)
     assert done.returncode == 0, done.stderr
     num_hit, num_written = map(int, done.stdout.split())
     assert num_hit >= 10 and num_written >= 10
@@ -172,43 +144,27 @@ def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
     for named in (result, checkpoint_of(result)):
         found = resume.resume_run_set(run_set("checkpoint_every=9ba"), named, seed=None)
         assert found.seeds == (3,) and found.checkpoint == checkpoint_of(result)
+    with pytest.raises(UserError, match="belongs to another run: seed is 3 there, 4 here"):
+        resume.resume_run_set(run_set(), result, seed=4)
 
 
 @pytest.mark.parametrize(
-    ("asked", "seed", "difference"),
+    ("saved", "asked", "difference"),
     [
-        (
-            lambda: run_set("optimizer.learning_rate=0.5"),
-            3,
-            "optimizer.learning_rate is 0.002 there, 0.5 here",
-        ),
-        (lambda: run_set("methods.fused_qkv=false"), 3, "methods.fused_qkv is {} there, missing here"),
-        (lambda: run_set(configuration="baseline"), 3, "configuration is optimized there, baseline here"),
-        (lambda: run_set(), 4, "seed is 3 there, 4 here"),
-        (lambda: run_set(num_ranks=2), 3, "ranks is 1 there, 2 here"),
+        ({}, lambda: run_set("optimizer.learning_rate=0.5"), "optimizer.learning_rate is 0.002 there, 0.5"),
+        ({}, lambda: run_set("methods.fused_qkv=false"), "methods.fused_qkv is {} there, missing here"),
+        ({}, lambda: run_set(configuration="baseline"), "configuration is optimized there, baseline here"),
+        ({}, lambda: run_set(num_ranks=2), "ranks is 1 there, 2 here"),
+        ({"dataset_fingerprint": "00ff"}, run_set, "dataset_fingerprint is 00ff there"),
+        ({"system": "another"}, run_set, "system is another there"),
+        ({"config": facts().config | {"size": "full"}}, run_set, "size is full there, mini here"),
     ],
-    ids=["setting", "method", "configuration", "seed", "ranks"],
+    ids=["setting", "method", "configuration", "ranks", "data", "system", "size"],
 )
-def test_another_run_is_refused_with_the_first_difference(result, asked, seed, difference):
-    with pytest.raises(UserError, match="belongs to another run") as told:
-        resume.resume_run_set(asked(), result, seed=seed)
-    assert difference in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
-        ({"dataset_fingerprint": "00ff"}, "dataset_fingerprint is 00ff there"),
-        ({"system": "another"}, "system is another there"),
-        ({"config": facts().config | {"size": "full"}}, "size is full there, mini here"),
-    ],
-    ids=["data", "system", "size"],
-)
-def test_other_data_another_machine_and_another_size_are_refused(result, change, difference):
-    checkpoint.write(checkpoint_of(result), {}, facts(**change))
-    with pytest.raises(UserError) as told:
-        resume.resume_run_set(run_set(), result, seed=None)
-    assert difference in str(told.value)
+def test_another_run_is_refused_with_the_first_difference(result, saved, asked, difference):
+    checkpoint.write(checkpoint_of(result), {}, facts(**saved))
+    with pytest.raises(UserError, match=f"belongs to another run: {difference}"):
+        resume.resume_run_set(asked(), result, seed=None)
 
 
 def test_what_is_no_checkpoint_is_refused(result, tmp_path):
@@ -329,44 +285,21 @@ def test_on_a_full_disk_training_goes_on_and_the_log_says_so(small_disk, capsys)
     assert failed["key"] == "checkpoint_failed" and "No space left" in failed["metadata"]["reason"]
 
 
-def records(path):
-    return [json.loads(line[9:]) for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
-
-
-def ttt_run(folder, *arguments):
-    """Return the arguments of a run whose first evaluation, after 40 steps, reaches the target."""
-    settings = [f"--set={each}" for each in (*TINY, "target=0.01", "checkpoint_every=3ba")]
-    where = ["--results", folder / "results", "--systems", folder / "systems"]
-    command = ["run", "language_bert", "optimized", "--size", "mini"]
-    return [str(each) for each in (*command, *where, *settings, *arguments)]
-
-
-def ttt(*arguments):
-    command = [*TTT, *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """A run that was killed after a checkpoint, and the one that went on to the target."""
+    """A run that was killed after a checkpoint, and the one that went on to the target after 40 steps."""
     folder = tmp_path_factory.mktemp("resumed")
-    first = subprocess.Popen(
-        [*TTT, *ttt_run(folder, "--seed", "5")], cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 90
-    while not any('"checkpoint"' in path.read_text() for path in folder.glob("results/*/bert/result_*.txt")):
-        assert first.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    (path,) = folder.glob("results/*/bert/result_0.txt")
-    for each in psutil.Process(first.pid).children(recursive=True):
-        each.send_signal(signal.SIGKILL)
-    assert first.wait(20) == 1 and "aborted" in first.communicate()[1]
-    with pytest.raises(UserError, match="precision is bf16 there, fp32 here"):
-        dispatch(ttt_run(folder, "--resume", path, "--set", "precision=fp32"))
-    done = ttt(*ttt_run(folder, "--resume", path))
-    assert done.returncode == 0, done.stderr
+    settings = ("language_bert", "optimized", *TINY, "target=0.01", "checkpoint_every=3ba")
+    with open_place(folder) as place:
+        first = place.start(*place.arguments(settings, "--seed", 5))
+        path = place.until_logged('"checkpoint"')
+        place.rank().kill()
+        assert "aborted" in first.communicate(timeout=20)[1] and first.returncode == 1
+        again = place.arguments(settings, "--resume", path)
+        with pytest.raises(UserError, match="precision is bf16 there, fp32 here"):
+            dispatch([*again, "--set", "precision=fp32"])
+        done = ttt(*again)
+        assert done.returncode == 0, done.stderr
     return folder, path, path.with_name("result_1.txt")
 
 

@@ -1,30 +1,23 @@
 """Several ranks: the same training as one, exact evaluation, one log, and an end for all when one dies."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from common.commands.data import prepare
 from common.data import sampler
 from common.errors import UserError
 from common.measure import scaling
-from common.repository import ROOT, benchmarks
 from common.run import launch
 from common.training import ranks
 from common.training.load import load_config
 from common.training.ranks import RankInfo
 from language_bert.data.batches import typical_lengths
+from tests.command import one_line, run_ranks, ttt
+from tests.common.training import train_exactly
+from tests.runs import records
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-TTT = [sys.executable, "-c", "import sys; from common.cli import main; sys.exit(main())"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
+pytestmark = pytest.mark.usefixtures("prepared_data")
 
 
 def rank_infos(world_size):
@@ -61,13 +54,6 @@ def test_balanced_ranks_share_the_samples_of_a_batch_and_have_about_equal_tokens
     )
     assert (world_size, share) != (8, 56) or 1.12 < np.mean(random) < 1.16
     assert np.mean(most) - 1 <= 1.02 * (scaling.imbalance(work, share, world_size) - 1) < 0.26
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prepared():
-    """The data of size mini, for the ranks of these tests and whoever runs them."""
-    for name in benchmarks():
-        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
 
 
 def benchmark(name, rank_info, *settings):
@@ -188,13 +174,8 @@ def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What train_exactly.py finds on 4, 2 and 1 ranks, by their number."""
-    script, output = (
-        Path(__file__).with_name("train_exactly.py"),
-        tmp_path_factory.mktemp("trained") / "found.pt",
-    )
-    command = [*TORCHRUN, "--nproc-per-node=4", script, output]
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    output = tmp_path_factory.mktemp("trained") / "found.pt"
+    run_ranks(4, train_exactly.__name__, output)
     return torch.load(output)
 
 
@@ -224,34 +205,18 @@ def test_ranks_share_statistics_mistakes_and_what_rank_0_says(trained):
         assert found["error"] == f"here: met by rank {num_ranks - 1}" and found["told"] == "by rank 0"
 
 
-def start_run(folder, *settings):
-    """Start a run of two ranks; returns its process and what finds its log."""
-    sets = [part for setting in (*TINY, *settings) for part in ("--set", setting)]
-    command = ["run", "language_bert", "optimized", "--size", "mini", "--nproc", "2", "--seed", "5", *sets]
-    folders = ["--results", str(folder / "results"), "--systems", str(folder / "systems")]
-    return subprocess.Popen(
-        [*TTT, *command, *folders],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def events(folder):
-    (path,) = (folder / "results").rglob("result_*.txt")
-    return [json.loads(line[9:]) for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
+def on_two_ranks(place, *settings):
+    return place.arguments(("language_bert", "optimized", *TINY, *settings), "--nproc", 2, "--seed", 5)
 
 
 @pytest.mark.slow
-def test_two_ranks_write_one_log_that_passes_the_audit(tmp_path):
-    process = start_run(tmp_path, "target=0.01", "micro_batch_size=4", "gradient_compression=bf16")
-    out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0 and errors == ""
-    assert out.count("masked-LM accuracy") == out.count("success") == 1
-    values = {event["key"]: event["value"] for event in events(tmp_path)}
+def test_two_ranks_write_one_log_that_passes_the_audit(place):
+    settings = ("target=0.01", "micro_batch_size=4", "gradient_compression=bf16")
+    done = ttt(*on_two_ranks(place, *settings))
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.count("masked-LM accuracy") == done.stdout.count("success") == 1
+    (path,) = place.results()
+    values = {record["key"]: record["value"] for record in records(path)}
     expected = {
         "num_ranks": 2,
         "distributed_backend": "gloo",
@@ -260,32 +225,21 @@ def test_two_ranks_write_one_log_that_passes_the_audit(tmp_path):
         "global_batch_size": 16,
     }
     assert {key: values[key] for key in expected} == expected
-    checked = subprocess.run(
-        [*TTT, "check", tmp_path / "results"], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
-    )
+    checked = ttt("check", place.results_folder)
     assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.slow
-def test_a_mistake_that_every_rank_meets_is_told_once(tmp_path):
-    process = start_run(tmp_path, "methods.unpad.attention=torch_cudnn")
-    _, errors = process.communicate(timeout=90)
-    assert process.returncode == 2
-    (line,) = errors.splitlines()
+def test_a_mistake_that_every_rank_meets_is_told_once(place):
+    line = one_line(ttt(*on_two_ranks(place, "methods.unpad.attention=torch_cudnn")))
     assert "methods.unpad.attention: torch_cudnn needs a GPU" in line and "nothing was timed" in line
-    assert list(tmp_path.rglob("result_*.txt")) == []
+    assert place.results() == []
 
 
 @pytest.mark.slow
-def test_a_dry_run_describes_a_thousand_ranks(tmp_path):
+def test_a_dry_run_describes_a_thousand_ranks():
     command = ["run", "image_classification", "optimized", "--nproc", "1000", "--dry-run"]
-    done = subprocess.run(
-        [*TTT, *command, "--set", "micro_batch_size=2"],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
+    done = ttt(*command, "--set", "micro_batch_size=2")
     assert done.returncode == 0, done.stderr
     for expected in (
         "ranks: 1000, one set up in a group without the others; 0.10 GB of float32 gradients exchanged",

@@ -1,15 +1,13 @@
 """Out of memory: real allocations that fail, and the change that a person is told to make."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 import torch
 
 from common.errors import UserError
-from common.repository import ROOT
 from common.training import memory
+from tests.command import run
 
 FOLLOW = """
 import re, resource
@@ -42,10 +40,7 @@ for attempt in range(12):
 
 @pytest.mark.slow
 def test_following_the_message_leads_to_micro_batches_that_fit():
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", FOLLOW], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run(sys.executable, "-c", FOLLOW)
     assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
     assert first.startswith("micro_batch_size: out of memory with 2,048 sample(s) at a time")

@@ -4,7 +4,6 @@ Started with torchrun by test_distributed.py: `train_exactly.py OUTPUT`. Rank 0 
 """
 
 import os
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from common.run.worker import leave
 from common.training import distributed, ranks
 from common.training.load import load_config
 from language_bert.benchmark import Benchmark
+from tests.runs import free_port
 
 NUM_STEPS = 20
 SMALL = ("hidden_size=16", "intermediate_size=24", "num_hidden_layers=1", "next_sentence=true")
@@ -92,13 +92,6 @@ def agreed_error(rank_info):
                 raise UserError(f"met by rank {rank_info.rank}", where="here")
     except UserError as error:
         return str(error)
-
-
-def free_port():
-    """Return a port that nothing listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def main():
