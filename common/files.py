@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,16 @@ def explain_os_error(what: str, where: Path | str, *, hint: str = "") -> Iterato
         raise UserError(f"{what} ({error.strerror or error})", where=str(where), hint=hint) from error
 
 
+@contextmanager
+def undo_on_failure(undo: Callable[..., object], *arguments: Any) -> Iterator[None]:
+    """Call `undo` where the block fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        undo(*arguments)
+        raise
+
+
 def existing_folder(path: Path) -> Path:
     """Return a folder, or the nearest one above it that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
@@ -120,13 +130,13 @@ def synchronize(path: Path) -> None:
 def append_whole(path: Path, data: bytes, *, is_synchronized: bool = False) -> None:
     """Append bytes to a file, all or none; with `is_synchronized` the disk has them then. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    with open(descriptor, "ab", buffering=0) as file, ExitStack() as undo:
-        undo.callback(os.ftruncate, descriptor, os.fstat(descriptor).st_size)
-        if file.write(data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if is_synchronized:
-            os.fsync(descriptor)
-        undo.pop_all()
+    with open(descriptor, "ab", buffering=0) as file:
+        num_bytes_before = os.fstat(descriptor).st_size
+        with undo_on_failure(os.ftruncate, descriptor, num_bytes_before):
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if is_synchronized:
+                os.fsync(descriptor)
 
 
 def hash_file(path: Path) -> str:

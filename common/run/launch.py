@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +22,7 @@ from common.config.schema import Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import MAX_DRIFT_MS, NUM_RUNS, Log, read_log
-from common.files import create_next, explain_os_error, make_folder
+from common.files import create_next, explain_os_error, make_folder, undo_on_failure
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
@@ -126,7 +126,7 @@ def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 
     Raises UserError when it exists or cannot be written.
     """
     path = directory / f"result_{index}.txt"
-    with explain_os_error(UNWRITABLE, directory), ExitStack() as undo:
+    with explain_os_error(UNWRITABLE, directory):
         try:
             make_folder(directory)
             if index is None:
@@ -137,9 +137,8 @@ def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 
             if not directory.is_dir():
                 raise UserError("not a folder", where=str(directory)) from None
             raise UserError("this result exists; results are never overwritten", where=str(path)) from None
-        undo.callback(path.unlink)
-        path.write_text(text)
-        undo.pop_all()
+        with undo_on_failure(path.unlink):
+            path.write_text(text)
     return path
 
 
@@ -148,12 +147,11 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
 
     Removes the result and raises UserError when the disk is too full for that.
     """
-    with explain_os_error(UNWRITABLE, path.parent), ExitStack() as undo:
-        undo.callback(path.unlink)
-        file = undo.enter_context(tempfile.TemporaryFile(dir=path.parent, buffering=0))
-        if file.write(bytes(BALLAST_BYTES)) < BALLAST_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        undo.pop_all()
+    with explain_os_error(UNWRITABLE, path.parent), undo_on_failure(path.unlink):
+        file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 - the caller closes it
+        with undo_on_failure(file.close):
+            if file.write(bytes(BALLAST_BYTES)) < BALLAST_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return file
 
 
@@ -227,10 +225,8 @@ def run_once(
         with delay_signals():
             reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
             ballast = reserve_disk_space(reserved)
-            with ExitStack() as undo:
-                undo.callback(ballast.close)
+            with undo_on_failure(ballast.close):
                 seal.start_run(run_set, number, reserved)
-                undo.pop_all()
             shown, path = os.path.relpath(reserved), reserved
         print(f"{run_set.title}, {label} -> {shown}", flush=True)
         if run_set.checkpoint is None:  # a resumed run replaces its log, and no interval of it is compared

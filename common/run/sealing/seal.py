@@ -8,8 +8,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +34,15 @@ from common.evidence.sealed.seal import (
     derive_seeds,
     read_sealed,
 )
-from common.files import append_whole, explain_os_error, locked, make_folder, synchronize, write_text
+from common.files import (
+    append_whole,
+    explain_os_error,
+    locked,
+    make_folder,
+    synchronize,
+    undo_on_failure,
+    write_text,
+)
 from common.machine import hardware, system
 from common.repository import WORKSPACE, hide_folders, mlperf_name
 from common.run.run_set import RESULT, UNWRITABLE, Ended, RunSet
@@ -53,7 +61,6 @@ MACHINE = (  # fields of the system description that the seal states, too
     "accelerator_memory_capacity",
 )
 MAX_REASON = 1000  # letters
-NOT_YET = "0" * 64  # for the hash that `append` fills in
 PUBLIC = re.compile(rf"{BEACON}([ -~]{{1,512}})")
 ELSEWHERE = "make the runs with another --results"
 
@@ -153,7 +160,7 @@ def read_listed(folder: Path) -> SealedSet | None:
         return read_whole(folder)
 
 
-def append(folder: Path, event: Event) -> str:
+def append(folder: Path, kind: Callable[..., Event], **facts: Any) -> str:
     """Append an event to the list of runs, which is locked; returns the hash of its line, once on the disk.
 
     Raises OSError, and leaves the list as it was.
@@ -161,7 +168,8 @@ def append(folder: Path, event: Event) -> str:
     path = folder / RUNS
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     previous = digest(lines[-1] if lines else (folder / SEAL).read_bytes())
-    line = f"{event.model_copy(update={'previous': previous}).model_dump_json()}\n".encode()
+    event = kind(time=now(), previous=previous, **facts)
+    line = f"{event.model_dump_json()}\n".encode()
     append_whole(path, line, is_synchronized=True)
     if not lines:
         synchronize(folder)
@@ -232,9 +240,9 @@ def seal_set(run_set: RunSet) -> None:
             if not decided:
                 more = more[sealed.seal.num_runs :]
                 derived = derive_seeds(sealed.digest, value, sealed.seal.num_runs)
-                append(folder, Derived(time=now(), value=value, seeds=derived, previous=NOT_YET))
+                append(folder, Derived, value=value, seeds=derived)
         if more:
-            append(folder, Extended(time=now(), seeds=more, previous=NOT_YET))
+            append(folder, Extended, seeds=more)
 
 
 def as_json(seal: Seal) -> str:
@@ -297,24 +305,15 @@ def start_run(run_set: RunSet, number: int, result: Path) -> None:
     folder = run_set.directory
     if run_set.cell or not (folder / SEAL).exists():
         return
-    with ExitStack() as undo:
-        undo.callback(result.unlink)
-        started = Started(
-            time=now(),
-            result=result.name,
-            seed=run_set.seeds[number],
-            resumed=run_set.checkpoint.with_suffix(".txt").name if run_set.checkpoint else "",
-            previous=NOT_YET,
-        )
-        with lock_list(folder), ExitStack() as undo_line:
-            path = folder / RUNS
-            size = path.stat().st_size if path.exists() else 0
-            lines = {"seal": digest((folder / SEAL).read_bytes()), "started": append(folder, started)}
-            undo_line.callback(os.truncate, path, size)
-            with result.open("a", encoding="ascii") as file:
-                file.write("# --- sealed\n" + "".join(f"# {key}: {value}\n" for key, value in lines.items()))
-            undo_line.pop_all()
-        undo.pop_all()
+    seed, checkpoint = run_set.seeds[number], run_set.checkpoint
+    resumed = checkpoint.with_suffix(".txt").name if checkpoint else ""
+    with undo_on_failure(result.unlink), lock_list(folder):
+        path = folder / RUNS
+        num_bytes_before = path.stat().st_size if path.exists() else 0
+        of_seal = digest((folder / SEAL).read_bytes())
+        line = append(folder, Started, result=result.name, seed=seed, resumed=resumed)
+        with undo_on_failure(os.truncate, path, num_bytes_before), result.open("a", encoding="ascii") as file:
+            file.write(f"# --- sealed\n# seal: {of_seal}\n# started: {line}\n")
 
 
 def end_run(run_set: RunSet, result: Path, ended: Ended) -> None:
@@ -326,16 +325,7 @@ def end_run(run_set: RunSet, result: Path, ended: Ended) -> None:
     try:
         with lock_list(folder):
             head = read_chain(result.read_bytes()).head if result.exists() else ""
-            append(
-                folder,
-                sealed_files.Ended(
-                    time=now(),
-                    result=result.name,
-                    outcome=ended.outcome,
-                    reason=reason,
-                    head=head,
-                    previous=NOT_YET,
-                ),
-            )
+            facts = {"result": result.name, "outcome": ended.outcome, "reason": reason, "head": head}
+            append(folder, sealed_files.Ended, **facts)
     except UserError as error:
         print(f"error: the end of {result.name} is not in the list of runs: {error}", file=sys.stderr)
