@@ -25,6 +25,11 @@ class Run(NamedTuple):
         """True if the run ended with a log that was to be kept."""
         return self.ended is not None and bool(self.ended.head)
 
+    @property
+    def was_timed(self) -> bool:
+        """True unless the run ended before its clock had started."""
+        return self.ended is None or self.has_log or self.ended.outcome == "lost"
+
 
 class Decided(NamedTuple):
     """Seeds that were decided, the line that says so (0: the seal), and how many results were known then."""
@@ -32,6 +37,34 @@ class Decided(NamedTuple):
     line: int
     seeds: tuple[int, ...]
     num_known: int
+
+
+def pair_runs(sealed: SealedSet) -> list[Run]:
+    """Pair the starts of runs with their ends; an end belongs to the last start of its result."""
+    runs: list[Run] = []
+    last: dict[str, int] = {}  # result -> index of its last run
+    for line, event in sealed.events:
+        if isinstance(event, Started):
+            last[event.result] = len(runs)
+            runs.append(Run(line, event, sealed.digests[line - 1]))
+        elif isinstance(event, Ended) and event.result in last:
+            index = last[event.result]
+            if runs[index].ended is None:
+                runs[index] = runs[index]._replace(end_line=line, ended=event)
+    return runs
+
+
+def list_decided(sealed: SealedSet) -> list[Decided]:
+    """List the decisions of seeds: by the seal, the public value and extensions, in this order."""
+    decided, num_known = [], 0
+    if sealed.seal and sealed.seal.seeds is not None:
+        decided.append(Decided(0, tuple(sealed.seal.seeds), 0))
+    for line, event in sealed.events:
+        if isinstance(event, Ended):
+            num_known += bool(event.head)
+        elif isinstance(event, Extended | Derived):
+            decided.append(Decided(line, tuple(event.seeds), num_known))
+    return decided
 
 
 @dataclass(frozen=True)
@@ -48,31 +81,13 @@ class Sealing:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The runs in the order of their starts; an end belongs to the last start of its result."""
-        runs: list[Run] = []
-        last: dict[str, int] = {}  # result -> index of its last run
-        for line, event in self.sealed.events if self.sealed else ():
-            if isinstance(event, Started):
-                last[event.result] = len(runs)
-                runs.append(Run(line, event, self.digest_of(line)))
-            elif isinstance(event, Ended) and event.result in last:
-                index = last[event.result]
-                if runs[index].ended is None:
-                    runs[index] = runs[index]._replace(end_line=line, ended=event)
-        return tuple(runs)
+        """The runs in the order of their starts."""
+        return tuple(pair_runs(self.sealed)) if self.sealed else ()
 
     @cached_property
     def decided(self) -> tuple[Decided, ...]:
         """The seeds that the seal, the public value and extensions decided, in this order."""
-        decided, num_known = [], 0
-        if self.seal and self.seal.seeds is not None:
-            decided.append(Decided(0, tuple(self.seal.seeds), 0))
-        for line, event in self.sealed.events if self.sealed else ():
-            if isinstance(event, Ended):
-                num_known += bool(event.head)
-            elif isinstance(event, Extended | Derived):
-                decided.append(Decided(line, tuple(event.seeds), num_known))
-        return tuple(decided)
+        return tuple(list_decided(self.sealed)) if self.sealed else ()
 
     @property
     def extensions(self) -> list[Decided]:
@@ -122,9 +137,6 @@ class Sealing:
         for log in self.run_set.logs:
             if (run := self.run_of(log)) is not None:
                 yield log, run
-
-    def digest_of(self, line: int) -> str:
-        return self.sealed.digests[line - 1] if self.sealed else ""
 
     def place(self, name: str) -> str:
         """Return how a file of the set's folder is named to a person."""

@@ -21,6 +21,7 @@ from common.data.preparation import data_fingerprint
 from common.errors import EXIT_OK, UserError
 from common.evidence.sealed import seal as sealed_files
 from common.evidence.sealed.chain import digest, read_chain
+from common.evidence.sealed.runs import list_decided, pair_runs
 from common.evidence.sealed.seal import (
     BEACON,
     RUNS,
@@ -178,8 +179,7 @@ def append(folder: Path, kind: Callable[..., Event], **facts: Any) -> str:
 
 def decided_seeds(sealed: SealedSet) -> list[int]:
     """List the seeds that were decided, those of the seal first."""
-    later = [event.seeds for _, event in sealed.events if isinstance(event, Extended | Derived)]
-    return [seed for seeds in ((sealed.seal and sealed.seal.seeds) or [], *later) for seed in seeds]
+    return [seed for decided in list_decided(sealed) for seed in decided.seeds]
 
 
 def derived_from(sealed: SealedSet) -> str:
@@ -202,13 +202,8 @@ def choose_seeds(run_set: RunSet, num_runs: int) -> tuple[list[int], list[int]]:
     sealed = None if run_set.cell else read_listed(run_set.directory)
     if sealed is None:
         return [], []
-    decided, last, timed = decided_seeds(sealed), dict[str, int](), set[int]()
-    for _, event in sealed.events:
-        if isinstance(event, Started):
-            last[event.result] = event.seed
-            timed.add(event.seed)
-        elif isinstance(event, sealed_files.Ended) and not event.head and event.outcome != "lost":
-            timed.discard(last.get(event.result, -1))
+    decided = decided_seeds(sealed)
+    timed = {run.started.seed for run in pair_runs(sealed) if run.was_timed}
     seeds = [seed for seed in decided if seed not in timed][:num_runs]
     if value := derived_from(sealed) or run_set.public_value:
         seeds += continue_seeds(sealed, value, num_runs - len(seeds))

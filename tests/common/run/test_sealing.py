@@ -206,6 +206,14 @@ def test_a_resumed_run_is_listed_with_the_result_from_which_it_goes_on(tmp_path)
     assert sealed.faults == () and seal.decided_seeds(sealed) == list(run_set.seeds)
 
 
+def test_the_seed_of_a_run_is_free_for_no_other_after_a_resumption_that_failed_before_its_clock(tmp_path):
+    run_set = planned(tmp_path, runs="1")
+    list_runs(run_set)
+    resumed = replace(run_set, checkpoint=run_set.directory / "result_0.safetensors")
+    list_runs(resumed, "refused", kept=False)
+    assert run_sets.find_missing_runs(planned(tmp_path, runs="1")).seeds[0] != run_set.seeds[0]
+
+
 def test_a_set_of_another_recipe_is_sealed_apart_and_has_seeds_of_its_own(tmp_path, capsys):
     command = ["run", "language_bert", "baseline", "--size", "mini", "--results", str(tmp_path)]
     command += ["--systems", str(tmp_path), "--runs", "3", "--seal", NAMED, "--set", HARDWARE]
