@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,7 +33,7 @@ from common.evidence.sealed.seal import SEAL
 from common.files import append_whole, synchronize
 
 POLL_S = 0.2
-MAX_WAITING = 16  # requests that nobody has answered
+MAX_WAITING = 16  # requests at a time
 NICENESS = 5
 RECORD = re.compile(rb'%s .*?"key": "(?:%s)"' % (TOKEN.strip().encode(), "|".join(ANCHORED_KEYS).encode()))
 HEADERS = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
@@ -89,7 +90,7 @@ class Watched:
 
 
 class Stamper:
-    """Sends requests, each in a thread of its own, and writes down their replies and failures.
+    """Sends requests, each in a thread, and writes down their replies and failures.
 
     A reply may take `limit_s`. Once `is_hurried`, no missing one is waited for.
     """
@@ -98,9 +99,9 @@ class Stamper:
         self.url, self.limit_s = url, limit_s
         self.public_url = ""  # while a thread of its own asks: names may take longer than replies
         self.is_hurried = False
-        self.pending: dict[int, Request] = {}
-        self.num_asked = self.num_stamped = self.num_running = 0
-        self.answers: queue.SimpleQueue[tuple[int, bytes, str, float]] = queue.SimpleQueue()
+        self.threads = ThreadPoolExecutor(MAX_WAITING)
+        self.pending: dict[Future[tuple[bytes, float]], Request] = {}
+        self.num_asked = self.num_stamped = 0
         self.folders: set[Path] = set()
         self.first_failure = ""
         start_thread(self.find_public_url)
@@ -111,38 +112,31 @@ class Stamper:
     def ask(self, request: Request) -> None:
         """Send a request; its answer is collected later."""
         self.num_asked += 1
-        if self.num_running >= MAX_WAITING:
-            self.write(request, 0.0, failure=f"{self.num_running} requests before it have no reply")
-            return
-        self.num_running += 1
-        self.pending[self.num_asked] = request
         try:
-            start_thread(self.run, self.num_asked, request.data)
+            self.pending[self.threads.submit(self.receive, request)] = request
         except RuntimeError as error:  # no more threads
-            self.answers.put((self.num_asked, b"", self.describe_failure(error), 0.0))
+            self.write(request, failure=self.describe_failure(error))
 
-    def run(self, number: int, data: bytes) -> None:
-        reply, failure = b"", ""
-        try:
-            reply = request_stamp(self.url, data, self.limit_s)
-        except BaseException as error:  # noqa: BLE001 - the panic of a library, too: the file says why
-            failure = self.describe_failure(error)
-        self.answers.put((number, reply, failure, time.monotonic()))
+    def receive(self, request: Request) -> tuple[bytes, float]:
+        """Return the reply to a request, and the seconds since its bytes were not there."""
+        reply = request_stamp(self.url, request.data, self.limit_s)
+        return reply, time.monotonic() - request.since_s
 
     def collect(self) -> None:
         """Write down the answers that have come, and the requests whose time is up."""
-        with suppress(queue.Empty):
-            while True:
-                number, reply, failure, now_s = self.answers.get_nowait()
-                self.num_running -= 1
-                if request := self.pending.pop(number, None):
-                    self.write(request, now_s - request.since_s, reply, failure)
-        for number, request in list(self.pending.items()):
-            if time.monotonic() - request.asked_s > self.limit_s:
-                del self.pending[number]
-                self.write(request, 0.0, failure=self.describe_failure(TimeoutError()))
+        for future, request in list(self.pending.items()):
+            if future.done():
+                del self.pending[future]
+                if error := future.exception():  # also the panic of a library
+                    self.write(request, failure=self.describe_failure(error))
+                else:
+                    self.write(request, *future.result())
+            elif time.monotonic() - request.asked_s > self.limit_s:
+                del self.pending[future]
+                future.cancel()
+                self.write(request, failure=self.describe_failure(TimeoutError()))
 
-    def write(self, request: Request, delay_s: float, reply: bytes = b"", failure: str = "") -> None:
+    def write(self, request: Request, reply: bytes = b"", delay_s: float = 0.0, *, failure: str = "") -> None:
         """Append a line beside the stamped file, whole, and count it. Warns of the first failure."""
         url = self.public_url if reply else ""
         try:
@@ -172,7 +166,7 @@ class Stamper:
             time.sleep(POLL_S / 4)
             self.collect()
         for request in self.pending.values():
-            self.write(request, 0.0, failure="no reply before the command ended")
+            self.write(request, failure="no reply before the command ended")
         for folder in self.folders:
             with suppress(OSError):
                 synchronize(folder / ANCHORS)
@@ -231,8 +225,8 @@ def request_stamp(url: str, data: bytes, limit_s: float) -> bytes:
     return body
 
 
-def start_thread(function: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
+def start_thread(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, daemon=True).start()
 
 
 def find_public_url(url: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from common.errors import UserError
 from common.evidence.sealed.anchors import ANCHORS
 from common.evidence.sealed.replies import load_roots
+from common.run.sealing import anchor
 from common.run.sealing.anchor import Request, Stamper
 from common.run.sealing.anchoring import anchoring
 from common.run.sealing.anchoring import authority as authority_of
@@ -146,15 +147,16 @@ def test_a_name_that_is_looked_up_for_long_holds_no_reply_back(authority, tmp_pa
     assert time.monotonic() - started < 2 and [*anchors_of(folder)[0]][-1] == "reply"
 
 
-def test_whatever_ends_a_request_stands_beside_the_results(authority, tmp_path):
-    folder = make_set(tmp_path)
-    now_s = time.monotonic()
+def test_whatever_ends_a_request_stands_beside_the_results(authority, tmp_path, monkeypatch):
+    def panic(*_):
+        raise BaseException("a panic of the library")
+
+    monkeypatch.setattr(anchor, "request_stamp", panic)
+    folder, now_s = make_set(tmp_path), time.monotonic()
     stamper = Stamper(authority[1], limit_s=10)
-    stamper.run(0, "text")  # the library raises TypeError
-    stamper.pending[0] = Request(folder / "runset.json", 0, b"{}\n", now_s, now_s)
-    stamper.num_running = 1
-    stamper.collect()
-    assert "bytes" in anchors_of(folder)[0]["failure"] and stamper.num_running == 0
+    stamper.ask(Request(folder / "runset.json", 0, b"{}\n", now_s, now_s))
+    stamper.finish()
+    assert [one["failure"] for one in anchors_of(folder)] == ["a panic of the library"]
 
 
 def test_a_late_reply_says_so_and_bounds_no_interval(authority, tmp_path):
