@@ -19,7 +19,7 @@ from common.machine.preflight import preflight
 from common.run import launch
 from common.run.run_set import HUNG_AFTER_S, RESULT, UNWRITABLE, Ended, RunSet
 from common.run.sealing import seal
-from common.run.sealing.anchoring import Anchoring, anchoring, authority
+from common.run.sealing.anchoring import anchoring, authority
 from common.run.set_folder import of_values, recipe_of_result
 
 MAX_HUNG_AFTER_S = 86400
@@ -142,24 +142,12 @@ def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
 def run_all(
     run_sets: Sequence[RunSet], command: Sequence[str], *, fail_fast: bool, index: int | None = None
 ) -> int:
-    """Make the runs of all sets, as `run_in_turn` does, while an authority stamps them if one was named."""
-    with anchoring(run_sets[0].anchor) as anchors:
-        return run_in_turn(run_sets, command, anchors, fail_fast=fail_fast, index=index)
-
-
-def run_in_turn(
-    run_sets: Sequence[RunSet],
-    command: Sequence[str],
-    anchors: Anchoring,
-    *,
-    fail_fast: bool,
-    index: int | None,
-) -> int:
     """Make one run of each set in turn; returns the first exit code that was not 0.
 
-    A run that fails does not end its set, unless with `fail_fast`. An interruption ends all sets, and so does
-    a mistake that every run would meet before its clock starts. The summary at the end counts the missing
-    runs. Raises UserError before the first run where a set cannot be sealed.
+    An authority stamps them if one was named. A run that fails does not end its set, unless with `fail_fast`.
+    An interruption ends all sets, and so does a mistake that every run would meet before its clock starts.
+    The summary at the end counts the missing runs. Raises UserError before the first run where a set cannot
+    be sealed.
     """
     codes: list[int] = []
     outcomes: dict[str, Counter[str]] = {run_set.title: Counter() for run_set in run_sets}
@@ -169,23 +157,24 @@ def run_in_turn(
         outcomes[title][ended.outcome] += 1
 
     turns = list_turns(run_sets)
-    for run_set in run_sets:
-        seal.seal_set(run_set)
-        anchors.stamp_seal(run_set.directory)
-    try:
-        for turn, (run_set, number) in enumerate(turns, 1):
-            if len(run_sets) > 1:
-                print(f"{turn} of {len(turns)}: ", end="")
-            count = partial(record, run_set.title)
-            ended = launch.run_once(run_set, number, command, index, count, anchors)
-            if ended.code == EXIT_INTERRUPTED:
-                return EXIT_INTERRUPTED
-            if ended.outcome == "refused" or (fail_fast and ended.code != EXIT_OK):
-                break
-    finally:
+    with anchoring(run_sets[0].anchor) as anchors:
         for run_set in run_sets:
-            if run_set.num_runs > 1:
-                print(summarize(run_set, outcomes[run_set.title]), flush=True)
+            seal.seal_set(run_set)
+            anchors.stamp_seal(run_set.directory)
+        try:
+            for turn, (run_set, number) in enumerate(turns, 1):
+                if len(run_sets) > 1:
+                    print(f"{turn} of {len(turns)}: ", end="")
+                count = partial(record, run_set.title)
+                ended = launch.run_once(run_set, number, command, index, count, anchors)
+                if ended.code == EXIT_INTERRUPTED:
+                    return EXIT_INTERRUPTED
+                if ended.outcome == "refused" or (fail_fast and ended.code != EXIT_OK):
+                    break
+        finally:
+            for run_set in run_sets:
+                if run_set.num_runs > 1:
+                    print(summarize(run_set, outcomes[run_set.title]), flush=True)
     return next((code for code in codes if code), EXIT_OK)
 
 
