@@ -83,6 +83,21 @@ def read_path(path: Path) -> tuple[yaml_file.Document, str]:
     return document, base
 
 
+def merge_base(benchmark: str, base: str, size: str) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
+    """Merge a configuration, or the file of a path over the configuration that it extends.
+
+    Raises UserError for an unknown configuration.
+    """
+    document, configuration = read_path(Path(base)) if base.endswith(".yaml") else (None, base)
+    if configuration not in configurations(benchmark):
+        hint = nearest(configuration, configurations(benchmark))
+        raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
+    values, origins = merge_files(benchmark, configuration, size)
+    if document:
+        merge(values, document, origins)
+    return values, origins
+
+
 def parse_setting(setting: str) -> yaml_file.Document:
     """Turn `optimizer.learning_rate=0.1` into a document with that one key."""
     key, equals, text = setting.partition("=")

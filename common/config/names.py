@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config.merge import mapping, merge, merge_files, read_path
+from common.config.merge import mapping, merge_base, merge_files
 from common.config.schema import RunConfig
 from common.errors import UserError, nearest
 from common.repository import available_methods, benchmarks, configurations
@@ -83,11 +83,7 @@ def short_name(name: str) -> str:
 
 
 def find_active_methods(benchmark: str, base: str, size: str) -> set[str]:
-    """Merge a configuration, or a YAML file, and collect the methods that are on at a size."""
-    document, configuration = read_path(Path(base)) if base.endswith(".yaml") else (None, base)
-    values, origins = merge_files(benchmark, configuration, size)
-    if document:
-        merge(values, document, origins)
+    values, origins = merge_base(benchmark, base, size)
     return {name for name, entry in mapping(values, METHODS, origins).items() if entry is not False}
 
 

@@ -98,17 +98,16 @@ def verify(
     hint: str,
     needed: Collection[str] = (),
     has_content: bool = True,
-    explain: Callable[[Path], str] = lambda path: "",
 ) -> list[str]:
     """List the files that are missing, extra or changed, a line each; an empty list means intact.
 
     The list also has a line for each of the settings (`prepared_with` of a configuration) that the data were
     not made with, and for a `needed` file that the manifest lacks. Without `has_content` only the sizes of
-    the files are compared. `explain` adds to the line of a file whose content has changed.
+    the files are compared.
     """
     manifest = read_manifest(directory, hint=hint)
     misfits = list_misfits(directory, manifest, settings, needed=needed)
-    return misfits + list_damage(directory, manifest, has_content=has_content, explain=explain)
+    return misfits + list_damage(directory, manifest, has_content=has_content)
 
 
 def list_misfits(
@@ -132,7 +131,7 @@ def list_damage(
     has_content: bool = True,
     explain: Callable[[Path], str] = lambda path: "",
 ) -> list[str]:
-    """List the files that differ from the manifest, see `verify`."""
+    """List the files that differ from the manifest; `explain` says more of one whose content has changed."""
     expected, present = manifest["files"], data_files(directory)
     problems = [f"{directory / name}: missing" for name in expected if name not in present]
     problems += [f"{directory / name}: not in the manifest" for name in present if name not in expected]

@@ -69,7 +69,7 @@ def build(
 
     number = sum(1 for _ in directory.iterdir())
     log = RunLog(directory / f"result_{number}.txt", state="run")
-    spec = Spec(config={}, seed=0, system="bench", result="", label="", expected_s=None)
+    spec = Spec(config={}, seed=0, system="bench", result="", expected_s=None)
     benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0, rank_info=rank_info)
     run = TrainingRun(spec, config, benchmark, log)
     try:

@@ -218,7 +218,7 @@ def run_once(
     if crowd:
         run_set = replace(run_set, preflight=(*run_set.preflight, f"warning: {crowd}"))
         print(f"  warning: {crowd}", file=sys.stderr)
-    label, text = f"run {number + 1}/{run_set.num_runs}", compose_head(run_set, command)
+    text = compose_head(run_set, command)
     path: Path | None = None
     ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
     try:
@@ -228,7 +228,7 @@ def run_once(
             with undo_on_failure(ballast.close):
                 seal.start_run(run_set, number, reserved)
             shown, path = os.path.relpath(reserved), reserved
-        print(f"{run_set.title}, {label} -> {shown}", flush=True)
+        print(f"{run_set.title}, run {number + 1}/{run_set.num_runs} -> {shown}", flush=True)
         if run_set.checkpoint is None:  # a resumed run replaces its log, and no interval of it is compared
             anchors.watch(path)
         spec: dict[str, Any] = {
@@ -236,7 +236,6 @@ def run_once(
             "seed": run_set.seeds[number],
             "system": run_set.system,
             "result": os.path.relpath(path, WORKSPACE) if path.is_relative_to(WORKSPACE) else str(path),
-            "label": label,
             "expected_s": expected,
             "drops_caches": run_set.drops_caches,
             "needs_gpu": count_gpus() > 0,

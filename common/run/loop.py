@@ -49,7 +49,6 @@ class Spec:
     seed: int
     system: str
     result: str
-    label: str  # for the progress line: "run 2/3"
     expected_s: float | None  # median of the earlier runs of this configuration on this system
     drops_caches: bool = False  # the whole machine's, not only the pages of the data
     needs_gpu: bool = False  # never fall back to the CPU silently

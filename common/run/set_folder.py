@@ -12,9 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from common.evidence.recipes import (
     software,
 )
 from common.evidence.sealed.runs import recipe_of_seal
-from common.evidence.sealed.seal import SEAL, Seal, read_sealed
+from common.evidence.sealed.seal import SEAL, read_sealed
 from common.machine import hardware, system
 from common.machine.load import may_choose_threads, physical_cores, threads_of_rank
 from common.repository import DIGEST_LENGTH, MAX_NAME
@@ -125,21 +124,21 @@ def of_values(config: RunConfig) -> Recipe:
 
 def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:
     """Find the first result of another recipe in a folder, or its seal, with the keys that differ."""
-    paths, sealed = sorted(directory.glob("result_*.txt")), read_sealed(directory)
-    seals = (
-        [(directory / SEAL, recipe_of_seal(complete_seal(sealed.seal, config)))]
-        if sealed and sealed.seal
-        else []
-    )
-    for path, there in chain(((path, recipe_of_result(read_log(path), config)) for path in paths), seals):
-        if changes := list(all_differences(there, now)):
+    for path, recipe in stated_recipes(directory, config):
+        if changes := list(all_differences(recipe, now)):
             return path, [change.key for change in changes], changes[0]
     return None
 
 
-def complete_seal(seal: Seal, config: RunConfig) -> Seal:
-    """Add the defaults of keys that are younger than a seal to its configuration."""
-    return seal.model_copy(update={"configuration": with_defaults(type(config), seal.configuration)})
+def stated_recipes(directory: Path, config: RunConfig) -> Iterator[tuple[Path, Recipe]]:
+    """Yield the recipe of each result in a folder, then that of its seal."""
+    for path in sorted(directory.glob("result_*.txt")):
+        yield path, recipe_of_result(read_log(path), config)
+    sealed = read_sealed(directory)
+    if sealed and sealed.seal:
+        configuration = with_defaults(type(config), sealed.seal.configuration)
+        complete = sealed.seal.model_copy(update={"configuration": configuration})
+        yield directory / SEAL, recipe_of_seal(complete)
 
 
 def recipe_of_result(log: Log, config: RunConfig) -> Recipe:

@@ -156,12 +156,8 @@ class Card:
     @property
     def after(self) -> list[str]:
         """The methods whose lines come before its own."""
-        return [
-            name
-            for _, names, _ in LINE.findall(self.sections.get("Use", ""))
-            for name in names.split(", ")
-            if name
-        ]
+        named = [names for _, names, _ in LINE.findall(self.sections.get("Use", "")) if names]
+        return ", ".join(named).split(", ") if named else []
 
     @property
     def path(self) -> Path:
@@ -204,14 +200,9 @@ def names_in(code: str) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def find_needed(card: Card) -> list[Card]:
-    """List the cards whose lines a plain loop needs for this one: the methods before it, then itself."""
-    return [*(find_card(name) for name in card.after), card]
-
-
 def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the imports that a plain loop needs for a method, and its lines with their places, in order."""
-    needed = find_needed(card)
+    needed = [*map(find_card, card.after), card]
     lines = [line for needed_card in needed for line in needed_card.use]
     lines.sort(key=lambda line: PLACES.index(line[0]))
     names: dict[str, list[str]] = {}
@@ -278,12 +269,9 @@ def read_setting(line: ast.AnnAssign) -> Setting:
 @cache
 def cards() -> list[Card]:
     """List the cards of all methods: those that fit any model, then each benchmark's own."""
-    by_module: dict[str, Card] = {}
-    for benchmark in benchmarks():
-        for name, module in available_methods(benchmark).items():
-            if module not in by_module:
-                by_module[module] = read_card(name, module)
-    return sorted(by_module.values(), key=lambda card: (not card.module.startswith("common."), card.module))
+    methods = {pair for benchmark in benchmarks() for pair in available_methods(benchmark).items()}
+    read = [read_card(name, module) for name, module in methods]
+    return sorted(read, key=lambda card: (not card.module.startswith("common."), card.module))
 
 
 def cards_by_group(benchmark: str | None = None) -> dict[str, list[Card]]:

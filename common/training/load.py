@@ -1,16 +1,15 @@
 """Loads a configuration: merged, checked, changed by its methods, frozen."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from common.config.division import OPEN, check_closed
-from common.config.merge import mapping, merge, merge_files, parse_setting, read_path
-from common.config.names import find_methods, split_name
+from common.config.merge import mapping, merge, merge_base, parse_setting
+from common.config.names import find_methods, short_name, split_name
 from common.config.schema import Loaded, RunConfig
 from common.config.validation import validate
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.evidence.recipes import all_differences, flat
-from common.repository import config_class, configurations
+from common.repository import config_class
 
 MAX_EVALUATIONS = 10**6  # a plan lists them all
 
@@ -57,19 +56,10 @@ def read_config(
     """
     kind = config_class(benchmark)
     source, changes_of_name = split_name(benchmark, configuration, size=size)
-    configuration, document = source, None
-    if source.endswith(".yaml"):
-        document, configuration = read_path(Path(source))
-    if configuration not in configurations(benchmark):
-        hint = nearest(configuration, configurations(benchmark))
-        raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
-    values, origins = merge_files(benchmark, configuration, size)
-    if document:
-        merge(values, document, origins)
-        configuration = Path(source).stem
+    values, origins = merge_base(benchmark, source, size)
     for setting in (*changes_of_name, *settings):
         merge(values, parse_setting(setting), origins)
-    fixed = {"benchmark": benchmark, "configuration": configuration, "size": size}
+    fixed = {"benchmark": benchmark, "configuration": short_name(source), "size": size}
     for key in sorted(fixed.keys() & values.keys()):
         raise UserError("is chosen on the command line", where=f"{origins[key,]}: {key}")
     switched = mapping(values, "methods", origins)

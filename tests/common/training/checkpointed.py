@@ -61,7 +61,7 @@ def start(name, folder, *, source=None, rank_info=SINGLE_RANK, kind=TrainingRun,
     short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *(settings or SETTINGS[name])]
     config = load_config(name, "baseline", size="mini", settings=short).config
     result = folder / "result_0.txt"
-    spec = Spec(config={}, seed=3, system="test", result=str(result), label="", expected_s=None)
+    spec = Spec(config={}, seed=3, system="test", result=str(result), expected_s=None)
     log = RunLog(result if rank_info.rank == 0 else Path(os.devnull), state="block")
     run = kind(spec, config, module.Benchmark(config, seed=3, rank_info=rank_info), log)
     run.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)  # its scale has to be kept

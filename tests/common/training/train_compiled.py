@@ -110,7 +110,7 @@ def start(name, rank_info, settings):
     """Return an initialized run."""
     module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
     config = load_config(name, "optimized", size="mini", settings=list(settings)).config
-    spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
+    spec = Spec(config={}, seed=3, system="test", result="", expected_s=None)
     log = RunLog(Path(os.devnull), state="run")
     run = TrainingRun(spec, config, module.Benchmark(config, seed=3, rank_info=rank_info), log)
     run.initialize()

@@ -50,7 +50,7 @@ def train(case, rank_info):
     settings = [*(f"model.{each}" for each in SMALL), *GLOBAL, *settings, TWICE, "schedule.warmup=2ba"]
     settings += ["methods.fused_qkv=false"] if configuration == "optimized" else []
     config = load_config("language_bert", configuration, size="mini", settings=settings).config
-    spec = Spec(config={}, seed=3, system="test", result="", label="", expected_s=None)
+    spec = Spec(config={}, seed=3, system="test", result="", expected_s=None)
     log = RunLog(Path(os.devnull), state="run")
     run = ExactRun(spec, config, Benchmark(config, seed=3, rank_info=rank_info), log)
     run.initialize()

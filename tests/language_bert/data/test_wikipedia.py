@@ -135,7 +135,7 @@ def test_a_starting_accuracy_that_is_not_the_published_one_is_told(full, tmp_pat
 
     def first_evaluation():
         log = RunLog(tmp_path / "result_0.txt", state="run")
-        spec = Spec(config={}, seed=1, system="test", result="", label="", expected_s=None)
+        spec = Spec(config={}, seed=1, system="test", result="", expected_s=None)
         run = TrainingRun(spec, config, Benchmark(config, seed=1), log)
         run.initialize()
         quality = run.evaluate()
