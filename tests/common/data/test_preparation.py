@@ -6,11 +6,9 @@ import json
 import os
 import signal
 import sys
-import time
 
 import pytest
 
-from common.commands.data import prepare
 from common.data import manifest
 from common.files import locked
 from common.repository import ROOT
@@ -89,20 +87,6 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, capsys):
     with locked(tmp_path / ".mini.lock", "prepares mini"):
         assert "no locks on this file system" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_several_commands_prepare_the_same_text_at_the_same_time(tmp_path):
-    config = load_config("language_bert", "baseline", size="mini", settings=[]).config
-    prepare(config)
-    expected = manifest.read_manifest(ROOT / config.data.directory, hint="")["fingerprint"]
-    where = ("language_bert", "--size", "mini", "--set", f"data.directory={tmp_path}/mini")
-    commands = []
-    for _ in range(4):
-        commands.append(start(sys.executable, "-m", "common.cli", "data", "prepare", *where))
-        time.sleep(0.3)  # as a person starts them: they are at different places
-    outputs = ended(commands) + ended([start(sys.executable, "-m", "common.cli", "data", "verify", *where)])
-    assert all(expected in output for output in outputs)
 
 
 @pytest.fixture

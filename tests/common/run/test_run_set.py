@@ -1,10 +1,8 @@
 """Order of samples, manifests of data, names and seeds of runs."""
 
 import itertools
-import os
 import re
 import signal
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,6 @@ from common.errors import UserError
 from common.repository import ROOT
 from common.run import launch, run_sets
 from common.training.load import load_config
-from tests.command import start
 
 HARDWARE = "submission.hardware=reference-2cpu"
 
@@ -128,39 +125,3 @@ def test_a_run_that_ends_as_a_signal_arrives_is_counted(tmp_path, prepared_data,
     with pytest.raises(KeyboardInterrupt):
         run_sets.run_all([run_set], [], fail_fast=False)
     assert "of 2 runs 1 converged, 1 not run" in capsys.readouterr().out
-
-
-CONTINUED = """
-import sys, time
-from common import cli
-from common.repository import ROOT
-from common.run import launch, run_sets
-
-def make(sets, command, **_):
-    run_set, = sets
-    source = ROOT / "results/reference-2cpu-mini-baseline/bert/result_0.txt"
-    records = "".join(line for line in source.read_text().splitlines(True) if line.startswith(":::MLLOG"))
-    missing = run_set.num_runs - run_set.num_done
-    for _ in range(missing):
-        time.sleep(1)
-        launch.reserve(run_set.directory, None, launch.compose_head(run_set, command) + records)
-    print("made", missing)
-    return 0
-
-run_sets.run_all = make
-sys.exit(cli.main())
-"""
-
-
-def test_of_two_that_continue_one_set_the_second_waits_and_finds_it_whole(tmp_path, prepared_data):
-    where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems", "--force"]
-    command = ["run", "language_bert", "baseline", "--size", "mini", "--runs", "2", "--continue", *where]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pair = [start(sys.executable, "-c", CONTINUED, *command, env=environment) for _ in range(2)]
-    ended = [process.communicate(timeout=300) for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], ended
-    first, second = sorted((out for out, _ in ended), key=lambda out: "made 2" not in out)
-    assert "0 of 2 runs are there" in first and "made 2" in first
-    assert "2 of 2 runs are there" in second and "made 0" in second
-    assert "which makes the missing runs of this folder" in second
-    assert len(list(tmp_path.rglob("result_*.txt"))) == 2
