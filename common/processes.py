@@ -64,7 +64,7 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.end(grace_s=0)
 
-    def wait(self, timeout_s: float = float("inf")) -> Exit | None:
+    def wait(self, timeout_s: float) -> Exit | None:
         """Wait until all have ended with code 0, or return the first that has not; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:

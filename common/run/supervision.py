@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -89,10 +88,9 @@ def supervise(
         try:
             with delay_signals():  # a start is whole or has not begun
                 processes = Processes(arguments, environments, cwd=folder)
-            if watchdog:
-                watchdog.start(processes)
-            ended = processes.wait()
-            assert ended is not None  # no time was set
+            while (ended := processes.wait(POLL_S)) is None:
+                if watchdog:
+                    watchdog.check(processes)
             return ended
         except KeyboardInterrupt:  # the only one: raise_interrupt ignores further signals
             grace_s = GRACE_S
@@ -100,7 +98,7 @@ def supervise(
         finally:
             ignore_ending_signals()
             if watchdog:
-                watchdog.stop()
+                watchdog.heartbeat.announce_shutdown()
             if processes:
                 processes.end(grace_s)
 
@@ -108,64 +106,46 @@ def supervise(
 class Watchdog:
     """Ends the `local_ranks` when none of them has made progress for `limit_s`.
 
-    It polls their slots once a second and counts the polls: a machine that slept is not a hung rank.
+    It is asked to check their slots once a second, and counts that: a machine that slept is no hung rank.
     """
 
     def __init__(self, heartbeat: Heartbeat, local_ranks: Sequence[int], limit_s: float) -> None:
         self.heartbeat, self.local_ranks, self.limit_s = heartbeat, local_ranks, limit_s
-        self.is_over = threading.Event()
-        self.thread = threading.Thread(target=self.watch, name="watchdog", daemon=True)
+        self.seen: list[list[int]] = []
+        self.quiet_s = 0.0
 
-    def start(self, processes: Processes) -> None:
-        self.processes = processes
-        self.thread.start()
-
-    def stop(self) -> None:
-        """Stop the watchdog thread: the ranks have ended, or will get a signal."""
-        self.heartbeat.announce_shutdown()
-        self.is_over.set()
-        if self.thread.is_alive():
-            self.thread.join()
-
-    def watch(self) -> None:
-        """Poll until `stop` is called, or until the ranks hang."""
-        seen, quiet_s = self.look(), 0.0
-        while not self.is_over.wait(POLL_S):
-            now = self.look()
-            quiet_s = quiet_s + POLL_S if now == seen else 0.0
-            seen = now
-            if quiet_s >= self.allowed_s():
-                self.end(quiet_s)
-                return
-
-    def look(self) -> list[list[int]]:
-        return [self.heartbeat.slots[rank].words[: COUNT + 1].tolist() for rank in self.local_ranks]
+    def check(self, processes: Processes) -> None:
+        """Compare the slots with those of the check before, and end ranks that hang."""
+        words = [self.heartbeat.slots[rank].words[: COUNT + 1].tolist() for rank in self.local_ranks]
+        self.quiet_s = self.quiet_s + POLL_S if words == self.seen else 0.0
+        self.seen = words
+        if self.quiet_s >= self.allowed_s():
+            self.end(processes)
+            self.quiet_s = 0.0
 
     def allowed_s(self) -> float:
         """The limit without progress: longer until every rank has started and taken a step."""
         is_running = all(self.heartbeat.slots[rank].step for rank in self.local_ranks)
         return self.limit_s if is_running else max(self.limit_s, START_S)
 
-    def end(self, quiet_s: float) -> None:
+    def end(self, processes: Processes) -> None:
         """Dump the stacks of the ranks, record which was late, and kill all: hung ranks ignore SIGTERM."""
         slots = self.heartbeat.slots
-        running = dict(zip(self.local_ranks, self.processes.processes, strict=True))
+        running = dict(zip(self.local_ranks, processes.processes, strict=True))
         states = {rank: process_status(process.pid) for rank, process in running.items()}
         late = self.late(states)
-        for rank in sorted(
-            self.local_ranks, key=lambda number_of_rank: states[number_of_rank] in STUCK
-        ):  # the stuck last: they wake up
+        for rank in sorted(running, key=lambda number: states[number] in STUCK):  # which wake up, last
             who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
             print(f"--- stack of {who}", file=sys.stderr, flush=True)
             for number in (DUMP, signal.SIGCONT):
                 running[rank].send_signal(number)
             wait_for_handler(running[rank].pid, DUMP, limit_s=DUMP_S)
         is_stuck = f"{states[late[0]]}, " if states[late[0]] in STUCK else ""
-        cause = f"no progress for {quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
+        cause = f"no progress for {self.quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
         if len(late) > 1:
             cause += f"; {len(late)} ranks stand there, their stacks are above"
         self.heartbeat.record_death(late[0], cause)
-        self.processes.signal(signal.SIGKILL)
+        processes.signal(signal.SIGKILL)
 
     def late(self, states: dict[int, str]) -> list[int]:
         """Return the ranks that the others wait for: of those with the fewest steps the stopped, or all.
