@@ -1,5 +1,7 @@
 """Several ranks: the same training as one, exact evaluation, one log, and an end for all when one dies."""
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 import torch
@@ -101,19 +103,24 @@ def test_a_rank_without_evaluation_samples_evaluates_none(name):
     assert list(idle.evaluation_batches()) == []
 
 
+TORCHRUN_RANK = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
+SRUN_RANK = {"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "20"}
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, (0, 0, 1)),
-        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, (3, 1, 4)),
-        ({"SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "16"}, (9, 1, 16)),
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}, (0, 0, 1)),  # a batch script
+        ({}, (0, 0, 1, 1)),
+        (TORCHRUN_RANK, (3, 1, 8, 1)),
+        (TORCHRUN_RANK | {"LOCAL_WORLD_SIZE": "4"}, (3, 1, 8, 4)),
+        (SRUN_RANK, (9, 1, 20, 1)),
+        (SRUN_RANK | {"SLURM_STEP_TASKS_PER_NODE": "4,8(x2)"}, (9, 1, 20, 8)),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}, (0, 0, 1, 1)),  # a batch script
     ],
-    ids=["alone", "torchrun", "srun", "sbatch"],
+    ids=["alone", "torchrun", "torchrun, four here", "srun", "srun, eight here", "sbatch"],
 )
-def test_the_environment_says_which_rank_this_is(environment, expected):
-    found = ranks.read_rank_info(environment)
-    assert (found.rank, found.local_rank, found.world_size) == expected
+def test_the_environment_says_which_rank_this_is_and_how_many_share_a_machine(environment, expected):
+    assert astuple(ranks.read_rank_info(environment)) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,17 +131,6 @@ def test_the_environment_says_which_rank_this_is(environment, expected):
 def test_an_environment_that_is_not_whole_is_refused(environment):
     with pytest.raises(UserError, match="RANK|SLURM"):
         ranks.read_rank_info(environment)
-
-
-def test_the_environment_says_how_many_ranks_share_a_machine():
-    torchrun = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}
-    slurm = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "20"}
-    for environment, num_local in (
-        ({}, 1),
-        (torchrun | {"LOCAL_WORLD_SIZE": "4"}, 4),
-        (slurm | {"SLURM_STEP_TASKS_PER_NODE": "4,8(x2)"}, 8),
-    ):
-        assert ranks.read_rank_info(environment).num_local == num_local
 
 
 def test_ranks_of_a_slurm_step_meet_on_its_first_host():
@@ -164,7 +160,7 @@ def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
     assert launch.choose_ranks(config, None) == 2
     with pytest.raises(UserError, match="2 GPU"):
         launch.choose_ranks(config, 8)
-    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}.items():
+    for name, value in TORCHRUN_RANK.items():
         monkeypatch.setenv(name, value)
     assert launch.choose_ranks(config, None) == 1
     with pytest.raises(UserError, match="started already"):
