@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,16 +40,11 @@ def read_index(path: Path, dtype: np.dtype, *, hint: str = "") -> np.ndarray:
     return index
 
 
-class Shards(Protocol):
-    """The records of a part, each checked against its CRC when it is read."""
+def changed_records(shards: Any, number: int) -> str:
+    """Name the records of one shard (counted from 0) that differ from the index.
 
-    index: np.ndarray
-
-    def __getitem__(self, number: int) -> Any: ...
-
-
-def changed_records(shards: Shards, number: int) -> str:
-    """Name the records of one shard (counted from 0) that differ from the index."""
+    `shards` are the `Shards` of a benchmark: each record is checked against its CRC when it is read.
+    """
     members, changed = np.flatnonzero(shards.index["shard"] == number), []
     for place, record in enumerate(members):
         try:

@@ -119,15 +119,14 @@ class StepClock:
             self.live.stop()
 
     def _fetch(self, loss: Tensor) -> None:
-        if self.copy is not None and (self.copied is None or self.copied.query()):
-            self.loss, self.copy = float(self.copy), None
-        if self.copy is None:
+        if not loss.is_cuda:
+            self.loss = float(loss.detach())
+        elif self.copied is None or self.copied.query():
+            if self.copy is not None:
+                self.loss = float(self.copy)
             self.copy = loss.detach().to("cpu", non_blocking=True)
-            if loss.is_cuda:
-                self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self.copied.record()
-            else:
-                self.loss, self.copy = float(self.copy), None
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.copied.record()
 
     def _draw(self, now: float) -> None:
         text = self.show(self.num_steps, self.steps_per_s(), self.loss)

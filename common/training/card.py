@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from common.arguments import benchmark_names
-from common.config.merge import merge_files
+from common.config.names import read_methods
 from common.config.schema import Strict
 from common.errors import UserError, nearest
 from common.evidence.paths import STUDY
-from common.repository import ROOT, WORKSPACE, available_methods, benchmarks, configurations
+from common.repository import ROOT, WORKSPACE, available_methods, benchmarks
 
 SECTIONS = (
     "What",
@@ -296,12 +296,11 @@ def find_card(name: str) -> Card:
 
 def used_by(name: str) -> list[str]:
     """List the configurations, as `benchmark configuration`, that use a method at size full."""
-    return [user for user, methods in methods_in_use().items() if methods.get(name, False) is not False]
+    return [user for user, methods in methods_in_use().items() if name in methods]
 
 
 @cache
 def methods_in_use() -> dict[str, dict[str, Any]]:
     """Map each `benchmark configuration` to its methods at size full."""
-    named = [(benchmark, name) for benchmark in benchmarks() for name in configurations(benchmark)]
-    merged = {" ".join(pair): merge_files(*pair, "full")[0] for pair in named}
-    return {user: values.get("methods") or {} for user, values in merged.items()}
+    in_use = {benchmark: read_methods(benchmark, "full") for benchmark in benchmarks()}
+    return {f"{folder} {name}": methods for folder in in_use for name, methods in in_use[folder].items()}
