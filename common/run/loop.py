@@ -4,6 +4,7 @@
 from one.
 """
 
+import itertools
 import math
 import os
 import platform
@@ -91,14 +92,11 @@ class TrainingRun(Training):
         if self.first_step == 0:
             self.log.event("dataset_fingerprint", data_fingerprint(self.config))
         batches = self.benchmark.train_batches(self.first_step)
-        step = 0
-        for last in self.plan.evaluation_steps:
+        for first, last in itertools.pairwise((0, *self.plan.evaluation_steps)):
             if 0 < self.first_step >= last:  # evaluated before a checkpoint
-                step = last
                 continue
-            if last > step:  # not for an evaluation of the untrained model
-                self.train_block(batches, step, last)
-            step = last
+            if last > first:  # not for an evaluation of the untrained model
+                self.train_block(batches, first, last)
             self.quality = self.evaluate()
             if self.quality >= self.config.target and self.config.stop_at_target:
                 return True

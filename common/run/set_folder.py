@@ -160,15 +160,10 @@ def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool
 
     Raises UserError when the plain name leaves no room for that.
     """
-    parts, is_whole = [], not is_hashed
-    for key in keys:
-        if key == "methods":  # empty here or there: the other side's methods are named
-            continue
-        part, is_plain = name_part(key, now)
-        is_whole = is_whole and is_plain
-        parts += [part] if part not in parts else []
+    named = (key for key in keys if key != "methods")  # empty here or there: the other side's are named
+    parts = dict(name_part(key, now) for key in named)  # code and commit have one text
     full = "+".join([name, *parts])
-    if is_whole and len(full) <= MAX_NAME:
+    if all(parts.values()) and not is_hashed and len(full) <= MAX_NAME:
         return full
     values = [
         (key, now.get(key, "missing")) for key in (sorted(now) if is_hashed else keys) if key != "commit"

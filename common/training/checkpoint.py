@@ -52,14 +52,10 @@ def capture(training: Training) -> tuple[Tensors, list[RandomState]]:
     kind, keys, *counts = np.random.get_state()
     state = RandomState(python=random.getstate(), numpy=(kind, tuple(keys.tolist()), *counts))  # type: ignore[arg-type,attr-defined]
     ranks = distributed.all_gather(({name: value.cpu() for name, value in local.items()}, state))
-    tensors = shared | {
-        f"rank{rank}.{name}": value
-        for rank, (of_rank, _) in enumerate(ranks)
-        for name, value in of_rank.items()
-    }
-    return {name: value.contiguous() for name, value in tensors.items()}, [
-        generator_states for _, generator_states in ranks
-    ]
+    tensors = shared
+    for rank, (of_rank, _) in enumerate(ranks):
+        tensors |= {f"rank{rank}.{name}": value for name, value in of_rank.items()}
+    return {name: value.contiguous() for name, value in tensors.items()}, [states for _, states in ranks]
 
 
 @torch.no_grad()
@@ -113,11 +109,8 @@ def restore_states(training: Training, local: Tensors, facts: Facts) -> None:
 
 def restore_optimizer(training: Training, values: Tensors) -> None:
     """Load the optimizer's state in the memory layout of the parameters, which fused kernels need."""
-    parameters = [
-        parameter_of_group
-        for group in training.optimizer.param_groups
-        for parameter_of_group in group["params"]
-    ]
+    groups = training.optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
     state: dict[int, Tensors] = {}
     for name, value in values.items():
         _, number, key = name.split(".")
@@ -125,8 +118,8 @@ def restore_optimizer(training: Training, values: Tensors) -> None:
         if value.shape == parameter.shape:
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         state.setdefault(int(number), {})[key] = value
-    groups = training.optimizer.state_dict()["param_groups"]  # functions of configuration and step
-    training.optimizer.load_state_dict({"state": state, "param_groups": groups})
+    saved_groups = training.optimizer.state_dict()["param_groups"]  # functions of configuration and step
+    training.optimizer.load_state_dict({"state": state, "param_groups": saved_groups})
 
 
 def write(checkpoint: Path, tensors: Tensors, facts: Facts) -> None:

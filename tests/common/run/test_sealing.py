@@ -4,7 +4,7 @@ import json
 import os
 import resource
 import signal
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -14,12 +14,10 @@ from common.cli import dispatch
 from common.errors import UserError
 from common.evidence.audit import audit_paths
 from common.evidence.sealed.seal import RUNS, SEAL, derive_seeds, read_sealed
-from common.repository import ROOT
 from common.run import launch, run_sets
 from common.run.run_set import Ended
 from common.run.sealing import seal
 from common.training.load import load_config
-from tests.command import start
 from tests.common.run.test_faulty_disks import fill
 from tests.common.run.test_set_folder import leave_result
 from tests.runs import BERT, until
@@ -27,12 +25,6 @@ from tests.runs import BERT, until
 pytestmark = pytest.mark.usefixtures("prepared_data")
 HARDWARE = "submission.hardware=reference-2cpu"
 NAMED = "drand quicknet, round 22000000"
-LIST_RUNS = """
-import sys
-from tests.common.run.test_sealing import list_runs, planned
-from pathlib import Path
-list_runs(planned(Path(sys.argv[1]), runs="10"))
-"""
 
 
 def planned(results, runs="2", seed=None, configuration="baseline"):
@@ -68,11 +60,11 @@ def events(folder):
     return [json.loads(line) for line in (folder / RUNS).read_text().splitlines()]
 
 
-def test_commands_that_run_in_one_folder_at_once_write_one_list(tmp_path):
-    folder = planned(tmp_path).directory
-    processes = [start(sys.executable, "-c", LIST_RUNS, str(tmp_path), cwd=ROOT) for _ in range(3)]
-    errors = [process.communicate(timeout=100)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], errors
+def test_sets_that_run_in_one_folder_at_once_write_one_list(tmp_path):
+    run_sets_at_once = [planned(tmp_path, runs="10") for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(list_runs, run_sets_at_once))
+    folder = run_sets_at_once[0].directory
     sealed = read_sealed(folder)
     names = [event["result"] for event in events(folder) if event["event"] == "started"]
     assert sealed.faults == () and len(set(names)) == 30

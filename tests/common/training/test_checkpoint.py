@@ -28,6 +28,7 @@ from common.training.checkpoint_header import Facts, checkpoint_of, crc_of, read
 from common.training.load import load_config
 from common.training.ranks import SINGLE_RANK
 from tests.command import run, run_ranks, ttt
+from tests.common.run.kill_writers import FACTS
 from tests.common.training import checkpointed
 from tests.runs import open_place, records
 
@@ -105,27 +106,16 @@ LOG = "".join(
 
 
 def facts(**changes):
-    """What stands in a checkpoint of the run set that `planned` returns."""
+    """What stands in a checkpoint of the run set that `run_set` returns."""
     planned = run_set()
     known = {
-        "step": 7,
-        "seed": 3,
-        "world_size": 1,
         "system": planned.system,
         "dataset_fingerprint": data_fingerprint(planned.loaded.config),
         "config": planned.loaded.config.model_dump(mode="json"),
-        "modules": (),
-        "scaler": {},
         "random": (RANDOM_STATE,),
         "log": LOG,
-        "log_state": "block",
-        "epoch": None,
-        "quality": 0.0,
-        "started": 0.0,
-        "block_started": 0.0,
-        "saved": 0.0,
     }
-    return Facts(**known | changes)
+    return Facts(**dict(FACTS) | {"step": 7, "seed": 3} | known | changes)
 
 
 def run_set(*settings, configuration="optimized", **changes):
