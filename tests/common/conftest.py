@@ -24,6 +24,12 @@ def prepared_data():
 
 
 @pytest.fixture
+def usual_threads(monkeypatch):
+    """Undo that the tests run with OMP_NUM_THREADS=1, which is no machine's usual way."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.fixture
 def mount_disk(tmp_path):
     """Return a function that mounts a disk of a size, such as `1m`, and returns its folder."""
     folder = tmp_path / "disk"

@@ -13,10 +13,9 @@ from language_bert.data import sources
 from tests.command import ttt_here
 
 
-@pytest.fixture
-def prepared(tmp_path, monkeypatch):
-    """A small prepared folder that the configurations of BERT at size mini would read."""
-    config = load_config("language_bert", "baseline", size="mini", settings=[]).config
+def prepare(tmp_path, monkeypatch, size, *settings):
+    """Make a small prepared folder that configurations of BERT at a size would read."""
+    config = load_config("language_bert", "baseline", size=size, settings=list(settings)).config
     monkeypatch.setattr(repository, "WORKSPACE", tmp_path)
     folder = tmp_path / config.data.directory
     folder.mkdir(parents=True)
@@ -24,6 +23,11 @@ def prepared(tmp_path, monkeypatch):
         (folder / name).write_bytes(name.encode())
     manifest.write_manifest(folder, {"settings": config.prepared_with()})
     return folder
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    return prepare(tmp_path, monkeypatch, "mini")
 
 
 def verify(folder, *settings):
@@ -81,13 +85,7 @@ def test_a_verification_with_other_settings_finds_no_damage(prepared):
 
 
 def test_data_of_another_text_are_used_with_the_setting_that_made_them(tmp_path, monkeypatch):
-    config = load_config("language_bert", "baseline", size="full", settings=["data.corpus=other"]).config
-    monkeypatch.setattr(repository, "WORKSPACE", tmp_path)
-    folder = tmp_path / config.data.directory
-    folder.mkdir(parents=True)
-    for name in config.prepared_files():
-        (folder / name).touch()
-    manifest.write_manifest(folder, {"settings": config.prepared_with()})
+    prepare(tmp_path, monkeypatch, "full", "data.corpus=other")
     for word, command in (("prepared", "verify language_bert"), ("verified", "run language_bert baseline")):
         (entry,) = [entry for entry in status.read_report(["language_bert"]).data if entry.fingerprint]
         assert entry.state == word and entry.settings == {"data.corpus": "other"}

@@ -14,13 +14,8 @@ from common.repository import ROOT
 from common.run import launch, run_sets
 from common.training.load import load_config
 
+pytestmark = pytest.mark.usefixtures("usual_threads")
 HARDWARE = "submission.hardware=reference-2cpu"
-
-
-@pytest.fixture(autouse=True)
-def usual_threads(monkeypatch):
-    """The tests run with OMP_NUM_THREADS=1, which is no machine's usual way."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 def planned(benchmark, results, *settings, runs="official", seed=None, cell=""):

@@ -22,14 +22,9 @@ from common.training.load import load_config
 from tests.command import run
 from tests.command import ttt_here as ttt
 
+pytestmark = pytest.mark.usefixtures("usual_threads")
 HERE = "submission.hardware=here"
 PLAIN = "here-mini-optimized"
-
-
-@pytest.fixture(autouse=True)
-def usual_threads(monkeypatch):
-    """The tests run with OMP_NUM_THREADS=1, which is no machine's usual way."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
 def planned(results, *settings, num_ranks=1):
