@@ -86,9 +86,9 @@ def build_subject(card: Card, benchmark: str, size: str) -> Subject:
     is_on = card.name in plain.methods
     names = (f"{base}-{card.name}", base) if is_on else (base, f"{base}+{card.name}")
     subject = Subject(method=card.name, benchmark=benchmark, size=size, names=names)
-    for config in subject.configs:
-        buildable(benchmark_module(benchmark).Benchmark, config)
-    if not any(card.name in config.methods for config in subject.configs):
+    without, with_it = subject.configs
+    buildable(benchmark_module(benchmark).Benchmark, without if is_on else with_it)
+    if card.name not in with_it.methods:
         raise UserError("the configuration drops it at this size")
     return subject
 

@@ -38,14 +38,8 @@ class Rate:
 
     rule: str
     truth: str
-    kind: str  # false positives, coverage, found
+    kind: str
     share: float
-
-    @property
-    def is_fine(self) -> bool:
-        if self.kind == HELD:
-            return 0.92 <= self.share <= 0.98
-        return self.share >= intervals.POWER if self.kind == FOUND else self.share <= ALPHA
 
 
 @dataclass(frozen=True)
@@ -105,11 +99,6 @@ def make_curve(times: np.ndarray, qualities: np.ndarray) -> Curve:
     return Curve(configuration="", points=tuple(points))
 
 
-def expected_curve(truth: Truth) -> Curve:
-    times = WHOLE_S * BUDGETS[:, None] * SHARES * math.exp(TIME_SPREAD**2 / 2)
-    return make_curve(times[None], truth.qualities()[None])
-
-
 def holds(interval: intervals.Interval | None, value: float) -> bool:
     return interval is not None and interval.low <= value <= interval.high
 
@@ -117,10 +106,11 @@ def holds(interval: intervals.Interval | None, value: float) -> bool:
 def frontier_quality(
     truth: Truth, num_seeds: int, seconds: float, generator: np.random.Generator
 ) -> Iterator[bool]:
-    expected = float(curves.qualities_at(expected_curve(truth), [seconds])[0, 0])
+    times = WHOLE_S * BUDGETS[:, None] * SHARES * math.exp(TIME_SPREAD**2 / 2)
+    expected = curves.qualities_at(make_curve(times[None], truth.qualities()[None]), [seconds])[0, 0]
     for curve in simulate_curves(truth, num_seeds, generator):
         if estimate := curves.quality_at(curve, seconds).estimate:
-            yield holds(estimate.interval, expected)
+            yield holds(estimate.interval, float(expected))
 
 
 def frontier_time(

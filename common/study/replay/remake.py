@@ -71,8 +71,11 @@ def read_recipe(log: Log, threads: int | None = None) -> Recipe:
     if configuration is None or not all(type(number) is int and number >= 0 for number in numbers):
         raise UserError("does not state its configuration, seed, ranks and threads", where=log.path)
     seed, ranks, logged_threads, num_accelerators = (int(str(number)) for number in numbers)
-    check_torch()
-    check_gpus(log, num_accelerators)
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("torch is not installed", hint=repository.install_hint("train"))
+    if num_accelerators > (num_here := count_gpus()):
+        what = f"the run used {num_accelerators} GPU(s), this machine has {num_here}"
+        raise UserError(what, where=log.path, hint="replay it on a machine with as many GPUs")
     check_data(log, configuration)
     return Recipe(
         log=log,
@@ -83,17 +86,6 @@ def read_recipe(log: Log, threads: int | None = None) -> Recipe:
         num_accelerators=num_accelerators,
         commit=find_commit(log),
     )
-
-
-def check_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise UserError("torch is not installed", hint=repository.install_hint("train"))
-
-
-def check_gpus(log: Log, num_accelerators: int) -> None:
-    if num_accelerators > count_gpus():
-        what = f"the run used {num_accelerators} GPU(s), this machine has {count_gpus()}"
-        raise UserError(what, where=log.path, hint="replay it on a machine with as many GPUs")
 
 
 def check_data(log: Log, configuration: dict[str, Any]) -> None:

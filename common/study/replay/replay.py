@@ -13,7 +13,7 @@ from common.evidence.compare.replayed import (
     stated_processor,
     verdict_lines,
 )
-from common.evidence.log import Log, read_log
+from common.evidence.log import read_log
 from common.evidence.paths import find_sets, label, result_name
 from common.evidence.sealed import seal
 from common.evidence.sealed.seal import BEACON, RUNS, SEAL
@@ -73,16 +73,11 @@ def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None)
             again = read_log(kept)
         else:
             with remake.remade(recipe) as again:
-                if kept:
-                    keep_log(again, kept)
+                if kept and again.file:
+                    with explain_os_error("cannot keep the result", kept):
+                        make_folder(kept.parent)
+                        shutil.copyfile(again.file, kept)
         processors = stated_processor(log), stated_processor(again) or here
         replayed.append(compare(log, again, processors))
         print(*verdict_lines(replayed[-1]), sep="\n", flush=True)
     return replayed
-
-
-def keep_log(log: Log, path: Path) -> None:
-    with explain_os_error("cannot keep the result", path):
-        make_folder(path.parent)
-        assert log.file is not None
-        shutil.copyfile(log.file, path)

@@ -44,9 +44,8 @@ def of_ways(name, *budgets):
 
 def test_a_line_reaches_a_quality_where_it_first_does():
     rising = Line((10.0, 20.0, 40.0), (0.2, 0.6, 0.7))
-    for seconds, quality in ((10, 0.2), (12.5, 0.3), (19, 0.56), (20, 0.6), (33, 0.665), (40, 0.7)):
-        assert rising.time_at(quality) == approx(seconds)
-    assert rising.time_at(0.71) is None and rising.time_at(0.1) == 10.0
+    assert [rising.time_at(quality) for quality in (0.1, 0.3, 0.6, 0.665)] == approx([10, 12.5, 20, 33])
+    assert rising.time_at(0.71) is None
     assert Line((10.0, 20.0, 30.0, 40.0), (0.2, 0.6, 0.5, 0.8)).time_at(0.6) == 20.0
 
 
@@ -75,14 +74,8 @@ def test_a_quality_is_that_of_the_best_budget_stopped_at_that_time():
     short, long = [(5, 0.1), (10, 0.5)], [(10, 0.3), (20, 0.8), (40, 0.9)]
     one = of_ways("one", *(enumerate([way] * 2) for way in (short, long)))
     assert curves.quality_at(one, 4) == curves.Value()
-    for seconds, quality in (
-        (7.5, 0.3),
-        (10, 0.5),
-        (20, 0.8),
-        (12, 0.5 + 0.4 * 2 / 30),
-        (30, 0.85),
-        (40, 0.9),
-    ):
+    expected = {7.5: 0.3, 10: 0.5, 20: 0.8, 12: 0.5 + 0.4 * 2 / 30, 30: 0.85, 40: 0.9}
+    for seconds, quality in expected.items():
         assert curves.quality_at(one, seconds).estimate.value == approx(quality)
     late = curves.quality_at(one, 50)
     assert (late.estimate.value, late.bound) == (approx(0.9), "at least")
@@ -111,11 +104,8 @@ def test_runs_of_one_seed_make_a_curve_though_another_was_replaced():
     one = of_runs(
         "one", [(1, 10, 0.1), (3, 10, 0.3), (4, 10, 0.4)], [(1, 20, 0.5), (2, 20, 0.6), (3, 20, 0.7)]
     )
-    assert [tuple(run.end.quality for run in runs) for runs in one.seeds] == [
-        (0.1, 0.5),
-        (0.3, 0.7),
-        (0.4, 0.6),
-    ]
+    ends = [tuple(run.end.quality for run in runs) for runs in one.seeds]
+    assert ends == [(0.1, 0.5), (0.3, 0.7), (0.4, 0.6)]
 
 
 def test_a_pair_of_curves_is_compared_in_runs_of_one_seed():

@@ -9,6 +9,7 @@ import pytest
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.intervals import student_of_logs
 from common.files import save_text
+from common.measure import steptime
 from common.repository import commit
 from common.study import method_steps
 from common.training import card as card_module
@@ -27,6 +28,7 @@ def times(tmp_path, monkeypatch):
             raise UserError("its process died")
         return pairs[method][number]
 
+    monkeypatch.setattr(steptime, "buildable", lambda kind, config: None)
     monkeypatch.setattr(method_steps.step_pairs, "time_pair", time_pair)
     monkeypatch.setattr(method_steps, "expect_pair_s", lambda benchmark, size: 30.0)
     monkeypatch.setattr(card_module, "MEASURED", tmp_path / "study" / "methods")
@@ -74,31 +76,32 @@ def test_the_card_takes_its_figure_from_the_file(tmp_path, times, capsys):
         assert expected in text
 
 
+def read_pairs(folder):
+    (path,) = folder.rglob("*.json")
+    return json.loads(path.read_text())["pairs"]
+
+
 def test_pairs_that_are_there_are_kept_and_those_of_another_state_are_not_continued(
     tmp_path, times, monkeypatch
 ):
     assert measure(tmp_path, num_pairs=2) == EXIT_OK
-    (path,) = tmp_path.rglob("*.json")
+    there = read_pairs(tmp_path)
     monkeypatch.setattr(method_steps.repository, "commit", lambda: "another")
-    there = path.read_text()
-    assert measure(tmp_path, num_pairs=2) == EXIT_OK and path.read_text() == there
+    assert measure(tmp_path, num_pairs=2) == EXIT_OK and read_pairs(tmp_path) == there
     times["ema"] = [(1.0, 2.0)] * 3
-    assert measure(tmp_path, num_pairs=3) == EXIT_OK
-    figure = json.loads(path.read_text())
-    assert figure["pairs"] == [[1.0, 2.0]] * 3 and figure["commit"] == "another"
+    assert measure(tmp_path, num_pairs=3) == EXIT_OK and read_pairs(tmp_path) == [[1.0, 2.0]] * 3
     times["ema"].append((1.0, 3.0))
-    assert measure(tmp_path, num_pairs=4) == EXIT_OK
-    assert json.loads(path.read_text())["pairs"] == [[1.0, 2.0]] * 3 + [[1.0, 3.0]]
+    assert measure(tmp_path) == EXIT_OK and read_pairs(tmp_path) == [[1.0, 2.0]] * 3 + [[1.0, 3.0]]
 
 
-def test_pairs_of_another_machine_or_other_names_are_not_taken_for_this_ones(tmp_path, times):
+@pytest.mark.parametrize(("key", "other"), [("hardware", "another"), ("names", ["baseline", "other"])])
+def test_pairs_of_another_machine_or_other_names_are_not_taken_for_this_ones(tmp_path, times, key, other):
     assert measure(tmp_path, num_pairs=2) == EXIT_OK
     (path,) = tmp_path.rglob("*.json")
-    for key, other in (("hardware", "another"), ("names", ["baseline", "other"])):
-        figure = json.loads(path.read_text())
-        path.write_text(json.dumps(figure | {key: other, "pairs": [[1.0, 2.0]] * 2}))
-        assert measure(tmp_path, num_pairs=2) == EXIT_OK
-        assert json.loads(path.read_text()) == figure
+    figure = json.loads(path.read_text())
+    path.write_text(json.dumps(figure | {key: other, "pairs": [[1.0, 2.0]] * 2}))
+    assert measure(tmp_path, num_pairs=2) == EXIT_OK
+    assert json.loads(path.read_text()) == figure
 
 
 def test_pairs_that_another_command_adds_before_the_lock_are_kept(tmp_path, times, monkeypatch):
@@ -110,9 +113,7 @@ def test_pairs_that_another_command_adds_before_the_lock_are_kept(tmp_path, time
         yield
 
     monkeypatch.setattr(method_steps.run_sets, "lock_folders", lock_folders)
-    assert measure(tmp_path, num_pairs=2) == EXIT_OK
-    (path,) = tmp_path.rglob("*.json")
-    assert json.loads(path.read_text())["pairs"] == [[1.0, 2.0], [1.0, 3.0]]
+    assert measure(tmp_path, num_pairs=2) == EXIT_OK and read_pairs(tmp_path) == [[1.0, 2.0], [1.0, 3.0]]
 
 
 def test_a_method_that_fails_leaves_no_file(tmp_path, times, capsys):
