@@ -149,7 +149,7 @@ def show(answers: Answers, quality_name: str) -> None:
 def with_bound(value: Value, form: Form, unit: str = "") -> str:
     if value.estimate is None:
         return DASH
-    text, limits = f"{value.bound} {spread_of(value.estimate, form)}{unit}".lstrip(), value.estimate.interval
+    text, limits = f"{value.bound} {spread_of(value.estimate, form, unit)}".lstrip(), value.estimate.interval
     is_undecided = limits is not None and limits.low <= 1 <= limits.high
     return f"{text}, could show {1 + value.detectable:.2f}x" if value.detectable and is_undecided else text
 
