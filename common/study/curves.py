@@ -1,12 +1,8 @@
 """Trade-off curves: final quality against time, one point for each budget of a configuration.
 
 A run's time is run_start to run_stop without its evaluations, which a study makes at its own cadence. The
-runs that every budget has, by seed, are the seeds of a curve; intervals are Student's over them.
-
-The quality within a time is that of the best of these, by the means over the seeds: the straight line between
-the ends of budgets, whose qualities are made isotonic, as whoever has more time can train on a smaller
-budget; and a longer budget stopped at that time. The time to a quality is that of the budget whose runs,
-stopped there, need the least; all of them have to reach it. tests/common/study/test_simulations.py measures
+runs that every budget has, by seed, are the seeds of a curve. INTERPOLATION says what stands between the
+points: whoever has more time can train on a smaller budget. tests/common/study/test_simulations.py measures
 what the intervals hold, and how often two equal configurations seem to cross. Parsed logs in, no torch.
 """
 

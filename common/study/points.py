@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -28,6 +28,7 @@ from common.study.predict.sources import measured_samples, rates_of_bench, rates
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
 Profile = tuple[Path, dict[str, Any]]
 Bench = Mapping[str, Any]  # as common.study.benches reads it
+Measured = tuple[Rates, str, dict[str, float]]  # its file, and the shares that shapes have of a training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +71,23 @@ def by_folder() -> dict[str, Reported]:
 
 def published_points() -> list[Points]:
     return [
-        published_set(entry, facts.target, label(ROOT / facts.folder / "reported.yaml"))
-        for facts in by_folder().values()
-        for entry in facts.sets + facts.peers
+        published_set(entry, facts) for facts in by_folder().values() for entry in facts.sets + facts.peers
     ]
 
 
-def published_set(entry: Published, target: float, path: str) -> Points:
+def published_set(entry: Published, facts: Reported) -> Points:
     what = entry.score.configuration if entry.configurations else ""
+    rows = [
+        Row(
+            file=run.name,
+            minutes=finite(run.minutes),
+            quality=run.quality,
+            samples=run.samples,
+            samples_per_s=run.samples_per_s or run.samples_per_s_overall,
+            evaluation=run.evaluation,
+        )
+        for run in entry.score.runs
+    ]
     return Points(
         kind="published",
         benchmark=entry.score.benchmark,
@@ -85,20 +95,10 @@ def published_set(entry: Published, target: float, path: str) -> Points:
         hardware=re.sub(r"^(\d+x) | (?=GB)", r"\1", entry.accelerators).replace(" ", "-"),
         configuration=f"{entry.submitter} {what}".strip(),
         name=entry.label,
-        target=target,
+        target=facts.target,
         source=f"{entry.division} division, {entry.score.source}",
-        path=path,
-        rows=tuple(
-            Row(
-                file=run.name,
-                minutes=finite(run.minutes),
-                quality=run.quality,
-                samples=run.samples,
-                samples_per_s=run.samples_per_s or run.samples_per_s_overall,
-                evaluation=run.evaluation,
-            )
-            for run in entry.score.runs
-        ),
+        path=label(ROOT / facts.folder / "reported.yaml"),
+        rows=tuple(rows),
     )
 
 
@@ -122,14 +122,6 @@ class KeptEstimate(BaseModel):
     time: str = Field(max_length=64)
     samples: dict[str, Any]
     config: KeptConfig
-
-
-class Measured(NamedTuple):
-    """Rates of a hardware, the file that states them, and the shares of a training that its shapes have."""
-
-    rates: Rates
-    path: str
-    shares: dict[str, float]
 
 
 def predicted_points(
@@ -239,12 +231,12 @@ def rates_by_hardware(
         if is_of and len(shapes) == 1:
             name = Path(bench["file"]).name
             if rates := rates_of_bench(dict(bench), config["configuration"], shapes, name):
-                by_hardware[bench["hardware"]] = Measured(rates, bench["file"], dict.fromkeys(shapes, 1.0))
+                by_hardware[bench["hardware"]] = rates, bench["file"], dict.fromkeys(shapes, 1.0)
     for file, figures in profiles:
         with suppress(LookupError, TypeError, AttributeError, ArithmeticError):  # nothing of a profile
             if rates := rates_of_profile(figures, dict(config), file.name):
                 shares = {phase["shape"]: phase["share"] for phase in figures["phases"]}
-                by_hardware[file.parent.name] = Measured(rates, label(file), shares)
+                by_hardware[file.parent.name] = rates, label(file), shares
     return by_hardware
 
 

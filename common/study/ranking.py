@@ -7,36 +7,36 @@ lower one.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from common.evidence import intervals
-from common.evidence.intervals import ALPHA, Interval
+from common.evidence.intervals import ALPHA
 
 Bounds = tuple[float, float]
 
 
-def bound_times(groups: Mapping[Hashable, Mapping[int, Sequence[float]]]) -> dict[int, Bounds]:
-    """Return low and high of the geometric mean of each recipe's times, by its number.
-
-    The recipes of a group are compared with each other. One with a single run has no bounds.
-    """
+def bound_times(recipes: Mapping[int, Sequence[float]]) -> dict[int, Bounds]:
+    """Return low and high of the geometric mean of each recipe's times; one with a single run has none."""
     bounds = {}
-    for recipes in groups.values():
-        known = {number: times for number, times in recipes.items() if len(times) > 1}
-        for number, times in known.items():
-            interval: Interval | None = intervals.student_of_logs(times, 1 - ALPHA / len(known))
-            if interval is not None:
-                bounds[number] = interval.low, interval.high
+    known = {number: times for number, times in recipes.items() if len(times) > 1}
+    for number, times in known.items():
+        if interval := intervals.student_of_logs(times, 1 - ALPHA / len(known)):
+            bounds[number] = interval.low, interval.high
     return bounds
 
 
 def bound_cells(
     cells: Sequence[Mapping[str, object]], numbers: Sequence[int], minutes: Sequence[float | None]
 ) -> list[Bounds | None]:
-    """Return the bounds of each cell in minutes; of its runs, by cell number, those with minutes count."""
-    groups: dict[Hashable, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Return the bounds of each cell in minutes; of its runs, by cell number, those with minutes count.
+
+    Cells are compared within their benchmark and size.
+    """
+    groups: dict[object, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number, value in zip(numbers, minutes, strict=True):
         if value is not None and value > 0:
             groups[cells[number]["benchmark"], cells[number]["size"]][number].append(value)
-    bounds = bound_times(groups)
+    bounds: dict[int, Bounds] = {}
+    for recipes in groups.values():
+        bounds |= bound_times(recipes)
     return [bounds.get(number) for number in range(len(cells))]

@@ -22,7 +22,6 @@ from common.study.compare.comparison import TEST, Measure, Result, Rule, known_d
 
 WIDTH = 80  # columns, where there is no terminal to ask
 MAX_LISTED = 6  # differences of the two configurations
-VERDICTS = {"undecided": "undecided", "unknown": "not known"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ def show(comparison: Comparison) -> None:
             *(figure(result.measure, mean) for mean in result.means),
             limits_of(result),
             p_value(result.p),
-            VERDICTS.get(result.verdict, result.verdict),
+            "not known" if result.verdict == "unknown" else result.verdict,
         ]
         for result in comparison.results
     ]

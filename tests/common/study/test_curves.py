@@ -1,14 +1,9 @@
 """Trade-off curves against plain arithmetic."""
 
-import json
-import math
-import statistics
-
 import pytest
 from pytest import approx
 
 from common.evidence import intervals
-from common.evidence.log import parse_log
 from common.study import curves
 from common.study.curves import Curve, Evaluation, Line, Run
 
@@ -79,15 +74,6 @@ def test_a_quality_is_that_of_the_best_budget_stopped_at_that_time():
         assert curves.quality_at(one, seconds).estimate.value == approx(quality)
     late = curves.quality_at(one, 50)
     assert (late.estimate.value, late.bound) == (approx(0.9), "at least")
-
-
-def test_intervals_are_students_over_the_seeds():
-    one = curve("one", (10, 0.2), (20, 0.6), spread=0.02)
-    value = curves.quality_at(one, 15)
-    low, high = 0.38, 0.42  # of the two seeds, halfway
-    half = 12.706204736 * statistics.stdev([low, high]) / math.sqrt(2)  # t at 1 degree of freedom
-    assert value.values == approx((low, high)) and value.estimate.value == approx(0.4)
-    assert value.estimate.interval.high == approx(0.4 + half)
 
 
 def test_a_ratio_says_what_the_runs_could_show():
@@ -174,36 +160,9 @@ def test_a_crossing_is_shown_only_where_each_curve_is_ahead_by_more_than_noise()
     assert pair.gaps[0].difference.detectable > 0.3 > pair.gaps[1].difference.detectable
 
 
-def test_answers_ask_at_the_first_curves_places_and_at_the_target():
-    ways = [(10, 0.2), (20, 0.6)], [(10, 0.1), (50, 0.7)], [(4, 0.5), (8, 0.7)]
-    short, long, other = (list(enumerate([way] * 2)) for way in ways)
-    one, other = of_ways("one", short, long), of_ways("other", other)
-    answers = curves.compare_curves([one, other], target=0.55, price=3.6)
-    assert [level.quality for level in answers.equal_quality] == approx([0.55, 0.6, 0.7])
-    assert [moment.seconds for moment in answers.equal_time] == [8, 20, 50]
-    expected = (10 + 10 * 0.35 / 0.4) / (4 + 4 * 0.05 / 0.2)
-    assert answers.equal_quality[0].times_faster["other"].estimate.value == approx(expected)
-    assert curves.compare_curves([one], target=0.9, price=None).comparisons == ()
-
-
-def test_time_is_without_evaluations_and_costs_what_it_takes():
-    lines = []
-
-    def record(seconds, key, value=None, **metadata):
-        time_ms = 1_700_000_000_000 + 1000 * seconds
-        entry = {"time_ms": time_ms, "key": key, "value": value, "event_type": "", "metadata": metadata}
-        lines.append(":::MLLOG " + json.dumps(entry))
-
-    record(-5, "seed", 7)
-    record(0, "run_start")
-    for number in (1, 2):  # 10 s of training, 2 s of evaluation
-        record(12 * number - 2, "eval_start")
-        record(12 * number, "eval_stop")
-        record(12 * number, "eval_accuracy", 0.1 * number, samples=100 * number)
-    record(24, "run_stop", status="aborted")
-    run = curves.read_run(parse_log("\n".join(lines).encode(), "result_0.txt"))
-    point = curves.make_point(0.5, [run], price=1800.0)
-    assert [place.seconds for place in run.way] == approx([10, 20])
-    assert [place.samples for place in run.way] == [100, 200] and (run.seed, point.samples) == (7, 200)
-    assert (point.seconds.value, point.quality.value) == approx((20, 0.2))
+def test_one_curve_has_answers_alone_and_a_cost_is_hours_times_a_price():
+    one = curve("one", (10, 0.2), (20, 0.6))
+    answers = curves.compare_curves([one], target=0.5, price=None)
+    assert answers.comparisons == () and [level.quality for level in answers.equal_quality] == [0.2, 0.5, 0.6]
+    point = curves.make_point(0.5, one.points[1].runs, price=1800.0)
     assert point.cost.value == approx(20 / 3600 * 1800)

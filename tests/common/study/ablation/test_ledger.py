@@ -62,10 +62,6 @@ def rows(measured):
     return {row.name: row for row in ledgers.make_rows(measured, Three(), CARDS)}
 
 
-def compositions(measured):
-    return ledgers.make_compositions(measured, Three(), list(rows(measured).values()))
-
-
 def test_effects_alone_and_left_out_are_those_of_their_states():
     a, b, c = rows(made()).values()
     assert a.alone.throughput.value == pytest.approx(10 / 6)
@@ -92,23 +88,20 @@ def test_one_seed_has_no_interval_of_samples_and_two_have_that_of_both_states():
     assert saved.interval.high - saved.value == pytest.approx(half, rel=1e-6)
 
 
-def test_noise_of_a_state_that_steps_share_is_not_counted_twice():
+def test_the_whole_is_compared_with_the_product_and_with_added_savings():
+    """The noise of a state that two steps share, between the base and a + c, is not counted twice."""
     measured = made(seeds=("1", "2"))
-    noisy = {State("a"): [0.6 * (1 + 0.1 * (turn % 3)) for turn in range(TURNS)]}  # between base and a + c
-    throughput, minutes = compositions(replace(measured, turns={**measured.turns, **noisy}))
+    noisy = {State("a"): [0.6 * (1 + 0.1 * (turn % 3)) for turn in range(TURNS)]}
+    measured = replace(measured, turns={**measured.turns, **noisy})
+    throughput, minutes = ledgers.make_compositions(measured, Three(), list(rows(measured).values()))
+    assert throughput.measured.value == pytest.approx(10 / 4)
+    assert throughput.product.value == pytest.approx(10 / 6 * 10 / 8 * 6 / 5)
     assert throughput.product.interval.high == pytest.approx(throughput.product.interval.low)
     assert throughput.added.value == pytest.approx(10 / (10 - 4 - 2 - 1))
+    assert minutes.measured.value == pytest.approx(10 / 4 / 0.5)
     half = STUDENT * SPREAD * math.sqrt((2**2 + 1 + 1) / 2)  # base -2, b +1, a + c +1
     product = minutes.product
     assert math.log(product.interval.high / product.value) == pytest.approx(half, rel=1e-6)
-
-
-def test_the_whole_is_compared_with_the_product_and_with_added_savings():
-    throughput, minutes = compositions(made())
-    assert throughput.measured.value == pytest.approx(10 / 4)
-    assert throughput.product.value == pytest.approx(10 / 6 * 10 / 8 * 6 / 5)
-    assert throughput.added.value == pytest.approx(10 / (10 - 4 - 2 - 1))
-    assert minutes.measured.value == pytest.approx(10 / 4 / 0.5)
 
 
 @pytest.mark.parametrize(
