@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from common.config.division import OPEN
-from common.errors import UserError
 from common.repository import benchmarks, configurations
 from common.study import cells
 from common.study.cells import Cell, Study
@@ -88,9 +87,3 @@ def test_what_a_person_sets_stands_after_the_studys_own():
     study = Study(name="x", benchmark="language_bert", size="mini", cells=())
     cell = Cell(name="a", configuration="optimized", settings=("evaluate_every=7ba",), budget=0.5)
     assert loaded("language_bert", "optimized", "mini", *cells.settings(study, cell)).evaluate_every == "7ba"
-
-
-def test_a_budget_that_leaves_no_step_is_refused():
-    for setting in ("budget=0", "budget=-1", "budget=0.0000001"):
-        with pytest.raises(UserError, match="budget|at least one step"):
-            loaded("language_bert", "optimized", "mini", setting)

