@@ -20,7 +20,7 @@ from common.study import curves
 from common.study.ablation.factorial import design, interaction
 from common.study.ablation.measurements import Measurements, test_contrasts
 from common.study.ablation.switches import State
-from common.study.curves import Curve, Evaluation, Run
+from common.study.curves import Curve, Evaluation, Point, Run
 from common.study.ranking import bound_times
 
 NUM_STUDIES = 2000
@@ -95,8 +95,21 @@ def make_curve(times: np.ndarray, qualities: np.ndarray) -> Curve:
             Run(log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=s, quality=q) for s, q in way))
             for seed, way in enumerate(of_seeds)
         ]
-        points.append(curves.make_point(budget, runs))
+        point = Point(
+            budget=budget,
+            samples=0.0,
+            seconds=plain_mean([run.end.seconds for run in runs]),
+            quality=plain_mean([run.end.quality for run in runs]),
+            cost=None,
+            runs=tuple(runs),
+        )
+        points.append(point)
     return Curve(configuration="", points=tuple(points))
+
+
+def plain_mean(values: Sequence[float]) -> intervals.Estimate:
+    """Return a mean without an interval, which no rule reads and which takes its time."""
+    return intervals.Estimate(value=float(np.mean(values)), interval=None)
 
 
 def holds(interval: intervals.Interval | None, value: float) -> bool:
