@@ -8,10 +8,10 @@ longest sequence and computed in batched matrix products, and the result is put 
 the groups depends on the lengths alone, so it is computed once a batch and shared by all layers.
 """
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
-from common.training.benchmark import Backend
 
 KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version tells them
     "flash_attn_interface": "flash_attn_interface",  # FlashAttention 3, which torch calls in place of its own
@@ -30,8 +29,6 @@ KERNELS = {  # the fused kernels by name, in the order of `auto`, and the module
 CUDNN_VERSION = 91800  # the first with packed sequences that torch takes
 CUDNN_MAJORS, FA3_MAJORS = (9, 10), (9,)  # of the compute capability
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more groups have less padding and more calls
-HAS_FLASH_ATTENTION = importlib.util.find_spec("flash_attn") is not None
-HAS_FLASH_ATTENTION_3 = importlib.util.find_spec("flash_attn_interface") is not None
 ROUND_TO = 16  # few distinct shapes, so that libraries reuse their kernels
 Kernel = Callable[..., Tensor]
 
@@ -146,12 +143,6 @@ def has_kernel(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def kernel_backend(device: torch.device, kernel: str) -> Backend:
-    if not has_kernel(device):
-        return Backend("batched products", "torch")
-    return Backend(kernel, KERNELS[kernel])
-
-
 def has_capability(majors: tuple[int, ...]) -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in majors
 
@@ -160,12 +151,10 @@ def why_absent(kernel: str, *, needs_bias: bool) -> str:
     """Return why this machine has no such kernel, "" if it has it."""
     if needs_bias and kernel != "flash_attn":
         return "it takes no ALiBi"
-    if kernel == "flash_attn":
-        return "" if HAS_FLASH_ATTENTION else "it is not installed"
-    if kernel == "flash_attn_interface":
-        if not HAS_FLASH_ATTENTION_3:
-            return "it is not installed"
-        return "" if has_capability(FA3_MAJORS) else "it needs a GPU of compute capability 9.0"
+    if find_spec(KERNELS[kernel]) is None:
+        return "it is not installed"
+    if kernel == "flash_attn_interface" and not has_capability(FA3_MAJORS):
+        return "it needs a GPU of compute capability 9.0"
     if kernel == "torch_cudnn":
         from torch.nn.attention import varlen  # noqa: F401  # defines the operator
 

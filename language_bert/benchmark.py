@@ -18,7 +18,7 @@ from common.training import benchmark
 from common.training.benchmark import TRITON, Backend, Names
 from common.training.method import Batch, Method
 from common.training.registry import build_methods
-from language_bert.attention import kernel_backend
+from language_bert.attention import KERNELS, has_kernel
 from language_bert.config import LENGTH_DEVIATION, MOST_DEVIATIONS, Config
 from language_bert.data.batches import (
     IGNORED,
@@ -168,7 +168,9 @@ class Benchmark(benchmark.Benchmark):
     def backends(self) -> dict[str, Backend]:
         parts, unpad = {}, self.methods.get("unpad")
         if isinstance(unpad, Unpad):
-            parts["attention"] = kernel_backend(self.device, unpad.choose_kernel(self.device))
+            kernel = unpad.choose_kernel(self.device)
+            on_cpu = Backend("batched products", "torch")
+            parts["attention"] = Backend(kernel, KERNELS[kernel]) if has_kernel(self.device) else on_cpu
         if "chunked_head" in self.methods:
             on_gpu = self.device.type == "cuda"
             parts["cross entropy"] = TRITON if on_gpu else Backend("operators", "torch")

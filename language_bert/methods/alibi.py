@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from common.config.schema import RunConfig, Strict
 from common.training.method import Batch, Method, Progress
 from common.training.registry import refuse_compiled
-from language_bert.attention import HAS_FLASH_ATTENTION
+from language_bert.attention import why_absent
 from language_bert.methods.seq_length_warmup import (
     move_before_packing,
     refuse_next_sentence,
@@ -110,7 +110,7 @@ class Alibi(Method):
     def configure(self, config: RunConfig) -> RunConfig:
         check_from_scratch(config, self)
         is_packed_on_gpu = "unpad" in config.methods and torch.cuda.is_available()
-        if is_packed_on_gpu and not HAS_FLASH_ATTENTION:
+        if is_packed_on_gpu and why_absent("flash_attn", needs_bias=True):
             what = "with unpad it needs flash-attn on a GPU: torch's own kernel takes no bias"
             self.refuse(what, hint="install it, or leave unpad out")
         if self.scaling == 1:

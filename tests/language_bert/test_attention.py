@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch.nn.attention import _registry
 
 from common.errors import UserError
-from common.training.load import load_config
 from common.training.registry import build_methods
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
@@ -19,6 +18,7 @@ from language_bert.methods import unpad
 from language_bert.methods.alibi import alibi_slopes
 from language_bert.probes import Probes
 from tests.common.training import train_compiled
+from tests.language_bert.configs import config_of, mini
 from tests.language_bert.test_parity import (
     EXACT,
     MAX_LENGTH,
@@ -56,19 +56,18 @@ def on_gpu(monkeypatch):
     return replace_kernel
 
 
-def random_heads(num_tokens, dtype):
+def packed(lengths, dtype=torch.bfloat16, *, kernel="torch_flash"):
+    """Return random query, key and value of sequences, and the plan of their attention."""
     torch.manual_seed(0)
-    return [torch.randn(num_tokens, 3, 5, dtype=dtype, requires_grad=True) for _ in "qkv"]
+    heads = [torch.randn(sum(lengths), 3, 5, dtype=dtype, requires_grad=True) for _ in "qkv"]
+    return heads, plan_attention(torch.tensor(lengths), 37, kernel)
 
 
 @pytest.mark.parametrize("lengths", [(1,), (1, 1, 2), (5, 1, 31, 8), (7,) * 11])
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 20])
 def test_attention_equals_scaled_dot_product_attention_on_each_sequence(lengths, num_groups, monkeypatch):
     monkeypatch.setattr(attention, "NUM_GROUPS", num_groups)
-    heads, plan = (
-        random_heads(sum(lengths), torch.float64),
-        plan_attention(torch.tensor((*lengths, 0)), 37, "torch_flash"),
-    )
+    heads, plan = packed((*lengths, 0), torch.float64)
     attended = varlen_attention(*heads, plan)
     expected = attend_within_bounds(*heads, plan.cu_queries, plan.cu_seqlens, 37, 37)
     torch.testing.assert_close(attended, expected, **EXACT)
@@ -78,10 +77,7 @@ def test_attention_equals_scaled_dot_product_attention_on_each_sequence(lengths,
 
 
 def test_a_gpu_kernel_gets_the_offsets_as_they_are(on_gpu):
-    heads, plan = (
-        random_heads(45, torch.bfloat16),
-        plan_attention(torch.tensor((5, 1, 0, 31, 8)), 37, "torch_flash"),
-    )
+    heads, plan = packed((5, 1, 0, 31, 8))
     expected = varlen_attention(*heads, plan)
     on_gpu(attend_within_bounds)
     attended = varlen_attention(*heads, plan)
@@ -101,8 +97,8 @@ def test_flash_attention_gets_the_slopes(on_gpu):
         return query
 
     on_gpu(kernel)
-    heads, slopes = random_heads(5, torch.bfloat16), alibi_slopes(2).bfloat16()
-    varlen_attention(*heads, plan_attention(torch.tensor([5]), 8, "flash_attn"), slopes)
+    heads, plan = packed((5,), kernel="flash_attn")
+    varlen_attention(*heads, plan, alibi_slopes(2).bfloat16())
     assert seen[0].dtype == torch.float32 and seen[0].tolist() == [2**-4, 2**-8]
 
 
@@ -118,8 +114,7 @@ def machine(monkeypatch):
     """Return a function after which this machine has these packages and a GPU of this capability, or none."""
 
     def pretend(packages=(), capability=None, *, has_cudnn=False):
-        monkeypatch.setattr(attention, "HAS_FLASH_ATTENTION", "flash_attn" in packages)
-        monkeypatch.setattr(attention, "HAS_FLASH_ATTENTION_3", "flash_attn_interface" in packages)
+        monkeypatch.setattr(attention, "find_spec", lambda name: (name in ("torch", *packages)) or None)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900 if has_cudnn else None)
@@ -175,9 +170,7 @@ def test_models_with_different_kernels_take_turns(machine, active, monkeypatch):
     monkeypatch.setattr(unpad, "has_kernel", lambda device: True)
     methods = []
     for name in ("auto", "torch_flash"):
-        settings = [f"methods.unpad.attention={name}"]
-        config = load_config("language_bert", "optimized", size="mini", settings=settings).config
-        methods.append(build_methods(config)[0])
+        methods.append(build_methods(mini("optimized", f"methods.unpad.attention={name}"))[0])
         methods[-1].model(make_model(False))
     for _ in range(2):
         for method, expected in zip(methods, (["FA3"], []), strict=True):
@@ -194,8 +187,7 @@ def test_the_pieces_of_a_step_and_the_preflight_take_the_kernel_of_the_run(name,
     monkeypatch.setattr(unpad, "has_kernel", lambda device: True)
     monkeypatch.setattr(Benchmark, "device", torch.device("cpu"))
     monkeypatch.setattr(attention, "gpu_kernel", lambda name: pytest.fail(name))
-    settings = [f"methods.unpad.attention={name}", "precision=bf16"]
-    config = load_config("language_bert", "optimized", size="mini", settings=settings).config
+    config = mini("optimized", f"methods.unpad.attention={name}")
     probes = Probes(Benchmark(config, seed=0))
     for call in (next(probes.bench_parts()).call, next(probes.kernel_pairs()).kernel):
         with pytest.raises(pytest.fail.Exception, match=f"^{name}$"):
@@ -206,12 +198,7 @@ def test_the_pieces_of_a_step_and_the_preflight_take_the_kernel_of_the_run(name,
     ("name", "packages", "capability", "message"),
     [
         ("flash_attn_interface", (), (9, 0), "not installed; there is auto, torch_flash"),
-        (
-            "flash_attn_interface",
-            BOTH,
-            (8, 0),
-            "needs a GPU of compute capability 9.0; there is auto, flash_attn",
-        ),
+        ("flash_attn_interface", BOTH, (8, 0), "capability 9.0; there is auto, flash_attn"),
         ("flash_attn", (), (9, 0), "not installed; there is auto, torch_flash"),
         ("torch_cudnn", (), (8, 0), "cannot be used: "),
         ("torch_cudnn", BOTH, None, "torch_cudnn needs a GPU; there is auto"),
@@ -220,9 +207,8 @@ def test_the_pieces_of_a_step_and_the_preflight_take_the_kernel_of_the_run(name,
 )
 def test_a_kernel_that_is_not_there_is_refused_in_one_line(name, packages, capability, message, machine):
     machine(packages, capability)
-    setting = f"methods.unpad.attention={name}"
     with pytest.raises(UserError) as refusal:
-        config = load_config("language_bert", "optimized", size="full", settings=[setting]).config
+        config = config_of("optimized", f"methods.unpad.attention={name}")
         build_methods(config)[0].model(make_model(False))
     assert "methods.unpad.attention" in str(refusal.value) and message in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -233,16 +219,19 @@ def test_the_setting_names_every_kernel():
     assert names == ("auto", *attention.KERNELS)
 
 
-def test_the_log_names_the_kernel(machine, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "setting", "expected"),
+    [
+        ("cuda:0", "auto", "flash_attn"),
+        ("cuda:0", "torch_flash", "torch_flash"),
+        ("cpu", "auto", "batched products"),
+    ],
+)
+def test_the_log_names_the_kernel(device, setting, expected, machine, monkeypatch):
     machine(("flash_attn",), (9, 0))
-    for name, kernel in {"auto": "flash_attn", "torch_flash": "torch_flash"}.items():
-        setting = f"methods.unpad.attention={name}"
-        config = load_config("language_bert", "optimized", size="full", settings=[setting]).config
-        monkeypatch.setattr(Benchmark, "device", torch.device("cuda", 0))
-        assert Benchmark(config, seed=0).backends()["attention"].name == kernel
-        monkeypatch.setattr(Benchmark, "device", torch.device("cpu"))
-        if name == "auto":
-            assert Benchmark(config, seed=0).backends()["attention"].name == "batched products"
+    monkeypatch.setattr(Benchmark, "device", torch.device(device))
+    config = config_of("optimized", f"methods.unpad.attention={setting}")
+    assert Benchmark(config, seed=0).backends()["attention"].name == expected
 
 
 @pytest.fixture(scope="module")
@@ -253,8 +242,7 @@ def torchs_kernel():
 
 @pytest.mark.parametrize("compiler", [None, "aot_eager"])
 def test_torchs_kernel_computes_what_groups_do(compiler, torchs_kernel, monkeypatch):
-    heads = random_heads(45, torch.bfloat16)
-    plan = plan_attention(torch.tensor((5, 1, 0, 31, 8)), 37, "torch_flash")
+    heads, plan = packed((5, 1, 0, 31, 8))
     weight, outcomes = torch.randn(45, 3, 5).bfloat16(), []
     for is_on_gpu in (False, True):
         monkeypatch.setattr(attention, "has_kernel", lambda device, answer=is_on_gpu: answer)
@@ -272,9 +260,9 @@ def test_torchs_kernel_computes_what_groups_do(compiler, torchs_kernel, monkeypa
 @pytest.mark.skipif(torch.__version__ < "2.12", reason="torch has no cuDNN attention for packed sequences")
 def test_cudnn_is_asked_for_by_name(monkeypatch):
     monkeypatch.setattr(attention, "has_kernel", lambda device: True)
-    heads = random_heads(5, torch.bfloat16)
+    heads, plan = packed((5,), kernel="torch_cudnn")
     with pytest.raises(RuntimeError, match="CUDNN_ATTENTION was requested"):
-        varlen_attention(*heads, plan_attention(torch.tensor([5]), 512, "torch_cudnn"))
+        varlen_attention(*heads, plan)
 
 
 def test_every_query_is_computed_where_padding_gives_a_sequence_more_than_its_longest(on_gpu):

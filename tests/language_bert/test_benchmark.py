@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from common.errors import UserError
+from common.evidence.compare.reported import read_facts
 from common.methods.compile import MAX_SHAPES
 from common.repository import ROOT
-from common.training.load import load_config
 from common.training.optim import schedule_factor
 from common.training.ranks import RankInfo, part
 from common.training.registry import build_methods
@@ -18,16 +18,13 @@ from language_bert.benchmark import Benchmark
 from language_bert.data.batches import typical_lengths
 from language_bert.methods.position_rows import copy_rows
 from language_bert.probes import Probes
+from tests.language_bert.configs import config_of, mini
 
 TO_512 = "methods.unpad.round_to=512 methods.sparse_head.round_to=512"
 
 
 class OnGpu(Benchmark):
     device = torch.device("cuda")  # what it would warm up there; nothing is computed
-
-
-def config_of(name, *settings, size="full"):
-    return load_config("language_bert", name, size=size, settings=settings).config
 
 
 @pytest.mark.parametrize(
@@ -40,10 +37,14 @@ def test_the_schedule_is_the_published_one(step, factor):
     assert schedule_factor(step, config.schedule, config.plan()) == pytest.approx(factor, rel=1e-4)
 
 
-def test_evaluations_are_the_published_ones_and_one_before_training():
-    plan = config_of("baseline").plan()
+def test_target_batch_and_evaluations_are_the_published_ones_and_one_before_training():
+    config, reported = config_of("baseline"), read_facts(ROOT / "language_bert/reported.yaml")
+    plan = config.plan()
     assert plan.evaluation_steps[:3] == (0, 55, 110) and plan.num_steps == 6000
-    assert [step * 448 for step in plan.evaluation_steps[1:3]] == [24_640, 49_280]
+    assert config.target == reported["quality_target"] and config.data.masked_fraction == 0.2
+    for runs in reported["sets"]:
+        size, every = runs["global_batch_size"], runs["evaluated_every"]
+        assert config.global_batch_size == config.evaluation_batch_size == size == every / 55
 
 
 @pytest.mark.parametrize("name", ["optimized", "mosaic", "eager", "compiled"])
@@ -61,9 +62,9 @@ def test_efficient_says_that_they_differ():
         "run: ttt data prepare language_bert --size full --configuration efficient"
         " --set data.directory=data/language_bert/full-masked-30"
     )
-    mini = config_of("efficient", size="mini")
-    assert mini.data == config_of("baseline", size="mini").data  # committed runs were masked so
-    assert mini.prepared_hint == "run: ttt data prepare language_bert --size mini"
+    small = mini("efficient")
+    assert small.data == mini("baseline").data  # committed runs were masked so
+    assert small.prepared_hint == "run: ttt data prepare language_bert --size mini"
     plan = config.plan()
     assert plan.num_steps == 2250 and schedule_factor(2249, config.schedule, plan) < 0.001
     assert [method.name for method in build_methods(config)][-2:] == ["position_rows", "ema"]
@@ -148,8 +149,7 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
     assert sorted(np.concatenate(parts)) == indices.tolist()
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("world_size", [1, 8])
 @pytest.mark.parametrize(
     ("name", "size", "round_to", "forms_of_layers", "expected_padding"),
     [
@@ -161,12 +161,12 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
     ],
 )
 def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
-    name, seed, world_size, size, round_to, forms_of_layers, expected_padding
+    name, world_size, size, round_to, forms_of_layers, expected_padding
 ):
     """Whether 8 ranks take a micro-batch of 56 or one takes 8 of them, they are dealt by length."""
     rounding = [f"methods.{method}.round_to={round_to}" for method in ("unpad", "sparse_head")]
     config = config_of(name, f"micro_batch_size={size}", *rounding)
-    benchmark = OnGpu(config, seed=seed, rank_info=RankInfo(rank=world_size - 1, world_size=world_size))
+    benchmark = OnGpu(config, seed=0, rank_info=RankInfo(rank=world_size - 1, world_size=world_size))
 
     round_to = benchmark.rounding(size)[0]
 
@@ -176,7 +176,7 @@ def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
     counts = [(lengths.sum(), masked.sum()) for lengths, masked in benchmark.synthetic_counts()]
     compiled = list(map(tuple, rounded(np.array(counts)).tolist()))
     assert len(compiled) == len(set(compiled)) and compiled == sorted(compiled, reverse=True)
-    rng, population = np.random.default_rng(seed), typical_lengths(100_000, 512)
+    rng, population = np.random.default_rng(0), typical_lengths(100_000, 512)
     fraction = config.data.masked_fraction
     batches = (rng.choice(population, 448) for _ in range(1000))
     counts = np.array([pair for batch in batches for pair in micro_batches(benchmark, batch, fraction)])

@@ -1,6 +1,7 @@
 """The central claim of the optimized BERT: fewer operations, the same numbers."""
 
 import copy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import torch
 from transformers import BertConfig
 
 from common.methods.compile import missing_compiler
-from common.training.load import load_config
 from common.training.optim import build_optimizer
 from common.training.registry import build_methods
 from common.training.step import to_device
@@ -16,6 +16,7 @@ from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, random_batch, weigh_next_sentences
 from language_bert.methods.unpad import unpad_batch
 from language_bert.model import build_bert, masked_lm_loss, spread_positions
+from tests.language_bert.configs import mini
 
 CPU = torch.device("cpu")
 MAX_LENGTH, VOCAB_SIZE = 37, 61  # primes: no shape is a multiple of anything
@@ -68,7 +69,7 @@ def configuration(next_sentence, methods):
     off = {*EVERY, "low_precision_layernorm"} - set(methods)
     settings += [f"methods.{name}=false" for name in off]
     settings += [f"methods.{name}={FURTHER[name]}" for name in FURTHER.keys() & set(methods)]
-    return load_config("language_bert", "optimized", size="mini", settings=settings).config
+    return mini("optimized", *settings)
 
 
 def apply_methods(config, model, batch, **round_to):
@@ -113,11 +114,14 @@ def trained(lengths, next_sentence, methods, *, attention="sdpa", bf16=False, nu
     return {"loss": loss, "gradients": gradients(model), "parameters": split_projections(parameters)}
 
 
+plainly_trained = cache(trained)  # what every combination of methods is compared with
+
+
 @pytest.mark.parametrize("methods", METHODS, ids="+".join)
 @WITH_AND_WITHOUT_PAIRS
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_loss_every_gradient_and_a_step_equal_hugging_face_in_float64(lengths, next_sentence, methods):
-    expected = trained(lengths, next_sentence, ())
+    expected = plainly_trained(lengths, next_sentence, ())
     torch.testing.assert_close(trained(lengths, next_sentence, methods), expected, **EXACT)
 
 
@@ -129,8 +133,7 @@ def test_eager_attention_of_hugging_face_is_equalled_too(lengths, next_sentence)
 
 
 def test_the_configuration_eager_has_that_attention():
-    config = load_config("language_bert", "eager", size="mini", settings=[]).config
-    assert Benchmark(config, seed=0).build_model().config._attn_implementation == "eager"
+    assert Benchmark(mini("eager"), seed=0).build_model().config._attn_implementation == "eager"
 
 
 @pytest.mark.on_demand
@@ -138,7 +141,7 @@ def test_the_configuration_eager_has_that_attention():
 @WITH_AND_WITHOUT_PAIRS
 def test_code_of_inductor_equals_hugging_face_in_float64(next_sentence, monkeypatch):
     monkeypatch.setitem(FURTHER, "compile_layers", "{backend: inductor}")
-    expected = trained(LENGTHS[-1], next_sentence, ())
+    expected = plainly_trained(LENGTHS[-1], next_sentence, ())
     torch.testing.assert_close(trained(LENGTHS[-1], next_sentence, METHODS[-1]), expected, **EXACT)
 
 
@@ -152,7 +155,7 @@ def test_losses_of_some_steps_in_bf16_stay_within_two_percent(methods):
 @pytest.mark.parametrize("lengths", LENGTHS[-3:], ids=str)
 def test_bf16_is_as_near_to_float64_as_that_of_hugging_face(lengths, next_sentence):
     """Within 5 % of all gradients together, and 1.5 times as far as the plain model, after a step too."""
-    exact = trained(lengths, next_sentence, ())
+    exact = plainly_trained(lengths, next_sentence, ())
 
     def distances(methods):
         """Return how far gradients and parameters are from float64, as a share of all of these together."""

@@ -8,33 +8,28 @@ import torch
 import torch.nn.functional as F
 
 from common.errors import UserError
-from common.training.load import load_config
 from common.training.method import Progress
 from common.training.registry import build_methods
+from language_bert import attention
 from language_bert.benchmark import Benchmark
-from language_bert.methods import alibi
 from language_bert.methods.alibi import alibi_slopes, apply_alibi
 from language_bert.methods.fused_qkv import fuse_qkv
 from language_bert.methods.last_layer_subset import compute_needed_tokens
 from language_bert.methods.sparse_head import read_masked_tokens
 from language_bert.methods.unpad import unpad
+from tests.language_bert.configs import mini
 from tests.language_bert.test_parity import EXACT, MAX_LENGTH, gradients, make_batch, make_model
 
 HALF, WHOLE = (f"methods.alibi={{train_sequence_length_scaling: {share}}}" for share in ("0.5", "1"))
 
 
-def published_slopes(n):
-    """The function of the paper's code (https://github.com/ofirpress/attention_with_linear_biases)."""
-    if math.log2(n).is_integer():
-        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
-        return [start * start**i for i in range(n)]
-    closest = 2 ** math.floor(math.log2(n))
-    return published_slopes(closest) + published_slopes(2 * closest)[0::2][: n - closest]
-
-
-@pytest.mark.parametrize("num_heads", [1, 2, 3, 8, 12, 16, 20])
-def test_slopes_are_the_papers(num_heads):
-    torch.testing.assert_close(alibi_slopes(num_heads), torch.tensor(published_slopes(num_heads)))
+@pytest.mark.parametrize(
+    "halvings",
+    [[8], [4, 8], [4, 8, 2], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]],
+)
+def test_slopes_are_those_of_the_papers_code(halvings):
+    """Source: get_slopes in https://github.com/ofirpress/attention_with_linear_biases."""
+    torch.testing.assert_close(alibi_slopes(len(halvings)), 0.5 ** torch.tensor(halvings))
 
 
 def plain_layer(layer, hidden, slopes):
@@ -86,8 +81,7 @@ def test_packed_it_is_the_same_model_whatever_is_left_out(place):
 
 
 def configured(name="optimized", *settings):
-    settings = ["methods.alibi={}", *settings]
-    return load_config("language_bert", name, size="mini", settings=settings).config
+    return mini(name, "methods.alibi={}", *settings)
 
 
 @pytest.mark.parametrize(("settings", "length"), [((), 40), ((HALF,), 80), ((WHOLE,), 160)])
@@ -122,11 +116,11 @@ def test_what_segments_do_not_have_is_refused(setting, message):
 
 
 def test_a_gpu_kernel_without_biases_is_refused(monkeypatch):
-    monkeypatch.setattr(alibi.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(alibi, "HAS_FLASH_ATTENTION", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(attention, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs flash-attn on a GPU"):
         configured()
     configured("baseline")
-    monkeypatch.setattr(alibi, "HAS_FLASH_ATTENTION", True)
+    monkeypatch.setattr(attention, "find_spec", lambda name: True)
     configured()
     assert "flash_attn" not in sys.modules
