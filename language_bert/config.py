@@ -78,24 +78,27 @@ class Config(RunConfig):
             raise UserError("auto: not known for padded batches", where="micro_batch_size", hint=hint)
         from language_bert.data.batches import typical_lengths  # torch, which preparation does without
 
-        model, longest = self.model, self.data.max_seq_length
-        width, depth = model.hidden_size, model.num_hidden_layers
+        longest = self.data.max_seq_length
         spread = MOST_DEVIATIONS * longest * LENGTH_DEVIATION * num_samples**0.5
         num_tokens = min(num_samples * longest, typical_lengths(1000, longest).mean() * num_samples + spread)
-        mlp = 3 * self.gated_width if "gated_linear_units" in self.methods else 2 * model.intermediate_size
-        parameters = model.vocab_size * width + depth * (4 * width + mlp) * width
-        of_token = self.layer_bytes * (depth + 1)
+        of_token = self.layer_bytes * (self.model.num_hidden_layers + 1)
         if "chunked_head" not in self.methods:
             share = self.data.masked_fraction if "sparse_head" in self.methods else 1.0
-            of_token += int(LOGIT_BYTES * model.vocab_size * share)
-        return STATE_BYTES * parameters + of_token * int(num_tokens)
+            of_token += int(LOGIT_BYTES * self.model.vocab_size * share)
+        return STATE_BYTES * self.num_weights + of_token * int(num_tokens)
+
+    @property
+    def num_weights(self) -> int:
+        """The parameters of the word embeddings and of the layers' matrices: nearly all there are."""
+        model, width = self.model, self.model.hidden_size
+        mlp = 3 * self.gated_width if "gated_linear_units" in self.methods else 2 * model.intermediate_size
+        return (model.vocab_size + model.num_hidden_layers * (4 * width + mlp)) * width
 
     @property
     def layer_bytes(self) -> int:
         """The bytes that a packed layer keeps of a token for the backward pass."""
-        of_layer = (
-            KEPT_BYTES[16 if "low_precision_layernorm" in self.methods else 32] * self.model.hidden_size
-        )
+        num_bits = 16 if "low_precision_layernorm" in self.methods else 32
+        of_layer = KEPT_BYTES[num_bits] * self.model.hidden_size
         if "gated_linear_units" in self.methods:  # four tensors in 16 bits instead of two
             of_layer += 8 * self.gated_width - 4 * self.model.intermediate_size
         return of_layer

@@ -164,14 +164,9 @@ def bench_parts(config: Any, device: torch.device, kernel: str) -> Iterator[Part
 
 
 def optimizer_part(config: Any, num_samples: int, device: torch.device) -> Part:
-    """Return a step of the optimizer on as many parameters as the model has."""
-    model = config.model
-    layer = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
-    count = model.vocab_size * model.hidden_size + model.num_hidden_layers * layer
-    weights = nn.ParameterList(
-        nn.Parameter(torch.zeros(size, device=device))
-        for size in (count // 16,) * 16  # a few large tensors, as in the model
-    )
+    """Build the part that takes a step of the optimizer, on as many parameters as the model has."""
+    size = config.num_weights // 16  # a few large tensors, as in the model
+    weights = nn.ParameterList(nn.Parameter(torch.zeros(size, device=device)) for _ in range(16))
     for parameter in weights:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = build_optimizer(weights, config.optimizer)
