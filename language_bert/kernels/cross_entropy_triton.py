@@ -42,9 +42,7 @@ def cross_entropy_kernel(
     counts = label != ignored
     is_word = (label >= 0) & (label < VOCAB_SIZE)
     logits += row * VOCAB_SIZE
-    chosen = tl.load(logits + label, mask=is_word, other=float("nan")).to(
-        tl.float32
-    )  # before it is written over
+    chosen = tl.load(logits + label, mask=is_word, other=float("nan"))  # before it is written over
     chosen = chosen.to(tl.float32) + tl.load(bias + label, mask=is_word, other=0.0)
 
     columns = tl.arange(0, NUM_COLUMNS)
