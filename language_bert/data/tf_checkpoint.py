@@ -106,7 +106,7 @@ def parse_entry(name: str, value: memoryview) -> Stored:
 
 
 def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
-    """Memory-map the float32 tensors of a checkpoint, by name. Raises UserError for damage."""
+    """Memory-map the float32 tensors of a checkpoint, as Hugging Face has them. Raises UserError for damage."""
     path = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
     stored = read_index(prefix.with_name(f"{prefix.name}.index"))
     try:
@@ -120,15 +120,15 @@ def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
             raise UserError(f"{name} is cut off", where=str(path))
         if masked_crc(content.tobytes()) != entry.checksum:
             raise UserError(f"{name} is corrupt (CRC differs)", where=str(path))
-        tensors[name] = content.view("<f4").reshape(entry.shape)
+        values = content.view("<f4").reshape(entry.shape)
+        tensors[hugging_face_name(name)] = transpose_dense(name, values)
     return tensors
 
 
 def read_converted(weights: Path, prefix: Path) -> dict[str, np.ndarray]:
-    """Read a converted checkpoint by TensorFlow's names and in its layout.
+    """Read a converted checkpoint; a tensor that the index does not have is left out.
 
-    Raises UserError for a tensor whose type, shape or checksum is not what the index of the checkpoint says;
-    one that the index does not have is left out.
+    Raises UserError for a tensor whose type, shape or checksum is not what the index of the checkpoint says.
     """
     converted, tensors = read_weights(weights), {}
     for name, entry in read_index(prefix.with_name(f"{prefix.name}.index")).items():
@@ -137,13 +137,17 @@ def read_converted(weights: Path, prefix: Path) -> dict[str, np.ndarray]:
             continue
         if tensor.dtype != torch.float32:
             raise UserError(f"{new_name} is {tensor.dtype}, expected torch.float32", where=str(weights))
-        values = tensor.numpy()
-        values = np.ascontiguousarray(values.T if name.endswith("/kernel") else values)
-        if values.shape != entry.shape or masked_crc(values.tobytes()) != entry.checksum:
+        stored = transpose_dense(name, tensor.numpy())
+        if stored.shape != entry.shape or masked_crc(stored.tobytes()) != entry.checksum:
             what = f"{new_name} is not {name} of {prefix.name}.index (CRC differs)"
             raise UserError(what, where=str(weights))
-        tensors[name] = values
+        tensors[new_name] = tensor.numpy()
     return tensors
+
+
+def transpose_dense(name: str, values: np.ndarray) -> np.ndarray:
+    """Turn the matrix of a dense layer from one layout into the other."""
+    return values.T if name.endswith("/kernel") else values
 
 
 def hugging_face_name(name: str) -> str:
@@ -161,21 +165,6 @@ def hugging_face_name(name: str) -> str:
     return name
 
 
-def to_hugging_face(
-    tensors: dict[str, np.ndarray], model: torch.nn.Module, *, where: str
-) -> dict[str, np.ndarray]:
-    """Return the tensors of a model by Hugging Face's names, with the matrices of dense layers transposed.
-
-    Raises UserError for a missing or misshaped one.
-    """
-    renamed = {
-        hugging_face_name(name): values.T if name.endswith("/kernel") else values
-        for name, values in tensors.items()
-    }
-    check_shapes(renamed, model, where=where)
-    return {name: np.array(renamed[name], order="C") for name, _ in model.named_parameters()}  # no views
-
-
 def convert_checkpoint(prefix: Path, config: Any, path: Path, *, weights: Path | None = None) -> None:
     """Write the weights of a checkpoint under Hugging Face's names, read from an earlier conversion if given.
 
@@ -183,8 +172,9 @@ def convert_checkpoint(prefix: Path, config: Any, path: Path, *, weights: Path |
     """
     with torch.device("meta"):
         model = build_bert(bert_config(config), next_sentence=True)
-    stored = read_tensors(prefix) if weights is None else read_converted(weights, prefix)
-    tensors = to_hugging_face(stored, model, where=str(weights or prefix))
+    tensors = read_tensors(prefix) if weights is None else read_converted(weights, prefix)
+    check_shapes(tensors, model, where=str(weights or prefix))
+    tensors = {name: np.array(tensors[name], order="C") for name, _ in model.named_parameters()}  # no views
     print(f"{prefix.name}: {len(tensors)} tensors", flush=True)
     norms = np.linalg.norm(tensors[POSITIONS], axis=1)
     if len(norms) > TRAINED:

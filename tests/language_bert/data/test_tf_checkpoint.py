@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForPreTraining
 
 from common.errors import UserError
-from language_bert.data.tf_checkpoint import read_converted, read_index, read_tensors, to_hugging_face
-from language_bert.data.weights import load_weights
+from language_bert.data.tf_checkpoint import read_converted, read_index, read_tensors
+from language_bert.data.weights import check_shapes, load_weights
 from tests.language_bert.data.tf_files import write_checkpoint
 
 
@@ -58,38 +58,14 @@ def tensors(model):
     return google_tensors(model)
 
 
-def test_the_model_computes_the_same(model, tensors, tmp_path):
-    write_checkpoint(tmp_path / "model.ckpt-28252", tensors)
-    stored = read_tensors(tmp_path / "model.ckpt-28252")
-    converted = to_hugging_face(stored, model, where="model.ckpt")
-    assert len(stored) == len(converted)  # without the optimizer's slots
-    save_file({name: torch.from_numpy(values) for name, values in converted.items()}, tmp_path / "weights")
-    torch.manual_seed(1)
-    other, ids = BertForPreTraining(model.config).eval(), torch.arange(12).reshape(2, 6)
-    load_weights(other, tmp_path / "weights", hint="")
-    with torch.no_grad():
-        for one, two in zip(model(ids).to_tuple(), other(ids).to_tuple(), strict=True):
-            assert torch.equal(one, two)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [(None, r"is missing"), (np.zeros((8, 12), np.float32), r"is \(12, 8\), expected \(8, 12\)")],
-)
-def test_a_missing_or_misshaped_tensor_is_named(model, tensors, values, message):
-    name = "bert/encoder/layer_3/output/dense/kernel"
-    tensors = {key: value for key, value in tensors.items() if key != name}
-    tensors |= {} if values is None else {name: values}
-    with pytest.raises(UserError, match=rf"model\.ckpt: bert\.encoder.*3\.output\.dense\.weight {message}"):
-        to_hugging_face(tensors, model, where="model.ckpt")
-
-
 def test_damage_is_named(tensors, tmp_path):
     prefix = tmp_path / "model.ckpt-28252"
     write_checkpoint(prefix, tensors)
     data, index = (prefix.with_name(f"{prefix.name}{end}") for end in (".data-00000-of-00001", ".index"))
     content, table = data.read_bytes(), bytearray(index.read_bytes())
-    position = read_index(index)["cls/predictions/output_bias"].offset
+    stored = read_index(index)
+    assert 5 * len(stored) + 3 == len(tensors)  # without the optimizer's slots
+    position = stored["cls/predictions/output_bias"].offset
     data.write_bytes(content[:position] + b"?" + content[position + 1 :])
     with pytest.raises(UserError, match=r"data-00000-of-00001.*corrupt"):
         read_tensors(prefix)
@@ -127,18 +103,10 @@ def convert(model, tensors, folder):
     """Write a checkpoint and its conversion; return the prefix of the one and the path of the other."""
     prefix, path = folder / "model.ckpt-28252", folder / "model.safetensors"
     write_checkpoint(prefix, tensors)
-    converted = to_hugging_face(read_tensors(prefix), model, where="")
-    save_file({name: torch.from_numpy(values) for name, values in converted.items()}, path)
+    converted = read_tensors(prefix)
+    check_shapes(converted, model, where="")
+    save_file({name: torch.from_numpy(values.copy(order="C")) for name, values in converted.items()}, path)
     return prefix, path
-
-
-def test_a_converted_checkpoint_gives_equal_tensors(model, tensors, tmp_path):
-    prefix, path = convert(model, tensors, tmp_path)
-    original = read_tensors(prefix)
-    prefix.with_name(f"{prefix.name}.data-00000-of-00001").unlink()
-    converted = read_converted(path, prefix)
-    assert converted.keys() == original.keys()
-    assert all(np.array_equal(converted[name], original[name]) for name in original)
 
 
 @pytest.mark.parametrize(
@@ -157,4 +125,4 @@ def test_a_conversion_of_another_checkpoint_is_refused(model, tensors, tmp_path,
     values = converted.pop(name)
     save_file(converted | ({name: change(values)} if change else {}), path)
     with pytest.raises(UserError, match=f"{re.escape(name)} {message}"):
-        to_hugging_face(read_converted(path, prefix), model, where=str(path))
+        check_shapes(read_converted(path, prefix), model, where=str(path))
