@@ -138,31 +138,30 @@ def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
     if not ends[-1]:
         raise UserError("is empty", where=str(source.parts[0].parent))
     quotas = np.diff([0, *(end * data.num_train_samples // ends[-1] for end in ends)]).tolist()
-    shard = partial(PlannedShard, work=work, vocabulary=source.vocabulary, vocab_size=config.model.vocab_size)
     settings_of = partial(InstanceSettings, max_seq_length=data.max_seq_length)
-    training = settings_of(masked_fraction=data.masked_fraction, num_duplicates=data.num_duplicates)
-    evaluation = settings_of(masked_fraction=data.evaluation_masked_fraction)
-    used = [(path, quota) for path, quota in zip(source.parts, quotas, strict=True) if quota]
-    planned = [
-        shard(
-            part="train",
+    settings = {
+        "train": settings_of(masked_fraction=data.masked_fraction, num_duplicates=data.num_duplicates),
+        "evaluation": settings_of(masked_fraction=data.evaluation_masked_fraction),
+    }
+
+    def shard(part: str, number: int, file: Path, num_instances: int) -> PlannedShard:
+        return PlannedShard(
+            work=work,
+            part=part,
             number=number,
-            file=path,
-            num_instances=quota,
-            settings=training,
-            documents=source.rows(path, is_evaluation=False),
+            file=file,
+            vocabulary=source.vocabulary,
+            vocab_size=config.model.vocab_size,
+            num_instances=num_instances,
+            settings=settings[part],
+            documents=source.rows(file, is_evaluation=part == "evaluation"),
         )
-        for number, (path, quota) in enumerate(used)
+
+    used = [(path, quota) for path, quota in zip(source.parts, quotas, strict=True) if quota]
+    return [
+        shard("evaluation", 0, source.evaluation, data.num_evaluation_samples),
+        *(shard("train", number, path, quota) for number, (path, quota) in enumerate(used)),
     ]
-    evaluated = shard(
-        part="evaluation",
-        number=0,
-        file=source.evaluation,
-        num_instances=data.num_evaluation_samples,
-        settings=evaluation,
-        documents=source.rows(source.evaluation, is_evaluation=True),
-    )
-    return [evaluated, *planned]
 
 
 def write_missing(missing: list[PlannedShard], num_instances: int) -> None:
