@@ -25,6 +25,14 @@ accuracy = secs:0, millisecs:{millisecs}
 ess_cert_id_alg = sha256
 """
 EXTENSIONS = "basicConstraints=critical,CA:FALSE\nextendedKeyUsage=critical,timeStamping\n"
+DELAYS_S = {"slow": 3, "hang": 3600}
+REPLIES = {  # in place of an authority's, by the path of the address
+    "refuse": (403, b""),
+    "redirect": (302, b""),
+    "reject": (200, bytes.fromhex("30053003020102")),  # status 2, no token
+    "garbage": (200, b"\x30\x82 this is no reply" * 10),
+    "flood": (200, bytes(2**20)),
+}
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
@@ -77,48 +85,20 @@ class Authority:
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         query = self.rfile.read(int(self.headers["Content-Length"]))
-        getattr(self, "do_" + (self.path.strip("/") or "answer"))(query)
-
-    def reply(self, body, status=200):
+        manner = self.path.strip("/")
+        time.sleep(DELAYS_S.get(manner, 0))
+        status, body = REPLIES.get(manner, (200, None))
+        if body is None:
+            authority = self.server.authority
+            with self.server.one_serial_number:
+                body = authority.stamp(b"other bytes") if manner == "other" else authority.answer(query)
         self.send_response(status)
         self.send_header("Content-Type", "application/timestamp-reply")
         self.send_header("Content-Length", str(len(body)))
+        if manner == "redirect":
+            self.send_header("Location", "/")
         self.end_headers()
         self.wfile.write(body)
-
-    def do_answer(self, query):
-        with self.server.one_serial_number:
-            reply = self.server.authority.answer(query)
-        self.reply(reply)
-
-    def do_slow(self, query):
-        time.sleep(3)
-        self.do_answer(query)
-
-    def do_hang(self, query):
-        time.sleep(3600)
-
-    def do_refuse(self, query):
-        self.reply(b"", status=403)
-
-    def do_reject(self, query):
-        self.reply(bytes.fromhex("30053003020102"))  # status 2, no token
-
-    def do_garbage(self, query):
-        self.reply(b"\x30\x82 this is no reply" * 10)
-
-    def do_flood(self, query):
-        self.reply(bytes(2**20))
-
-    def do_redirect(self, query):
-        self.send_response(302)
-        self.send_header("Location", "/")
-        self.end_headers()
-
-    def do_other(self, query):
-        with self.server.one_serial_number:
-            reply = self.server.authority.stamp(b"other bytes")
-        self.reply(reply)
 
     def log_message(self, *_):
         pass
