@@ -30,6 +30,13 @@ SMALL = (  # runs that train for ever
     "evaluate_from=30ba",
     "schedule.warmup=5ba",
 )
+SHORT = (  # a run that reaches its target
+    "target=0.01",
+    "max_duration=40ba",
+    "evaluate_every=20ba",
+    "evaluate_from=20ba",
+    "schedule.warmup=5ba",
+)
 BERT = ("language_bert", "optimized", *SMALL, "global_batch_size=4", "evaluation_batch_size=16")
 RESNET = ("image_classification", "baseline", *SMALL, "global_batch_size=4")
 WHEN = "(after step [0-9]+|before the first step)"  # a run failed

@@ -191,8 +191,8 @@ def test_a_set_made_with_data_and_results_elsewhere_is_packaged_after_the_clone_
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    sets = [word for setting in TINY for word in ("--set", setting)]
-    command = ("run", "resnet", "optimized", *MINI, "--runs", "official", *sets, "--results", results)
+    run_set = ("run", "resnet", "optimized", *MINI, "--runs", "official")
+    command = (*run_set, "--set", *TINY, "--results", results)
     ttt(first, *command, **{DATA: os.path.relpath(prepared, first)})
     written = [*results.glob("*/resnet/*"), *results.parent.glob("systems/*")]
     assert len(written) == 8  # five logs, the seal and its list, a description

@@ -16,17 +16,11 @@ from tests.command import run
 from tests.committed import committed_results
 from tests.common.evidence.conftest import good_set, write_set
 from tests.common.evidence.submission import packages
+from tests.runs import SHORT
 from tests.verbs import run_all
 
 pytestmark = pytest.mark.on_demand
 MINI = ("--size", "mini")
-TINY = (
-    "target=0.01",
-    "max_duration=40ba",
-    "evaluate_every=20ba",
-    "evaluate_from=20ba",
-    "schedule.warmup=5ba",
-)
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
 
 
@@ -70,19 +64,10 @@ def place(wheel, tmp_path_factory):
     python = root / "venv/bin/python"
     packages_here = next((root / "venv/lib").glob("python*/site-packages"))
     paths = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    (packages_here / "others.pth").write_text(
-        "".join(f"{path}\n" for path in paths)
-    )  # without their .pth files
-    options = [
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--no-warn-script-location",
-    ]
-    done = run(sys.executable, "-m", "pip", *options, wheel, cwd=root, env=environment(root))
+    (packages_here / "others.pth").write_text("\n".join(paths))  # without their own .pth files
+    install = ["install", "--quiet", "--no-deps", "--no-index", "--no-warn-script-location"]
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    done = run(*pip, *install, wheel, cwd=root, env=environment(root))
     assert done.returncode == 0, done.stderr
     folder = root / "work"
     folder.mkdir()
@@ -101,11 +86,7 @@ def place(wheel, tmp_path_factory):
 
 def test_the_wheel_holds_what_git_does_and_the_files_that_commands_read(wheel, clone):
     packages = ("common", *benchmarks())
-    tracked = {
-        name
-        for name in git(clone, "ls-files").splitlines()
-        if name.startswith(tuple(f"{p}/" for p in packages))
-    }
+    tracked = set(git(clone, "ls-files", *packages).splitlines())
     figures = {path.relative_to(clone).as_posix() for path in (clone / FIGURES).rglob("*.json")}
     kept = {f"common/built/repository/{name}" for name in (*BESIDE, *figures)} | {"common/built/state.json"}
     with zipfile.ZipFile(wheel) as archive:
@@ -117,8 +98,7 @@ def test_the_wheel_holds_what_git_does_and_the_files_that_commands_read(wheel, c
 
 def test_a_run_and_all_that_follows_it(place, clone):
     where = ["--results", "R", "--systems", "S"]
-    sets = [part for value in TINY for part in ("--set", value)]
-    done = place.ttt("run", "bert", "optimized", *MINI, "--runs", 1, *where, *sets)
+    done = place.ttt("run", "bert", "optimized", *MINI, "--runs", 1, *where, "--set", *SHORT)
     assert done.returncode == 0, done.stderr
     (log,) = (place.folder / "R").rglob("result_0.txt")
     text = log.read_text()
@@ -127,27 +107,13 @@ def test_a_run_and_all_that_follows_it(place, clone):
     assert str(place.folder) not in text and str(place.packages) not in text
     (described,) = (place.folder / "S").glob("*.json")
     assert described.stem == log.parts[-3]
+    package = "export --to submission R --submitter Example --systems S --rehearsal --list"
     commands = [
-        (["check", "R"], 0, "0 errors"),
-        (["score", "R"], 0, "optimized"),
-        (["report", "--explore", "R", "-o", "explore.html"], 0, "1 runs"),
-        (["report", "R", "--no-official"], 0, "wrote report/index.html"),
-        (
-            [
-                "export",
-                "--to",
-                "submission",
-                "R",
-                "--submitter",
-                "Example",
-                "--systems",
-                "S",
-                "--rehearsal",
-                "--list",
-            ],
-            1,
-            "1 runs, and bert has exactly 10",
-        ),
+        ("check R", 0, "0 errors"),
+        ("score R", 0, "optimized"),
+        ("report --explore R -o explore.html", 0, "1 runs"),
+        ("report R --no-official", 0, "wrote report/index.html"),
+        (package, 1, "1 runs, and bert has exactly 10"),
     ]
     check_all(place, commands)
     assert {path.name for path in place.folder.iterdir()} >= {"explore.html", "report", "data", "R", "S"}
@@ -155,54 +121,38 @@ def test_a_run_and_all_that_follows_it(place, clone):
 
 def check_all(place, commands):
     """Assert of each command its exit code and what it prints."""
-    ended = run_all([words for words, _, _ in commands], python=place.python, **place.options)
-    for done, (words, code, text) in zip(ended, commands, strict=True):
-        assert done.returncode == code and text in done.stdout + done.stderr, (
-            words,
-            done.stdout,
-            done.stderr,
-        )
+    ended = run_all([line for line, _, _ in commands], python=place.python, **place.options)
+    for done, (_, code, text) in zip(ended, commands, strict=True):
+        assert done.returncode == code and text in done.stdout + done.stderr, done
         assert "Traceback" not in done.stderr
 
 
 def test_every_other_command_works_from_an_empty_folder(place):
-    bert, logs = ["bert", "optimized", *MINI], committed_results()
-    short = ["--batch-size", 4]
+    bert, logs = "bert optimized --size mini", committed_results()
+    baseline = logs / "reference-2cpu-mini-baseline"
+    package = f"export --to submission {baseline} --submitter Example --rehearsal --list"
     commands = [
-        (["list"], 0, "language_bert"),
-        (["list", "methods"], 0, "unpad"),
-        (["list", "methods", "unpad"], 0, "Source."),
-        (["doctor", "--describe"], 0, '"system_name"'),
-        (["data", "verify", "bert", *MINI], 0, "intact"),
-        (["run", *bert, "--dry-run"], 0, "language_bert/mini.yaml:"),
-        (["reproduce", "--claims"], 0, "MosaicML"),
-        (["reproduce", logs], 1, "proxy"),
-        (["report", logs / "reference-2cpu-mini-baseline", "--no-official"], 0, "index.html"),
-        (["report", "--explore", logs], 0, "wrote report/explore.html"),
-        (["estimate", *bert, "--samples", 9, "--measured", "1000@16"], 0, "-> results/estimates/"),
-        (["estimate", "--check-published"], 0, "predicted too fast"),
-        (["inspect", "compile", "--check-published"], 0, "wrong by a factor"),
-        (["bench", *bert, *short, "--seconds", 0.05, "--no-parts"], 0, "results/throughput/"),
-        (["inspect", "profile", *bert, *short, "--turns", 2], 0, "-> results/profile/"),
-        (["sweep", "bert", "baseline", "optimized", *MINI, "--dry-run"], 0, ""),
-        (["ablate", *bert, "--dry-run"], 0, ""),
-        (["compare", "bert", "baseline", "optimized", *MINI, "--dry-run"], 0, ""),
-        (["doctor", "--quick", *MINI, "--benchmarks", "bert"], 0, "0 faults"),
-        (["doctor", "--store-bands", 3], 2, "in a clone"),
-        (
-            [
-                "export",
-                "--to",
-                "submission",
-                logs / "reference-2cpu-mini-baseline",
-                "--submitter",
-                "Example",
-                "--rehearsal",
-                "--list",
-            ],
-            1,
-            "package them in a clone",
-        ),
+        ("list", 0, "language_bert"),
+        ("list methods", 0, "unpad"),
+        ("list methods unpad", 0, "Source."),
+        ("doctor --describe", 0, '"system_name"'),
+        ("data verify bert --size mini", 0, "intact"),
+        (f"run {bert} --dry-run", 0, "language_bert/mini.yaml:"),
+        ("reproduce --claims", 0, "MosaicML"),
+        (f"reproduce {logs}", 1, "proxy"),
+        (f"report {baseline} --no-official", 0, "index.html"),
+        (f"report --explore {logs}", 0, "wrote report/explore.html"),
+        (f"estimate {bert} --samples 9 --measured 1000@16", 0, "-> results/estimates/"),
+        ("estimate --check-published", 0, "predicted too fast"),
+        ("inspect compile --check-published", 0, "wrong by a factor"),
+        (f"bench {bert} --batch-size 4 --seconds 0.05 --no-parts", 0, "results/throughput/"),
+        (f"inspect profile {bert} --batch-size 4 --turns 2", 0, "-> results/profile/"),
+        ("sweep bert baseline optimized --size mini --dry-run", 0, ""),
+        (f"ablate {bert} --dry-run", 0, ""),
+        ("compare bert baseline optimized --size mini --dry-run", 0, ""),
+        ("doctor --quick --size mini --benchmarks bert", 0, "0 faults"),
+        ("doctor --store-bands 3", 2, "in a clone"),
+        (package, 1, "package them in a clone"),
     ]
     check_all(place, commands)
     assert (place.folder / "results/throughput").is_dir()

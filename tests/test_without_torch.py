@@ -12,62 +12,56 @@ from tests.command import one_line
 from tests.committed import committed_results, tracked
 from tests.verbs import run_all
 
-MINI = ("--size", "mini")
-SETS = ("reference-2cpu-mini-baseline", "reference-2cpu-mini-optimized")
+SETS = [f"{committed_results()}/reference-2cpu-mini-{name}" for name in ("baseline", "optimized")]
 TORCH = ("torch", "torchvision", "triton")
-NEED_TORCH = [
-    ["run", "--all", *MINI, "--runs", "1"],
-    ["run", "bert", "baseline", *MINI],
-    ["bench", "bert", *MINI],
-    ["inspect", "startup", "bert", "baseline", *MINI],
-    ["inspect", "compile", "bert", "baseline", "--for", "sm_90"],
-    ["inspect", "profile", "bert", "baseline", *MINI],
-    ["inspect", "graphs", "bert", "optimized", *MINI],
-    ["inspect", "kernels", "bert", "optimized", *MINI],
-    ["inspect", "neighbour", "bert", "optimized", *MINI],
-    ["accept", *MINI],
-    ["doctor", *MINI, "--store-bands", "3"],
-    ["estimate", "bert", "baseline", *MINI],
-    ["estimate", "bert", "baseline", "--scaling", "--measured", "70@56"],
-    ["ablate", "bert", "optimized", *MINI, "--dry-run"],
-    ["compare", "bert", "baseline", "optimized", *MINI, "--dry-run"],
-    ["sweep", "bert", "baseline", "optimized", *MINI, "--dry-run"],
-    ["list", "methods", "--measure", "mini"],
-    ["replay", committed_results() / SETS[0] / "bert" / "result_0.txt"],
-]
+NEED_TORCH = f"""
+run --all --size mini --runs 1
+run bert baseline --size mini
+bench bert --size mini
+inspect startup bert baseline --size mini
+inspect compile bert baseline --for sm_90
+inspect profile bert baseline --size mini
+inspect graphs bert optimized --size mini
+inspect kernels bert optimized --size mini
+inspect neighbour bert optimized --size mini
+accept --size mini
+doctor --size mini --store-bands 3
+estimate bert baseline --size mini
+estimate bert baseline --scaling --measured 70@56
+ablate bert optimized --size mini --dry-run
+compare bert baseline optimized --size mini --dry-run
+sweep bert baseline optimized --size mini --dry-run
+list methods --measure mini
+replay {SETS[0]}/bert/result_0.txt
+""".strip().splitlines()
 
 
 def work_without_torch(folder):
-    """Return commands, with what they print."""
-    logs = [committed_results() / name for name in SETS]
-    described = ["--systems", ROOT / "systems"]
-    rehearsal = ["--submitter", "Example", "--rehearsal", "--commit", "HEAD", "--list", *described]
-    page = folder / "explore.html"
-    return [
-        (["--version"], "commit "),
-        (["check", *logs, "--no-official"], "0 errors"),
-        (["score", *logs], "optimized"),
-        (["reproduce", "--claims"], "MosaicML"),
-        (["report", *logs, "--no-official", "--out", folder / "report"], "index.html"),
-        (["export", "--to", "submission", *logs, *rehearsal], "nothing was written"),
-        (["doctor", "--describe"], '"system_name"'),
-        (["report", "--explore", *logs, "-o", page], f"wrote {page}"),
-        (["list"], "language_bert"),
-        (["list", "methods"], "unpad"),
-        (["list", "methods", "unpad"], "Source."),
-        (["data", "verify", "bert", *MINI], "intact"),
-        (["data", "status"], "language_bert"),
-        (["estimate", "--check-published"], "predicted too fast"),
-        (["estimate", "--score", "--results", committed_results()], "optimized"),
-        (["inspect", "compile", "--check-published"], "wrong by a factor"),
-    ]
+    """Map commands to what they print."""
+    logs, rehearsal = " ".join(SETS), "--submitter Example --rehearsal --commit HEAD --list"
+    return {
+        "--version": "commit ",
+        f"check {logs} --no-official": "0 errors",
+        f"score {logs}": "optimized",
+        "reproduce --claims": "MosaicML",
+        f"report {logs} --no-official --out {folder}/report": "index.html",
+        f"export --to submission {logs} {rehearsal} --systems {ROOT}/systems": "nothing was written",
+        "doctor --describe": '"system_name"',
+        f"report --explore {logs} -o {folder}/explore.html": f"wrote {folder}/explore.html",
+        "list": "language_bert",
+        "list methods": "unpad",
+        "list methods unpad": "Source.",
+        "data verify bert --size mini": "intact",
+        "data status": "language_bert",
+        "estimate --check-published": "predicted too fast",
+        f"estimate --score --results {committed_results()}": "optimized",
+        "inspect compile --check-published": "wrong by a factor",
+    }
 
 
 def test_what_reads_logs_data_and_figures_needs_no_extra(tmp_path):
     expected = work_without_torch(tmp_path)
-    for done, (_, words) in zip(
-        run_all([words for words, _ in expected], hidden=EXTRAS["train"]), expected, strict=True
-    ):
+    for done, words in zip(run_all(expected, hidden=EXTRAS["train"]), expected.values(), strict=True):
         assert done.returncode == 0 and words in done.stdout, (done.args, done.stdout, done.stderr)
 
 
@@ -76,30 +70,25 @@ def test_every_other_command_names_the_extra_in_one_line():
         for done in run_all(NEED_TORCH, hidden=hidden):
             line = one_line(done)
             assert " is not installed" in line and install_hint("train") in line, done.args
-    both = [*NEED_TORCH, *(words for words, _ in work_without_torch(ROOT))]
+    both = [line.split() for line in (*NEED_TORCH, *work_without_torch(ROOT))]
     assert set(COMMANDS) <= {words[0] for words in both}
-    forms = {(verb, find_part(verb, [*map(str, words)])[0]) for verb, *words in both}
+    forms = {(verb, find_part(verb, words)[0]) for verb, *words in both}
     needs_a_server = {("data", "fetch")}
     assert {(verb, part) for verb, parts in PARTS.items() for part in parts} - forms == needs_a_server
 
 
 def test_data_are_prepared_and_verified_without_torch(tmp_path):
     for benchmark in ("bert", "resnet"):
-        where = [benchmark, *MINI, "--set", f"data.directory={tmp_path / benchmark}"]
-        prepared, verified = run_all([["data", verb, *where] for verb in ("prepare", "verify")], hidden=TORCH)
+        where = f"{benchmark} --size mini --set data.directory={tmp_path / benchmark}"
+        prepared, verified = run_all([f"data {verb} {where}" for verb in ("prepare", "verify")], hidden=TORCH)
         assert prepared.returncode == 0, prepared.stderr
         assert verified.returncode == 0 and "intact" in verified.stdout
-
-
-def test_to_prepare_data_needs_the_extra_and_says_so(tmp_path):
-    for benchmark in ("bert", "resnet"):
-        where = ["--set", f"data.directory={tmp_path / benchmark}"]
-        (done,) = run_all([["data", "prepare", benchmark, *MINI, *where]], hidden=EXTRAS["train"])
+        (done,) = run_all([f"data prepare {where}-2"], hidden=EXTRAS["train"])
         assert install_hint("train") in one_line(done)
 
 
 def test_the_doctor_checks_what_needs_no_torch_and_says_how_to_install_it():
-    (done,) = run_all([["doctor", *MINI]], hidden=EXTRAS["train"])
+    (done,) = run_all(["doctor --size mini"], hidden=EXTRAS["train"])
     faults = [line for line in done.stdout.splitlines() if line.startswith("fault")]
     assert done.returncode == 1 and len(faults) == 1 and done.stderr == ""
     assert "no torch; " in faults[0] and "pip install" in faults[0]

@@ -1,6 +1,7 @@
 """Commands one after another in one process: loading torch takes longer than most of them."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -31,8 +32,8 @@ print(json.dumps(ended))
 
 
 def run_all(commands, *, hidden=(), python=(sys.executable,), **options):
-    """Run commands where some modules are `hidden`; returns how each ended."""
-    commands = [[str(word) for word in words] for words in commands]
+    """Run lines of commands, without "ttt", where some modules are `hidden`; returns how each ended."""
+    commands = [shlex.split(line) for line in commands]
     done = run(*python, "-c", CODE, json.dumps([list(hidden), commands]), **options)
     assert done.returncode == 0, done.stderr
     ended = json.loads(done.stdout.splitlines()[-1])

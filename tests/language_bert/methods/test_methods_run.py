@@ -1,24 +1,12 @@
 """Methods that no configuration uses, all in a short real run, alone and beside those of `optimized`."""
 
-import json
-
 import pytest
 
 from tests.command import ttt
+from tests.runs import SHORT, records
 
 pytestmark = pytest.mark.on_demand
-SHORT = (
-    "max_duration=40ba",
-    "evaluate_every=20ba",
-    "evaluate_from=20ba",
-    "schedule.warmup=5ba",
-    "target=0.01",
-)
-METHODS = (
-    "seq_length_warmup={how: segment}",
-    "alibi={}",
-    "gated_linear_units={}",
-)
+METHODS = ("seq_length_warmup={how: segment}", "alibi={}", "gated_linear_units={}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,12 +17,12 @@ def data():
 
 @pytest.mark.parametrize("configuration", ["baseline", "optimized"])
 def test_a_short_run_trains_evaluates_and_passes_every_checker(tmp_path, configuration):
-    sets = [part for each in (*SHORT, *(f"methods.{each}" for each in METHODS)) for part in ("--set", each)]
+    sets = ["--set", *SHORT, *(f"methods.{each}" for each in METHODS)]
     where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
     done = ttt("run", "language_bert", configuration, "--size", "mini", "--seed", 3, *where, *sets)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "results").rglob("result_*.txt")
-    lines = [json.loads(line[9:]) for line in path.read_text().splitlines() if line.startswith(":::MLLOG ")]
+    lines = records(path)
     used = {line["value"] for line in lines if line["key"] == "method"}
     assert {each.split("=")[0] for each in METHODS} <= used
     losses = [line["value"] for line in lines if line["key"] == "train_loss"]
