@@ -14,6 +14,7 @@ from common.training.load import load_config
 from common.training.ranks import RankInfo, read_rank_info
 from language_bert.benchmark import Benchmark
 from language_bert.methods.unpad import resolve_rounding
+from tests.language_bert.configs import config_of
 
 DEVICES = {"A100 40GB": 42.4e9, "A100 80GB": 85.0e9, "H100": 85.0e9, "H200": 150.0e9}  # as torch counts them
 
@@ -55,7 +56,7 @@ def test_a_layer_keeps_the_bytes_that_auto_counts_with(changes, num_weights):
     (one, tokens), (other, _) = (count_kept_bytes(name, num_layers) for num_layers in (2, 3))
     of_weights = 2 * num_weights * 1024**2  # copies in 16 bits, counted with the parameters
     each = (other - one - of_weights) / tokens / 1024
-    counted = load_config("language_bert", name, size="full", settings=[]).config.layer_bytes / 1024
+    counted = config_of(name).layer_bytes / 1024
     assert counted * 0.9 < each < counted * 1.01
 
 
@@ -63,9 +64,7 @@ def test_a_layer_keeps_the_bytes_that_auto_counts_with(changes, num_weights):
 def test_products_in_8_bits_keep_less_than_auto_counts_with():
     name = "optimized+methods.compile_layers=false+fp8"
     (two, tokens), (three, _) = (count_kept_bytes(name, num_layers) for num_layers in (2, 3))
-    assert (three - two) / tokens < load_config(
-        "language_bert", name, size="full", settings=[]
-    ).config.layer_bytes
+    assert (three - two) / tokens < config_of(name).layer_bytes
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_auto_takes_the_largest_part_that_fits_in_at_most_64_forms(
 ):
     monkeypatch.setattr(memory, "usable_bytes", lambda *_: int(memory.USABLE * DEVICES[device]))
     monkeypatch.setattr(Benchmark, "device", torch.device("cuda"))  # what it would warm up there
-    config = load_config("language_bert", "optimized", size="full", settings=[*settings]).config
+    config = config_of("optimized", *settings)
     rank_info = RankInfo(rank=num_ranks - 1, world_size=num_ranks)
     benchmark = Benchmark(config, seed=0, rank_info=rank_info)
     assert benchmark.micro_batch_sizes == [expected]
@@ -110,7 +109,7 @@ def test_auto_is_refused_where_nobody_counted(benchmark):
 
 
 def test_auto_is_refused_where_not_even_one_sample_fits():
-    config = load_config("language_bert", "optimized", size="full", settings=[]).config
+    config = config_of("optimized")
     least = config.training_bytes(1)
     assert memory.fitting_size(448, least, config.training_bytes) == 1
     with pytest.raises(
@@ -129,4 +128,4 @@ def test_ranks_of_a_machine_without_gpus_share_its_memory(monkeypatch):
 @pytest.mark.parametrize("value", ["0", "many"])
 def test_a_micro_batch_is_a_number_or_auto(value):
     with pytest.raises(UserError, match="micro_batch_size"):
-        load_config("language_bert", "optimized", size="full", settings=[f"micro_batch_size={value}"])
+        config_of("optimized", f"micro_batch_size={value}")

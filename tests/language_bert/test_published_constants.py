@@ -1,16 +1,12 @@
 """The configurations have the published values; model, work and optimizer follow from them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from common import yaml_file
 from common.evidence.compare.reported import read_facts
 from common.repository import ROOT
-from common.training.load import load_config
 from common.training.optim import build_optimizer, build_schedule
 from language_bert.benchmark import Benchmark
 from language_bert.config import LENGTH_DEVIATION
@@ -18,37 +14,7 @@ from language_bert.data.batches import shift_lengths, typical_lengths
 from language_bert.data.wikipedia import OFFICIAL_EVALUATION
 from language_bert.model import bert_config, build_bert
 from language_bert.probes import Probes
-
-PUBLISHED = yaml_file.parse(Path(__file__).with_name("published.yaml").read_text(), "published.yaml").values
-
-
-def config_of(name, *settings):
-    return load_config("language_bert", name, size="full", settings=settings).config
-
-
-@pytest.mark.parametrize("name", ["baseline", "optimized", "mosaic"])
-def test_a_configuration_has_the_published_values(name):
-    config = config_of(name)
-    optimizer, schedule = config.optimizer, config.schedule
-    adamw = PUBLISHED["decoupled_adamw"]
-    assert config.target == PUBLISHED["target"]
-    assert {config.model.dropout} == set(PUBLISHED["model"].values())
-    assert config.global_batch_size == PUBLISHED["train_batch_size"]
-    assert config.data.masked_fraction == PUBLISHED["masked_fraction"]
-    assert config.evaluation_batch_size == PUBLISHED["eval_batch_size"]
-    assert config.evaluate_every == PUBLISHED["eval_interval"]
-    assert f"{config.plan().num_steps}ba" == PUBLISHED["max_duration"]
-    assert [optimizer.momentum, optimizer.beta2] == adamw["betas"]
-    assert (optimizer.name, optimizer.epsilon, optimizer.learning_rate) == (
-        "adamw",
-        adamw["eps"],
-        adamw["lr"],
-    )
-    assert optimizer.weight_decay * optimizer.learning_rate == pytest.approx(adamw["weight_decay"])
-    warmed_up = {"t_warmup": schedule.warmup, "gamma": schedule.factor, "milestones": schedule.milestones}
-    assert warmed_up == PUBLISHED["multistep_with_warmup"]
-    if config.micro_batch_size != "auto":  # which takes all that a rank of 8 GPUs has, see test_memory.py
-        assert config.micro_batch_size * 8 == config.global_batch_size  # grad_accum: 1 on 8 GPUs
+from tests.language_bert.configs import config_of
 
 
 def test_the_model_is_bert_large():

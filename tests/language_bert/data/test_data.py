@@ -10,6 +10,7 @@ import hashlib
 import json
 import random
 from array import array
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -18,16 +19,17 @@ import pytest
 
 from common.data.preparation import changed_records
 from common.errors import UserError
-from common.training.load import load_config
 from language_bert.benchmark import Benchmark
-from language_bert.data.corpus import CORPORA, HELD_OUT_FRACTION, documents, unicode_data
+from language_bert.data.corpus import HELD_OUT_FRACTION, documents, unicode_data
 from language_bert.data.instances import InstanceSettings, create_instances
 from language_bert.data.prepare import prepare, split
 from language_bert.data.shards import Shards, index_path, shard_path, write_shard
 from language_bert.data.wordpiece import Tokenizer, read_documents
+from tests.language_bert.configs import mini
 
 GOLDEN = json.loads(Path(__file__).with_name("instances.json").read_text())
 UNICODE = "9f9b904079844167fe2d8d2137f6f353551fc78db720490804cb25780407a4f6"
+python_documents = cache(documents)  # parsing the standard library takes seconds
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(300))]
 
 
@@ -133,7 +135,7 @@ def test_a_record_that_none_can_be_is_named_with_file_and_place(tmp_path, instan
 def test_a_run_reads_no_record_that_its_model_cannot_take(tmp_path, instances, name):
     settings = [f"data.directory={tmp_path}", "data.num_train_samples=64", "data.num_evaluation_samples=64"]
     settings += ["data.max_seq_length=32", "model.vocab_size=305"]
-    config = load_config("language_bert", "baseline", size="mini", settings=settings).config
+    config = mini("baseline", *settings)
     instances[6] = changed(instances[6], input_ids=[2, 5, 6, 305, 3], masked_positions=[1], masked_ids=[7])
     for part in ("train", "evaluation"):
         write_part(tmp_path, instances[:64], part)
@@ -145,7 +147,7 @@ def test_a_run_reads_no_record_that_its_model_cannot_take(tmp_path, instances, n
 
 
 def test_no_paragraph_of_the_corpus_stands_in_two_documents():
-    corpus = documents()
+    corpus = python_documents()
     assert len(corpus) > 5000
     sentences = [sentence for document in corpus for sentence in document if len(sentence) > 200]
     assert len(set(sentences)) / len(sentences) > 0.99
@@ -161,8 +163,8 @@ def test_the_data_of_unicode_are_the_same_everywhere_and_each_name_stands_once()
 
 
 def test_no_held_out_document_is_trained_on():
-    for read in CORPORA.values():
-        training, held_out = split(texts := read())
+    for texts in (python_documents(), unicode_data()):
+        training, held_out = split(texts)
         assert sorted(training + held_out) == sorted(texts)
         assert len(held_out) == int(len(texts) * HELD_OUT_FRACTION) > 0
     trained, evaluated = ({*chain(*part)} for part in split(unicode_data()))
@@ -170,16 +172,6 @@ def test_no_held_out_document_is_trained_on():
 
 
 def test_a_text_that_is_not_embedded_is_refused_with_those_that_are(tmp_path):
-    settings = ["data.corpus=unicod", f"data.directory={tmp_path / 'made'}"]
-    config = load_config("language_bert", "baseline", size="mini", settings=settings).config
+    config = mini("baseline", "data.corpus=unicod", f"data.directory={tmp_path / 'made'}")
     with pytest.raises(UserError, match="data.corpus: .*did you mean unicode"):
         prepare(config.data_directory, config)
-
-
-def test_a_folder_of_something_else_is_not_replaced(tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    settings = [f"data.directory={tmp_path}"]
-    config = load_config("language_bert", "baseline", size="mini", settings=settings).config
-    with pytest.raises(UserError, match="not replaced"):
-        prepare(tmp_path, config)
-    assert (tmp_path / "thesis.txt").read_text() == "mine"

@@ -99,15 +99,6 @@ def test_a_dry_run_lists_address_size_and_md5_and_downloads_nothing(storage, tmp
     assert "enwiki" not in done.stdout and "8 files for" in done.stdout
 
 
-def test_the_text_as_files(storage, tmp_path):
-    folder = tmp_path / "source"
-    done = fetch_to(storage, folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"next: {PREPARE} --source {folder}\n")
-    assert "MB/s" in done.stdout and "min left" in done.stdout
-    check_source(folder)
-
-
 def test_the_text_as_an_archive_is_unpacked_and_not_downloaded_again(archived, tmp_path):
     folder = tmp_path / "source"
     done = fetch_to(archived, folder)
@@ -160,20 +151,7 @@ def test_imagenet_says_in_a_line_what_a_person_does():
         assert words in line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["fetch", "bert", "--source", "DIR"], "unrecognized arguments: --source; it is of ttt data"),
-        (["prepare", "bert", "--to", "DIR"], "unrecognized arguments: --to; it is of ttt data fetch"),
-        (["fetch", "bert", "--mirror", "DIR"], "--mirror DIR: expected http"),
-        (["fetch"], "benchmark"),
-    ],
-)
-def test_a_wrong_argument_is_one_line(arguments, words):
-    assert words in one_line(ttt_here("data", *arguments))
-
-
-def test_status_says_what_a_source_lacks_and_what_to_type(storage, tmp_path):
+def test_the_text_comes_as_files_and_status_says_what_is_left_to_do(storage, tmp_path):
     folder = tmp_path / "source"
 
     def report():
@@ -190,6 +168,10 @@ def test_status_says_what_a_source_lacks_and_what_to_type(storage, tmp_path):
     one_line(fetch_to(storage, folder))
     source, _ = report()
     assert source["unfinished"] == [DATA] and source["missing"] == [DATA, *TEXTS]
-    assert fetch_to(storage, folder).returncode == 0
+    done = fetch_to(storage, folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"next: {PREPARE} --source {folder}\n")
+    assert "MB/s" in done.stdout and "min left" in done.stdout
+    check_source(folder)
     source, commands = report()
     assert source["missing"] == [] and f"{PREPARE} --source {folder}" in commands

@@ -14,7 +14,14 @@ from language_bert.data.corpus import HELD_OUT_FRACTION
 from language_bert.data.rows import Rows, document_lines, find_column, split_rows
 from language_bert.data.shards import Shards
 from tests.command import ttt_here
-from tests.language_bert.data.test_wikipedia import NAMES, NUM_PARTS, OFFICIAL, prepared, settings_of
+from tests.language_bert.data.test_wikipedia import (
+    NAMES,
+    NUM_PARTS,
+    OFFICIAL,
+    check_same_instances,
+    prepared,
+    settings_of,
+)
 
 pa = pytest.importorskip("pyarrow", reason="the extra hf reads parquet and Arrow files")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -58,27 +65,20 @@ def copy_of(source, folder, write):
 
 @pytest.mark.filterwarnings("ignore")  # of the library that writes
 @pytest.mark.parametrize(("write", "form"), [(write_parquet, "parquet"), (save_to_disk, "arrow")])
-def test_rows_give_the_instances_of_the_same_text_in_lines(write, form, source, full, tmp_path):
-    folder = prepared(tmp_path / "full", copy_of(source, tmp_path / "source", write))
-    one, other = (Shards(directory, "train").index for directory in (full, folder))
-    for shard in range(NUM_PARTS):  # the shares of the bytes differ a little
-        a, b = (index["crc32"][index["shard"] == shard][:40] for index in (one, other))
-        assert a.tolist() == b.tolist() and len(a) == 40
-    for name in ("evaluation-00000.shard", "evaluation.index.npy", "model.safetensors"):
-        assert (folder / name).read_bytes() == (full / name).read_bytes()
-    assert read_manifest(folder, hint="")["source"] == {"form": form, "column": "text"}
-    assert read_manifest(full, hint="")["source"] == {"form": "text"}
-
-
-def test_the_line_that_status_prints_prepares_a_data_set(source, tmp_path):
-    folder = copy_of(source, tmp_path / "source", write_parquet)
-    entries = status.read_report(["language_bert"], source=folder).data
+def test_the_line_that_status_prints_makes_of_rows_the_instances_of_the_same_text_in_lines(
+    write, form, source, full, tmp_path
+):
+    folder, listed = tmp_path / "full", copy_of(source, tmp_path / "source", write)
+    entries = status.read_report(["language_bert"], source=listed).data
     (line,) = [entry.next for entry in entries if entry.size == "full" and "baseline" in entry.configurations]
-    made = tmp_path / "full"
-    small = [setting for setting in settings_of(made) if not setting.startswith("data.corpus=")]
-    done = ttt_here(*shlex.split(line)[1:], *(word for setting in small for word in ("--set", setting)))
+    small = [setting for setting in settings_of(folder) if not setting.startswith("data.corpus=")]
+    done = ttt_here(*shlex.split(line)[1:], "--set", *small)
     assert done.returncode == 0, done.stderr
-    assert read_manifest(made, hint="")["facts"]["settings"]["data.corpus"] == sources.OTHER
+    check_same_instances(full, folder)
+    manifest = read_manifest(folder, hint="")
+    assert manifest["source"] == {"form": form, "column": "text"}
+    assert manifest["facts"]["settings"]["data.corpus"] == sources.OTHER
+    assert read_manifest(full, hint="")["source"] == {"form": "text"}
 
 
 def test_without_a_second_split_the_last_rows_are_held_out(source, tmp_path):

@@ -40,15 +40,6 @@ def test_numbers_of_every_length_are_read():
             read_varints(memoryview(cut))
 
 
-def test_a_record_becomes_an_instance_without_padding():
-    found = to_instance(parse_example(example(lists())), **LIMITS)
-    assert found.input_ids.tolist() == [101, 2000, 103, 102, 30521, 103, 102]
-    assert found.num_a_tokens == 4
-    assert found.masked_positions.tolist() == [2, 5]
-    assert found.masked_ids.tolist() == [128, 3000]
-    assert found.is_random_next
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,8 +3,6 @@
 import hashlib
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
 
@@ -15,19 +13,18 @@ import torch
 
 from common.data import manifest as manifests
 from common.errors import UserError
-from common.repository import ROOT
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
-from common.training.load import load_config
 from language_bert import benchmark
 from language_bert.benchmark import Benchmark
 from language_bert.data import sources, wikipedia
-from language_bert.data.corpus import documents
 from language_bert.data.instances import InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.prepare import prepare, train_vocabulary
 from language_bert.data.shards import Shards
 from language_bert.data.wordpiece import Tokenizer, read_documents
-from tests.language_bert.data.test_data import as_list
+from tests.command import TTT, start
+from tests.language_bert import configs
+from tests.language_bert.data.test_data import as_list, python_documents
 from tests.language_bert.data.test_tf_checkpoint import google_tensors
 from tests.language_bert.data.tf_files import example, write_checkpoint, write_tfrecord
 
@@ -59,8 +56,7 @@ def settings_of(directory, **changes):
 
 
 def config_of(directory, **changes):
-    settings = settings_of(directory, **changes)
-    return load_config("language_bert", "baseline", size="full", settings=settings).config
+    return configs.config_of("baseline", *settings_of(directory, **changes))
 
 
 def prepared(directory, source, **changes):
@@ -73,7 +69,7 @@ def prepared(directory, source, **changes):
 def write_source(folder):
     """Fill a folder as MLCommons' text is laid out, with a checkpoint."""
     (folder / "results4").mkdir()
-    prose = [document for document in documents() if len(document) > 3]
+    prose = [document for document in python_documents() if len(document) > 3]
     texts = [prose[number * 40 : (number + 1) * 40] for number in range(NUM_PARTS)] + [prose[-10:]]
     for name, part in zip([*NAMES, "eval.txt"], texts, strict=True):
         text = "\n\n".join("\n".join(document) for document in part)
@@ -181,26 +177,20 @@ def records(source, tmp_path):
     return folder
 
 
+def check_same_instances(folder, other):
+    indexes = [Shards(directory, "train").index for directory in (folder, other)]
+    for shard in range(NUM_PARTS):  # the shares of the bytes differ a little
+        a, b = (index["crc32"][index["shard"] == shard][:40] for index in indexes)
+        assert a.tolist() == b.tolist() and len(a) == 40
+    for name in ("evaluation-00000.shard", "evaluation.index.npy", "model.safetensors"):
+        assert (folder / name).read_bytes() == (other / name).read_bytes()
+
+
 def test_tfrecords_give_the_instances_of_the_text(source, records, tmp_path):
     with pytest.raises(UserError, match=r"masked at 0\.15, not at 0\.2; prepare from the text"):
         prepared(tmp_path / "full", records)
     text, full = prepared(tmp_path / "text", source, **AT_15), prepared(tmp_path / "full", records, **AT_15)
-    one, other = (Shards(folder, "train").index for folder in (text, full))
-    for shard in range(NUM_PARTS):  # the shares of the bytes differ a little
-        a, b = (index["crc32"][index["shard"] == shard][:40] for index in (one, other))
-        assert a.tolist() == b.tolist() and len(a) == 40
-    for name in ("evaluation-00000.shard", "evaluation.index.npy", "model.safetensors"):
-        assert (text / name).read_bytes() == (full / name).read_bytes()
-
-
-def test_a_damaged_record_is_named(records, tmp_path):
-    path = records / NAMES[2]
-    content = bytearray(path.read_bytes())
-    content[len(content) // 50] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"part-00002-of-00004 record \d+: .*CRC differs"):
-        prepared(tmp_path / "full", records, **AT_15)
-    assert not (tmp_path / "full").exists()
+    check_same_instances(text, full)
 
 
 @pytest.fixture
@@ -306,14 +296,8 @@ def test_full_size_needs_a_source(tmp_path):
 def started(source, tmp_path):
     """A preparation as a process of its own that has written a shard, and its workers."""
     directory, changes = tmp_path / "full", {"data.num_duplicates": 10}  # slow enough to be stopped
-    sets = [part for setting in settings_of(directory, **changes) for part in ("--set", setting)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "common.cli", "data", "prepare", "language_bert", "--source", source, *sets],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    settings = settings_of(directory, **changes)
+    process = start(TTT, "data", "prepare", "language_bert", "--source", source, "--set", *settings)
     work = tmp_path / ".full.part"
     while not list(work.glob("rows/train-*")) and process.poll() is None:
         time.sleep(0.001)

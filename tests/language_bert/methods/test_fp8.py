@@ -9,20 +9,20 @@ from common.cli import dispatch
 from common.commands.data import prepare
 from common.errors import UserError
 from common.training.load import load_config
-from common.training.optim import build_optimizer
 from common.training.step import Training
 from language_bert.benchmark import Benchmark
 from language_bert.methods import fp8
 from language_bert.methods.fp8 import DTYPES, GRADIENTS, HISTORY_STEPS, VALUES, Fp8Linear, product, quantize
 from language_bert.probes import Probes, fp8_pair
 from tests.common.training import checkpointed
+from tests.language_bert.configs import mini
 from tests.language_bert.test_parity import apply_methods
 
 SETTINGS = ("model.num_hidden_layers=3", "methods.chunked_head=false")  # three layers, and logits
 
 
 def build(*settings):
-    config = load_config("language_bert", "optimized", size="mini", settings=[*SETTINGS, *settings]).config
+    config = mini("optimized", *SETTINGS, *settings)
     benchmark = Benchmark(config, seed=0)
     torch.manual_seed(5)
     (batch,) = Probes(benchmark).bench_batches(8).values()
@@ -115,10 +115,19 @@ def test_scales_are_those_of_the_largest_values_of_the_last_steps():
     assert [scale.item() for scale in other.buffers_of("scale")][:2] == before[:2]
 
 
+def multiply_plainly(a, b, scales, dtype, *, fast):
+    return (a.float() @ b.float() * (scales[0] * scales[1])).to(dtype)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Exchange the product, which a CPU computes slowly."""
+    monkeypatch.setattr(fp8, "product", multiply_plainly)
+
+
 def train(seed, *settings, num_steps):
     """Train at size mini; returns the training and its losses."""
-    settings = ["model.num_hidden_layers=2", *settings]
-    config = load_config("language_bert", "optimized_fp8", size="mini", settings=settings).config
+    config = mini("optimized_fp8", "model.num_hidden_layers=2", *settings)
     prepare(config)
     training = Training(config, Benchmark(config, seed=seed), seed=seed)
     training.initialize()
@@ -126,7 +135,7 @@ def train(seed, *settings, num_steps):
     return training, [float(training.train_step(next(batches), step)) for step in range(num_steps)]
 
 
-def test_the_first_step_rounds_with_the_scales_of_its_own_batch():
+def test_the_first_step_rounds_with_the_scales_of_its_own_batch(quick):
     training, _ = train(3, num_steps=1)  # its learning rate is 0
     batch = next(training.benchmark.train_batches())
     layers = [module for module in training.model.modules() if isinstance(module, Fp8Linear)]
@@ -136,7 +145,7 @@ def test_the_first_step_rounds_with_the_scales_of_its_own_batch():
             assert 0.7 < scale / current < 1.4  # those of the passes before, rounded otherwise
 
 
-def test_scales_and_their_history_are_resumed(tmp_path):
+def test_scales_and_their_history_are_resumed(quick, tmp_path):
     methods = ["methods.unpad={round_to: 64}", "methods.fused_qkv={}", "methods.fp8={}"]
     settings = ["precision=bf16", "global_batch_size=8", "model.num_hidden_layers=2", *methods]
 
@@ -144,18 +153,13 @@ def test_scales_and_their_history_are_resumed(tmp_path):
         folder.mkdir()
         return checkpointed.start("language_bert", folder, settings=settings, **source)
 
-    prepare(load_config("language_bert", "baseline", size="mini", settings=[]).config)
+    prepare(mini("baseline"))
     whole = checkpointed.train(start(tmp_path / "whole"), keep=[3])
     assert (
         whole[0]["rank0.model.fp8_history"].count_nonzero(dim=0).tolist() == [checkpointed.NUM_STEPS + 2] * 12
     )
     source = tmp_path / "whole/3.safetensors"
     assert checkpointed.are_equal(checkpointed.train(start(tmp_path / "again", source=source)), whole)
-
-
-def multiply_plainly(a, b, scales, dtype, *, fast):
-    """Stand in for the product, which a CPU computes slowly."""
-    return (a.float() @ b.float() * (scales[0] * scales[1])).to(dtype)
 
 
 def test_the_product_is_that_of_its_rounded_factors():
@@ -167,9 +171,8 @@ def test_the_product_is_that_of_its_rounded_factors():
 
 
 @pytest.mark.on_demand
-def test_a_fifth_of_a_mini_training_ends_where_that_in_16_bits_does(monkeypatch):
+def test_a_fifth_of_a_mini_training_ends_where_that_in_16_bits_does(quick):
     """The mean loss of the last 40 of 360 steps, of three seeds in 16 bits and of two of them in 8."""
-    monkeypatch.setattr(fp8, "product", multiply_plainly)
 
     def end_loss(seed, *settings):
         _, losses = train(seed, "budget=0.2", *settings, num_steps=360)
@@ -205,22 +208,6 @@ def test_gated_units_without_a_bias_multiply_in_8_bits_too():
     replaced = [module for module in model.modules() if isinstance(module, Fp8Linear)]
     assert len(replaced) > 2 * 3
     assert all(module.weight.grad.isfinite().all() and module.weight.grad.any() for module in replaced)
-
-
-def test_a_small_model_learns_as_it_does_in_16_bits():
-    ends = []
-    for settings in ((), ("methods.fp8={}",)):
-        config, model, batch = build(*settings)
-        optimizer = build_optimizer(model, config.optimizer)
-        for _ in range(10):
-            optimizer.zero_grad()
-            loss = loss_of(model.train(), batch)
-            loss.backward()
-            optimizer.step()
-            if settings:
-                fp8.update_scales(model)
-        ends.append(loss.item())
-    assert max(ends) < 6 and abs(ends[0] - ends[1]) < 0.1
 
 
 def test_the_pair_of_the_preflight_agrees():

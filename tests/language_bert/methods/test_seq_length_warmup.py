@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from common.measure.device_run import build
-from common.training.load import load_config
 from common.training.method import Batch, Progress
 from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, weigh_next_sentences
 from language_bert.methods.seq_length_warmup import SeqLengthWarmup, sequence_length, shorten
 from language_bert.model import next_sentence_loss
+from tests.language_bert.configs import mini
 from tests.language_bert.test_parity import MAX_LENGTH, make_batch, make_model
 
 LENGTHS = (37, 4, 12, 21)
@@ -87,8 +87,7 @@ def test_a_batch_that_would_lose_every_masked_token_stays_whole():
 
 
 def configured(*settings, name="optimized"):
-    settings = ["methods.seq_length_warmup={}", *settings]
-    return load_config("language_bert", name, size="mini", settings=settings).config
+    return mini(name, "methods.seq_length_warmup={}", *settings)
 
 
 def test_a_micro_batch_counts_by_the_masked_tokens_that_it_had(tmp_path):
