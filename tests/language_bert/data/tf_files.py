@@ -1,6 +1,7 @@
 """Writes what TensorFlow would: TFRecord files and checkpoints, byte by byte."""
 
 import struct
+from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +50,7 @@ def block(entries: list[tuple[bytes, bytes]]) -> bytes:
     """Keys share what they have in common with the one before; one restart point, at the start."""
     content, last = b"", b""
     for key, value in entries:
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(key, last, strict=False)) if a != b), min(len(key), len(last))
-        )
+        shared = len(commonprefix([key, last]))
         content += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
         last = key
     return content + struct.pack("<II", 0, 1)
