@@ -27,7 +27,6 @@ def ask_cadence(config: Any) -> str:
 
 
 def has_cadence(config: Any) -> bool:
-    """True if a run is evaluated after every so many sequences, rounded up to whole batches."""
     every = config.steps(f"{cadence_samples(config.global_batch_size)}sp")
     return bool(config.steps(config.evaluate_every) == every == first_even_evaluation(config))
 

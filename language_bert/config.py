@@ -37,7 +37,6 @@ class ModelConfig(Strict):
 
     @model_validator(mode="after")
     def check_heads(self) -> "ModelConfig":
-        """Refuse heads of unequal size."""
         if self.hidden_size % self.num_attention_heads:
             heads = f"num_attention_heads {self.num_attention_heads}"
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {heads}")
@@ -62,7 +61,6 @@ class Config(RunConfig):
     closed_rules: ClassVar = closed.RULES
 
     def prepared_with(self) -> dict[str, Any]:
-        """Add lengths, masking and the size of the vocabulary."""
         names = [name for name in TextDataConfig.model_fields if name not in DataConfig.model_fields]
         settings = {f"data.{name}": getattr(self.data, name) for name in names}
         return super().prepared_with() | settings | {"model.vocab_size": self.model.vocab_size}
@@ -105,7 +103,6 @@ class Config(RunConfig):
 
     @property
     def gated_width(self) -> int:
-        """The width of the MLP that `gated_linear_units` makes."""
         from language_bert.methods.gated_linear_units import GatedLinearUnits, gated_width  # torch
 
         settings = GatedLinearUnits.Config(**self.methods["gated_linear_units"])

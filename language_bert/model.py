@@ -79,7 +79,6 @@ def bert_config(config: Any) -> Any:
 
 
 def build_bert(config: Any, *, next_sentence: bool) -> Any:
-    """Return the unmodified Hugging Face model, with the next-sentence head or without it."""
     from transformers import BertForMaskedLM, BertForPreTraining  # slow to import
 
     return (BertForPreTraining if next_sentence else BertForMaskedLM)(config)

@@ -85,7 +85,6 @@ def choose(listed: list[Listed], name: str, where: str) -> Listed:
 
 
 def text_names() -> list[str]:
-    """Name the files of the cleaned text."""
     parts = (f"part-{number:05}-of-{sources.NUM_PARTS:05}" for number in range(sources.NUM_PARTS))
     return [TEXT, *parts]
 

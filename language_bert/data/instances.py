@@ -19,8 +19,6 @@ NUM_SPECIAL = 3  # [CLS] and two [SEP]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """Ids of the special tokens and the number of tokens."""
-
     num_tokens: int
     cls_id: int
     sep_id: int

@@ -67,7 +67,6 @@ class Source:
         return split_rows(path, self.column)[is_evaluation]
 
     def describe(self) -> dict[str, str]:
-        """Return what the manifest says of the source."""
         if self.column is not None:
             return {"form": self.parts[0].suffix[1:], "column": self.column}
         return {"form": "TFRecords" if self.vocabulary is None else "text"}

@@ -59,8 +59,6 @@ class Splitting(dict[int, str]):
 
 
 class Pieces(dict[str, list[int]]):
-    """The token ids of each word, computed once."""
-
     def __init__(self, ids: dict[str, int]) -> None:
         super().__init__()
         self.model = WordPiece(ids, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD_CHARACTERS)

@@ -89,7 +89,6 @@ def biased_mask(encoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> t
 
 
 def check_from_scratch(config: Any, method: Method) -> None:
-    """Raise UserError for a model that starts from weights trained without the method."""
     if config.model.start != "random":
         hint = "--set model.start=random, with a schedule for training from random weights"
         method.refuse("the starting weights were trained without it", hint=hint)

@@ -34,8 +34,6 @@ def fuse_qkv(model: PackedBert) -> int:
 
 
 class FusedQkv(Method):
-    """Fuses every layer."""
-
     is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:

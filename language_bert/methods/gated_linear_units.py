@@ -68,8 +68,6 @@ def apply_gated_linear_units(
 
 
 class GatedLinearUnits(Method):
-    """Replaces every feed-forward network."""
-
     class Config(Strict):
         width_factor: float = Field(
             default=2 / 3, gt=0, description="width over that of the plain form; 2/3: as many parameters"

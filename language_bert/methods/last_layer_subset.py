@@ -48,8 +48,6 @@ def compute_needed_tokens(model: UnpaddedBert) -> None:
 
 
 class LastLayerSubset(Method):
-    """Selects the tokens of the last layer."""
-
     is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:

@@ -30,8 +30,6 @@ def copy_rows(weight: Tensor, num_trained: int) -> None:
 
 
 class PositionRows(Method):
-    """Changes the starting weights."""
-
     class Config(Strict):
         trained_rows: int = Field(
             default=128, gt=0, description="the length that they were trained on, in tokens"

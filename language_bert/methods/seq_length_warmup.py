@@ -98,7 +98,6 @@ def shorten_batch(batch: Batch, length: int, how: str) -> Batch:
 
 
 def move_before_packing(config: RunConfig, name: str) -> RunConfig:
-    """Return the configuration with the method `name` before `unpad`."""
     names = list(config.methods)
     if PACKING not in names or names.index(name) < names.index(PACKING):
         return config
@@ -108,7 +107,6 @@ def move_before_packing(config: RunConfig, name: str) -> RunConfig:
 
 
 def refuse_next_sentence(config: RunConfig, method: Method, hint: str) -> None:
-    """Raise UserError for a model with a next-sentence loss, which segments do not have."""
     if config.model_dump()["model"]["next_sentence"]:
         method.refuse("segments have no next sentence", hint=hint)
 

@@ -43,8 +43,6 @@ def read_masked_tokens(model: UnpaddedBert, round_to: int = 1) -> None:
 
 
 class SparseHead(Method):
-    """Selects the tokens of the head and their labels."""
-
     is_exact = True
 
     class Config(Strict):
