@@ -13,6 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,19 +199,11 @@ def point_cell(points: Points, methods: Numbers, lines: Numbers) -> dict[str, An
 def point_rows(points: Points) -> Iterator[dict[str, Any]]:
     """Yield the columns of the runs of a published set, or of a prediction."""
     for row in points.rows:
+        figures = asdict(row)
         status = PREDICTED if points.kind == "predicted" else REACHED if row.minutes else ENDED
-        yield {
-            "file": row.file,
-            "seed": "",
-            "status": status,
-            "minutes": rounded(row.minutes),
-            "evaluation": rounded(row.evaluation),
-            "quality": rounded(row.quality),
-            "samples": rounded(row.samples),
-            "samples_per_s": rounded(row.samples_per_s),
-            "commit": "",
-            "curve": [],
-        }
+        texts = {"file": figures.pop("file"), "seed": "", "commit": ""}
+        numbers = {name: rounded(value) for name, value in figures.items()}
+        yield texts | numbers | {"status": status, "curve": []}
 
 
 def describe_difference(logs: Sequence[Log], log: Log) -> str:

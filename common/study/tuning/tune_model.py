@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -217,15 +217,11 @@ def with_workers(loader: Iterable[Any], num_workers: int) -> DataLoader[Any]:
 def restore_generators(loader: Iterable[Any]) -> Iterator[None]:
     """Put the generators of a loader and of its sampler back where they were."""
     samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
-    holders = (loader, *samplers, getattr(samplers[1], "sampler", None))
-    generators = (getattr(holder, "generator", None) for holder in holders)
-    drawing = [holder for holder in generators if isinstance(holder, Generator)]
-    states = [generator.get_state() for generator in drawing]
-    try:
+    with ExitStack() as restored:
+        for holder in (loader, *samplers, getattr(samplers[1], "sampler", None)):
+            if isinstance(generator := getattr(holder, "generator", None), Generator):
+                restored.callback(generator.set_state, generator.get_state())
         yield
-    finally:
-        for generator, state in zip(drawing, states, strict=True):
-            generator.set_state(state)
 
 
 def first_batches(loader: Iterable[Any]) -> list[Any]:

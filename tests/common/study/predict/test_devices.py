@@ -45,13 +45,12 @@ def test_a_run_of_perfect_links_and_no_fixed_time_scales_without_loss():
         predict(work, links, recipe, machines=256, per_machine=8, price=None)
 
 
-@pytest.mark.parametrize("command", [("plan",), ("estimate", "--scaling")])
-def test_the_command_predicts_from_what_bench_measured(command):
+def test_the_command_predicts_from_what_bench_measured():
     figures = next((committed_results() / "throughput").rglob("language_bert_0.json"))
     rates = json.loads(figures.read_text())["rates"]
     (rate,) = [rate["samples_per_s"] for rate in rates if rate["configuration"] == "optimized"]
     where = ("language_bert", "optimized", "--size", "mini", "--nodes", "2", "--gpus", "2", "--network", "1")
-    done = ttt_here(*command, *where, "--bench", figures, "--json")
+    done = ttt_here("estimate", "--scaling", *where, "--bench", figures, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert [row["devices"] for row in answer["rows"]] == [1, 2, 4] and len(answer["formula"]) == 6

@@ -1,14 +1,11 @@
 """The search for speed-ups on a model and a loader of one's own."""
 
-import re
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.errors import UserError
-from common.repository import ROOT
 from common.study.tuning.tune import Refused, Search
 from common.study.tuning.tune_model import ModelBench, optimize, with_workers
 
@@ -86,11 +83,3 @@ def test_a_loader_that_is_used_up_by_reading_is_refused():
     batches = (batch for batch in [(torch.ones(2, 3), torch.ones(2, 1))])
     with pytest.raises(UserError, match="only once"):
         optimize(nn.Linear(3, 1), batches, nn.MSELoss(), torch.optim.AdamW)
-
-
-def test_the_example_of_the_readme_runs_and_is_short():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "common/study/README.md").read_text(), re.S)
-    assert "from common.study.tuning.tune_model import optimize" in code and len(code.splitlines()) <= 10
-    names = {}
-    exec(code.replace("seconds=60", "seconds=4"), names)
-    assert isinstance(names["tuned"].model, nn.Module)
