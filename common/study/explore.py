@@ -37,7 +37,7 @@ from common.study.ranking import bound_cells
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_POINTS = 200  # of a run's curve; longer ones are thinned
-MAX_FINDINGS = 5  # told of one run; all are counted
+MAX_FINDINGS = 5  # of one run that are named; all are counted
 REACHED, ENDED, BROKEN_OFF, RESUMED, UNREADABLE, PREDICTED = range(6)
 STATUSES = ("reached its target", "ended without it", "broken off", "resumed", "unreadable", "predicted")
 COLUMNS = (

@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_machines(args: argparse.Namespace) -> tuple[int, int]:
-    """Return machines and devices of a machine. Raises UserError for numbers that no prediction can have."""
+    """Return the number of machines and of devices in each. Raises UserError for unequal machines."""
     default = min(args.devices or PER_MACHINE, PER_MACHINE) if args.devices or args.scaling else 1
     machines, per_machine = args.nodes or 1, args.gpus or default
     if args.devices is not None:
@@ -74,7 +74,7 @@ def choose_machines(args: argparse.Namespace) -> tuple[int, int]:
 
 
 def choose_links(args: argparse.Namespace) -> Links:
-    """Return the links that the options say. Raises UserError for impossible ones."""
+    """Return the links that the options describe. Raises UserError for impossible ones."""
     if not (0 < args.link_share <= 1 and 0 <= args.overlap <= 1):
         raise UserError("--link-share and --overlap are fractions")
     if min(args.latency_us, args.startup_s or 0.0) < 0:

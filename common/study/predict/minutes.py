@@ -38,7 +38,7 @@ class Rates:
 
     @property
     def half_width(self) -> float:
-        """On logarithms, of one further run, by Student's t; the normal distribution's for unknown turns."""
+        """Half of the interval of one further run, on logarithms; Student's t, normal for unknown turns."""
         return prediction_half_width(self.noise, self.num_turns or math.inf)
 
     def sample_s(self, shares: Mapping[str, float]) -> float:
@@ -62,7 +62,7 @@ class Samples:
 
     @property
     def half_width(self) -> float | None:
-        """On logarithms, of one further run, by Student's t; None for a single run."""
+        """Half of the interval of one further run, on logarithms, by Student's t; None for a single run."""
         if len(self.values) < 2:
             return None
         return prediction_half_width(statistics.stdev(map(math.log, self.values)), len(self.values))

@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def wants_tuning(args: argparse.Namespace) -> bool:
-    """Return whether to tune; says so where a level asks for nothing. Raises UserError for half a request."""
+    """Return whether to tune. Raises UserError for options that do not fit together."""
     if args.write_config is not None and not args.level:
         raise UserError("--write-config needs something to write", hint="add -O1 or -O2")
     if args.write_config is not None and args.write_config.suffix != ".yaml":
@@ -48,7 +48,7 @@ def wants_tuning(args: argparse.Namespace) -> bool:
 
 
 def choose_file(args: argparse.Namespace, loaded: Loaded) -> Path:
-    """Return the file to run: the one that is beside the results from an earlier time, or a new one."""
+    """Return the file to run: the one that was chosen before, or a new one that another process writes."""
     path: Path = args.write_config or default_path(args, loaded)
     if path.exists():
         if not path.read_text(errors="replace").startswith(f"{describe_command(args, loaded)}\n"):
@@ -94,7 +94,7 @@ def default_path(args: argparse.Namespace, loaded: Loaded) -> Path:
 
 
 def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
-    """Tune in this process, print what was tried and chosen; write it where a person said."""
+    """Tune in this process, print the outcome of each change, and write the file of --write-config."""
     from common.study.tuning import tune, tune_runs
 
     check_data(loaded)

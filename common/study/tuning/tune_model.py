@@ -102,7 +102,7 @@ class ModelBench:
     make_optimizer: Callable[[Any], Optimizer]
 
     def changes(self) -> list[Change]:
-        """Return what is tried, what gains most where it gains first: the time may not suffice for all."""
+        """Return the changes, likely gains first: the time may not suffice for all."""
         lacks = missing_compiler()
         workers = [f"loader_workers_{number}" for number in NUM_WORKERS]
         return [
