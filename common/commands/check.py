@@ -42,18 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--results", "--systems", "--json")
     parser.add_argument("--all", action="store_true", help="print every finding, not one of each rule")
     parser.add_argument("--no-official", action="store_true", help="skip the checkers (up to 1 s a log)")
-    parser.add_argument(
-        "--ruleset",
-        choices=ROUNDS,
-        metavar="ROUND",
-        help=f"of the checkers: {', '.join(ROUNDS)}; default: by benchmark and date, of our own logs {OURS}",
-    )
-    parser.add_argument(
-        "--anchor-root",
-        type=Path,
-        metavar="PEM",
-        help="verify that time-stamps (anchors.jsonl) are of an authority below these certificates",
-    )
+    rounds = f"of the checkers: {', '.join(ROUNDS)}; default: by benchmark and date, of our own logs {OURS}"
+    parser.add_argument("--ruleset", choices=ROUNDS, metavar="ROUND", help=rounds)
+    root = "verify that time-stamps (anchors.jsonl) are of an authority below these certificates"
+    parser.add_argument("--anchor-root", type=Path, metavar="PEM", help=root)
     parser.add_argument("--rules", action="store_true", help="list our rules and exit")
 
 

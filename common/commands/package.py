@@ -33,22 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run sets, or folders of some")
     parser.add_argument("--submitter", required=True, metavar="NAME", help="submission.org of the logs")
     add_shared(parser, "--out", help="a new folder, or a new NAME.tar.gz", metavar="FOLDER_OR_TAR")
-    parser.add_argument(
-        "--list",
-        "--dry-run",
-        action="store_true",
-        help="print sha256, bytes and path of each file, write none",
-    )
-    parser.add_argument(
-        "--rehearsal", action="store_true", help="also size mini; marks every file, and the folder's name"
-    )
-    parser.add_argument(
-        "--implementation", default="time-to-train", metavar="NAME", help="folder of the code in the package"
-    )
+    listed = "print sha256, bytes and path of each file, write none"
+    parser.add_argument("--list", "--dry-run", action="store_true", help=listed)
+    marked = "also size mini; marks every file, and the folder's name"
+    parser.add_argument("--rehearsal", action="store_true", help=marked)
+    folder = "folder of the code in the package"
+    parser.add_argument("--implementation", default="time-to-train", metavar="NAME", help=folder)
     add_shared(parser, "--systems")
-    parser.add_argument(
-        "--commit", default="", metavar="COMMIT", help="code to publish; default: the commit in the logs"
-    )
+    code = "code to publish; default: the commit in the logs"
+    parser.add_argument("--commit", default="", metavar="COMMIT", help=code)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -27,12 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "paths", "--results", "--systems")
     page = "the page, NAME.html, or a folder for index.html; default: report/ of the repository"
     add_shared(parser, "--out", help=page, default=repository_path("report"), metavar="PATH")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="write the plot of quality against time instead"
-    )
-    parser.add_argument(
-        "--no-official", action="store_true", help="skip the official checkers (up to 1 s a log)"
-    )
+    plot = "write the plot of quality against time instead"
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help=plot)
+    skipped = "skip the official checkers (up to 1 s a log)"
+    parser.add_argument("--no-official", action="store_true", help=skipped)
 
 
 def main(args: argparse.Namespace) -> int:

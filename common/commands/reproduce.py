@@ -49,19 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a published set of reported.yaml, by its name or words of its title; without it a closed set is "
     text += "compared with the reference points alone"
     parser.add_argument("--against", metavar="NAME", help=text)
-    parser.add_argument(
-        "--margin", type=float, default=MARGIN, metavar="SHARE", help="0.05: within 5 %% counts as equal"
-    )
+    margin = "0.05: within 5 %% counts as equal"
+    parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
     parser.add_argument("--claims", action="store_true", help="recompute the published claims, read no logs")
-    parser.add_argument(
-        "--entries", action="store_true", help="print the sets below the paths as entries of reported.yaml"
-    )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE.svg",
-        help="write the plot of samples to target by batch size instead",
-    )
+    entries = "print the sets below the paths as entries of reported.yaml"
+    parser.add_argument("--entries", action="store_true", help=entries)
+    plot = "write the plot of samples to target by batch size instead"
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help=plot)
     add_shared(parser, "--json")
 
 

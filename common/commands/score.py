@@ -34,16 +34,10 @@ from common.evidence.text import print_scores
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "paths", "--results")
-    parser.add_argument(
-        "--include-resumed",
-        action="store_true",
-        help="count runs that went on from a checkpoint, in place of their interrupted logs",
-    )
-    parser.add_argument(
-        "--leave-out-disturbed",
-        action="store_true",
-        help="leave out the runs that other programs or slow steps disturbed; MLPerf's rule counts them",
-    )
+    resumed = "count runs that went on from a checkpoint, in place of their interrupted logs"
+    parser.add_argument("--include-resumed", action="store_true", help=resumed)
+    disturbed = "leave out the runs that other programs or slow steps disturbed; MLPerf's rule counts them"
+    parser.add_argument("--leave-out-disturbed", action="store_true", help=disturbed)
     parser.add_argument("--wide", action="store_true", help="print every column, also where they do not fit")
     add_shared(parser, "--json")
 

@@ -32,9 +32,8 @@ LIMIT = 0.005  # of a step
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "benchmark", "configurations", "--size", "--batch-size", "--micro-batch-size")
-    parser.add_argument(
-        "--shapes", nargs="+", default=[], metavar="SHAPE", help="image sizes in pixels; default: all"
-    )
+    sizes = "image sizes in pixels; default: all"
+    parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help=sizes)
     parser.add_argument("--no-parts", action="store_true", help="leave out the pieces of a step")
     each_time = "for each configuration and shape"
     parser.add_argument("--seconds", type=positive, default=3.0, metavar="S", help=each_time)

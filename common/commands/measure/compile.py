@@ -29,12 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = f"one of: {', '.join(ARCHITECTURES)}"
     parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=known)
     add_shared(parser, "--size", "--set")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        help="only this one, such as '176 px'; default: all that training sees",
-    )
+    shape = "only this one, such as '176 px'; default: all that training sees"
+    parser.add_argument("--shape", action="append", default=[], help=shape)
     add_shared(parser, "--batch-size")
     checked = "compare the model of GPUs with published throughput"
     parser.add_argument("--check-published", action="store_true", help=checked)
@@ -43,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.check_published:
-        check_published(args.json)
+        from common.measure.without_gpu import gpu_model
+
+        rows = gpu_model.check_published()
+        print(json.dumps(rows) if args.json else "\n".join(gpu_model.format_checks(rows)))
         return EXIT_OK
     if args.benchmark is None:
         raise UserError("which benchmark?", hint=f"ttt inspect compile BENCHMARK, one of {list_benchmarks()}")
@@ -69,10 +68,3 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(results))
     return EXIT_OK
-
-
-def check_published(as_json: bool) -> None:
-    from common.measure.without_gpu import gpu_model
-
-    rows = gpu_model.check_published()
-    print(json.dumps(rows) if as_json else "\n".join(gpu_model.format_checks(rows)))

@@ -29,10 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     part = parser.get_default("part")
     add_shared(parser, "benchmark", "configuration", "--size")
     if part == "neighbour":
-        number = whole_number(0, 100)
-        parser.add_argument(
-            "--steps", type=whole_number(2, 10**6), default=900, metavar="N", help="steps of a run"
-        )
+        number, steps = whole_number(0, 100), whole_number(2, 10**6)
+        parser.add_argument("--steps", type=steps, default=900, metavar="N", help="steps of a run")
         parser.add_argument("--rounds", type=number, default=3, metavar="N", help="runs of each kind")
         pairs = "runs without neighbour, with the threads of before and of now in turn"
         parser.add_argument("--pairs", type=number, default=0, metavar="N", help=pairs)

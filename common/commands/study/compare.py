@@ -29,14 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="the configuration that B is compared with")
     parser.add_argument("b", metavar="B", help="the configuration that is judged")
     parser.add_argument("--steps", action="store_true", help="compare throughput only, by pairs of steps")
-    parser.add_argument(
-        "--measures",
-        nargs="+",
-        choices=list(OF_RUNS),
-        default=list(OF_RUNS),
-        metavar="M",
-        help=f"what the runs decide, some of: {', '.join(OF_RUNS)}; default: all",
-    )
+    known, decided = list(OF_RUNS), f"what the runs decide, some of: {', '.join(OF_RUNS)}; default: all"
+    parser.add_argument("--measures", nargs="+", choices=known, default=known, metavar="M", help=decided)
     equal = "ratios that differ from 1 by less count as equal"
     parser.add_argument("--margin", type=positive, default=0.05, metavar="X", help=equal)
     equal = "qualities that differ by less count as equal"

@@ -47,7 +47,9 @@ def main(args: argparse.Namespace) -> int:
     paths = args.paths + find_studies(args.paths)
     audited: list[Audited] = []
     if not rates or any(True for path in paths for _ in find_logs(path)):
-        audited = read(paths, console, args.systems)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+            advance = partial(progress.update, progress.add_task("reading logs", total=None), advance=1)
+            audited = audit_paths(paths, lambda _, total: advance(total=total), systems=args.systems)
     run_sets = [entry.run_set for entry in audited]
     others = points.published_points() + points.predicted_points(args.paths, rates, run_sets, report)
     page = explore.render(explore.page_data(audited, rates, prices, file.parent, others))
@@ -60,12 +62,3 @@ def main(args: argparse.Namespace) -> int:
         f"{predicted} predictions, {size:.1f} MB"
     )
     return EXIT_OK
-
-
-def read(paths: list[Path], console: Console, systems: Path | None) -> list[Audited]:
-    """Read and audit the logs, with a bar where there is a terminal."""
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("reading logs", total=None)
-        return audit_paths(
-            paths, lambda _, total: progress.update(bar, advance=1, total=total), systems=systems
-        )

@@ -34,12 +34,8 @@ BUDGETS = "0.25,0.33,0.5,0.67,0.8,1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "benchmark")
-    parser.add_argument(
-        "configurations",
-        nargs="+",
-        metavar="CONFIGURATION",
-        help="the first is compared with; NAME+METHOD adds a method, NAME-METHOD leaves one out",
-    )
+    names = "the first is compared with; NAME+METHOD adds a method, NAME-METHOD leaves one out"
+    add_shared(parser, "configurations", nargs="+", help=names)
     parser.add_argument("--budgets", help=f"shares of the training; default: {BUDGETS}")
     parser.add_argument("--price", type=positive, metavar="DOLLARS", help="price of an hour of this machine")
     about = "search hyperparameters of each configuration in place of budgets"
