@@ -49,7 +49,7 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(tmp_path):
         (["--budgets", "0"], "--budgets 0"),
         (["--budgets", "nan"], "--budgets nan"),
         (["--budgets", "0.0001"], "at least one step"),
-        (["--price", "-1"], "--price -1"),
+        (["--price", "-1"], "--price: '-1' is not a positive number"),
         (["--trials", "1"], "--trials"),
         (["--trials", "2"], "--trials answers neither --budgets nor --price"),
         (["--answers"], "no finished runs in "),
