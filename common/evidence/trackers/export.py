@@ -18,19 +18,32 @@ QUIET_S = 20.0  # after the last run has ended: the next one of a set has its lo
 BROKEN_OFF_S = 86_400  # a log without run_stop that did not grow for a day is of a run that broke off
 
 
-class LogReader:
-    """Reads the logs below paths, and again where a file has changed.
+class Exporter:
+    """Gives a store each run below the paths once, and again where its log has grown.
 
     A line that is cut is no record; it is read when the rest of it stands in the file.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
+    def __init__(self, paths: Sequence[Path], store: Store, report: Callable[[str], None]) -> None:
+        self.paths, self.store, self.report = paths, store, report
         self.stamps: dict[Path, tuple[int, int]] = {}  # the size and time of a file when it was read
         self.unended: set[Path] = set()
+        self.runs: dict[str, TrackedRun] = {}
+        self.logs: dict[str, str] = {}  # key of a run -> path of its log
+        self.left_out: dict[str, str] = {}  # the path of a log -> why
+
+    def export(self) -> bool:
+        """Export what is new; returns whether anything was. Raises UserError without any the first time."""
+        changed = self.read_changed()
+        if changed:
+            with self.store.hold():
+                for log in changed:
+                    self.export_log(log)
+                self.store.flush()
+        return bool(changed)
 
     def read_changed(self) -> list[Log]:
-        """Return the logs that are new or have grown. Raises UserError without any at the first call."""
+        """Return the logs that are new or have grown."""
         try:
             files = [file for folder in find_sets(self.paths).values() for file in folder]
         except UserError:
@@ -48,40 +61,6 @@ class LogReader:
         self.unended &= set(files)
         return changed
 
-    def has_runs_under_way(self) -> bool:
-        """True if a log without run_stop has grown since yesterday."""
-        oldest_ns = time.time_ns() - BROKEN_OFF_S * 10**9
-        return any(self.stamps[file][1] > oldest_ns for file in self.unended)
-
-
-def read_stamp(file: Path) -> tuple[int, int]:
-    """Look up the size and the time of change in ns; zeros for a file that is gone."""
-    try:
-        status = os.lstat(file)
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
-class Exporter:
-    """Gives a store each run below the paths once, and again where its log has grown."""
-
-    def __init__(self, paths: Sequence[Path], store: Store, report: Callable[[str], None]) -> None:
-        self.reader, self.store, self.report = LogReader(paths), store, report
-        self.runs: dict[str, TrackedRun] = {}
-        self.paths: dict[str, str] = {}  # of a run's log
-        self.left_out: dict[str, str] = {}  # the path of a log -> why
-
-    def export(self) -> bool:
-        """Export what is new; returns whether anything was."""
-        logs = self.reader.read_changed()
-        if logs:
-            with self.store.hold():
-                for log in logs:
-                    self.export_log(log)
-                self.store.flush()
-        return bool(logs)
-
     def export_log(self, log: Log) -> None:
         run = read_run(log)
         if run is None:
@@ -89,11 +68,16 @@ class Exporter:
             self.left_out[log.path] = problem
             return
         self.left_out.pop(log.path, None)
-        if self.paths.setdefault(run.key, log.path) != log.path:
-            self.left_out[log.path] = f"the same run as {self.paths[run.key]}"
+        if self.logs.setdefault(run.key, log.path) != log.path:
+            self.left_out[log.path] = f"the same run as {self.logs[run.key]}"
             return
         self.store.update(run)
         self.runs[run.key] = run
+
+    def has_runs_under_way(self) -> bool:
+        """True if a log without run_stop has grown since yesterday."""
+        oldest_ns = time.time_ns() - BROKEN_OFF_S * 10**9
+        return any(self.stamps[file][1] > oldest_ns for file in self.unended)
 
     def follow(self, poll_s: float, quiet_s: float) -> None:
         """Export again and again until every run has ended, and no log has changed for `quiet_s`."""
@@ -104,13 +88,22 @@ class Exporter:
                 if statuses.get(key) != run.status:
                     self.report(describe(run))
                 statuses[key] = run.status
-            if self.reader.has_runs_under_way():
+            if self.has_runs_under_way():
                 changed_s = time.monotonic()
             elif time.monotonic() - changed_s >= quiet_s:
                 return
             time.sleep(poll_s)
             if self.export():
                 changed_s = time.monotonic()
+
+
+def read_stamp(file: Path) -> tuple[int, int]:
+    """Look up the size and the time of change in ns; zeros for a file that is gone."""
+    try:
+        status = os.lstat(file)
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def describe(run: TrackedRun) -> str:

@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +31,15 @@ SWITCHED_OFF: dict[str, Any] = {
 }
 
 
+@dataclass
+class OpenRun:
+    """A run that is under way, what was written of it, and the digest of that."""
+
+    handle: Any
+    written: set[Measurement] = field(default_factory=set)
+    digest: str = ""
+
+
 class WandbRuns(Store):
     """A folder for each run in wandb/. What exported.json states of a run is not written again."""
 
@@ -38,37 +49,37 @@ class WandbRuns(Store):
         super().__init__(out)
         os.environ.update(QUIET)
         self.wandb = import_library("wandb", title="Weights & Biases")
-        self.open: dict[str, Any] = {}  # the runs that are under way
-        self.written: dict[str, set[Measurement]] = {}
-        self.digests: dict[str, str] = {}  # of what was exported of a run
-        self.current: dict[str, str] = {}  # the same of runs that are under way
-        self.is_read = False
+        self.open: dict[str, OpenRun] = {}
 
     @property
     def record(self) -> Path:
         return self.out / "exported.json"
 
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The digest of what was exported of each run; read when no other export writes it."""
+        return dict(json.loads(self.record.read_text(encoding="utf-8"))) if self.record.exists() else {}
+
     def update(self, run: TrackedRun) -> None:
-        if not self.is_read and self.record.exists():
-            self.digests = json.loads(self.record.read_text(encoding="utf-8"))
-        self.is_read = True
         digest = hashlib.sha256(repr(run).encode()).hexdigest()
         if self.digests.get(run.key) == digest:
             return
-        handle = self.open.get(run.key) or self.begin(run)
-        self.open[run.key] = handle
+        if run.key not in self.open:
+            self.open[run.key] = OpenRun(self.begin(run))
+        begun = self.open[run.key]
+        begun.digest = digest
         for one in run.measurements:
-            if one not in self.written[run.key]:
-                self.written[run.key].add(one)
-                handle.log({one.metric: one.value, "samples": one.samples, "seconds": one.seconds})
-        handle.summary.update({**run.outcome, "status": run.status})
-        self.current[run.key] = digest
+            if one not in begun.written:
+                begun.written.add(one)
+                begun.handle.log({one.metric: one.value, "samples": one.samples, "seconds": one.seconds})
+        begun.handle.summary.update({**run.outcome, "status": run.status})
         if run.status != RUNNING:
             self.finish(run.key, exit_code=0 if run.came_to_its_end else 1)
 
     def finish(self, key: str, exit_code: int) -> None:
-        self.open.pop(key).finish(exit_code=exit_code)
-        self.digests[key] = self.current.pop(key)
+        ended = self.open.pop(key)
+        ended.handle.finish(exit_code=exit_code)
+        self.digests[key] = ended.digest
 
     def begin(self, run: TrackedRun) -> Any:
         """Begin a run anew, without what an earlier export has left of it."""
@@ -88,7 +99,6 @@ class WandbRuns(Store):
             settings=self.wandb.Settings(**SWITCHED_OFF),
         )
         handle.define_metric("*", step_metric="samples")
-        self.written[run.key] = set()
         return handle
 
     def flush(self) -> None:

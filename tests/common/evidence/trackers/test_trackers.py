@@ -5,11 +5,10 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from common.evidence.log import load
+from common.evidence.log import load, parse_log
 from common.evidence.trackers import export
 from common.evidence.trackers.csv_files import CsvFiles
 from common.evidence.trackers.export import export_runs
@@ -18,12 +17,9 @@ from common.evidence.trackers.tensorboard import TensorBoardFiles
 from common.evidence.trackers.tracked_run import read_run
 from common.evidence.trackers.wandb import WandbRuns
 from common.repository import ROOT, install_hint
-from tests.command import one_line, run, start, ttt_here
+from tests.command import one_line, start, ttt_here
 from tests.common.evidence.trackers.conftest import LIBRARIES
-from tests.common.evidence.trackers.test_csv_files import rows_of, tables
-from tests.common.evidence.trackers.test_mlflow import METRICS, histories
-from tests.common.evidence.trackers.test_tensorboard import board
-from tests.common.evidence.trackers.test_wandb import offline_runs
+from tests.common.evidence.trackers.readers import READERS, expected, open_board, read_back, rows_of
 from tests.runs import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the trackers' libraries
@@ -39,7 +35,7 @@ def test_a_copy_of_a_log_is_named_and_not_a_second_run(results, tmp_path):
     assert len(rows_of(tmp_path / "out/runs.csv")) == 2
 
 
-@pytest.mark.parametrize("tracker", ["csv", "tensorboard", "mlflow", "wandb"])
+@pytest.mark.parametrize("tracker", READERS)
 def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
     tracker, results, tmp_path, monkeypatch, to_export, prepare_store
 ):
@@ -71,29 +67,10 @@ def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
         f"{name}/2: success",
     ]
     assert lines[3].startswith("3 runs of 1 sets -> ")
-    to_export(folder, tmp_path / "after", "csv")
-    _, after = tables(tmp_path / "after")
     to_export(folder, tmp_path / "followed", tracker)  # once more: nothing is missing, nothing doubles
-    for number in "012":
-        for metric in METRICS:
-            assert read_back(tracker, tmp_path / "followed", number, metric) == [
-                pytest.approx(place, rel=1e-6) for place in after[number, metric]
-            ]
-
-
-def read_back(tracker, out, number, metric):
-    """Return what a tracker's reader says: (samples, seconds, value) of each measurement."""
-    if tracker == "csv":
-        return tables(out)[1][number, metric]
-    if tracker == "mlflow":
-        return histories(out)[1][number, metric]
-    if tracker == "wandb":
-        ((_, rows),) = [entry for name, entry in offline_runs(out).items() if name.endswith(f"/{number}")]
-        return [(row["samples"], row["seconds"], row[metric]) for row in rows if metric in row]
-    reader, _ = board(next(out.rglob(f"{number}@*")))
-    reader.Reload()
-    begun = reader.Tensors("provenance")[0].wall_time
-    return [(one.step, round(one.wall_time - begun, 3), one.value) for one in reader.Scalars(metric)]
+    values = read_back(tracker, tmp_path / "followed")
+    for place, wanted in expected(folder).items():
+        assert values[place] == [pytest.approx(one, rel=1e-6) for one in wanted], place
 
 
 def test_ctrl_c_ends_following_with_130_and_what_was_written_is_whole(results, tmp_path):
@@ -104,7 +81,7 @@ def test_ctrl_c_ends_following_with_130_and_what_was_written_is_whole(results, t
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and errors == "error: interrupted\n"
-    assert len(tables(tmp_path / "out")[0]) == 2
+    assert len(rows_of(tmp_path / "out/runs.csv")) == 2
     assert sorted(os.listdir(tmp_path / "out")) == ["measurements.csv", "runs.csv"]  # no lock, no draft
 
 
@@ -142,14 +119,6 @@ def test_a_mistake_is_answered_in_one_line(arguments, words, both, monkeypatch):
     assert words in one_line(ttt_here("export", both / "results", *arguments))
 
 
-def test_a_table_of_somebody_else_is_left_as_it_is(both, tmp_path):
-    (tmp_path / "runs.csv").write_text("name,score\nmine,1\n")
-    assert "choose another --out" in one_line(
-        ttt_here("export", both / "results", "--to", "csv", "--out", tmp_path)
-    )
-    assert (tmp_path / "runs.csv").read_text() == "name,score\nmine,1\n"
-
-
 def hostile(golden):
     """Return a log whose names would leave their folder, or be formulas or markup."""
     lines = "\n".join(golden.log("bert", size="mini"))
@@ -179,8 +148,7 @@ def test_names_in_a_log_stay_names(store, golden, prepare_store, tmp_path):
         (row,) = rows_of(out / "runs.csv")
         assert row["command"].startswith("'=HYPERLINK") and row["parameter opt_..__name"] == "'@sum"
     if store is TensorBoardFiles:
-        reader, _ = board(out)
-        reader.Reload()
+        reader, _ = open_board(out)
         text = reader.Tensors("provenance")[0].tensor_proto.string_val[0]
         assert b"<b>" not in text and b"=HYPERLINK(1) &#124; &#60;b&#62;" in text
 
@@ -199,16 +167,9 @@ def test_a_run_of_a_study_states_no_minutes_to_its_target(golden):
     log = golden.log("bert", size="mini")
     study = [line.replace('"seed"', '"stop_at_target"').replace("1000", "false") for line in log]
     assert log != study
-    folder = Path("study")
-    runs = [read_run(load_lines(lines, folder)) for lines in (log, study)]
+    runs = [read_run(parse_log("\n".join(lines).encode(), "result_0.txt")) for lines in (log, study)]
     assert "minutes_to_target" in runs[0].outcome and runs[1].outcome == {}
     assert runs[1].tags["label"] == "unverified, proxy, study"
-
-
-def load_lines(lines, folder):
-    from common.evidence.log import parse_log
-
-    return parse_log("\n".join(lines).encode(), str(folder / "result_0.txt"))
 
 
 def test_every_committed_run_is_exported(tmp_path):
@@ -219,11 +180,3 @@ def test_every_committed_run_is_exported(tmp_path):
     rows = rows_of(tmp_path / "runs.csv")
     assert sorted(float(row["minutes_to_target"]) for row in rows) == sorted(log.minutes for log in logs)
     assert all(row["commit"] and row["parameter optimizer.learning_rate"] for row in rows)
-
-
-def test_no_run_loads_an_export_and_no_export_loads_torch():
-    code = "import sys, common.commands.export; sys.exit('torch' in sys.modules)"
-    assert run(sys.executable, "-c", code).returncode == 0
-    rooms = [ROOT / "common" / room for room in ("run", "training", "methods", "data")]
-    texts = [path.read_text() for room in rooms for path in room.rglob("*.py")]
-    assert texts and not any("evidence.trackers" in text for text in texts)
