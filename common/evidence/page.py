@@ -7,6 +7,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from common.evidence.records import printable
+from common.files import save_text
+
 
 def fill_template(template: Path, filters: Mapping[str, Callable[..., Any]] = {}, **values: object) -> str:
     """Return the page that a template makes of values."""
@@ -19,6 +22,12 @@ def fill_template(template: Path, filters: Mapping[str, Callable[..., Any]] = {}
     )
     environment.filters |= filters
     return environment.get_template(template.name).render(values)
+
+
+def save_page(path: Path, text: str) -> None:
+    """Write a page or a picture to `path`, whole or not at all, and say so. Raises: UserError."""
+    save_text(path, text)
+    print(f"wrote {printable(str(path))}")
 
 
 def fill_block(page: str, block: str, text: str) -> str:

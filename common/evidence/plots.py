@@ -1,8 +1,8 @@
 """The plots of the report, as SVG with readable labels that follows the page's theme."""
 
 import io
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -38,6 +38,8 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "font.size": 9,
 }
 
+Content = TypeVar("Content")
+
 
 def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
     """Return the plots of one benchmark on one hardware."""
@@ -53,13 +55,28 @@ def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
 
 def draw_quality(groups: Mapping[str, Sequence[RunSet]]) -> Markup:
     """Return an SVG file of quality against time: a panel for each titled group, a line for each run."""
+
+    def plot(axes: Axes, title: str, run_sets: Sequence[RunSet]) -> None:
+        _plot_quality(axes, run_sets)
+        axes.set_title(ascii_name(title))
+
+    return draw_panels(groups, plot, size=(4, 3), description="quality against time, one line a run")
+
+
+def draw_panels(
+    contents: Mapping[str, Content],
+    plot: Callable[[Axes, str, Content], None],
+    *,
+    size: tuple[float, float],
+    description: str,
+) -> Markup:
+    """Return an SVG file with a panel of `size`, in inches, for each key; `plot` fills it."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4 * len(groups), 3), layout="constrained")
-        panels = figure.subplots(1, len(groups), squeeze=False)[0]
-        for axes, (title, run_sets) in zip(panels, groups.items(), strict=True):
-            _plot_quality(axes, run_sets)
-            axes.set_title(ascii_name(title))
-        return stand_alone(as_svg(figure, "quality against time, one line a run"))
+        figure = Figure(figsize=(size[0] * len(contents), size[1]), layout="constrained")
+        panels = figure.subplots(1, len(contents), squeeze=False)[0]
+        for axes, (name, content) in zip(panels, contents.items(), strict=True):
+            plot(axes, name, content)
+        return stand_alone(as_svg(figure, description))
 
 
 def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:

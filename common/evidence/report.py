@@ -19,14 +19,14 @@ from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import Reproduction, reproduce
 from common.evidence.ledger import Ledger
 from common.evidence.log import Log, RunSet
-from common.evidence.page import fill_template
+from common.evidence.page import fill_template, save_page
 from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
 from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import BASELINE, Score, Speedup, notes, score, speedups
 from common.evidence.submission.verdict import summary
 from common.evidence.text import between, duration, number, score_cells
-from common.files import existing_folder, explain_os_error, save_text
+from common.files import existing_folder, explain_os_error
 
 EXPLORER = "explore.html"  # the page of `ttt report --explore`, linked where it lies beside
 
@@ -34,9 +34,7 @@ EXPLORER = "explore.html"  # the page of `ttt report --explore`, linked where it
 def write_report(
     path: Path, audited: Sequence[Audited], ledgers: Sequence[tuple[str, Ledger | str]] = ()
 ) -> None:
-    """Write the page to `path`, whole or not at all, and say so. Raises: UserError."""
-    save_text(path, render(audited, load_reported(), path.parent, ledgers))
-    print(f"wrote {printable(str(path))}")
+    save_page(path, render(audited, load_reported(), path.parent, ledgers))
 
 
 def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
@@ -45,8 +43,7 @@ def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
     for run_set in sorted(run_sets, key=lambda run_set: run_set.lead.configuration != BASELINE):
         first = score(run_set)
         groups.setdefault(f"{first.benchmark} on {first.hardware}", []).append(run_set)
-    save_text(path, draw_quality(groups))
-    print(f"wrote {printable(str(path))}")
+    save_page(path, draw_quality(groups))
 
 
 def page_path(out: Path, name: str) -> Path:

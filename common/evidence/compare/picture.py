@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from common.evidence.compare.masked_accuracy import COUNTINGS, MOSAIC
@@ -17,11 +15,11 @@ from common.evidence.compare.rcp import last_step, load_points, mean_of_stops, p
 from common.evidence.compare.reported import Reported
 from common.evidence.intervals import Estimate
 from common.evidence.log import IMAGENET_SAMPLES, RunSet
-from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, reach, stand_alone
-from common.evidence.records import finite, printable
+from common.evidence.page import save_page
+from common.evidence.plots import INK, PALETTE, ascii_name, draw_panels, reach
+from common.evidence.records import finite
 from common.evidence.rules.rounds import last_round
 from common.evidence.score import Score, score
-from common.files import save_text
 
 MILLION = 1e6
 KINDS = {  # of a set -> colour and marker
@@ -49,36 +47,29 @@ class Place:
 
 def write_picture(path: Path, published: Mapping[str, Reported], run_sets: Sequence[RunSet]) -> None:
     """Write an SVG file with a panel for each benchmark; of the run sets those of size full are in it."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5 * len(published), 4), layout="constrained")
-        panels = figure.subplots(1, len(published), squeeze=False)[0]
-        for axes, facts in zip(panels, published.values(), strict=True):
-            _plot_benchmark(axes, facts, [*published_places(facts), *measured_places(facts, run_sets)])
-        save_text(path, stand_alone(as_svg(figure, "samples to the target by batch size, a point a set")))
-    print(f"wrote {printable(str(path))}")
+
+    def plot(axes: Axes, _: str, facts: Reported) -> None:
+        _plot_benchmark(axes, facts, [*published_places(facts), *measured_places(facts, run_sets)])
+
+    description = "samples to the target by batch size, a point a set"
+    save_page(path, draw_panels(published, plot, size=(5, 4), description=description))
 
 
 def published_places(facts: Reported) -> Iterator[Place]:
     """Yield the place of each published set, and where closed ones passed MosaicML's count of the target."""
     for entry in facts.sets + facts.peers:
-        is_open = entry.division == "open"
         configuration = entry.score.configuration if entry.configurations else ""
-        yield Place(
+        place = Place(
             kind=entry.division,
             batch_size=entry.batch_size,
             samples=stops_of(entry.score),
             step=entry.evaluated_every,
-            name=f"{entry.submitter} {configuration}".strip() if is_open else "",
+            name=f"{entry.submitter} {configuration}".strip() if entry.division == "open" else "",
             is_hollow=facts.benchmark == "bert" and entry.masked_tokens == MOSAIC,
         )
+        yield place
         if entry.mosaic_samples:
-            yield Place(
-                kind=entry.division,
-                batch_size=entry.batch_size,
-                samples=entry.mosaic_samples,
-                step=entry.evaluated_every,
-                is_hollow=True,
-            )
+            yield replace(place, samples=entry.mosaic_samples, name="", is_hollow=True)
 
 
 def measured_places(facts: Reported, run_sets: Sequence[RunSet]) -> Iterator[Place]:

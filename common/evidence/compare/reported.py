@@ -14,8 +14,8 @@ from common.evidence.compare.factors import TimeSplit
 from common.evidence.compare.masked_accuracy import OFFICIAL
 from common.evidence.records import printable
 from common.evidence.score import Run, Score
+from common.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 SOURCE = re.compile(r"training_results_(v[0-9.]+)/([^/]+)/results/([^/]+)/[a-z]+$")  # of an entry
 MAX_TITLES = 8  # of a line that names several sets
 

@@ -1,9 +1,7 @@
 """The published sets of reported.yaml: entries made of logs, their names, and their picture."""
 
 import json
-import math
 import re
-from collections import Counter
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,10 +11,9 @@ import yaml
 from common.errors import UserError
 from common.evidence.compare.devices import of_description
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted
-from common.evidence.compare.picture import mean_in_millions, published_places
 from common.evidence.compare.reported import SOURCE, load_reported, read_facts
 from common.evidence.log import NUM_RUNS, load
-from common.evidence.score import olympic_mean, score
+from common.evidence.score import score
 from common.repository import ROOT
 from tests.command import one_line
 from tests.command import ttt_here as ttt
@@ -271,15 +268,3 @@ def test_the_page_of_bert_states_the_curves_of_the_file():
     near, end = np.interp((converted(0.72, MOSAIC, OFFICIAL), 0.72), accuracies, samples) / 1e6
     ratio = f"{end / near:.2f} ({end:.3f} / {near:.3f} million), so {end / near * 0.64064:.2f} M"
     assert ratio in page and second["curve"][-1][1] < 0.72 <= accuracies[-1]
-
-
-def test_points_of_the_picture_have_the_mean_of_a_score_and_no_bar_with_a_miss():
-    num_bars = Counter()
-    for reported in load_reported().values():
-        for place in published_places(reported):
-            mean = mean_in_millions(place)
-            assert mean.value == pytest.approx(olympic_mean(place.samples) / 1e6)
-            has_bar = mean.interval is not None and mean.interval.low < mean.interval.high
-            assert has_bar == (math.inf not in place.samples), place
-            num_bars[has_bar] += 1
-    assert num_bars[True] > 100 and num_bars[False] > 5
