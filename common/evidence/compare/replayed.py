@@ -44,27 +44,27 @@ class Pair(NamedTuple):
     @property
     def key(self) -> str:
         event = self.before or self.after
-        assert event is not None
-        return event.key
+        return event.key if event else ""
 
     @property
-    def is_aligned(self) -> bool:
-        """True if both have a record of the same key at the same sample."""
-        a, b = self.before, self.after
-        return a is not None and b is not None and (a.key, place(a)) == (b.key, place(b))
+    def aligned(self) -> tuple[Event, Event] | None:
+        """The two records, if they have the same key at the same sample."""
+        before, after = self
+        if before is None or after is None or place(before) != place(after):
+            return None
+        return before, after
 
     @property
     def is_equal(self) -> bool:
-        a, b = self.before, self.after
-        return self.is_aligned and a is not None and b is not None and content(a) == content(b)
+        return self.aligned is not None and content(self.aligned[0]) == content(self.aligned[1])
 
     @property
     def distance(self) -> float | None:
         """By how much two numbers differ: losses relative to the log's, accuracies absolutely."""
-        if not self.is_aligned:
+        if self.aligned is None or self.key not in (LOSS, ACCURACY):
             return None
-        before, after = (finite(event and event.value) for event in self)
-        if before is None or after is None or self.key not in (LOSS, ACCURACY):
+        before, after = (finite(event.value) for event in self.aligned)
+        if before is None or after is None:
             return None
         return abs(after - before) / (abs(before) if self.key == LOSS and before else 1.0)
 
@@ -89,12 +89,12 @@ class Replayed(NamedTuple):
         A run that reaches its target an evaluation earlier ends there: what the other one did later stays
         without a partner.
         """
-        limits = self.tolerance._asdict() if self.tolerance else {}
-        limits = {LOSS: limits.get("loss", 0.0), ACCURACY: limits.get("accuracy", 0.0)}
+        allowed = self.tolerance or Tolerance(loss=0.0, accuracy=0.0)
+        limits = {LOSS: allowed.loss, ACCURACY: allowed.accuracy}
         for pair in self.pairs:
             if pair.is_equal:
                 continue
-            if not pair.is_aligned:
+            if pair.aligned is None:
                 return None if END in {event.key for event in pair if event} else pair
             if pair.key != END and (pair.distance is None or pair.distance > limits[pair.key]):
                 return pair
@@ -117,7 +117,11 @@ class Replayed(NamedTuple):
 
     def count(self, key: str) -> int:
         """Count the records of a key that both logs have."""
-        return sum(pair.key == key and pair.is_aligned for pair in self.pairs)
+        return len(self.aligned(key))
+
+    def aligned(self, key: str) -> list[tuple[Event, Event]]:
+        """Return the records of a key that both logs have."""
+        return [pair.aligned for pair in self.pairs if pair.key == key and pair.aligned]
 
     def largest(self, key: str) -> float:
         """The largest distance between two records of a key."""
@@ -157,7 +161,7 @@ def facts(log: Log) -> Sequence[Event]:
 
 
 def place(event: Event) -> tuple[object, ...]:
-    return tuple(event.metadata.get(name) for name in PLACES)
+    return (event.key, *(event.metadata.get(name) for name in PLACES))
 
 
 def content(event: Event) -> tuple[object, ...]:
@@ -247,7 +251,7 @@ def verdict_lines(replayed: Replayed) -> list[str]:
 def describe_pair(replayed: Replayed, pair: Pair) -> str:
     """Name the records of a pair: file and line of the log, both values, their distance."""
     event = pair.before or replayed.log.records[-1]
-    there, now = (describe_event(side, alone=not pair.is_aligned) for side in pair)
+    there, now = (describe_event(side, alone=pair.aligned is None) for side in pair)
     text = f"{replayed.log.path}:{event.line} {pair.key}{describe_place(pair)}: {there} there, {now} now"
     if pair.distance is None:
         return text
@@ -262,8 +266,7 @@ def describe_event(event: Event | None, *, alone: bool) -> str:
 
 
 def describe_place(pair: Pair) -> str:
-    event = pair.before if pair.is_aligned else None
-    samples = event.metadata.get("samples") if event else None
+    samples = pair.aligned[0].metadata.get("samples") if pair.aligned else None
     return f" at {samples:,} samples" if isinstance(samples, int) else ""
 
 
@@ -272,31 +275,22 @@ def percent_of(share: float) -> str:
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
-    """Return all that is compared of a log and its replay."""
-    part, log = replayed.first, replayed.log
+    """Return all that is compared of a log and its replay; of losses and accuracies samples and values."""
+    part, logs = replayed.first, (replayed.log, replayed.again)
+    stops = [log.last(END) for log in logs]
+    losses, accuracies = (
+        [[there.metadata.get("samples"), there.value, now.value] for there, now in replayed.aligned(key)]
+        for key in (LOSS, ACCURACY)
+    )
     return {
-        "result": log.path,
-        "seed": log.value("seed"),
+        "result": replayed.log.path,
+        "seed": replayed.log.value("seed"),
         "repeats": part is None and replayed.is_accepted,
         "accepted": replayed.is_accepted,
         "elsewhere": list(replayed.elsewhere),
         "parts_at": describe_pair(replayed, part) if part else None,
-        "losses": distances(replayed, LOSS),
-        "accuracies": distances(replayed, ACCURACY),
-        "samples": [end_samples(log), end_samples(replayed.again)],
-        "minutes": [round(entry.duration_s / 60, 4) for entry in (log, replayed.again)],
+        "losses": losses,
+        "accuracies": accuracies,
+        "samples": [stop.metadata.get("samples") if stop else None for stop in stops],
+        "minutes": [round(log.duration_s / 60, 4) for log in logs],
     }
-
-
-def distances(replayed: Replayed, key: str) -> list[list[object]]:
-    """Return samples, value there and value now of the records of a key that both have."""
-    return [
-        [pair.before.metadata.get("samples"), pair.before.value, pair.after.value]
-        for pair in replayed.pairs
-        if pair.key == key and pair.is_aligned and pair.before and pair.after
-    ]
-
-
-def end_samples(log: Log) -> object:
-    stop = log.last(END)
-    return stop.metadata.get("samples") if stop else None
