@@ -8,6 +8,7 @@ by its `rcp_checker`, for the last round of a benchmark and for the `epoch_num` 
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -119,11 +120,13 @@ def prune(benchmark: str, points: Sequence[ReferencePoint]) -> list[ReferencePoi
 def point_at(benchmark: str, batch_size: int, ruleset: str) -> ReferencePoint | None:
     """Find the reference at a batch size: a point, or between two; below all the first, above them None."""
     points = load_points(benchmark, ruleset)
-    low = max((p for p in points if p.batch_size <= batch_size), key=lambda p: p.batch_size, default=None)
-    high = min((p for p in points if p.batch_size >= batch_size), key=lambda p: p.batch_size, default=None)
-    if low is None or high is None or low is high:
+    index = bisect_left(points, batch_size, key=lambda point: point.batch_size)
+    if index == len(points):
+        return None
+    high = points[index]
+    if index == 0 or high.batch_size == batch_size:
         return high
-    return interpolate(benchmark, batch_size, low, high)
+    return interpolate(benchmark, batch_size, points[index - 1], high)
 
 
 def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence | None:
@@ -131,13 +134,9 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
     if benchmark not in UNITS:
         return None
     ruleset = last_round(benchmark)
-    sizes = {int(finite(log.value("global_batch_size")) or 0) for log in logs}
-    batch_size = sizes.pop() if len(sizes) == 1 else 0
+    sizes = {finite(log.value("global_batch_size")) for log in logs}
+    batch_size = int(sizes.pop() or 0) if len(sizes) == 1 else 0
     estimate = mean_of_stops(list(map(consumed, logs)), max(map(evaluation_step, logs), default=0.0))
-    counts_samples = benchmark != "bert" or not estimate or estimate.value >= batch_size
-    if not counts_samples:
-        estimate = None
-    measured = estimate.value if estimate else None
     point = point_at(benchmark, batch_size, ruleset) if batch_size > 0 else None
     notes = []
     if batch_size < 1:
@@ -146,25 +145,26 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
         notes.append(f"there is none for a batch as large as {batch_size:,}")
     elif batch_size < point.batch_size:
         notes.append(f"there is none for a batch as small as {batch_size:,}")
-    if not counts_samples:
-        notes.append("epoch_num in the logs counts no samples")
-    elif measured is None:
+    if estimate is None:
         notes.append("two runs or more missed the target, or state no epoch_num")
+    elif benchmark == "bert" and estimate.value < batch_size:
+        notes.append("epoch_num in the logs counts no samples")
+        estimate = None
     is_short = len(logs) < NUM_RUNS[benchmark]
     if is_short:
         notes.append(f"the round wants {NUM_RUNS[benchmark]} runs, the set has {len(logs)}")
     if benchmark == "bert" and any(counted_tokens(log) == MOSAIC for log in logs):
         notes.append("the set counts masked tokens that the reference does not")
-    verdict = judge(measured, point) if measured and point and not is_short else UNKNOWN
+    verdict = judge(estimate.value, point) if estimate and point and not is_short else UNKNOWN
     return Convergence(
         ruleset=ruleset,
         unit=UNITS[benchmark],
         batch_size=batch_size or None,
-        measured=measured,
+        measured=estimate.value if estimate else None,
         interval=estimate.interval if estimate else None,
         point=point,
         verdict=verdict,
-        scale=point.mean / measured if point and measured and verdict == SCALED else 1.0,
+        scale=point.mean / estimate.value if point and estimate and verdict == SCALED else 1.0,
         note="; ".join(notes),
         is_closed=all(log.is_closed for log in logs),
     )
