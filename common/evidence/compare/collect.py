@@ -155,16 +155,6 @@ def digest(logs: Sequence[Log]) -> str:
 
 
 def as_yaml(entry: Entry) -> str:
-    """Write an entry as one mapping between braces, in lines of whole keys."""
-    pairs = [
-        yaml.safe_dump({key: value}, default_flow_style=True, width=10**6).strip()[1:-1]
-        for key, value in entry.items()
-    ]
-    lines = [f"  - {{{pairs[0]}"]
-    for pair in pairs[1:]:
-        if len(lines[-1]) + len(pair) + 2 < WIDTH:
-            lines[-1] += f", {pair}"
-        else:
-            lines[-1] += ","
-            lines.append(f"     {pair}")
-    return "\n".join(lines) + "}"
+    """Write an entry as a mapping between braces, in an indented list."""
+    text = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=WIDTH)
+    return "  - " + text.strip().replace("\n", "\n    ")
