@@ -67,3 +67,11 @@ def one_line(done, code=2):
     lines = done.stderr.strip().splitlines()
     assert done.returncode == code and len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     return lines[0]
+
+
+def assert_golden(name, text):
+    """Compare text with a file in tests/golden; with GOLDEN=write in the environment it is written anew."""
+    path = ROOT / "tests/golden" / name
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()

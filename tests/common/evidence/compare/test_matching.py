@@ -10,8 +10,6 @@ from common.evidence.log import load
 from tests.command import ttt_here as ttt
 
 NVIDIA = "dgxh100_ngc23.04_pytorch"
-OTHER = "on other hardware (8x H100 here, 8x A100 80 GB published): "
-UNKNOWN = "on hardware that neither logs nor description nor name state: "
 
 
 def write_foreign(golden, folder, rows, *, org="NVIDIA", benchmark="bert"):
@@ -63,28 +61,6 @@ def test_a_foreign_set_is_matched_by_submitter_round_and_system(golden, tmp_path
     done = ttt("reproduce", folder)
     assert (f"against NVIDIA v3.0 {NVIDIA} (8x H100" in done.stdout) == is_found
     assert ("not compared" in done.stdout) != is_found and "IDENTICAL" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("system", "factor", "code", "verdict"),
-    [
-        ("8xA100", 0.5, 0, "  REPRODUCED: throughput and samples to target"),
-        ("8xH100", 0.5, 1, f"  {OTHER}NOT REPRODUCED: throughput better, samples to target reproduced"),
-        ("8xH100", 1.0, 0, f"  {OTHER}REPRODUCED: throughput and samples to target"),
-        ("cluster", 0.5, 1, f"  {UNKNOWN}NOT REPRODUCED: throughput better"),
-        ("cluster", 1.0, 0, f"  {UNKNOWN}REPRODUCED"),
-    ],
-)
-def test_other_hardware_is_named_and_better_is_not_reproduced_there(
-    golden, tmp_path, system, factor, code, verdict
-):
-    logs = []
-    for index, minutes in enumerate([23.55, 24.10, 23.56, 24.54, 23.71]):
-        last = (60 * factor * minutes - 9, 60 * factor * minutes, 34_591_509, 0.7616)
-        lines = golden.timeline("resnet", [last], launch_s=4000 * index)
-        logs.append([line.replace("8xA100", system) for line in lines])
-    done = ttt("reproduce", golden.write(tmp_path, logs))
-    assert (done.returncode, verdict in done.stdout) == (code, True), done.stdout
 
 
 @pytest.mark.parametrize(
