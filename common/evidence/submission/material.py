@@ -6,7 +6,7 @@ Everything is taken from the logs of the run set; what they do not say is stated
 import json
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from common.arguments import spread_settings
 from common.evidence.compare.lines import convergence_lines
 from common.evidence.compare.rcp import compare_with_reference
 from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.page import fill_template
 from common.evidence.paths import UNCOUNTED, result_name
 from common.evidence.score import UNVERIFIED, Score, score, sort_by_launch, timed_logs
 from common.evidence.sealed.anchors import ANCHORS
@@ -35,8 +36,7 @@ SEALED_FILES = (SEAL, RUNS, ANCHORS)  # beside the results of a sealed set
 CHECKPOINT = (
     "model.safetensors, made by init_datasets.sh of MLCommons' model.ckpt-28252 (BERT-large, phase 1)"
 )
-BASH = "#!/usr/bin/env bash\n"
-GO = 'set -euo pipefail\ncd "$(dirname "${{BASH_SOURCE[0]}}")/../{implementation}"\n'
+TEMPLATES = Path(__file__).parents[1] / "templates/package"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +112,16 @@ class Entry:
 
 def material(entry: Entry, prefix: str) -> list[Item]:
     """Return the five files of one system and implementation."""
-    folder = f"{prefix}/{entry.system}"
-    statement = f"{entry.system}_{entry.implementation}.json"
-    texts = {"README.md": readme(entry), statement: json.dumps(started_from(entry), indent=4) + "\n"}
-    items = [Item(path=f"{folder}/{name}", content=text.encode()) for name, text in texts.items()]
-    return items + [
-        Item(path=f"{folder}/{name}", content=text.encode(), is_executable=True)
-        for name, text in scripts(entry).items()
+    texts = {
+        "README.md": readme(entry),
+        f"{entry.system}_{entry.implementation}.json": json.dumps(started_from(entry), indent=4) + "\n",
+        **scripts(entry),
+    }
+    return [
+        Item(
+            path=f"{prefix}/{entry.system}/{name}", content=text.encode(), is_executable=name.endswith(".sh")
+        )
+        for name, text in texts.items()
     ]
 
 
@@ -142,90 +145,45 @@ def started_from(entry: Entry) -> dict[str, str]:
 
 def scripts(entry: Entry) -> dict[str, str]:
     """Return the three scripts, which call `ttt` in the folder of the implementation."""
-    go = GO.format(implementation=entry.implementation)
     data = entry.settings.get("data")
-    extras = "train,dali" if isinstance(data, dict) and data.get("loader") == "dali" else "train"
     prepare = ["ttt", "data", "prepare", entry.folder, "--size", entry.size]
     prepare += [part for change in entry.changes if change.startswith("data.") for part in ("--set", change)]
-    source = ' --source "$source"' if entry.size == "full" else ""
-    wanted = 'source="$(realpath "${1:?usage: init_datasets.sh FOLDER, with the files of MLCommons}")"\n'
-    return {
-        "setup.sh": f"{BASH}# Makes .venv with the tested versions.\n{go}source ci/setup.sh {extras}\n",
-        "init_datasets.sh": f"{BASH}# Prepares the data and checks every byte.\n"
-        + go.replace("cd ", wanted + "cd ", 1 if source else 0)
-        + f".venv/bin/{shlex.join(prepare)}{source}\n",
-        "run_and_time.sh": f"{BASH}# Times {NUM_RUNS[entry.benchmark]} runs, then audits and scores.\n"
-        f"{go}.venv/bin/{shlex.join(entry.command)}\n.venv/bin/ttt check\n.venv/bin/ttt score\n",
+    values: dict[str, Any] = {
+        "extras": "train,dali" if isinstance(data, dict) and data.get("loader") == "dali" else "train",
+        "prepare": shlex.join(prepare),
+        "command": shlex.join(entry.command),
+        "num_runs": NUM_RUNS[entry.benchmark],
     }
+    names = ("setup.sh", "init_datasets.sh", "run_and_time.sh")
+    return {name: fill_template(TEMPLATES / f"{name}.j2", {}, entry=entry, **values) for name in names}
 
 
 def readme(entry: Entry) -> str:
     """Return the page of one run set: what was timed, how to repeat it, what came out."""
-    scored, lead = entry.scored, entry.run_set.lead
-    minutes = "no score" if scored.minutes is None else f"{scored.minutes:.4f} minutes"
-    quality = "unknown" if scored.quality is None else f"{scored.quality:.6f}"
-    lines = [
-        f"# {entry.benchmark} on {entry.system}",
-        "",
-        f"Configuration `{entry.configuration}` of `../{entry.implementation}/{entry.folder}`, "
-        f"size {entry.size}, {lead.text('submission_division')} division. "
-        f"Code: commit {lead.header('commit') or 'unknown'}. "
-        f"Versions: {lead.header('versions') or 'unknown'}.",
-        "",
-        "```sh",
-        "./setup.sh",
-        f"./init_datasets.sh{' FOLDER' if entry.size == 'full' else ''}",
-        "./run_and_time.sh",
-        "```",
-        "",
-        f"Score: {minutes} (mean without the fastest and the slowest run); {UNVERIFIED} "
-        f"Geometric mean of the final quality: {quality}; target {scored.target}.",
-        "",
-        *closed_lines(entry),
-        *run_lines(entry),
-        *["Merged configuration:", "", "```yaml", *lead.settings, "```"],
-    ]
-    return "\n".join(lines) + "\n"
+    return fill_template(
+        TEMPLATES / "README.md.j2",
+        entry=entry,
+        lead=entry.run_set.lead,
+        scored=entry.scored,
+        unverified=UNVERIFIED,
+        convergence=closed_line(entry),
+        runs=list(zip(entry.launched, entry.scored.runs, strict=True)),
+        infinity=math.inf,
+        seal=read_sealing(entry.run_set).describe(),
+    )
 
 
-def run_lines(entry: Entry) -> list[str]:
-    """Return the table of the runs by launch; say what is sealed, and which results do not count."""
-    lines = ["| run | minutes |", "|---|---|"]
-    for log, run in zip(entry.launched, entry.scored.runs, strict=True):
-        minutes = f"{run.minutes:.4f}" if math.isfinite(run.minutes) else "missed the target"
-        lines.append(f"| {entry.names[log.file]} | {minutes} |")
-    if seal := read_sealing(entry.run_set).describe():
-        lines += ["", f"The set is {seal}; `{RUNS}` lists every run that was started, and how it ended."]
-    if len(entry.names) > len(entry.counted):
-        lines += [
-            f"Of {len(entry.names)} results the {len(entry.counted)} consecutive ones with the median score "
-            f"count, where a run that missed is infinitely slow. Those named `{UNCOUNTED}*` do not."
-        ]
-    return [*lines, ""]
-
-
-def closed_lines(entry: Entry) -> list[str]:
-    """Say how a full set of the closed division stands to MLCommons' reference convergence points."""
+def closed_line(entry: Entry) -> str | None:
+    """Say how a full set of the closed division stands to MLCommons' reference; None of another set."""
     if entry.run_set.is_proxy or not entry.run_set.lead.is_closed:
-        return []
+        return None
     convergence = compare_with_reference(entry.benchmark, entry.counted)
-    return [" ".join(" ".join(convergence_lines(convergence)).split()), ""]
+    return " ".join(" ".join(convergence_lines(convergence)).split())
 
 
 def implementation_readme(entries: Sequence[Entry], commit: str) -> str:
     """Return the page of the code that the run sets of one benchmark share."""
-    lead = entries[0]
-    return (
-        f"# {lead.implementation}: {lead.benchmark}\n\n"
-        f"PyTorch; configurations and data: [{lead.folder}]({lead.folder}/README.md). The code is that of\n"
-        f"commit {commit};\n`.ci` is called `ci` here, and other benchmarks are left out. "
-        "License: [LICENSE](LICENSE).\n\n"
-        f"```sh\n{first_commands(entries)}```\n\n"
-        "The folders beside this one repeat one run set each: setup.sh, init_datasets.sh, run_and_time.sh.\n"
+    commands = [shlex.join(entry.command) for entry in entries]
+    return fill_template(
+        TEMPLATES / "implementation.md.j2", lead=entries[0], commit=commit, commands=commands
     )
-
-
-def first_commands(entries: Iterable[Entry]) -> str:
-    lines = ["./run_all.sh --help    # sets up .venv"]
-    lines += [f".venv/bin/{shlex.join(entry.command)}" for entry in entries]
-    return "".join(f"{line}\n" for line in lines)
