@@ -17,6 +17,7 @@ ALWAYS = ("common/", *BESIDE)
 HIDDEN = (r"^\.ci/", "ci/")  # the official repository checker fails on names that begin with a dot
 COMMIT = re.compile(r"([0-9a-f]{7,64}) \((clean|modified)\)(?:, installed as version \S+)?")
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/~^-]{0,99}")
+Files = dict[str, bytes | None]  # path -> content; None for a link and the like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +71,19 @@ def git(repository: Path, revision: str, *arguments: str) -> bytes:
         raise UserError(printable(answer), where=f"commit {revision}", hint=hint) from error
 
 
-def tracked(repository: Path, commit: str) -> dict[str, tarfile.TarInfo | bytes]:
-    """Return what a commit holds: the bytes of each file by its path; links and the like as tar entries."""
-    contents: dict[str, tarfile.TarInfo | bytes] = {}
+def tracked(repository: Path, commit: str) -> Files:
+    """Return what a commit holds."""
+    contents: Files = {}
     archive = io.BytesIO(git(repository, commit, "archive", "--format=tar", commit))
     with tarfile.open(fileobj=archive) as members:
         for member in members:
             stream = members.extractfile(member) if member.isreg() else None
             if not member.isdir():
-                contents[member.name] = member if stream is None else stream.read()
+                contents[member.name] = stream.read() if stream else None
     return contents
 
 
-def installed(root: Path, logs: Iterable[Log]) -> tuple[dict[str, tarfile.TarInfo | bytes], str]:
+def installed(root: Path, logs: Iterable[Log]) -> tuple[Files, str]:
     """Return the files of an installed wheel as its clone has them; none for runs of other code, and why."""
     here, logged = code_state(root).digest, sorted({log.header("code") for log in logs})
     if logged != [here]:
@@ -93,15 +94,13 @@ def installed(root: Path, logs: Iterable[Log]) -> tuple[dict[str, tarfile.TarInf
     return {name: path.read_bytes() for name, path in files.items()}, ""
 
 
-def code(
-    files: dict[str, tarfile.TarInfo | bytes], benchmark: str, prefix: str
-) -> tuple[list[Item], list[str]]:
+def code(files: Files, benchmark: str, prefix: str) -> tuple[list[Item], list[str]]:
     """Return the files of one benchmark below `prefix`, and a finding for each that cannot be published."""
     items, findings = [], []
     for path, content in sorted(files.items()):
         if not path.startswith((*ALWAYS, f"{benchmark}/")):
             continue
-        if not isinstance(content, bytes):
+        if content is None:
             findings.append(f"{printable(path)}: not a regular file; links are not published")
             continue
         target = re.sub(*HIDDEN, path)
