@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from common.evidence.audit import Audited
 from common.evidence.compare.rcp import committed_points, is_committed
-from common.evidence.log import NUM_RUNS, Log, RunSet
+from common.evidence.log import NUM_RUNS, Log, RunSet, load
 from common.evidence.paths import label
 from common.evidence.records import YEAR_2100_MS, printable
 from common.evidence.rules.rounds import ROUNDS, last_round
@@ -164,7 +164,7 @@ def judge_convergence(run_set: RunSet, chosen: str | None = None) -> list[Verdic
     if run_set.is_proxy and not points:
         none = f"no runs of {lead.configuration} at size mini are committed"
         return [leave_out(detail="the set itself is the reference" if is_committed(lead) else none)]
-    with _copy([run_set], []) as copy:
+    with _copy([run_set]) as copy:
         results = copy / "results" / Path(*lead.folders)
         arguments = [str(results), "--rcp_version", known[-1], *LOG]
         if not run_set.is_proxy:
@@ -223,38 +223,29 @@ def copy_description(file: Path, target: Path, *, mends_status: bool) -> None:
     target.write_text(json.dumps(described), encoding="utf-8")
 
 
-def judge_tree(folder: Path, benchmarks: Sequence[str], *, proxies: Collection[str] = ()) -> list[Verdict]:
+def judge_tree(folder: Path) -> list[Verdict]:
     """Return the verdicts on an assembled `<submitter>/`: by each benchmark's rounds, and as a repository.
 
-    Closed sets are judged by the last round alone. The package checker gets a copy, because it writes into
-    what it checks; of size mini, `proxies`, it has no reference convergence points, and is told so.
+    The package checker has no reference convergence points of size mini, and is told so.
     """
     verdicts = []
-    for benchmark in benchmarks:
-        has_proxy = benchmark in proxies
-        results = sorted(folder.glob(f"results/*/{benchmark}"))
-        closed = [path for path in results if is_described_as_closed(folder, path.parent.name)]
+    run_sets = load([folder / "results"])
+    for benchmark in sorted({run_set.lead.benchmark for run_set in run_sets}):
+        group = [run_set for run_set in run_sets if run_set.lead.benchmark == benchmark]
+        has_proxy = any(run_set.is_proxy for run_set in group)
         for ruleset in RULESETS[benchmark]:
-            is_last = ruleset == RULESETS[benchmark][-1]
-            judged = results if is_last else [path for path in results if path not in closed]
+            judged = [run_set for run_set in group if ruleset in rulesets(run_set)]
             if not judged:
                 continue
-            with tempfile.TemporaryDirectory() as name:
-                copy = Path(name, folder.name)
-                shutil.copytree(folder / "systems", copy / "systems")
-                for path in judged:
-                    shutil.copytree(path, copy / path.relative_to(folder))
+            with _copy(judged, _descriptions(folder / "systems", judged)) as copy:
                 options = ["--rcp-bypass"] * has_proxy
                 verdict = _submission(copy, f"{folder.name} ({benchmark})", ruleset, *options)
-            is_bypassed = has_proxy and closed and is_last and not verdict.refuses
-            verdicts.append(replace(verdict, detail=BYPASSED) if is_bypassed else verdict)
+            is_bypassed = has_proxy and any(run_set.lead.is_closed for run_set in judged)
+            if is_bypassed and not verdict.refuses:
+                verdict = replace(verdict, detail=BYPASSED)
+            verdicts.append(verdict)
     latest = RULESETS["bert"][-1]  # named in the command, and of no effect
     return [*verdicts, _ask("repository", folder.name, latest, str(folder), "training", latest, *LOG)]
-
-
-def is_described_as_closed(folder: Path, system: str) -> bool:
-    described = json.loads((folder / "systems" / f"{system}.json").read_bytes())
-    return bool(described["division"] == "closed")
 
 
 def _compliance(log: Log, ruleset: str) -> Verdict:
@@ -330,7 +321,7 @@ def _submission(copy: Path, shown: str, ruleset: str, *options: str) -> Verdict:
 
 @contextmanager
 def _copy(
-    run_sets: Sequence[RunSet], descriptions: Sequence[Path], *, mends_status: bool = False
+    run_sets: Sequence[RunSet], descriptions: Sequence[Path] = (), *, mends_status: bool = False
 ) -> Iterator[Path]:
     """Give a submission of the readable logs and the descriptions, in a folder for the time being."""
     with tempfile.TemporaryDirectory() as name:

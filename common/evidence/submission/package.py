@@ -4,7 +4,6 @@ Every file is held in memory until it has passed: our audit, the search for secr
 a copy. Nothing depends on the clock, the machine or the order of the paths: equal inputs make equal bytes.
 """
 
-import contextlib
 import gzip
 import hashlib
 import json
@@ -13,6 +12,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -31,6 +31,7 @@ from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.submission.material import SEALED_FILES, Entry, implementation_readme, material
 from common.evidence.submission.snapshot import Item, code, installed, logged_commit, resolve, tracked
+from common.files import explain_os_error
 from common.repository import STATE
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system, implementation, configuration
@@ -113,7 +114,7 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
     if request.is_rehearsal:
         mark_all(package)
     if not package.findings:
-        judge(package, entries)
+        judge(package)
     return package
 
 
@@ -306,14 +307,12 @@ def mark(item: Item) -> Item:
     return replace(item, content=f"{text[:at]}{mark}{text[at:]}".encode())
 
 
-def judge(package: Package, entries: Sequence[Entry]) -> None:
+def judge(package: Package) -> None:
     """Ask the official checkers about a copy."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory, package.folder)
         write_tree(package.items, folder)
-        benchmarks = sorted({entry.benchmark for entry in entries})
-        proxies = {entry.benchmark for entry in entries if entry.run_set.is_proxy}
-        for verdict in official.judge_tree(folder, benchmarks, proxies=proxies):
+        for verdict in official.judge_tree(folder):
             (package.findings if verdict.refuses else package.notes).append(str(verdict))
 
 
@@ -336,36 +335,32 @@ def write(package: Package, out: Path) -> None:
     files = {f"{package.folder}/{path}": item for path, item in package.items.items()}
     manifest = f"{package.folder}.sha256"  # beside the submitter's folder: `sha256sum -c` from there
     files[manifest] = Item(path=manifest, content=lines.encode())
-    try:
-        with tempfile.TemporaryDirectory(
+    with (
+        explain_os_error("cannot write here", out),
+        tempfile.TemporaryDirectory(
             prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True
-        ) as folder:
-            finished = Path(folder, "package")
-            if out.name.endswith(TAR_ENDINGS):
-                with finished.open("xb") as stream:
-                    write_tar(files, stream)
-            else:
-                write_tree(files, finished)
-            put_in_place(finished, out)
-    except FileExistsError:
-        raise UserError("exists; a package never overwrites anything", where=str(out)) from None
-    except OSError as error:
-        raise UserError(f"cannot write here ({error.strerror})", where=str(out)) from error
+        ) as folder,
+    ):
+        finished = Path(folder, "package")
+        if out.name.endswith(TAR_ENDINGS):
+            with finished.open("xb") as stream:
+                write_tar(files, stream)
+        else:
+            write_tree(files, finished)
+        put_in_place(finished, out)
 
 
 def put_in_place(finished: Path, out: Path) -> None:
     """Give a finished file or folder its name, which nothing may have: an empty one reserves it first."""
-    remove = out.rmdir if finished.is_dir() else out.unlink
-    if finished.is_dir():
-        out.mkdir()
-    else:
-        out.open("x").close()
-    try:
+    with ExitStack() as undo:
+        if finished.is_dir():
+            out.mkdir()
+            undo.callback(out.rmdir)
+        else:
+            out.touch(exist_ok=False)
+            undo.callback(out.unlink)
         os.replace(finished, out)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove()
-        raise
+        undo.pop_all()
 
 
 def write_tree(items: Mapping[str, Item], folder: Path) -> None:

@@ -14,7 +14,7 @@ def work(golden, tmp_path, monkeypatch):
 @pytest.fixture
 def unjudged(monkeypatch):
     """Leave out the official checkers, which take seconds, where a test is about something else."""
-    monkeypatch.setattr(official, "judge_tree", lambda folder, benchmarks, proxies: [])
+    monkeypatch.setattr(official, "judge_tree", lambda folder: [])
 
 
 @pytest.fixture(scope="module")

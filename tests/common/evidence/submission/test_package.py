@@ -185,13 +185,18 @@ def test_a_crash_of_the_official_checker_is_its_verdict(full, tmp_path):
         shutil.copytree(full[0] / "Example" / part, folder / part)
     accuracy_as_text(folder / RESNET)
     (folder / ".hidden").touch()
-    verdicts = {verdict.checker: verdict for verdict in official.judge_tree(folder, ["resnet"])}
+    verdicts = {verdict.checker: verdict for verdict in official.judge_tree(folder)}
     assert (verdicts["package"].verdict, verdicts["repository"].verdict) == ("crashed", "FAILED")
     assert "\n" not in str(verdicts["package"])
 
 
-def test_only_the_benchmarks_of_size_mini_are_judged_without_reference_points(full, monkeypatch):
-    asked = set()
+def test_only_the_benchmarks_of_size_mini_are_judged_without_reference_points(full, tmp_path, monkeypatch):
+    asked, folder = set(), tmp_path / "Example"
+    shutil.copytree(full[0] / "Example/results", folder / "results")
+    for path in folder.glob("results/*/bert/*"):
+        path.write_text(
+            path.read_text().replace('"benchmark_size", "value": "full"', '"benchmark_size", "value": "mini"')
+        )
 
     def accept(copy, shown, ruleset, *options):
         asked.add((shown, options))
@@ -199,7 +204,7 @@ def test_only_the_benchmarks_of_size_mini_are_judged_without_reference_points(fu
 
     monkeypatch.setattr(official, "_submission", accept)
     monkeypatch.setattr(official, "_ask", lambda checker, shown, ruleset, *_: accept("", "", ruleset))
-    official.judge_tree(full[0] / "Example", ["bert", "resnet"], proxies={"bert"})
+    official.judge_tree(folder)
     assert asked == {("Example (bert)", ("--rcp-bypass",)), ("Example (resnet)", ()), ("", ())}
 
 
