@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,20 @@ def test_a_run_set_that_cannot_be_published_is_refused(work, change, message):
     assert not (work / "package").exists()
 
 
-def test_a_secret_in_a_log_is_named_by_line_and_kind_and_never_shown(work):
+def test_secrets_in_a_log_are_named_by_line_and_kind_and_never_shown(work):
     path = work / RESNET / "result_2.txt"
-    before = path.read_text()
-    path.write_text(before + "note https://jane:hunter22@registry.example/simple end\n")
+    lines = path.read_text().splitlines()
+    lines[1:1] = ["# note: MASTER_ADDR=dgx017.hpc.example.com, data in /projects/acme-secret/alice"]
+    path.write_text("\n".join([*lines, "note https://jane:hunter22@registry.example/simple end"]))
     done = package(RESNET, "--out", "package")
-    refused(done, f"{RESNET}/result_2.txt:{before.count(chr(10)) + 1}: URL with a login")
-    assert "hunter22" not in done.stdout and not (work / "package").exists()
+    for place in (
+        "2: host name (MAST...)",
+        "2: absolute path (/pro...)",
+        f"{len(lines) + 1}: URL with a login",
+    ):
+        refused(done, f"{RESNET}/result_2.txt:{place}")
+    assert not {"hunter22", "acme-secret", "dgx017"} & set(re.findall(r"[\w-]+", done.stdout))
+    assert not (work / "package").exists()
 
 
 @pytest.mark.parametrize(
