@@ -84,11 +84,11 @@ def test_the_answer_says_how_much_faster_and_how_sure(golden, tmp_path, seconds,
         assert ("slower" in answer) == (min(seconds) > 100)
 
 
-def test_the_page_links_the_explorer_that_lies_beside(two_sets, tmp_path):
+def test_the_page_links_the_explorer_that_lies_beside(two_sets, whole, tmp_path):
     audited = [Audited(run_set=run_set, findings=()) for run_set in two_sets]
-    assert "explore.html" not in render(audited, {}, tmp_path / "report")
     (tmp_path / "explore.html").write_text("")
     assert '<a href="../explore.html">' in render(audited, {}, tmp_path / "report")
+    assert "explore.html" not in whole
 
 
 def luminance(colour):
@@ -123,14 +123,15 @@ def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(whole):
     assert set(re.findall('"(#[0-9a-f]{6})"', script)) == set(PALETTE)
 
 
-@pytest.mark.parametrize("key", ["submission_platform", "configuration_name", "submission_org", "method"])
-def test_a_hostile_value_is_escaped(golden, key):
+def test_hostile_values_are_escaped(golden):
+    keys = "submission_platform|configuration_name|submission_org|method"
     logs = []
     for index, lines in enumerate(golden.set()):
         text = "\n".join(lines).replace("0123abc", HOSTILE).replace("name: optimized", f"name: {HOSTILE}")
-        text = re.sub(
-            rf'("key": "{key}", "value": )"[^"]*"', lambda found: found[1] + json.dumps(HOSTILE), text
+        text, count = re.subn(
+            rf'("key": "({keys})", "value": )"[^"]*"', lambda found: found[1] + json.dumps(HOSTILE), text
         )
+        assert count == 4
         logs.append(parse_log(text.encode(), f"result_{index}.txt"))
     text = page([RunSet(folder="<script>", logs=tuple(logs))])
     assert "&lt;script&gt;" in text
