@@ -42,7 +42,6 @@ Content = TypeVar("Content")
 
 
 def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
-    """Return the plots of one benchmark on one hardware."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(3.2)
         _plot_quality(axes, run_sets)

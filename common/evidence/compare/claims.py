@@ -54,7 +54,6 @@ class Judged:
 
 
 def judge(reported: Reported) -> list[Judged]:
-    """Compute every claim of a benchmark."""
     judged = []
     for claim in reported.claims:
         computed = tuple(_compute(claim, against) for against in claim.against)

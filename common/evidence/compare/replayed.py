@@ -79,7 +79,6 @@ class Replayed(NamedTuple):
 
     @property
     def first(self) -> Pair | None:
-        """The first record at which the two part."""
         return next((pair for pair in self.pairs if not pair.is_equal), None)
 
     @property
@@ -116,7 +115,6 @@ class Replayed(NamedTuple):
         return self.decides and (self.first_beyond if self.elsewhere else self.first) is None
 
     def count(self, key: str) -> int:
-        """Count the records of a key that both logs have."""
         return len(self.aligned(key))
 
     def aligned(self, key: str) -> list[tuple[Event, Event]]:
@@ -171,7 +169,6 @@ def content(event: Event) -> tuple[object, ...]:
 
 
 def reasons(log: Log, again: Log, processors: tuple[str, str]) -> list[str]:
-    """Say why the bits of two runs may differ."""
     models = [processor.partition(WITH)[0] for processor in processors]
     pairs = {"processor": processors if models[0] == models[1] else (models[0], models[1])}
     pairs |= {name: (log.text(key), again.text(key)) for key, name in MACHINE.items()}

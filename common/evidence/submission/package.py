@@ -58,7 +58,6 @@ class Request:
 
     @property
     def folder(self) -> str:
-        """The name of the submitter's folder."""
         return f"{self.submitter}-rehearsal" if self.is_rehearsal else self.submitter
 
 
@@ -364,7 +363,6 @@ def put_in_place(finished: Path, out: Path) -> None:
 
 
 def write_tree(items: Mapping[str, Item], folder: Path) -> None:
-    """Write files below a new folder."""
     for path, item in items.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)

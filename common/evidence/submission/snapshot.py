@@ -32,7 +32,6 @@ class Item:
 
     @property
     def mode(self) -> int:
-        """The permissions of the file, independent of the umask."""
         return 0o755 if self.is_executable else 0o644
 
 
@@ -59,7 +58,6 @@ def resolve(repository: Path, revision: str) -> str:
 
 
 def git(repository: Path, revision: str, *arguments: str) -> bytes:
-    """Run git and return what it prints."""
     command = ["git", "-C", str(repository), "-c", "core.autocrlf=false", *arguments]
     try:
         return subprocess.run(command, capture_output=True, check=True).stdout
@@ -72,7 +70,6 @@ def git(repository: Path, revision: str, *arguments: str) -> bytes:
 
 
 def tracked(repository: Path, commit: str) -> Files:
-    """Return what a commit holds."""
     contents: Files = {}
     archive = io.BytesIO(git(repository, commit, "archive", "--format=tar", commit))
     with tarfile.open(fileobj=archive) as members:

@@ -107,7 +107,6 @@ def read_stamp(file: Path) -> tuple[int, int]:
 
 
 def describe(run: TrackedRun) -> str:
-    """Say in a line how far a run is."""
     minutes = run.outcome.get("minutes_to_target")
     end = f", {duration(minutes)} minutes to the target" if minutes else ""
     return f"{run.name}: {run.status}{end}"

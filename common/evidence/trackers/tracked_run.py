@@ -80,7 +80,6 @@ class TrackedRun:
 
     @property
     def num_samples(self) -> int:
-        """The samples at the last measurement."""
         return max((one.samples for one in self.measurements), default=0)
 
     @property
