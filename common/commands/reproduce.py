@@ -38,9 +38,8 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.compare.claims import judge
 from common.evidence.compare.collect import entry_lines
 from common.evidence.compare.lines import claim_json, claim_lines, reproduction_json, reproduction_lines
-from common.evidence.compare.matching import choose_published
 from common.evidence.compare.reported import Reported, load_reported
-from common.evidence.compare.reproduce import MARGIN, Reproduction, reproduce
+from common.evidence.compare.reproduce import MARGIN, Reproduction, choose_published, reproduce
 from common.evidence.log import load
 
 

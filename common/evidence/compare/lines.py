@@ -173,15 +173,5 @@ def claim_json(judged: Judged) -> dict[str, object]:
         "value": judged.claim.value,
         "verdict": judged.verdict,
         "official_metric": judged.official_metric,
-        "computed": [
-            {
-                "against": computed.against.title,
-                "value": computed.value,
-                "interval": computed.interval and asdict(computed.interval),
-                "formula": computed.formula,
-                "without_evaluation": computed.without_evaluation,
-                "sources": computed.sources,
-            }
-            for computed in judged.computed
-        ],
+        "computed": [asdict(computed) | {"against": computed.against.title} for computed in judged.computed],
     }

@@ -7,6 +7,7 @@ better is not reproduced. A run that missed its target has no factors.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +16,15 @@ from common.evidence import intervals
 from common.evidence.compare import masked_accuracy
 from common.evidence.compare.devices import Devices, devices_of, of_text
 from common.evidence.compare.masked_accuracy import COUNTINGS
-from common.evidence.compare.matching import are_same_runs
 from common.evidence.compare.rcp import Convergence, compare_with_reference
-from common.evidence.compare.reported import Published
+from common.evidence.compare.reported import SOURCE, Published, Reported
 from common.evidence.intervals import Estimate, Ratio
 from common.evidence.log import Log, Point, RunSet
+from common.evidence.recipes import recipe_name
 from common.evidence.score import Run, Score, score, sort_by_launch, timed_logs
 
 MARGIN = 0.05
+DIGITS_MINUTES, DIGITS_QUALITY = 2e-4, 2e-6  # of reported.yaml, rounded
 REPRODUCED, BETTER, WORSE, UNDECIDED, UNKNOWN = "reproduced", "better", "worse", "undecided", "unknown"
 MEANING = {  # factor -> what agreement shows, and what a difference points at
     "minutes": ("minutes", "the factors below say where from"),
@@ -257,3 +259,43 @@ def _counting(tokens: int, qualities: Sequence[float], num_reached: int, samples
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
+
+
+def choose_published(reported: Reported, run_set: RunSet) -> Published | None:
+    """Return the entry of the same runs; else of a foreign set by its name, of ours by configuration."""
+    ours = score(run_set)
+    entries = reported.sets + reported.peers
+    same = next((entry for entry in entries if are_same_runs(ours, entry.score)), None)
+    by_name = None if run_set.lead.is_ours else find_named(reported, run_set)
+    return same or by_name or reported.of_configuration(recipe_name(run_set.lead))
+
+
+def find_named(reported: Reported, run_set: RunSet) -> Published | None:
+    """Find the one entry with the submitter, system and, where the path tells it, round of a set."""
+    lead = run_set.lead
+    place = SOURCE.search(lead.file.parent.as_posix() if lead.file else "")
+    version, submitter = (place[1], place[2]) if place else ("", lead.text("submission_org"))
+    matches = [
+        entry
+        for entry in reported.sets + reported.peers
+        if entry.name == lead.system
+        and letters(entry.submitter) == letters(submitter)
+        and version in ("", entry.round)
+    ]
+    return matches[0] if len(matches) == 1 else None
+
+
+def letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def are_same_runs(ours: Score, published: Score) -> bool:
+    """True if minutes and final accuracies of all runs agree to the published digits."""
+    return all(
+        len(values[0]) == len(values[1])
+        and all(math.isclose(a, b, abs_tol=tolerance) for a, b in zip(*values, strict=True))
+        for values, tolerance in (
+            ([sorted(run.minutes for run in s.counting) for s in (ours, published)], DIGITS_MINUTES),
+            ([sorted(run.quality or 0 for run in s.counting) for s in (ours, published)], DIGITS_QUALITY),
+        )
+    )
