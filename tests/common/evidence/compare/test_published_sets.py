@@ -11,6 +11,7 @@ import yaml
 from common.errors import UserError
 from common.evidence.compare.devices import of_description
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted
+from common.evidence.compare.picture import KINDS, measured_places
 from common.evidence.compare.reported import SOURCE, load_reported, read_facts
 from common.evidence.log import NUM_RUNS, load
 from common.evidence.score import score
@@ -236,10 +237,12 @@ def test_the_picture_is_drawn_from_the_files(tmp_path):
     assert points == pytest.approx(kept, abs=0.5), message  # of 288 points of height
 
 
-def test_a_full_set_is_in_the_picture(golden, tmp_path):
-    folder = golden.write(tmp_path, golden.set())
-    done = ttt("reproduce", "--plot", tmp_path / "samples.svg", folder)
-    assert done.returncode == 0 and ">measured here<" in (tmp_path / "samples.svg").read_text()
+def test_a_full_set_has_a_place_in_the_picture(golden, tmp_path):
+    run_sets = load([golden.write(tmp_path, golden.set())])
+    (place,) = measured_places(load_reported()["resnet"], run_sets)
+    assert (place.kind, place.batch_size, place.name) == ("measured here", 2048, "optimized")
+    assert place.kind in KINDS and list(place.samples) == [run.samples for run in score(run_sets[0]).runs]
+    assert not list(measured_places(load_reported()["bert"], run_sets))
 
 
 def test_the_page_of_bert_states_the_curves_of_the_file():
