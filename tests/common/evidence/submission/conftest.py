@@ -1,7 +1,24 @@
+from functools import cache
+
 import pytest
 
 from common.evidence.submission import official
+from common.evidence.submission import package as packaging
+from common.evidence.submission.leaks import leaks
 from tests.common.evidence.submission.packages import package, prepare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def search_once():
+    """Search a text for leaks once: every package holds the same code."""
+
+    @cache
+    def search(text, is_log):
+        return tuple(leaks(text, is_log=is_log))
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(packaging, "leaks", search)
+        yield
 
 
 @pytest.fixture
