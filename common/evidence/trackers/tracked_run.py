@@ -18,10 +18,11 @@ from common.evidence.records import YEAR_2100_MS, finite, printable
 from common.evidence.score import run_of
 
 Scalar = bool | int | float | str
-METRICS = {
+METRICS = {  # key of a log -> metric
     "throughput": "samples_per_s",
     "train_loss": "loss",
-}  # key of a log -> metric; quality is the curve
+    "eval_accuracy": "quality",
+}
 HEAD = ("command", "commit", "code", "versions", "threads", "untracked", "preflight")  # of a log -> tags
 RUNNING = "running"  # the status of a run whose log has no run_stop
 MAX_TEXT = 500  # characters of a value; MLflow takes 6,000
@@ -152,16 +153,13 @@ def read_tags(log: Log) -> dict[str, str]:
 
 
 def read_measurements(log: Log, start_ms: int) -> Iterator[Measurement]:
-    """Yield loss, rate and quality where the log says after how many samples."""
+    """Yield loss, rate and quality, which is below 1, where the log says after how many samples."""
     for event in log.events(*METRICS):
         value, samples = finite(event.value), finite(log.samples(event))
-        if value is not None and samples is not None:
+        is_usable = event.key != "eval_accuracy" or (value is not None and 0 <= value < 1)
+        if value is not None and samples is not None and is_usable:
             seconds = (event.time_ms - start_ms) / 1000
             yield Measurement(METRICS[event.key], value, round(samples), event.time_ms, seconds)
-    for minutes, consumed, accuracy in log.curve:
-        if (samples := finite(consumed)) is not None:
-            time_ms = start_ms + round(60000 * minutes)
-            yield Measurement("quality", accuracy, round(samples), time_ms, (time_ms - start_ms) / 1000)
 
 
 def read_outcome(log: Log) -> dict[str, float]:
