@@ -12,7 +12,6 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -31,7 +30,7 @@ from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.submission.material import SEALED_FILES, Entry, implementation_readme, material
 from common.evidence.submission.snapshot import Item, code, installed, logged_commit, resolve, tracked
-from common.files import explain_os_error
+from common.files import explain_os_error, undo_on_failure
 from common.repository import STATE
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system, implementation, configuration
@@ -351,15 +350,12 @@ def write(package: Package, out: Path) -> None:
 
 def put_in_place(finished: Path, out: Path) -> None:
     """Give a finished file or folder its name, which nothing may have: an empty one reserves it first."""
-    with ExitStack() as undo:
-        if finished.is_dir():
-            out.mkdir()
-            undo.callback(out.rmdir)
-        else:
-            out.touch(exist_ok=False)
-            undo.callback(out.unlink)
+    if finished.is_dir():
+        out.mkdir()
+    else:
+        out.touch(exist_ok=False)
+    with undo_on_failure(out.rmdir if finished.is_dir() else out.unlink):
         os.replace(finished, out)
-        undo.pop_all()
 
 
 def write_tree(items: Mapping[str, Item], folder: Path) -> None:
