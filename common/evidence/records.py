@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TOKEN = ":::MLLOG "
 LOOKALIKE = re.compile(r":::\s*MLLOG", re.IGNORECASE)
@@ -93,62 +93,34 @@ def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 needed_fields = itemgetter(*NEEDED)
-DECODER, STRICT_DECODER = json.JSONDecoder(), json.JSONDecoder(object_pairs_hook=unique)
+STRICT_DECODER = json.JSONDecoder(object_pairs_hook=unique)
 
 
 def has_many_brackets(text: str) -> bool:
     return text.count("[") + text.count("{") > MAX_BRACKETS
 
 
-def decode(payload: str) -> object:
-    """Decode JSON. Raises RepeatedKeyError, and ValueError for anything else.
-
-    A key has `":` behind it, unless there is a space or tab between. A record of as many of these as keys
-    repeats none; the decoder with a hook in Python, which is slower, reads the others.
-    """
-    try:
-        record, end = DECODER.raw_decode(payload)
-    except ValueError:  # or space before it
-        return STRICT_DECODER.decode(payload)
-    if end == len(payload) and type(record) is dict and " :" not in payload and "\t" not in payload:
-        value, metadata, num_keys = record.get("value"), record.get("metadata"), len(record)
-        if type(value) is dict:
-            num_keys += len(value)
-        if type(metadata) is dict:
-            num_keys += len(metadata)
-        if payload.count('":') == num_keys:
-            return record
-    return STRICT_DECODER.decode(payload)
-
-
 def decode_all(payloads: Sequence[str]) -> list[object] | None:
     """Decode the records of a log in one call; None wherever that might differ from one call a record.
 
     A newline is in no payload and outside of every string, so that the separators do separate: only a payload
-    with a comma between two objects could make up for two that are one object together. As many of `":` as
-    keys, and no space before a colon: no key is repeated. A record has its own braces and those of value and
-    metadata; with fewer brackets than a record may have in all records together no record has too many.
+    with a comma between two objects could make up for two that are one object together. A key has `":` behind
+    it: as many of these as keys, and no space before a colon, and no key is repeated. A record has its own
+    braces and those of value and metadata; with fewer brackets than a record may have in all records together
+    no record has too many.
     """
     text = ",\n".join(payloads)
     if " :" in text or "\t" in text or text.count("[") > MAX_BRACKETS // 2 or BETWEEN_OBJECTS.search(text):
         return None
     try:
-        records: list[object] = json.loads(f"[{text}]")
+        records: list[Any] = json.loads(f"[{text}]")
     except (ValueError, RecursionError):
         return None
-    if len(records) != len(payloads):
+    if len(records) != len(payloads) or not all(type(record) is dict for record in records):
         return None
-    num_keys = num_objects = 0
-    for record in records:
-        if type(record) is not dict:
-            return None
-        num_keys += len(record)
-        num_objects += 1
-        for value in (record.get("value"), record.get("metadata")):
-            if type(value) is dict:
-                num_keys += len(value)
-                num_objects += 1
-    is_plain = text.count('":') == num_keys and text.count("{") == num_objects
+    fields = [record.get(name) for record in records for name in ("value", "metadata")]
+    objects = [value for value in (*records, *fields) if type(value) is dict]
+    is_plain = text.count('":') == sum(map(len, objects)) and text.count("{") == len(objects)
     return records if is_plain else None
 
 
@@ -171,7 +143,7 @@ def parse_record(payload: str, line: int, problems: list[Problem]) -> Event | Pr
         return Problem("record", line, TOO_DEEP)
     try:
         try:
-            record = decode(payload)
+            record = STRICT_DECODER.decode(payload)
         except RepeatedKeyError:
             record = json.loads(payload)
             problems.append(Problem("duplicate", line, "the last value counts"))
