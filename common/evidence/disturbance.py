@@ -43,10 +43,8 @@ def disturbed_blocks(log: Log) -> list[Disturbance]:
 
 def disturbed_cores(event: Event) -> Iterator[str]:
     """Yield who took processors that a block needed."""
-    others, cores, steal, threads = (
-        finite(value) or 0.0
-        for value in (event.value, *(event.metadata.get(key) for key in ("cores", "steal", "threads")))
-    )
+    others = finite(event.value) or 0.0
+    cores, steal, threads = (event.number(key) or 0.0 for key in ("cores", "steal", "threads"))
     computing = 0.0 if event.metadata.get("gpus") else threads  # beside a GPU they wait
     if others > SPARE and others + computing > cores + SPARE:
         yield f"other programs used {others:.1f} of {cores:g} cores, beside {threads:g} threads"
@@ -91,7 +89,7 @@ def rates_of(log: Log) -> dict[float, float]:
     """Return the samples/s of each block by the samples at its end."""
     rates = {}
     for event in log.events("throughput"):
-        samples, rate = finite(event.metadata.get("samples")), finite(event.value)
+        samples, rate = event.number("samples"), finite(event.value)
         if samples is not None and rate is not None and rate > 0:
             rates[samples] = rate
     return rates

@@ -120,6 +120,17 @@ class Log:
         return "" if value is None else printable(value, 64)
 
     @property
+    def status(self) -> object:
+        """The status in run_stop; None without one."""
+        stop = self.last("run_stop")
+        return stop.metadata.get("status") if stop else None
+
+    def stopped(self, name: str) -> float | None:
+        """Return a number that run_stop states; None without one."""
+        stop = self.last("run_stop")
+        return stop.number(name) if stop else None
+
+    @property
     def is_readable(self) -> bool:
         return bool(self.records)
 
@@ -188,8 +199,7 @@ class Log:
     @property
     def duration_s(self) -> float:
         """The seconds of the run by the monotonic clock, where the log has them; 0 without an end."""
-        stop = self.last("run_stop")
-        logged = finite(stop.metadata.get("duration_ms")) if stop else None
+        logged = self.stopped("duration_ms")
         return 60 * (self.minutes or 0) if logged is None else logged / 1000
 
     @cached_property
@@ -212,9 +222,7 @@ class Log:
     @property
     def is_converged(self) -> bool:
         """True if the run may be scored: status success, and the last accuracy reaches the target."""
-        stop = self.last("run_stop")
-        succeeded = stop is not None and stop.metadata.get("status") == "success"
-        return succeeded and bool(self.curve) and self.curve[-1].accuracy >= self.target
+        return self.status == "success" and bool(self.curve) and self.curve[-1].accuracy >= self.target
 
     @property
     def came_to_its_end(self) -> bool:
@@ -223,15 +231,18 @@ class Log:
         return stop is not None and "reason" not in stop.metadata
 
     @property
+    def claims_no_success(self) -> bool:
+        """True if the run was aborted, or has no run_stop."""
+        return self.last("run_stop") is None or self.status in ABORTED
+
+    @property
     def is_honest_miss(self) -> bool:
-        """True when the run missed its target and claims no success: aborted, or without run_stop."""
-        stop = self.last("run_stop")
-        claims_none = stop is None or stop.metadata.get("status") in ABORTED
-        return claims_none and len(self.events("run_start")) == 1 and self.reached is None
+        """True if the run missed its target and claims no success."""
+        return self.claims_no_success and len(self.events("run_start")) == 1 and self.reached is None
 
     def samples(self, event: Event) -> float | None:
         """Return the samples consumed: as logged, else from epoch_num (resnet: epochs, bert: samples)."""
-        samples, epoch = finite(event.metadata.get("samples")), finite(event.metadata.get("epoch_num"))
+        samples, epoch = event.number("samples"), event.number("epoch_num")
         if samples is not None or epoch is None:
             return samples
         return epoch * IMAGENET_SAMPLES if self.benchmark == "resnet" else epoch

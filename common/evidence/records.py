@@ -36,6 +36,10 @@ class Event(NamedTuple):
     metadata: Mapping[str, object]
     line: int
 
+    def number(self, name: str) -> float | None:
+        """Return a number of the metadata; None for anything else."""
+        return finite(self.metadata.get(name))
+
 
 class Problem(NamedTuple):
     """A line that cannot be read. kind: file, record, time, duplicate or token."""

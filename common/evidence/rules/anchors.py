@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
-from common.evidence.log import Log
-from common.evidence.records import finite
 from common.evidence.rules.rule import Found, rule
 from common.evidence.sealed.anchors import MAX_DELAY_MS, Anchored, Stamp
 from common.evidence.sealed.seal import SEAL, Ended, Started
@@ -35,12 +33,6 @@ def delay_reply(at: int, ms: int) -> Callable[[Anchored], Anchored]:
     return change
 
 
-def spoil_signature(good: Anchored) -> Anchored:
-    reply = good.stamps[1].reply
-    assert reply
-    return change_stamp(1, reply=reply._replace(fault="the signature is wrong"))(good)
-
-
 # The replies.
 
 
@@ -50,12 +42,10 @@ def stamps_are_of_these_bytes(anchored: Anchored) -> Iterator[Found]:
     return (place_of(anchored, stamp, stamp.edit) for stamp in anchored.stamps if stamp.edit)
 
 
-@rule("N902", "error", RFC, breaks=spoil_signature)
+@rule("N902", "error", RFC, breaks=change_stamp(1, fault="the signature is wrong"))
 def stamps_are_signed(anchored: Anchored) -> Iterator[Found]:
     """A time-stamp can be read, and is signed by the authority that it names, below a root that was given."""
-    for stamp in anchored.stamps:
-        if fault := stamp.unreadable or (stamp.reply.fault if stamp.reply else ""):
-            yield place_of(anchored, stamp, fault)
+    return (place_of(anchored, stamp, stamp.fault) for stamp in anchored.stamps if stamp.fault)
 
 
 # The times.
@@ -73,10 +63,6 @@ def intervals_are_those_of_the_authority(anchored: Anchored) -> Iterator[Found]:
             stamped_s = (other.reply.time_ms - one.reply.time_ms) / 1000
             text = f"{logged_s:.1f} s from line {one.place.line} to {other.place.line}, by their time-stamps"
             yield Found(other.place.line, f"{text} {stamped_s:.0f} s", other.place.log)
-
-
-def name_place(stamp: Stamp) -> tuple[str, int]:
-    return stamp.anchor.of, stamp.anchor.line
 
 
 def name_of(stamp: Stamp) -> str:
@@ -99,14 +85,9 @@ def find_contradiction(stamps: list[Stamp]) -> tuple[Stamp, Stamp] | None:
     apart_ms = low.earliest_ms() - logged_ms(low) - (high.latest_ms() - logged_ms(high))
     allowed_ms = SLACK_MS + MAX_DRIFT * abs(logged_ms(low) - logged_ms(high))
     if low.place and low.place.log and logged_ms(low) < logged_ms(high):  # more time in the log
-        allowed_ms += stated_drift_ms(low.place.log)
+        drift_ms = low.place.log.stopped("clock_drift_ms") or 0.0  # of a clock that was set forward: T208
+        allowed_ms += max(0.0, drift_ms)
     return (low, high) if apart_ms > allowed_ms else None
-
-
-def stated_drift_ms(log: Log) -> float:
-    """Read by how much the clock of a run was set forward, as its log says (T208 warns of it)."""
-    stop = log.last("run_stop")
-    return max(0.0, finite(stop.metadata.get("clock_drift_ms")) or 0.0) if stop else 0.0
 
 
 @rule("N904", "error", RFC, breaks=delay_reply(0, 120_000))
@@ -134,21 +115,17 @@ def stamps_are_in_order(anchored: Anchored) -> Iterator[Found]:
 # Replies that are missing: a warning, because whoever removes one can state a failure in its place.
 
 
-def remove_stamp(good: Anchored) -> Anchored:
-    return good._replace(stamps=good.stamps[:-1])
-
-
-@rule("N905", "warning", RFC, breaks=remove_stamp)
+@rule("N905", "warning", RFC, breaks=lambda good: good._replace(stamps=good.stamps[:-1]))
 def every_place_is_stamped(anchored: Anchored) -> Iterator[Found]:
     """The seal, and the start, the evaluations and the end of every run have a time-stamp that came soon."""
     if not anchored.is_verified:
         return
-    stamped = set(map(name_place, anchored.stamps))
-    prompt = {name_place(stamp) for stamp in anchored.stamps if stamp.is_prompt}
-    missing = [place for place in anchored.places if (place.of, place.line) not in stamped]
-    late = [stamp for stamp in anchored.good() if name_place(stamp) not in prompt]
+    stamped = {stamp.anchor.where for stamp in anchored.stamps}
+    prompt = {stamp.anchor.where for stamp in anchored.stamps if stamp.is_prompt}
+    missing = [place for place in anchored.places if place.where not in stamped]
+    late = [stamp for stamp in anchored.good() if stamp.anchor.where not in prompt]
     if missing:
-        bare = sum((place.of, place.line) not in anchored.explained for place in missing)
+        bare = sum(place.where not in anchored.explained for place in missing)
         text = f"{len(missing)} of {len(anchored.places)} have none, {bare} without a reason; the first: "
         text += str(missing[0])
         yield Found(0, text, path=anchored.path)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -15,18 +15,17 @@ from common.evidence.records import TOKEN
 from common.evidence.rules.rule import (
     Found,
     Lines,
+    Mutation,
     chain,
     edit,
     edit_all,
-    first_record,
     has_key,
     record_of,
     retime,
-    rewrite,
     rule,
     time_of,
 )
-from common.evidence.rules.sets import change_last, is_of_study
+from common.evidence.rules.sets import SetMutation, change_last, is_of_study
 
 RUN_SETS = "rules: Benchmark Results"
 MIN_TIMES = 4  # fewer may agree by chance
@@ -45,47 +44,33 @@ class Beside(NamedTuple):
 # Changes to good logs.
 
 
-def repeat_seed(logs: list[Lines]) -> list[Lines]:
-    return change_last(edit("seed", value=first_record(logs[0], "seed")["value"]))(logs)
+def borrow(key: str, *names: str, of: Lines) -> Mutation:
+    """Give the records of a key the values, and these parts of the metadata, that another log has there."""
+    records = [record_of(line) for line in of if has_key(line, key)]
+    fields = iter([{"value": r["value"]} | {name: r["metadata"][name] for name in names} for r in records])
+    return edit_all(key, lambda record: next(fields))
 
 
 def borrow_trace(sets: list[list[Lines]]) -> list[list[Lines]]:
     """Give the last log of the last set the losses and accuracies of a log of the first."""
-
-    def has_trace(line: str) -> bool:
-        return has_key(line, "train_loss") or has_key(line, "eval_accuracy")
-
-    parts = ("correct", "total")
-    fields = iter(
-        {"value": r["value"]} | {name: r["metadata"][name] for name in parts if name in r["metadata"]}
-        for r in (record_of(line) for line in sets[0][-1] if has_trace(line))
-    )
-    last = [rewrite(line, **next(fields)) if has_trace(line) else line for line in sets[-1][-1]]
-    return [*sets[:-1], [*sets[-1][:-1], edit("seed", value=7)(last)]]
+    one = sets[0][-1]
+    accuracies = borrow("eval_accuracy", "correct", "total", of=one)
+    change = chain(borrow("train_loss", of=one), accuracies, edit("seed", value=7))
+    return [*sets[:-1], change_last(change)(sets[-1])]
 
 
 def repeat_times(logs: list[Lines]) -> list[Lines]:
     """Give the last run the times and rates of the first, a day later."""
     times = iter([time_of(line) + 86_400_000 for line in logs[0] if TOKEN in line])
-    rates = iter([record_of(line)["value"] for line in logs[0] if has_key(line, "throughput")])
-    lasted = first_record(logs[0], "run_stop")["metadata"]["duration_ms"]
     give_times = partial(retime, change=lambda ms: next(times))
-    give_rates = edit_all("throughput", lambda record: {"value": next(rates)})
-    return change_last(chain(give_times, give_rates, edit("run_stop", duration_ms=lasted)))(logs)
+    durations = borrow("run_stop", "duration_ms", of=logs[0])
+    return change_last(chain(give_times, borrow("throughput", of=logs[0]), durations))(logs)
 
 
-def share_loss(logs: list[Lines]) -> list[Lines]:
-    """Give the first and the last run one loss, with all digits of float32."""
-    return repeat_loss(1, logs)
-
-
-def share_losses(logs: list[Lines]) -> list[Lines]:
-    return repeat_loss(2, share_loss(logs))
-
-
-def repeat_loss(at: int, logs: list[Lines]) -> list[Lines]:
-    repeat = edit("train_loss", at=at, value=4.712345123291016)
-    return [repeat(logs[0]), *logs[1:-1], repeat(logs[-1])]
+def share_losses(*places: int) -> SetMutation:
+    """Give the first and the last run equal losses, with all digits of float32."""
+    share = chain(*(edit("train_loss", at=at, value=4.712345123291016) for at in places))
+    return lambda logs: [share(logs[0]), *logs[1:-1], share(logs[-1])]
 
 
 def reach_exactly(logs: list[Lines]) -> list[Lines]:
@@ -103,26 +88,30 @@ def trace(log: Log) -> object:
     return values if len(values) > 3 else None
 
 
-def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[Found]:
-    """Yield the logs whose description (None: none) another log has had before."""
+def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[tuple[Log, Log]]:
+    """Yield the logs whose description (None: none) another log has had before, behind that one."""
     seen: dict[str, Log] = {}
     for log in logs:
         if (value := describe(log)) is not None:
             earlier = seen.setdefault(repr(value), log)
             if earlier is not log:
-                yield Found(0, f"as in {earlier.path}", log)
+                yield earlier, log
+
+
+def as_in(pairs: Iterable[tuple[Log, Log]]) -> Iterator[Found]:
+    return (Found(0, f"as in {earlier.path}", log) for earlier, log in pairs)
 
 
 @rule("S402", "error", RUN_SETS, breaks=lambda logs: borrow_trace([logs[:1], logs])[-1])
 def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No run stands in a set twice: equal losses and accuracies."""
-    return find_repeated(logs, trace)
+    return as_in(find_repeated(logs, trace))
 
 
-@rule("S403", "error", "rules: Random numbers", breaks=repeat_seed)
+@rule("S403", "error", "rules: Random numbers", breaks=change_last(edit("seed", value=1000)))
 def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """Every run has its own seed."""
-    return find_repeated(logs, lambda log: None if log.is_resumed else log.value("seed"))
+    return as_in(find_repeated(logs, lambda log: None if log.is_resumed else log.value("seed")))
 
 
 def intervals_ms(log: Log) -> list[int]:
@@ -146,7 +135,7 @@ def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
             pairs = zip(times, others, strict=False)
             if len(times) == len(others) and all(abs(one - two) <= SAME_MS for one, two in pairs):
                 repeated.setdefault(max(number, other), min(number, other))
-    return (Found(0, f"as in {logs[first].path}", logs[later]) for later, first in repeated.items())
+    return as_in((logs[first], logs[later]) for later, first in repeated.items())
 
 
 def find_shared_losses(logs: Sequence[Log]) -> Iterator[tuple[Log, Log, int]]:
@@ -170,7 +159,7 @@ def have_one_seed(log: Log, other: Log) -> bool:
     return len(seeds) == 1 and seeds != {"None"}
 
 
-@rule("S417", "error", RUN_SETS, breaks=share_losses)
+@rule("S417", "error", RUN_SETS, breaks=share_losses(1, 2))
 def losses_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No two runs of different seeds have two equal losses at the same places."""
     for earlier, log, count in find_shared_losses(logs):
@@ -178,7 +167,7 @@ def losses_differ(logs: Sequence[Log]) -> Iterator[Found]:
             yield Found(0, f"{count} losses equal those of {earlier.path}", log)
 
 
-@rule("S421", "warning", RUN_SETS, breaks=share_loss)
+@rule("S421", "warning", RUN_SETS, breaks=share_losses(1))
 def each_loss_differs(logs: Sequence[Log]) -> Iterator[Found]:
     """No two runs of different seeds have one equal loss at the same place."""
     for earlier, log, count in find_shared_losses(logs):
@@ -190,20 +179,13 @@ def each_loss_differs(logs: Sequence[Log]) -> Iterator[Found]:
 def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
     """No run stands in two sets: equal losses and accuracies, with another seed or at the same time."""
     numbers = {id(log): number for number, run_set in enumerate(sets) for log in run_set.readable}
-    seen: dict[str, Log] = {}
-    repeated: dict[int, tuple[Log, Log]] = {}
     logs = [log for run_set in sets for log in run_set.readable if not log.is_study]
-    for log in logs:
-        if (losses := trace(log)) is not None:
-            earlier = seen.setdefault(repr(losses), log)
-            if earlier is not log and not is_rerun(earlier, log):
-                repeated[id(log)] = earlier, log
-    for earlier, log, count in find_shared_losses(logs):
-        if count > 1:
-            repeated.setdefault(id(log), (earlier, log))
-    for earlier, log in repeated.values():
-        if numbers[id(earlier)] != numbers[id(log)]:
-            yield Found(0, f"as in {earlier.path}", log)
+    copies = [pair for pair in find_repeated(logs, trace) if not is_rerun(*pair)]
+    copies += [(earlier, log) for earlier, log, count in find_shared_losses(logs) if count > 1]
+    first: dict[int, tuple[Log, Log]] = {}
+    for earlier, log in copies:
+        first.setdefault(id(log), (earlier, log))
+    return as_in((a, b) for a, b in first.values() if numbers[id(a)] != numbers[id(b)])
 
 
 def is_rerun(log: Log, other: Log) -> bool:

@@ -2,9 +2,19 @@
 
 from collections.abc import Iterator
 
-from common.evidence.log import ABORTED, IMAGENET_SAMPLES, TARGETS, Log
+from common.evidence.log import IMAGENET_SAMPLES, TARGETS, Log
 from common.evidence.records import Event, finite, printable
-from common.evidence.rules.rule import Found, Mutation, add, chain, edit, remove, replace_record, rule
+from common.evidence.rules.rule import (
+    Found,
+    Mutation,
+    add,
+    chain,
+    edit,
+    miss_target,
+    remove,
+    replace_record,
+    rule,
+)
 
 FOLDERS = "submission rules: directories"
 DATA_STATE = "rules: Data State at Start of Run"
@@ -73,12 +83,7 @@ def breaks_off(log: Log) -> bool:
     return log.is_honest_miss and not log.events("run_stop") and bool(log.curve)
 
 
-@rule(
-    "K121",
-    "warning",
-    RUN_SETS,
-    breaks=chain(remove("run_stop"), edit("eval_accuracy", at=-1, value=0.7, correct=35000)),
-)
+@rule("K121", "warning", RUN_SETS, breaks=chain(remove("run_stop"), miss_target))
 def the_run_ends(log: Log) -> Iterator[Found]:
     """A run that breaks off below its target counts as one that missed it."""
     if breaks_off(log):
@@ -235,11 +240,9 @@ def size_is_labelled(log: Log) -> Iterator[Found]:
 @rule("K110", "strict", "rules: Run Results", breaks=remove("block_stop"))
 def intervals_are_closed(log: Log) -> Iterator[Found]:
     """Each block, epoch and evaluation that starts also stops, before the next of its kind starts."""
-    stop = log.last("run_stop")
-    was_aborted = stop is None or stop.metadata.get("status") in ABORTED
     for kind in INTERVALS:
         events = log.events(f"{kind}_start", f"{kind}_stop")
-        if events and was_aborted and events[-1].key == f"{kind}_start":
+        if events and log.claims_no_success and events[-1].key == f"{kind}_start":
             events = events[:-1]  # it was cut off
         expected = [f"{kind}_start", f"{kind}_stop"] * (len(events) // 2 + 1)
         wrong = [event for event, key in zip(events, expected, strict=False) if event.key != key]
@@ -254,7 +257,7 @@ def epochs_count_from_one(log: Log) -> Iterator[Found]:
     """The first block and the first epoch have number 1."""
     for kind, name in INTERVALS.items():
         event = log.first(f"{kind}_start") if kind != "eval" else None
-        if event and finite(event.metadata.get(name)) == 0:
+        if event and event.number(name) == 0:
             yield Found(event.line, f"{event.key} with {name} 0")
 
 

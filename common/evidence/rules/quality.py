@@ -8,7 +8,7 @@ from typing import Any
 from common.evidence.compare.masked_accuracy import OFFICIAL
 from common.evidence.log import ABORTED, TARGETS, Log
 from common.evidence.records import finite, printable
-from common.evidence.rules.rule import Found, chain, edit, edit_all, remove, rule
+from common.evidence.rules.rule import Found, chain, edit, edit_all, miss_target, remove, rule
 
 QUALITY = "rules: Quality measure"
 TOTALS = {"resnet": 50000, "bert": OFFICIAL}  # images; masked tokens of the official 10,000 samples
@@ -27,12 +27,11 @@ def accuracy_is_a_fraction(log: Log) -> Iterator[Found]:
             yield Found(event.line, printable(event.value, 40))
 
 
-@rule("Q302", "error", QUALITY, breaks=edit("eval_accuracy", at=-1, value=0.7, correct=35000))
+@rule("Q302", "error", QUALITY, breaks=miss_target)
 def success_means_the_target(log: Log) -> Iterator[Found]:
     """A success has its last accuracy at the target."""
     stop = log.last("run_stop")
-    status = stop.metadata.get("status") if stop else None
-    if stop and status == "success" and not log.is_converged:
+    if stop and log.status == "success" and not log.is_converged:
         reached = f"{log.curve[-1].accuracy:.5f}" if log.curve else "nothing"
         yield Found(stop.line, f"reached {reached} of {log.target:g}")
 
@@ -41,15 +40,15 @@ def success_means_the_target(log: Log) -> Iterator[Found]:
 def status_is_known(log: Log) -> Iterator[Found]:
     """status is success or aborted."""
     stop = log.last("run_stop")
-    if stop and stop.metadata.get("status") not in ("success", *ABORTED):
-        yield Found(stop.line, printable(stop.metadata.get("status"), 40))
+    if stop and log.status not in ("success", *ABORTED):
+        yield Found(stop.line, printable(log.status, 40))
 
 
 @rule("Q313", "error", "rules: Run Results", breaks=edit("run_stop", status="aborted"))
 def the_target_is_a_success(log: Log) -> Iterator[Found]:
     """A run that reaches its target is not aborted."""
     stop, reached = log.last("run_stop"), log.reached
-    if stop and reached and not log.is_study and stop.metadata.get("status") in ABORTED:
+    if stop and reached and not log.is_study and log.status in ABORTED:
         yield Found(stop.line, f"{reached.accuracy:.5f} of {log.target:g}")
 
 
@@ -80,7 +79,7 @@ def repeats(log: Log) -> Iterator[tuple[Found, float | None, float]]:
     """Yield the evaluations whose epoch_num is not above the highest before; that number, and the highest."""
     before = -1.0  # the first may be of the untrained model, at 0
     for event in log.events("eval_accuracy"):
-        epoch = finite(event.metadata.get("epoch_num"))
+        epoch = event.number("epoch_num")
         if epoch is None or epoch <= before:
             text = f"{printable(event.metadata.get('epoch_num'), 40)} after {before:g}"
             yield Found(event.line, text), epoch, before
@@ -92,8 +91,7 @@ def accuracy_is_the_quotient(log: Log) -> Iterator[Found]:
     """The accuracy is correct / total, with the same total each time."""
     totals = set()
     for event in log.events("eval_accuracy"):
-        accuracy = finite(event.value)
-        correct, total = (finite(event.metadata.get(name)) for name in ("correct", "total"))
+        accuracy, correct, total = finite(event.value), event.number("correct"), event.number("total")
         if correct is None or total is None:
             if log.is_ours:
                 yield Found(event.line, "no correct and total")
@@ -129,7 +127,7 @@ def no_evaluation_is_hidden(log: Log) -> Iterator[Found]:
 )
 def the_cadence_is_constant(log: Log) -> Iterator[Found]:
     """Evaluations are equally far apart, but for the first and for the last of a training that ends."""
-    places = [finite(event.metadata.get("epoch_num")) for event in log.events("eval_accuracy")]
+    places = [event.number("epoch_num") for event in log.events("eval_accuracy")]
     if None in places or len(places) < 4:
         return
     steps = [b - a for a, b in zip(places, places[1:], strict=False) if a is not None and b is not None]
@@ -158,7 +156,7 @@ def everything_is_evaluated(log: Log) -> Iterator[Found]:
     if not log.is_ours or expected is None:
         return
     for event in log.events("eval_accuracy"):
-        total = finite(event.metadata.get("total"))
+        total = event.number("total")
         if total is not None and total != expected:
             yield Found(event.line, f"{total:.0f} instead of {printable(expected, 40)}")
 

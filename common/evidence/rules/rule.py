@@ -104,6 +104,14 @@ def add(name: str, /, at: int = 0, **fields: object) -> Mutation:
     return replace_record(name, lambda line: [line, rewrite(line, **fields)], at)
 
 
+def scale(key: str, factor: float, at: int = 0) -> Mutation:
+    """Multiply the value of a record."""
+    return replace_record(key, lambda line: [rewrite(line, value=record_of(line)["value"] * factor)], at)
+
+
+miss_target = edit("eval_accuracy", at=-1, value=0.7, correct=35000)  # of resnet
+
+
 def shift_record(key: str, ms: int) -> Mutation:
     return replace_record(key, lambda line: [rewrite(line, time_ms=time_of(line) + ms)])
 

@@ -22,11 +22,10 @@ from common.evidence.rules.rule import (
     edit,
     edit_all,
     first_record,
-    record_of,
-    replace_record,
+    miss_target,
     retime,
-    rewrite,
     rule,
+    scale,
     time_of,
 )
 
@@ -186,22 +185,16 @@ def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
         yield Found(0, f"{len(logs)} instead of {expected}", logs[0])
 
 
-@rule(
-    "S407",
-    "strict",
-    SYSTEM,
-    breaks=change_last(lambda s: ["# commit: another", *s]),
-)
+@rule("S407", "strict", SYSTEM, breaks=change_last(lambda lines: ["# commit: another", *lines]))
 def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share code and versions; a study may go on with other code, and says so."""
     timed = [log for log in logs if not log.is_study]
     return find_other_recipes(timed, lambda difference: difference.is_software)
 
 
-missed = chain(edit("eval_accuracy", at=-1, value=0.7, correct=35000), edit("run_stop", status="aborted"))
-
-
-@rule("S408", "error", RUN_SETS, breaks=change_last(missed, 2))
+@rule(
+    "S408", "error", RUN_SETS, breaks=change_last(chain(miss_target, edit("run_stop", status="aborted")), 2)
+)
 def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
     """At most one run of a set misses its target, and not its only one; else it has no score."""
     timed = [log for log in logs if not is_of_study(log)]
@@ -251,10 +244,6 @@ def hurry(lines: Lines) -> Lines:
     return chain(throughput, duration)(faster)
 
 
-def rate_of(line: str) -> float:
-    return float(record_of(line)["value"])
-
-
 @rule("S410", "warning", "house: one system, one pace", breaks=change_last(hurry))
 def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
     """No run trains much faster or slower per sample than the others of its set."""
@@ -276,12 +265,8 @@ def paces_agree(logs: Sequence[Log]) -> Iterator[Found]:
     "S415",
     "warning",
     "house: the machine is ours",
-    breaks=change_last(
-        chain(
-            delay_run("epoch_stop", 1, 35_200),  # a block of 44 s
-            replace_record("throughput", lambda line: [rewrite(line, value=rate_of(line) / 1.8)], at=1),
-        )
-    ),
+    # a block of 44 s
+    breaks=change_last(chain(delay_run("epoch_stop", 1, 35_200), scale("throughput", 1 / 1.8, at=1))),
 )
 def steps_keep_pace(logs: Sequence[Log]) -> Iterator[Found]:
     """The steps of no run jump, drift or are slow against those of its siblings."""

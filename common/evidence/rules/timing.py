@@ -8,16 +8,13 @@ from common.evidence.log import Log
 from common.evidence.records import YEAR_2000_MS, YEAR_2100_MS, Event, finite, printable
 from common.evidence.rules.rule import (
     Found,
-    Lines,
     add,
     chain,
     delay_run,
     edit,
     move,
-    record_of,
-    replace_record,
-    rewrite,
     rule,
+    scale,
     shift_from,
     shift_record,
 )
@@ -175,7 +172,7 @@ def the_pace_is_even(log: Log) -> Iterator[Found]:
     evaluations = log.events("eval_accuracy")
     paces = []  # milliseconds per unit of epoch_num
     for before, after in zip(evaluations, evaluations[1:], strict=False):
-        first, last = (finite(event.metadata.get("epoch_num")) for event in (before, after))
+        first, last = before.number("epoch_num"), after.number("epoch_num")
         if first is not None and last is not None and last > first and after.time_ms > before.time_ms:
             paces.append((after, (after.time_ms - before.time_ms) / (last - first)))
     if len(paces) < 3:
@@ -211,16 +208,11 @@ def the_run_is_to_stop_at_the_target(log: Log) -> Iterator[Found]:
 # The pace of a run, and who shared its machine.
 
 
-def slow_down(line: str) -> Lines:
-    """Let a block take 90 seconds in place of 40."""
-    return [rewrite(line, value=record_of(line)["value"] * 40 / 90)]
-
-
 @rule(
     "T231",
     "warning",
     OWN_MACHINE,
-    breaks=chain(delay_run("epoch_stop", 1, 50_000), replace_record("throughput", slow_down, at=1)),
+    breaks=chain(delay_run("epoch_stop", 1, 50_000), scale("throughput", 40 / 90, at=1)),  # 90 s, not 40
 )
 def the_pace_stays(log: Log) -> Iterator[Found]:
     """No block trains twice as fast as another; 4.5 times where a method changes the work of a step."""
@@ -248,10 +240,7 @@ def the_machine_is_ours(log: Log) -> Iterator[Found]:
 
 
 @rule(
-    "T233",
-    "warning",
-    OWN_MACHINE,
-    breaks=add("train_loss", at=1, key="threads_lowered", value=1, before=2),
+    "T233", "warning", OWN_MACHINE, breaks=add("train_loss", at=1, key="threads_lowered", value=1, before=2)
 )
 def the_number_of_threads_stays(log: Log) -> Iterator[Found]:
     """A run keeps the threads that its head states; one that gave way to other programs is no measure."""

@@ -45,6 +45,10 @@ class Anchor(Strict):
     reply: Base64 = ""
     failure: Text = ""
 
+    @property
+    def where(self) -> tuple[str, int]:
+        return self.of, self.line
+
 
 class Place(NamedTuple):
     """A record that an anchored run has stamped, or the seal (no log, no event)."""
@@ -54,6 +58,10 @@ class Place(NamedTuple):
     log: Log | None = None
     event: Event | None = None
 
+    @property
+    def where(self) -> tuple[str, int]:
+        return self.of, self.line
+
     def __str__(self) -> str:
         return f"{self.of} line {self.line} ({self.event.key})" if self.event else self.of
 
@@ -61,20 +69,20 @@ class Place(NamedTuple):
 class Stamp(NamedTuple):
     """A reply, by its line in `anchors.jsonl`.
 
-    `edit` says how the bytes differ from the stamped ones, `unreadable` why the reply cannot be read. `place`
-    is None where the line is no record that a run stamps.
+    `edit` says how the bytes differ from the stamped ones, `fault` why the reply is wrong or cannot be read.
+    `place` is None where the line is no record that a run stamps.
     """
 
     number: int
     anchor: Anchor
     place: Place | None
     edit: str
-    unreadable: str
+    fault: str
     reply: Reply | None
 
     @property
     def is_good(self) -> bool:
-        return self.reply is not None and not self.edit and not self.reply.fault and self.place is not None
+        return self.reply is not None and not self.edit and not self.fault and self.place is not None
 
     @property
     def is_prompt(self) -> bool:
@@ -114,7 +122,7 @@ class Anchored(NamedTuple):
     def summary(self) -> str:
         """Say in a line how many places are stamped, and by whom."""
         good = self.good()
-        num_places = len({(stamp.anchor.of, stamp.anchor.line) for stamp in good})
+        num_places = len({stamp.anchor.where for stamp in good})
         text = f"{num_places} of {len(self.places)} places stamped"
         if not self.is_verified:
             return f"not verified; {install_hint('anchor')}"
@@ -125,13 +133,12 @@ class Anchored(NamedTuple):
 
 
 class Source:
-    """The files beside the replies, each read once and each line hashed once."""
+    """The files beside the replies, each read once."""
 
     def __init__(self, folder: Path, run_set: RunSet) -> None:
         self.folder = folder
         self.logs = {result_name(log.file): log for log in run_set.logs if log.file}
-        self.lines: dict[str, list[bytes]] = {}
-        self.digests: dict[tuple[str, int], str] = {}
+        self.digests: dict[str, list[str]] = {}  # of a file, and of each of its lines
 
     @cached_property
     def places(self) -> dict[tuple[str, int], Place]:
@@ -140,25 +147,23 @@ class Source:
         for name, log in self.logs.items():
             if not log.is_resumed:
                 places += [Place(name, event.line, log, event) for event in log.events(*ANCHORED_KEYS)]
-        return {(place.of, place.line): place for place in places}
+        return {place.where: place for place in places}
 
     def digest_of(self, of: str, line: int) -> str:
         """Return the SHA-256 of a line, or of the file; '' where it is not there."""
-        if of not in self.lines:
+        if of not in self.digests:
             try:
                 log = self.logs.get(of)
                 data = read_bytes(log.file if log and log.file else self.folder / of, MAX_BYTES)
-                self.lines[of] = [data, *data.splitlines(keepends=True)]
+                self.digests[of] = [digest(data), *map(digest, data.splitlines(keepends=True))]
             except ValueError:
-                self.lines[of] = []
-        if (of, line) not in self.digests:
-            lines = self.lines[of]
-            self.digests[of, line] = digest(lines[line]) if line < len(lines) else ""
-        return self.digests[of, line]
+                self.digests[of] = []
+        digests = self.digests[of]
+        return digests[line] if line < len(digests) else ""
 
     def compare(self, anchor: Anchor) -> str:
         """Say how the bytes that an anchor is of differ from those that were stamped; '' if they do not."""
-        if (actual := self.digest_of(anchor.of, anchor.line)) == anchor.sha256:
+        if (actual := self.digest_of(*anchor.where)) == anchor.sha256:
             return ""
         what = f"line {anchor.line} of {anchor.of}" if anchor.line else anchor.of
         return f"{what} was {'changed' if actual else 'removed'} after it was stamped"
@@ -191,7 +196,7 @@ def read_anchored(run_set: RunSet, roots: Sequence[Any] = ()) -> Anchored | None
             faults.append((number, describe(error)))
             continue
         if not anchor.reply:
-            explained.add((anchor.of, anchor.line))
+            explained.add(anchor.where)
         else:
             try:
                 stamps.append(read_stamp(number, anchor, source, roots))
@@ -213,11 +218,11 @@ def asked_for_stamps(log: Log) -> bool:
 
 def read_stamp(number: int, anchor: Anchor, source: Source, roots: Sequence[Any]) -> Stamp:
     """Read a reply and compare it with the bytes that it is of. Raises ImportError without the library."""
-    edit, place = source.compare(anchor), source.places.get((anchor.of, anchor.line))
+    edit, place = source.compare(anchor), source.places.get(anchor.where)
     try:
         reply = read_reply(base64.b64decode(anchor.reply, validate=True), roots)
     except ValueError as error:
         return Stamp(number, anchor, place, edit, str(error), None)
     if reply.imprint.hex() != anchor.sha256:
         edit = edit or f"the reply is of other bytes than line {anchor.line} of {anchor.of}"
-    return Stamp(number, anchor, place, edit, "", reply)
+    return Stamp(number, anchor, place, edit, reply.fault, reply)
