@@ -7,9 +7,11 @@ from pathlib import Path
 from common.evidence.log import Log, RunSet, read_all, read_brief, read_log
 from common.evidence.paths import STUDY, find_logs, find_sets, label
 from common.evidence.records import printable
-from common.evidence.rules import RULES, Found, Rule, rounds, systems
+from common.evidence.rules import RULES, Found, Rule
 from common.evidence.rules.copies import Beside
+from common.evidence.rules.rounds import Chosen
 from common.evidence.rules.sets import is_of_study
+from common.evidence.rules.systems import describe_set
 from common.evidence.sealed.anchors import read_anchored
 from common.evidence.sealed.runs import read_sealing
 from common.evidence.submission.verdict import Verdict, summary
@@ -110,7 +112,7 @@ def audit_paths(
         places = {log.path for log in run_set.logs}
         findings = [finding for file in group for finding in logs[file][1]] + audit_set(run_set)
         findings += [finding for finding in between if finding.path in places]
-        findings += audit_round(run_set, ruleset)
+        findings += find_broken_rules("R", Chosen(run_set, ruleset), run_set.lead) if ruleset else []
         is_broken = any(f.rule.startswith("C") and f.severity == "error" for f in findings)
         seal = read_sealing(run_set).describe(is_broken=is_broken)
         anchored = read_anchored(run_set, roots)
@@ -135,13 +137,8 @@ def audit_set(run_set: RunSet) -> list[Finding]:
     """Audit what the logs of a set share, its seal, and the description of its system."""
     findings = find_broken_rules("S", run_set.readable, run_set.lead) if run_set.readable else []
     findings += find_broken_rules("C", read_sealing(run_set), run_set.lead)
-    system = systems.describe_set(run_set)
+    system = describe_set(run_set)
     return findings + (find_broken_rules("Y", system, run_set.lead) if system else [])
-
-
-def audit_round(run_set: RunSet, ruleset: str) -> list[Finding]:
-    """Audit the round that a person chose, if any."""
-    return find_broken_rules("R", rounds.Chosen(run_set, ruleset), run_set.lead) if ruleset else []
 
 
 def audit_sets(run_sets: Sequence[RunSet]) -> list[Finding]:
