@@ -79,6 +79,17 @@ def edit_event(line: str, **fields: object) -> str:
     return json.dumps(json.loads(line) | fields)
 
 
+def edit_line(at: int, **fields: object) -> Mutation:
+    """Change fields of a line of the list."""
+
+    def mutate(lines: Lines) -> Lines:
+        edited = list(lines)
+        edited[at] = edit_event(lines[at], **fields)
+        return edited
+
+    return mutate
+
+
 def edit_last_log(change: Mutation, *, fits_list: bool = True) -> FilesMutation:
     """Change the last log of a set; with `fits_list` the last line of the list states its new head."""
 
@@ -88,7 +99,7 @@ def edit_last_log(change: Mutation, *, fits_list: bool = True) -> FilesMutation:
         if not fits_list or RUNS not in files:
             return files | {name: lines}
         head = read_chain(bytes_of(lines)).head
-        return files | {name: lines, RUNS: [*files[RUNS][:-1], edit_event(files[RUNS][-1], head=head)]}
+        return files | {name: lines, RUNS: edit_line(-1, head=head)(files[RUNS])}
 
     return mutate
 
@@ -119,24 +130,14 @@ def cut_last_hash(lines: Lines) -> Lines:
 decide_one_less = edit_seal(lambda seal: {"seeds": seal["seeds"][:-1], "num_runs": seal["num_runs"] - 1})
 
 
-def swap_last_logs(files: Files) -> Files:
-    one, other = results_of(files)[-2:]
+def swap_logs(files: Files, one: str, other: str) -> Files:
     return files | {one: files[other], other: files[one]}
-
-
-def reword_first_end(files: Files) -> Files:
-    """Change the end of the first run in the list, and nothing to match."""
-    started, ended, *others = files[RUNS]
-    return files | {RUNS: [started, edit_event(ended, reason="another"), *others]}
 
 
 def restart_last(files: Files) -> Files:
     """Let the last result be that of a second run, after one that missed the target."""
     time = json.loads(files[RUNS][-2])["time"]
-    missed = [
-        edit_event(files[RUNS][-2], seed=7),
-        edit_event(files[RUNS][-1], outcome="missed", time=time),
-    ]
+    missed = [edit_event(files[RUNS][-2], seed=7), edit_event(files[RUNS][-1], outcome="missed", time=time)]
     one_more = edit_seal(
         lambda seal: {"seeds": [*seal["seeds"][:-1], 7, seal["seeds"][-1]]} | more_runs(seal)
     )
@@ -174,15 +175,6 @@ def extend(files: Files) -> Files:
     return decide_one_less(files | {RUNS: [*files[RUNS][:-2], extended, *files[RUNS][-2:]]})
 
 
-def miss_last(lines: Lines) -> Lines:
-    return [*lines[:-1], edit_event(lines[-1], outcome="missed")]
-
-
 def end_early(lines: Lines) -> Lines:
     """Let the last run end at the time of its start."""
-    return [*lines[:-1], edit_event(lines[-1], time=json.loads(lines[-2])["time"])]
-
-
-def go_back(lines: Lines) -> Lines:
-    """Let the list state a time before that of the line above, in its last line but one."""
-    return [*lines[:-2], edit_event(lines[-2], time="2000-01-01T00:00:00+00:00"), lines[-1]]
+    return edit_line(-1, time=json.loads(lines[-2])["time"])(lines)

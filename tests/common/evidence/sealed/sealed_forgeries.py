@@ -10,13 +10,14 @@ import json
 from common.evidence.records import TOKEN
 from common.evidence.rules.rule import chain, edit, record_of, retime
 from common.evidence.rules.sealed_files import (
-    edit_event,
+    edit_line,
     edit_list,
     edit_seal,
     rechain,
     results_of,
     seal_again,
     seal_of,
+    swap_logs,
 )
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.seal import RUNS, derive_seeds
@@ -101,8 +102,7 @@ def the_last_run_is_dropped(rng, files):
 
 def runs_are_renumbered(rng, files):
     """Two results change their numbers."""
-    one, other = rng.sample(results_of(files), 2)
-    return files | {one: files[other], other: files[one]}
+    return swap_logs(files, *rng.sample(results_of(files), 2))
 
 
 def a_run_is_replaced(rng, files):
@@ -188,12 +188,7 @@ def another_machine_is_sealed(rng, files):
 
 def an_outcome_is_reworded(rng, files):
     """The list says of a run that reached its target that it missed it."""
-    at = rng.randrange(1, len(files[RUNS]), 2)
-
-    def reword(lines):
-        return [*lines[:at], edit_event(lines[at], outcome="missed"), *lines[at + 1 :]]
-
-    return edit_list(reword)(files)
+    return edit_list(edit_line(rng.randrange(1, len(files[RUNS]), 2), outcome="missed"))(files)
 
 
 KINDS = {  # the rules that find it, at least one of these

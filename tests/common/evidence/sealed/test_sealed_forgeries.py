@@ -13,6 +13,7 @@ from common.evidence.rules.sealed_files import (
     bytes_of,
     edit_event,
     edit_last_log,
+    edit_line,
     edit_list,
     edit_seal,
     rechained,
@@ -84,13 +85,9 @@ def test_a_run_that_was_killed_before_its_first_evaluation_breaks_no_rule_but_wa
         assert after == before and read_sealing(killed).describe().startswith("sealed, extended after")
 
 
-def lose_last(lines):
-    return [*lines[:-1], edit_event(lines[-1], outcome="lost", head="")]
-
-
 def test_a_result_that_was_lost_is_missing(tmp_path):
     for number, (run_set, files) in enumerate(honest_sets()):
-        lost = edit_list(lose_last)(files)
+        lost = edit_list(edit_line(-1, outcome="lost", head=""))(files)
         del lost[results_of(lost)[-1]]
         assert broken_rules(read_set(lost, tmp_path / str(number), run_set.lead.folders)) == {"C906"}
 
