@@ -38,6 +38,11 @@ def changed(rng, logs, change, chosen=None):
     return Forged({n: change(lines) if n in numbers else lines for n, lines in enumerate(logs)})
 
 
+def change_one(rng, logs, change):
+    number = rng.randrange(len(logs))
+    return Forged({n: change(lines) if n == number else lines for n, lines in enumerate(logs)})
+
+
 def events(lines, key):
     return [record_of(line) for line in lines if has_key(line, key)]
 
@@ -48,12 +53,12 @@ def last_with(lines, key):
 
 def lasts(lines, change):
     """Let run_stop state another duration by the monotonic clock, where the log has one."""
-    return edit_all(
-        "run_stop",
-        lambda r: (
-            {"duration_ms": change(r["metadata"]["duration_ms"])} if "duration_ms" in r["metadata"] else {}
-        ),
-    )(lines)
+
+    def last(record):
+        metadata = record["metadata"]
+        return {"duration_ms": change(metadata["duration_ms"])} if "duration_ms" in metadata else {}
+
+    return edit_all("run_stop", last)(lines)
 
 
 def scaled(lines, factor):
@@ -200,16 +205,13 @@ def samples_are_understated(rng, logs):
 
         def fewer(record):
             samples = round(record["metadata"]["samples"] * factor / batch) * batch
-            return {"samples": samples} | (
-                {"epoch_num": samples} if is_bert and record["key"] != "run_stop" else {}
-            )
+            has_epoch = is_bert and record["key"] != "run_stop"
+            return {"samples": samples} | ({"epoch_num": samples} if has_epoch else {})
 
-        lines = chain(edit_all("eval_accuracy", fewer), edit_all("run_stop", fewer))(lines)
-        if rng.random() < 0.5:
-            lines = recompute_rates(
-                chain(edit_all("throughput", fewer), edit_all("train_loss", fewer))(lines)
-            )
-        return lines
+        is_everywhere = rng.random() < 0.5
+        keys = ("eval_accuracy", "run_stop", *("throughput", "train_loss") * is_everywhere)
+        lines = chain(*(edit_all(key, fewer) for key in keys))(lines)
+        return recompute_rates(lines) if is_everywhere else lines
 
     return changed(rng, logs, change)
 
@@ -223,9 +225,7 @@ def the_total_changes(rng, logs):
         correct = min(round(record["value"] * total) + 1, total - 1)
         return {"value": correct / total, "correct": correct, "total": total}
 
-    number = rng.randrange(len(logs))
-    change = edit_all("eval_accuracy", smaller)
-    return Forged({n: change(lines) if n == number else lines for n, lines in enumerate(logs)})
+    return change_one(rng, logs, edit_all("eval_accuracy", smaller))
 
 
 def evaluations_are_shortened(rng, logs):
@@ -276,8 +276,7 @@ def the_machine_changes(rng, logs):
             edit("num_threads", value=rng.choice([16, 64])),
         ]
     )
-    number = rng.randrange(len(logs))
-    return Forged({n: change(lines) if n == number else lines for n, lines in enumerate(logs)})
+    return change_one(rng, logs, change)
 
 
 # Runs.
@@ -291,26 +290,22 @@ def a_run_is_copied_with_another_seed(rng, logs):
     num_losses = len(events(lines, "train_loss"))
     keep = set(rng.sample(range(num_losses), min(num_losses, rng.randint(1, 3))))
     copy = other_seed(rng, moved_behind(other_digits(rng, lines, keep), logs[other]))
-    return Forged({n: copy if n == other else lines for n, lines in enumerate(logs)})
+    return Forged(dict(enumerate(logs)) | {other: copy})
 
 
 def a_run_is_copied_with_its_times(rng, logs):
     """The best run stands twice: other seed, accuracies and losses, and times a millisecond off."""
-    several = [n for n, lines in enumerate(logs) if len(events(lines, "eval_accuracy")) > 2]
-    one, other = rng.choice(several), rng.randrange(len(logs))
-    while other == one:
-        other = rng.randrange(len(logs))
+    one = rng.choice([n for n, lines in enumerate(logs) if len(events(lines, "eval_accuracy")) > 2])
+    other = rng.choice([n for n in range(len(logs)) if n != one])
     late = rng.choice(events(logs[one], "eval_accuracy"))["time_ms"]
     lines = retime(logs[one], lambda ms: ms + (ms >= late))
     copy = other_seed(rng, moved_behind(other_digits(rng, lines), logs[other]))
-    return Forged({n: copy if n == other else lines for n, lines in enumerate(logs)})
+    return Forged(dict(enumerate(logs)) | {other: copy})
 
 
 def a_slow_run_is_called_aborted(rng, logs):
     """A run that reached the target late is called aborted, so that it counts as the one miss of a set."""
-    number = rng.randrange(len(logs))
-    change = edit_all("run_stop", lambda r: {"status": "aborted"})
-    return Forged({n: change(lines) if n == number else lines for n, lines in enumerate(logs)})
+    return change_one(rng, logs, edit_all("run_stop", lambda r: {"status": "aborted"}))
 
 
 def a_miss_is_left_out(rng, logs):

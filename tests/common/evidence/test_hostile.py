@@ -120,7 +120,6 @@ ARCHIVES = {
 def test_a_crafted_archive_is_refused_in_one_line(tmp_path, limited, make, word):
     (tmp_path / "package.tar.gz").write_bytes(make())
     refused(limited("check", "package.tar.gz", cwd=tmp_path), "package.tar.gz", word)
-    refused(limited("score", "package.tar.gz", cwd=tmp_path), "package.tar.gz", "is no log")
 
 
 def test_a_large_member_ends_the_reading_at_its_header(tmp_path, limited):
@@ -151,6 +150,7 @@ def test_an_archive_without_a_log_is_named_with_its_refused_members(tmp_path, li
     first, last = done.stderr.splitlines()
     assert done.returncode == 2 and "A001 error" in first and "../result_0.txt" in first
     assert "no result_" in last and "package.tar.gz" in last and tempfile.gettempdir() + "/tmp" not in last
+    refused(limited("score", "package.tar.gz", cwd=tmp_path), "package.tar.gz", "is no log")
 
 
 def add_sparse(folder, lines):
@@ -193,14 +193,15 @@ def test_a_crafted_log_is_refused_in_one_line_and_reaches_no_checker(golden, tmp
     refusal, summary = done.stdout.splitlines()
     assert "result_5.txt: P001 error" in refusal and word in refusal
     assert "rules: 1 errors, 0 warnings; official checkers: not run" in summary
-    done = limited("score", ".", cwd=tmp_path)
-    assert done.returncode == 1 and "no score" in done.stdout and done.stderr == ""
 
 
 def test_as_many_evaluations_as_a_log_may_have_are_judged_in_time(golden, tmp_path, limited):
     add_accuracies(MAX_EVALUATIONS - 100, 1e-6)(tmp_path, golden.log("bert"))
     done = limited("check", "--no-official", ".", cwd=tmp_path)
     assert done.returncode == 1 and "S409 error" in done.stdout and "P001" not in done.stdout
+    add_flood(b"\n")(tmp_path, [])
+    done = limited("score", ".", cwd=tmp_path)
+    assert done.returncode == 1 and "no score" in done.stdout and done.stderr == ""
 
 
 def test_a_folder_deeper_than_a_path_may_be_long_is_refused(tmp_path, limited):

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from common.errors import UserError
 from common.evidence.log import MAX_BYTES, load, parse_log
 from common.evidence.records import finite, printable
 
@@ -112,10 +111,3 @@ def test_links_are_refused_and_a_bad_file_does_not_hide_the_others(golden, tmp_p
     assert [log.path.rpartition("_")[2] for log in found.logs] == [f"{n}.txt" for n in (0, 1, 2, 3, 4, 5, 10)]
     assert [log.is_readable for log in found.logs] == [True] * 5 + [False] * 2
     assert "links are refused" in found.logs[5].problems[0].text
-
-
-def test_a_missing_path_and_an_empty_folder_are_the_users_to_mend(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
-        load([tmp_path / "nowhere"])
-    with pytest.raises(UserError, match="no result_"):
-        load([tmp_path])
