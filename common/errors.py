@@ -33,7 +33,9 @@ def name_error(error: Exception, limit: int | None = None) -> str:
 
 
 def first_fault(error: Any) -> str:
-    """Name the first place of data that a pydantic model refuses, and why."""
+    """Name the first place of data that a pydantic model refuses, and why; of another error give its text."""
+    if not hasattr(error, "errors"):
+        return str(error)
     fault = error.errors(include_input=False, include_url=False)[0]
     return ": ".join(filter(None, [".".join(map(str, fault["loc"])), fault["msg"]]))
 

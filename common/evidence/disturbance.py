@@ -78,7 +78,7 @@ def summarize_disturbance(log: Log) -> str:
 
 
 def disturbed_runs(logs: Sequence[Log]) -> dict[int, str]:
-    """Return what says that a run of a set was disturbed, by its index: its own log, or its siblings."""
+    """Say why runs of a set count as disturbed, by index: by their own log, or beside their siblings."""
     rates = [rates_of(log) for log in logs]
     texts = slow_runs(rates)
     texts |= {index: text for index, log in enumerate(logs) if (text := summarize_disturbance(log))}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from common.errors import first_fault
 from common.evidence.intervals import ALPHA, Estimate
@@ -261,7 +261,5 @@ def read_ledger(path: Path) -> Ledger | str:
     """Read one file; a fault is returned as text."""
     try:
         return Ledger.model_validate_json(read_bytes(path, MAX_BYTES))
-    except ValidationError as error:
-        return first_fault(error)
     except ValueError as error:
-        return str(error)
+        return first_fault(error)

@@ -5,8 +5,8 @@ the code: MLPerf wants one system, one framework and one code for a set. The cod
 what a run can load, from the head of the log: after a commit to a page, a test or a report a set goes on,
 after one to the loop, a method or a YAML file it does not. Logs without that digest are compared by commit.
 
-Free are the keys that name the submission, the place of the data (their fingerprint is compared elsewhere)
-and how often a checkpoint is kept.
+Some keys are free: those that name the submission, the place of the data (their fingerprint is compared
+elsewhere) and how often a checkpoint is kept.
 """
 
 import math

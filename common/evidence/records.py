@@ -129,9 +129,9 @@ def decode_all(payloads: Sequence[str]) -> list[object] | None:
 
 
 def parse_records(payloads: Sequence[tuple[int, str]], problems: list[Problem]) -> Iterator[Event | Problem]:
-    """Yield the event of each record with its line, or the problem; others than one a record are appended.
+    """Yield the event of each record, or its problem; a repeated key is a further one, which is appended.
 
-    So many are decoded at once that a reader who stops early has spent little memory.
+    The records are decoded in parts, so that a reader who stops early has spent little memory.
     """
     for first in range(0, len(payloads), AT_ONCE):
         some = payloads[first : first + AT_ONCE]

@@ -13,12 +13,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
+from common.errors import first_fault
 from common.evidence.log import MAX_BYTES, Log, RunSet
 from common.evidence.paths import label, result_name
 from common.evidence.records import Event, read_bytes
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.replies import MAX_REPLY_BYTES, Reply, read_reply
-from common.evidence.sealed.seal import SEAL, Digest, Result, SealedSet, Strict, Text, describe, read_sealed
+from common.evidence.sealed.seal import SEAL, Digest, Result, SealedSet, Strict, Text, read_sealed
 from common.repository import install_hint
 
 ANCHORS = "anchors.jsonl"
@@ -193,7 +194,7 @@ def read_anchored(run_set: RunSet, roots: Sequence[Any] = ()) -> Anchored | None
         try:
             anchor = Anchor.model_validate_json(line)
         except ValueError as error:
-            faults.append((number, describe(error)))
+            faults.append((number, first_fault(error)))
             continue
         if not anchor.reply:
             explained.add(anchor.where)

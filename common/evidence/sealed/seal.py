@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from common.errors import first_fault
 from common.evidence.records import read_bytes
@@ -110,7 +110,7 @@ EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 class Fault(NamedTuple):
-    """A place of `runset.json` or `runs.jsonl` that cannot be so: file name, line (0: the whole), and why."""
+    """A place of `runset.json` or `runs.jsonl` that is wrong: file name, line (0: the whole), and why."""
 
     file: str
     line: int
@@ -142,18 +142,18 @@ def read_sealed(folder: Path) -> SealedSet | None:
         data = read_bytes(folder / SEAL, MAX_SEAL_BYTES)
         seal = Seal.model_validate_json(data)
     except ValueError as error:
-        faults.append(Fault(SEAL, 0, describe(error)))
+        faults.append(Fault(SEAL, 0, first_fault(error)))
     try:
         lines = read_bytes(folder / RUNS, MAX_RUNS_BYTES) if (folder / RUNS).exists() else b""
     except ValueError as error:
-        faults.append(Fault(RUNS, 0, describe(error)))
+        faults.append(Fault(RUNS, 0, first_fault(error)))
     events: list[tuple[int, Event]] = []
     tip, digests = digest(data), []
     for number, line in enumerate(lines.splitlines(keepends=True), 1):
         try:
             event = EVENT.validate_json(line)
         except ValueError as error:
-            faults.append(Fault(RUNS, number, describe(error)))
+            faults.append(Fault(RUNS, number, first_fault(error)))
         else:
             events.append((number, event))
             if event.previous != tip:
@@ -165,11 +165,6 @@ def read_sealed(folder: Path) -> SealedSet | None:
             faults[MAX_FAULTS:] = [Fault(RUNS, number, "no line from here on was read")]
             break
     return SealedSet(seal, digest(data), tuple(events), tip, tuple(faults), tuple(digests))
-
-
-def describe(error: ValueError) -> str:
-    """Say in a line why a file cannot be read."""
-    return first_fault(error) if isinstance(error, ValidationError) else str(error)
 
 
 def derive_seeds(seal: str, value: str, number: int) -> list[int]:
