@@ -1,5 +1,6 @@
 """P: what could not be read. K: what a log must state, how often, and with which value."""
 
+import math
 from collections.abc import Iterator
 
 from common.evidence.log import IMAGENET_SAMPLES, TARGETS, Log
@@ -20,8 +21,10 @@ FOLDERS = "submission rules: directories"
 DATA_STATE = "rules: Data State at Start of Run"
 EXACTLY_ONE = "logging: EXACTLY_ONE"
 RUN_SETS = "rules: Benchmark Results"
-TRAIN_SAMPLES = {"resnet": IMAGENET_SAMPLES}
-EVAL_SAMPLES = {"resnet": 50000, "bert": 10000}
+OFFICIAL = {  # key: the size of the set by benchmark, and the shares of it that a run may state
+    "train_samples": ({"resnet": IMAGENET_SAMPLES}, -math.inf, 1.01),  # samplers round up, by up to 8 images
+    "eval_samples": ({"resnet": 50000, "bert": 10000}, 0.1, math.inf),  # published logs: from 0.128
+}
 SUBMISSION = {  # the values that a key may have; None: any but nothing
     "submission_benchmark": tuple(TARGETS),
     "submission_division": ("open", "closed"),
@@ -30,8 +33,6 @@ SUBMISSION = {  # the values that a key may have; None: any but nothing
     "submission_platform": None,
 }
 SETTINGS = ("global_batch_size", "train_samples", "eval_samples")
-SMALLEST_EVALUATION = 0.1  # of the set; published logs: from 0.128
-LARGEST_TRAINING = 1.01  # times the set; a sampler that rounds up adds up to 8 images
 ONCE = (*SUBMISSION, *SETTINGS, "seed", "cache_clear")
 INTERVALS = {"block": "first_epoch_num", "epoch": "epoch_num", "eval": "epoch_num"}
 
@@ -204,27 +205,24 @@ def caches_of_a_proxy_were_cleared(log: Log) -> Iterator[Found]:
 @rule("K108", "strict", "rules: Training and Test Sets", breaks=edit("eval_samples", value=6400))
 def dataset_is_whole(log: Log) -> Iterator[Found]:
     """A full run trains on and evaluates the whole data set."""
-    return (finding for finding, share in other_sizes(log) if not is_impossible(finding, share))
+    return other_sizes(log, is_possible=True)
 
 
 @rule("K119", "error", "rules: Training and Test Sets", breaks=edit("eval_samples", value=10))
 def dataset_is_the_official_one(log: Log) -> Iterator[Found]:
     """A full run evaluates a tenth of the data set at least, and trains on no more than there is."""
-    return (finding for finding, share in other_sizes(log) if is_impossible(finding, share))
+    return other_sizes(log, is_possible=False)
 
 
-def other_sizes(log: Log) -> Iterator[tuple[Found, float]]:
-    """Yield what a full run states in place of the official sizes, and as which share of them."""
-    for key, sizes in (("train_samples", TRAIN_SAMPLES), ("eval_samples", EVAL_SAMPLES)):
+def other_sizes(log: Log, *, is_possible: bool) -> Iterator[Found]:
+    """Yield the sizes of a full run that are not the official ones, and that may, or cannot, be true."""
+    for key, (sizes, least, most) in OFFICIAL.items():
         event, size = log.first(key), sizes.get(log.benchmark)
         number = finite(event.value) if event else None
-        if event and size and number is not None and not log.is_proxy and number != size:
-            yield Found(event.line, f"{key} {number:.0f} instead of {size}"), number / size
-
-
-def is_impossible(finding: Found, share: float) -> bool:
-    is_training = finding.text.startswith("train_samples")
-    return share > LARGEST_TRAINING if is_training else share < SMALLEST_EVALUATION
+        if not event or not size or number is None or number == size or log.is_proxy:
+            continue
+        if (least <= number / size <= most) == is_possible:
+            yield Found(event.line, f"{key} {number:.0f} instead of {size}")
 
 
 @rule("K109", "error", "house: mini is a proxy", breaks=edit("benchmark_size", value="mini"))

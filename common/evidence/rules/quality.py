@@ -66,23 +66,22 @@ def first_success_ends_the_run(log: Log) -> Iterator[Found]:
 @rule("Q304", "strict", "rules: Epoch numbering", breaks=edit("eval_accuracy", at=1, epoch_num=4))
 def evaluations_advance(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num above the one before."""
-    return (finding for finding, epoch, before in repeats(log) if epoch == before)
+    return repeats(log, is_equal=True)
 
 
 @rule("Q314", "error", "rules: Epoch numbering", breaks=edit("eval_accuracy", at=1, epoch_num=3))
 def evaluations_never_go_back(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num, a number not below the one before."""
-    return (finding for finding, epoch, before in repeats(log) if epoch != before)
+    return repeats(log, is_equal=False)
 
 
-def repeats(log: Log) -> Iterator[tuple[Found, float | None, float]]:
-    """Yield the evaluations whose epoch_num is not above the highest before; that number, and the highest."""
+def repeats(log: Log, *, is_equal: bool) -> Iterator[Found]:
+    """Yield the evaluations whose epoch_num is the highest before, or is none or below it."""
     before = -1.0  # the first may be of the untrained model, at 0
     for event in log.events("eval_accuracy"):
         epoch = event.number("epoch_num")
-        if epoch is None or epoch <= before:
-            text = f"{printable(event.metadata.get('epoch_num'), 40)} after {before:g}"
-            yield Found(event.line, text), epoch, before
+        if epoch == before if is_equal else epoch is None or epoch < before:
+            yield Found(event.line, f"{printable(event.metadata.get('epoch_num'), 40)} after {before:g}")
         before = before if epoch is None else max(epoch, before)
 
 
