@@ -20,7 +20,6 @@ from common.evidence.records import (
     Event,
     Problem,
     finite,
-    is_rounded,
     parse_records,
     printable,
     read_bytes,
@@ -81,16 +80,6 @@ class Log:
     def is_in_order(self) -> bool:
         """True if no record is stamped before the one that stands above it."""
         return all(map(operator.le, self.times, islice(self.times, 1, None)))
-
-    @cached_property
-    def exact_losses(self) -> dict[float, float]:
-        """The losses in full precision, by the samples or the epoch of their record."""
-        losses: dict[float, float] = {}
-        for event in self.events("train_loss"):
-            loss, place = finite(event.value), event.metadata.get("samples", event.metadata.get("epoch_num"))
-            if loss is not None and not is_rounded(loss) and isinstance(place, int | float):
-                losses[place] = loss
-        return losses
 
     def events(self, *keys: str) -> Sequence[Event]:
         """Return the records of these keys, in file order."""

@@ -11,7 +11,7 @@ from common.evidence.compare.factors import crossing
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.paths import result_name
 from common.evidence.recipes import all_differences, recipe_of
-from common.evidence.records import TOKEN
+from common.evidence.records import TOKEN, finite, is_rounded
 from common.evidence.rules.rule import (
     Found,
     Lines,
@@ -138,6 +138,16 @@ def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
     return as_in((logs[first], logs[later]) for later, first in repeated.items())
 
 
+def exact_losses(log: Log) -> dict[float, float]:
+    """Read the losses in full precision, by the samples or the epoch of their record."""
+    losses: dict[float, float] = {}
+    for event in log.events("train_loss"):
+        loss, place = finite(event.value), event.metadata.get("samples", event.metadata.get("epoch_num"))
+        if loss is not None and not is_rounded(loss) and isinstance(place, int | float):
+            losses[place] = loss
+    return losses
+
+
 def find_shared_losses(logs: Sequence[Log]) -> Iterator[tuple[Log, Log, int]]:
     """Yield two runs of different seeds that have equal losses at equal places, and how many.
 
@@ -147,7 +157,7 @@ def find_shared_losses(logs: Sequence[Log]) -> Iterator[tuple[Log, Log, int]]:
     seen: dict[tuple[str, float, float], int] = {}
     shared: Counter[tuple[int, int]] = Counter()
     for number, log in enumerate(logs):
-        for place, loss in ({} if log.is_resumed else log.exact_losses).items():
+        for place, loss in ({} if log.is_resumed else exact_losses(log)).items():
             first = seen.setdefault((log.benchmark, place, loss), number)
             if first != number and not have_one_seed(logs[first], log):
                 shared[first, number] += 1
