@@ -199,7 +199,7 @@ def test_as_many_evaluations_as_a_log_may_have_are_judged_in_time(golden, tmp_pa
     add_accuracies(MAX_EVALUATIONS - 100, 1e-6)(tmp_path, golden.log("bert"))
     done = limited("check", "--no-official", ".", cwd=tmp_path)
     assert done.returncode == 1 and "S409 error" in done.stdout and "P001" not in done.stdout
-    add_flood(b"\n")(tmp_path, [])
+    add_sparse(tmp_path, [])
     done = limited("score", ".", cwd=tmp_path)
     assert done.returncode == 1 and "no score" in done.stdout and done.stderr == ""
 
