@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -161,6 +162,13 @@ def test_evaluation_sees_every_image_once_in_order(images, resize_px, crop_px):
         for sample, shown in zip(samples, pixels, strict=True):
             resized = functional.resize(decode(images, int(sample)), [resize_px], antialias=True)
             assert np.array_equal(shown, np.asarray(functional.center_crop(resized, [crop_px, crop_px])))
+
+
+def test_a_step_travels_to_another_process(images):
+    step = next(train_steps(NUM_IMAGES, settings_of(start_step=STEPS_PER_EPOCH)))
+    copy = pickle.loads(pickle.dumps(step))
+    assert copy.crops(images.size).boxes.tolist() == step.crops(images.size).boxes.tolist()
+    assert (copy.samples.tolist(), copy.crop_px) == (step.samples.tolist(), 64)
 
 
 def test_one_ctrl_c_ends_everything(image_folder):
