@@ -5,6 +5,7 @@ CLOSED, and the reference (batch 256 of images, 224 pixels, crops of 5 % of the 
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from common.config.division import Rule, all_equal, equals, first_even_evaluation, reaches
@@ -26,6 +27,10 @@ def is_lars(config: Any) -> bool:
 
 def is_whole(number: float) -> bool:
     return abs(round(number) - number) < ROUNDING
+
+
+def with_lars(rule: Rule) -> Rule:
+    return replace(rule, holds=lambda config: not is_lars(config) or rule.holds(config))
 
 
 def has_momentum(config: Any) -> bool:
@@ -75,18 +80,8 @@ HYPERPARAMETERS = (
         asks="{} with sgd: scales and shifts of norms do not decay",
         holds=lambda c: is_lars(c) or "no_norm_decay" in c.methods,
     ),
-    Rule(
-        name="Hyperparameters: lars_epsilon",
-        key="optimizer.epsilon",
-        asks="0",
-        holds=lambda c: not is_lars(c) or c.optimizer.epsilon == 0,
-    ),
-    Rule(
-        name="Hyperparameters: the reference's lars",
-        key="optimizer.trust_coefficient",
-        asks="0.001",
-        holds=lambda c: not is_lars(c) or c.optimizer.trust_coefficient == 0.001,
-    ),
+    with_lars(equals("Hyperparameters: lars_epsilon", "optimizer.epsilon", 0)),
+    with_lars(equals("Hyperparameters: the reference's lars", "optimizer.trust_coefficient", 0.001)),
     Rule(
         name="Hyperparameters: sgd_opt_base_learning_rate",
         key="optimizer.learning_rate",

@@ -10,6 +10,7 @@ from common.errors import UserError
 from image_classification import closed
 
 Decoder = Literal["auto", "threads", "dali"]
+Where = Literal["device", "host"]
 SizePx = Annotated[int, Field(ge=32)]
 
 
@@ -38,7 +39,7 @@ class ImageDataConfig(DataConfig):
     num_workers: int = Field(ge=1)  # decoding processes or threads
     stored_px: SizePx  # loader resident: images are held squashed to this size ...
     stored_px_if_it_fits: SizePx | None = None  # ... or to this one, where memory is known to hold it ...
-    stored_on: Literal["device", "host"]  # ... on the GPU, or in memory of the host
+    stored_on: Where  # ... on the GPU, or in memory of the host
     encoded_px: SizePx | None = None  # the shorter side of training images that preparation encodes again
     decoder: Decoder = "auto"  # loader resident: auto is DALI on a GPU where it is installed, else threads
 

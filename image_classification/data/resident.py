@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -25,7 +25,7 @@ from common.data import sampler
 from common.errors import UserError
 from common.training.memory import USABLE, total_bytes
 from common.training.ranks import read_rank_info
-from image_classification.config import Decoder, ImageDataConfig
+from image_classification.config import Decoder, ImageDataConfig, Where
 from image_classification.data.ahead import begin_ahead
 from image_classification.data.dali import dali_decoder, has_dali
 from image_classification.data.images import Images, decode
@@ -39,7 +39,6 @@ LEAST_PX, ROUND_TO = 96, 16  # of a size that is proposed
 NUM_STEPS_AHEAD = 3  # being decoded while the training works on another
 EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of the evaluation
 
-Where = Literal["device", "host"]
 Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2) int64 height, width before
 Request = Callable[[np.ndarray], Callable[[], Decoded]]  # begins to decode samples (n,); the result waits
 
