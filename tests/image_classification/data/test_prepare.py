@@ -1,13 +1,11 @@
 """ImageNet to shards from its tars and from class folders, what is refused, a preparation that goes on."""
 
 import hashlib
-import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
@@ -17,7 +15,6 @@ import numpy as np
 import pytest
 
 from common.data import manifest as fingerprint
-from common.repository import ROOT
 from image_classification.data import sources
 from image_classification.data.images import decode, open_images
 from tests.command import ttt_here as ttt
@@ -254,28 +251,20 @@ def many_images(source):
     return source
 
 
-PREPARE = """
-import json, sys
-from pathlib import Path
-from image_classification.data.prepare import prepare
-from tests.image_classification.loading import config_of
-settings, source = json.loads(sys.argv[1]), Path(sys.argv[2])
-config = config_of("baseline", "full", *settings)
-prepare(Path(config.data.directory), config, source, shard_bytes=20_000)
-"""
-
-
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_killed_preparation_goes_on_to_the_same_bytes(tmp_path):
     source, counts = many_images(tmp_path / "source"), {"num_train": 600, "num_validation": 9}
     whole, directory, work = tmp_path / "whole", tmp_path / "full", tmp_path / ".full.part"
     prepared(whole, source, **counts)
     num_shards = len(list(whole.glob("*.shard")))
-    command = [sys.executable, "-c", PREPARE, json.dumps(settings_of(directory, **counts)), str(source)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    while len(list(work.glob("rows/train-*"))) < 2 and process.poll() is None:
+    fork = multiprocessing.get_context("fork")  # imports nothing again
+    process = fork.Process(target=prepared, args=(directory, source), kwargs=counts)
+    process.start()
+    while len(list(work.glob("rows/train-*"))) < 2 and process.is_alive():
         time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL
+    process.kill()
+    process.join(10)
+    assert process.exitcode == -signal.SIGKILL
     finished = {path.name for path in work.glob("rows/train-*")}
     assert 2 <= len(finished) < num_shards and not directory.exists()
     first = (work / "data" / "train-00000.shard").stat()
