@@ -102,7 +102,7 @@ def from_published(config: RunConfig, num_ranks: int) -> Expectation | None:
 
 
 def from_model(config: RunConfig, num_ranks: int) -> Expectation | None:
-    """Predict the rate of GPUs from the launches that `ttt compile` has counted; nothing was measured."""
+    """Predict the rate of GPUs from the launches that `ttt inspect compile` counted; nothing was measured."""
     if config.size != "full":
         return None
     name, batch_size = system.hardware_name(), config.global_batch_size // num_ranks

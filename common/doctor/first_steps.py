@@ -99,9 +99,8 @@ def compare(check: str, steps: FirstSteps, band: Band) -> Line:
         low, high = limits(values)
         is_inside &= low <= loss <= high  # not for NaN
         texts.append(f"{loss:.3f} ({low:.3f} to {high:.3f})")
-    text = f"loss {texts[0]}, after {band.num_steps} steps {texts[1]}" + ": outside the band" * (
-        not is_inside
-    )
+    text = f"loss {texts[0]}, after {band.num_steps} steps {texts[1]}"
+    text += "" if is_inside else ": outside the band"
     advice = "data, code or arithmetic are not those of the band: ttt data verify, git status, kernels above"
     return judge(check, text, advice, is_fault=not is_inside, **steps._asdict())
 

@@ -48,9 +48,8 @@ def install_line(cuda: str) -> str:
 
 def newest_capability() -> int:
     """Ask for the highest major compute capability of the GPUs; 0 where the driver does not tell."""
-    answers = (
-        hardware.ask_nvml(pynvml.nvmlDeviceGetCudaComputeCapability, handle) for handle in hardware.gpus()
-    )
+    ask = pynvml.nvmlDeviceGetCudaComputeCapability
+    answers = [hardware.ask_nvml(ask, handle) for handle in hardware.gpus()]
     return max((int(answer[0]) for answer in answers if answer), default=0)
 
 

@@ -130,10 +130,10 @@ def measure_parts(
 def project_minutes(name: str, run: TrainingRun, figures: dict[str, Any]) -> Projection | None:
     if any(row["configuration"] == name for row in figures["failed"]):
         return None
-    rates = [rate for rate in figures["rates"] if rate["configuration"] == name]
-    return probes_of(run.benchmark).projection(
-        {rate["shape"]: rate["samples_per_s"] for rate in rates}, NUM_DEVICES
-    )
+    rates = {
+        rate["shape"]: rate["samples_per_s"] for rate in figures["rates"] if rate["configuration"] == name
+    }
+    return probes_of(run.benchmark).projection(rates, NUM_DEVICES)
 
 
 def format_rate(rate: Rate, samples_name: str, predicted_per_s: float | None = None) -> str:

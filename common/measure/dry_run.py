@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.config.merge import to_yaml
 from common.config.schema import Loaded
+from common.evidence.recipes import flat
 from common.repository import benchmark_module
 from common.training import distributed, memory
 from common.training.benchmark import Benchmark
@@ -51,16 +52,8 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
 
 def list_origins(loaded: Loaded) -> list[tuple[str, str]]:
     """List each key with the place where it was written; a list is one value."""
-
-    def collect(values: dict[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        for name, value in values.items():
-            key = (*path, name)
-            if isinstance(value, dict) and value:
-                yield from collect(value, key)
-            elif key in loaded.origins:
-                yield ".".join(key), loaded.origins[key]
-
-    return sorted(collect(loaded.config.model_dump(), ()))
+    origins = {".".join(path): where for path, where in loaded.origins.items()}
+    return [(key, origins[key]) for key in sorted(flat(loaded.config.model_dump())) if key in origins]
 
 
 def describe_plan(loaded: Loaded) -> list[str]:

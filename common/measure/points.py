@@ -73,9 +73,8 @@ def halve_longest(starts: Sequence[int], num_steps: int) -> list[range]:
     """Divide a training at these starts, then halve the longest part until there are enough."""
     parts = [range(first, last) for first, last in itertools.pairwise([*starts, num_steps])]
     while len(parts) < min(MIN_POINTS, num_steps):
-        number = max(range(len(parts)), key=lambda number: len(parts[number]))
-        part = parts[number]
-        middle = (part.start + part.stop) // 2
+        part = max(parts, key=len)
+        number, middle = parts.index(part), (part.start + part.stop) // 2
         parts[number : number + 1] = [range(part.start, middle), range(middle, part.stop)]
     return parts
 

@@ -1,7 +1,6 @@
 """The seconds of a run beside its training steps: initialisation with every form compiled, evaluation."""
 
 import time
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ def measure_startup(config: RunConfig) -> dict[str, Any]:
         initialized_s = time.perf_counter() - started
         num_samples = len(run.benchmark.rank_evaluation_samples)
         size = run.benchmark.rank_evaluation_batch_size
-        sizes = [*repeat(size, num_samples // size), *([num_samples % size] if num_samples % size else [])]
+        sizes = [min(size, num_samples - start) for start in range(0, num_samples, size)]
         batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
         model = run.evaluation_model()
         counts: list[tuple[Tensor, Tensor]] = []
