@@ -29,22 +29,14 @@ def run_day(tmp_path, *commands, limit_s=60):
 
 
 def test_the_wheels_bring_what_such_a_machine_lacks_of_our_dependencies():
-    there = {
-        "torch",
-        "torchvision",
-        "transformers",
-        "tokenizers",
-        "safetensors",
-        "pillow",
-        "MarkupSafe",
-    }  # tokenizers and safetensors with transformers, Pillow with torchvision, MarkupSafe with torch's jinja2
-    unused = {"matplotlib"}  # it draws reports, and none is drawn there
-    by_others = {"scipy"}  # scikit-learn brings it
+    # tokenizers and safetensors come with transformers, Pillow with torchvision, MarkupSafe with jinja2
+    there = ["torch", "torchvision", "transformers", "tokenizers", "safetensors", "pillow", "MarkupSafe"]
+    by_others, unused = ["scipy"], ["matplotlib"]  # scikit-learn brings it; no report is drawn there
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     dependencies = project["dependencies"] + project["optional-dependencies"]["train"]
     names = {re.split(r"[><=]", dependency)[0] for dependency in dependencies}
     brought = (ROOT / "systems/wheels.sh").read_text()
-    assert [name for name in sorted(names - there - unused - by_others) if name not in brought] == []
+    assert {name for name in names.difference(there, by_others, unused) if name not in brought} == set()
 
 
 @pytest.mark.parametrize("machine", [(0, 0.0), (1, 85.0), (2, 150.0)])

@@ -1,7 +1,5 @@
 """Times of a training from steps at a few points of it, against the time of all of its steps."""
 
-import itertools
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +8,8 @@ from torch import nn
 
 from common.measure import clock, steptime, throughput
 from common.measure.clock import Peaks
-from common.measure.device_run import open_run
 from common.measure.points import MIN_POINTS, WINDOW_STEPS, choose_points, points_of
 from common.methods.layer_freezing import FROZEN_HERE
-from common.training.load import load_config
 from common.training.method import Progress
 from common.training.probes import probes_of
 from common.training.registry import build_methods
@@ -141,19 +137,3 @@ def test_shares_of_one_shape_add_up_to_1_also_of_one_that_training_does_not_have
         points = points_of(run, shape)
         assert len(points) == num and sum(point.share for point in points) == pytest.approx(1)
         assert {(point.shape, point.loaded) for point in points} == {(shape, shape)}
-
-
-@pytest.mark.on_demand
-def test_a_real_run_takes_the_time_that_its_points_say():
-    """Lengths grow to the end: the last steps take about twice the mean. Lenient, for a shared machine."""
-    settings = ["max_duration=1600sp", "evaluate_every=100ba", "evaluate_from=100ba", "schedule.warmup=5ba"]
-    settings.append("methods.seq_length_warmup={duration: 1}")
-    config = load_config("language_bert", "baseline", size="mini", settings=settings).config
-    with open_run(config) as run:
-        batches = itertools.cycle(throughput.bench_batches(run).values())
-        timed = min(steptime.measure_turns({"it": run}, 3, lambda turn: None)["it"])
-        before = time.perf_counter()
-        for step in range(run.plan.num_steps):
-            run.train_step(next(batches), step)
-        whole = (time.perf_counter() - before) / run.plan.num_steps / config.global_batch_size
-    assert timed == pytest.approx(whole, rel=0.35)

@@ -10,12 +10,12 @@ from common.training.probes import probes_of
 from tests.command import ttt, ttt_here
 from tests.runs import make_benchmark
 
-SMALL = ("--size", "mini", "--batch-size", 4, "--turns", 2, "--json", "--results")
-TINY = ("profile", "language_bert", "optimized", *SMALL)
+TINY = ("profile", "language_bert", "optimized", "--size", "mini", "--batch-size", 4, "--turns", 2, "--json")
+TINY += ("--results",)
 
 
-def profile(tmp_path, *more, run=ttt_here, first=TINY):
-    done = run(*first, tmp_path, *more)
+def profile(tmp_path, *more, run=ttt_here):
+    done = run(*TINY, tmp_path, *more)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done
 
@@ -61,16 +61,6 @@ def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation()
     assert not {"randaugment", "augmix"} & without.config.methods.keys()
     for settings in image_probes(*chosen).other_loaders(1000.0).values():
         assert image_probes(*chosen, *settings).config.data.loader == "workers"
-
-
-@pytest.mark.on_demand
-def test_a_step_with_randaugment_is_profiled(tmp_path):
-    augmented = ("--set", "methods.randaugment={}")
-    figures, _ = profile(
-        tmp_path, *augmented, run=ttt, first=("profile", "image_classification", "baseline", *SMALL)
-    )
-    (phase,) = figures["phases"]
-    assert "no augmentation" in phase["savings"] and "no decoding" not in phase["savings"]
 
 
 @pytest.mark.parametrize(
