@@ -1,6 +1,7 @@
 """Loads a configuration: merged, checked, changed by its methods, frozen."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from common.config.division import OPEN, check_closed
 from common.config.merge import mapping, merge, merge_base, parse_setting
@@ -9,6 +10,7 @@ from common.config.schema import Loaded, RunConfig
 from common.config.validation import validate
 from common.errors import UserError
 from common.evidence.recipes import all_differences, flat
+from common.machine.hardware import fast_precision
 from common.repository import config_class
 
 MAX_EVALUATIONS = 10**6  # a plan lists them all
@@ -65,9 +67,18 @@ def read_config(
     switched = mapping(values, "methods", origins)
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= fixed
+    choose_precision(values, origins)
     config = validate(kind, values, origins)
     find_methods(config, origins)
     return config, origins, source
+
+
+def choose_precision(values: dict[str, Any], origins: dict[tuple[str, ...], str]) -> None:
+    """Replace `auto` by the precision that is fast on this machine, so that logs state it."""
+    for key in ("precision", "evaluation_precision"):
+        if values.get(key) == "auto":
+            values[key] = fast_precision()
+            origins[key,] += " (auto)"
 
 
 def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:

@@ -13,13 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from common.config import schema as configs
-from common.config.merge import mapping, merge_files, read
-from common.config.validation import validate
+from common.config.merge import read
 from common.errors import UserError
 from common.evidence.recipes import flat
 from common.machine.system import machine_id
-from common.repository import MAX_NAME, config_class, shorten_name
-from common.training.load import load_open
+from common.repository import MAX_NAME, shorten_name
+from common.training.load import load_open, read_config
 
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
@@ -188,12 +187,8 @@ def differences(benchmark: str, base: str, configuration: str, size: str) -> lis
 
 def merged(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
     """Return every key with its value, defaults too, then each method that is on with its settings."""
-    values, origins = merge_files(benchmark, configuration, size)
-    switched = mapping(values, "methods", origins)
-    values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
-    values |= {"benchmark": benchmark, "configuration": "", "size": size}
-    config = validate(config_class(benchmark), values, origins)
-    keys = config.model_dump()
+    config, _, _ = read_config(benchmark, configuration, size=size, settings=[])
+    keys = config.model_dump(exclude={"configuration"})
     methods = {f"{METHODS}{name}": settings for name, settings in keys.pop("methods").items()}
     return flat(keys) | methods
 

@@ -9,6 +9,7 @@ import pytest
 from common import repository, yaml_file
 from common.config import merge
 from common.errors import UserError
+from common.machine import hardware
 from common.machine.system import system_id
 from common.repository import ROOT, benchmarks, configurations
 from common.training.load import load_config, read_config
@@ -83,7 +84,7 @@ def test_unknown_names_are_answered_with_the_nearest():
 
 
 def test_a_method_can_be_removed_and_the_others_keep_their_order():
-    methods = bert("methods.fused_qkv=false", configuration="optimized").config.methods
+    methods = bert("methods.fused_qkv=false", "precision=bf16", configuration="optimized").config.methods
     assert list(methods) == [
         *("unpad", "sparse_head", "last_layer_subset", "chunked_head", "low_precision_layernorm")
     ]
@@ -123,6 +124,21 @@ def test_each_key_knows_where_it_was_written_and_a_person_can_name_the_machine()
     assert loaded.origins["optimizer", "beta2"].startswith("language_bert/baseline.yaml:")
     assert loaded.origins["max_duration",].startswith("language_bert/mini.yaml:")
     assert system_id(loaded.config) == "my-laptop-mini-baseline"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "precision"),
+    [(0, "avx2 fma", "fp32"), (0, "avx512f avx512_bf16", "bf16"), (1, "avx2", "bf16")],
+)
+def test_size_mini_takes_the_precision_that_is_fast_here_unless_a_person_chooses(
+    monkeypatch, gpus, flags, precision
+):
+    monkeypatch.setattr(hardware, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(hardware, "processor_flags", flags.split)
+    loaded = bert("evaluation_precision=fp16")
+    assert (loaded.config.precision, loaded.config.evaluation_precision) == (precision, "fp16")
+    assert loaded.origins["precision",].endswith(" (auto)")
+    assert loaded.origins["evaluation_precision",] == "--set"
 
 
 @pytest.fixture
