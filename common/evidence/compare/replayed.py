@@ -118,7 +118,7 @@ class Replayed(NamedTuple):
         return len(self.aligned(key))
 
     def aligned(self, key: str) -> list[tuple[Event, Event]]:
-        """Return the records of a key that both logs have."""
+        """List the records of a key that both logs have."""
         return [pair.aligned for pair in self.pairs if pair.key == key and pair.aligned]
 
     def largest(self, key: str) -> float:
