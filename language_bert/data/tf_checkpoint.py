@@ -106,7 +106,7 @@ def parse_entry(name: str, value: memoryview) -> Stored:
 
 
 def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
-    """Memory-map the float32 tensors of a checkpoint, as Hugging Face has them. Raises UserError for damage."""
+    """Memory-map the float32 tensors of a checkpoint, by Hugging Face names. Raises UserError for damage."""
     path = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
     stored = read_index(prefix.with_name(f"{prefix.name}.index"))
     try:
