@@ -110,11 +110,13 @@ def end_with_parent(parent: int) -> None:
 
 
 def process_status(pid: int) -> str:
-    """Return psutil's status of a process (running, sleeping, stopped, ...), or gone."""
+    """Return psutil's status of a process (running, sleeping, stopped, ...), gone, or unknown."""
     try:
         return str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
         return "gone"
+    except psutil.Error:
+        return "unknown"
 
 
 def wait_for_handler(pid: int, number: int, *, limit_s: float) -> None:

@@ -148,6 +148,8 @@ class Benchmark(benchmark.Benchmark):
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""
         data, plan = self.data, self.config.plan()
+        if data.loader == "resident":  # again: by now the training has reserved its memory
+            check_budget(self.num_rank_images, data, self.pixel_memory)
         images = self.images("train", data.num_train_samples)
         settings = TrainSettings(
             data=data,

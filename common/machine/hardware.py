@@ -1,7 +1,7 @@
 """Describes this machine in the fields of an MLPerf system description.
 
 It asks for these fields only: no host name, no user, no address, and of the environment nothing but how many
-ranks and nodes a launcher started. Where a source is missing (no lsblk, no NVIDIA driver), its fields state
+ranks and nodes a launcher started. Where a source is missing (no lscpu, no NVIDIA driver), its fields state
 the reason.
 """
 
@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import combinations, takewhile
@@ -29,7 +29,7 @@ PERSON = f"{NOT_COLLECTED}a person has to state it"
 NO_ANSWER = f"{NOT_COLLECTED}the driver does not tell"
 NO_KERNEL_ANSWER = f"{NOT_COLLECTED}the kernel does not tell"
 TIMEOUT_S = 10
-CPUS = Path("/sys/devices/system/cpu")
+CPU_CACHES = {"L1d": "l1_data_cache_size", "L2": "l2_cache_size", "L3": "l3_cache_size"}
 NVLINK_VERSIONS = {1: "1", 2: "2", 3: "2.2", 4: "3", 5: "3.1", 6: "4", 7: "5", 8: "6"}  # NVML's numbers
 NVLINK_SWITCH, NVLINK_ACTIVE = 2, 1
 NO_GPU = ("", "-1", "NoDevFiles")  # names in CUDA_VISIBLE_DEVICES that end the list
@@ -42,6 +42,26 @@ PATHS = {  # between two GPUs, by NVML's number of what they have in common
     40: "the links inside a NUMA node",
     50: "the links between NUMA nodes",
 }
+
+
+def tool_output(*command: str) -> Any:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        return json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def lscpu() -> dict[str, str]:
+    """Run `lscpu`; returns its fields at any depth, without the colons."""
+
+    def flat(entries: Any) -> Iterator[tuple[str, str]]:
+        for entry in entries if isinstance(entries, list) else []:
+            yield str(entry.get("field", "")).rstrip(":"), str(entry.get("data") or "")
+            yield from flat(entry.get("children"))
+
+    output = tool_output("lscpu", "-J")
+    return dict(flat(output.get("lscpu"))) if isinstance(output, dict) else {}
 
 
 @cache
@@ -71,7 +91,7 @@ def processor_flags() -> tuple[str, ...]:
 
 
 def fast_precision() -> str:
-    """Return `bf16` where a GPU, or an instruction of the processor, multiplies bfloat16 numbers.
+    """Return `bf16` where there is a GPU, or a processor with instructions for bfloat16.
 
     Else `fp32`: BERT's size mini is several times as slow where a processor emulates bfloat16.
     """
@@ -80,16 +100,21 @@ def fast_precision() -> str:
 
 def host(storage: Path) -> dict[str, str]:
     """Describe the host; `storage` lies on the disk whose capacity is stated."""
-    num_sockets, num_nodes = count_sockets(), count_nodes()
+    cpu, listed = cpu_info(), lscpu()
+    caches = [f"{level}: {listed[f'{level} cache']}" for level in CPU_CACHES if listed.get(f"{level} cache")]
+    caches = caches or [f"{level}: {cpu[key]} bytes" for level, key in CPU_CACHES.items() if key in cpu]
+    sockets = listed.get("Socket(s)", "")
+    sockets = sockets if sockets.isdecimal() and int(sockets) else str(num_sockets())
+    num_nodes = count_nodes()
     return {
         "number_of_nodes": str(num_nodes),
-        "host_processors_per_node": str(num_sockets),
+        "host_processors_per_node": sockets,
         "host_processor_model_name": processor_name(),
         "host_processor_core_count": str(psutil.cpu_count(logical=False) or psutil.cpu_count()),
         "host_processor_vcpu_count": str(psutil.cpu_count()),
-        "host_processor_frequency": processor_frequency(),
-        "host_processor_caches": caches(),
-        "host_processor_interconnect": "none: one processor" if num_sockets == 1 else PERSON,
+        "host_processor_frequency": processor_frequency(cpu, listed),
+        "host_processor_caches": ", ".join(caches) or NO_KERNEL_ANSWER,
+        "host_processor_interconnect": "none: one processor" if sockets == "1" else PERSON,
         "host_memory_capacity": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "host_storage_type": disks(),
         "host_storage_capacity": f"{psutil.disk_usage(str(storage)).total / 2**30:.0f} GiB",
@@ -121,47 +146,32 @@ def count_in(environment: Mapping[str, str], name: str, otherwise: int) -> int:
     return int(text)
 
 
-def processor_frequency() -> str:
-    with suppress(OSError, NotImplementedError):  # of processors whose frequency the kernel does not know
-        if (frequency := psutil.cpu_freq()) and frequency.max:
-            return f"up to {frequency.max:.0f} MHz"
-    cpu = cpu_info()
-    return str(cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly") or NO_KERNEL_ANSWER)
+def processor_frequency(cpu: dict[str, Any], listed: dict[str, str]) -> str:
+    try:
+        return f"up to {float(listed['CPU max MHz']):.0f} MHz"
+    except (KeyError, ValueError):
+        return str(cpu.get("hz_advertised_friendly") or cpu.get("hz_actual_friendly") or NO_KERNEL_ANSWER)
 
 
-def caches() -> str:
-    """List the data caches of the first core, such as `L1d: 32 KiB, L2: 512 KiB, L3: 32768 KiB`."""
-    sizes = []
-    for folder in sorted((CPUS / "cpu0/cache").glob("index*")):
-        level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        if kind != "Instruction":
-            sizes.append(f"L{level}{'d' if kind == 'Data' else ''}: {size.replace('K', ' KiB')}")
-    return ", ".join(sizes) or NO_KERNEL_ANSWER
-
-
-def count_sockets() -> int:
+def num_sockets() -> int:
     """Count the processor packages; 1 where the kernel does not say."""
-    paths = CPUS.glob("cpu[0-9]*/topology/physical_package_id")
+    paths = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/physical_package_id")
     return len({path.read_text().strip() for path in paths}) or 1
 
 
 def disks() -> str:
     """List the disks by kind and size, such as `2 x NVMe SSD 3576 GiB`."""
-    command = ("lsblk", "-J", "-b", "-d", "-o", "NAME,TYPE,SIZE,ROTA")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        entries = json.loads(done.stdout)["blockdevices"]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        entries = []
+    output = tool_output("lsblk", "-J", "-b", "-d", "-o", "NAME,TYPE,SIZE,ROTA,TRAN")
+    entries = output.get("blockdevices", []) if isinstance(output, dict) else []
     kinds: Counter[str] = Counter()
     for entry in entries:
-        name, size = entry["name"], int(entry["size"] or 0)
-        if entry["type"] != "disk" or name.startswith(("zram", "ram")) or not size:
+        name, size = str(entry.get("name")), entry.get("size")
+        if entry.get("type") != "disk" or name.startswith(("zram", "ram")) or not str(size).isdecimal():
             continue
-        kind = "SSD" if entry["rota"] in (False, "0") else "disk (rotating or virtual)"
+        kind = "SSD" if entry.get("rota") in (False, "0") else "disk (rotating or virtual)"
         kind = "NVMe SSD" if name.startswith("nvme") else kind
-        kinds[f"{kind} {size / 2**30:.0f} GiB"] += 1
-    return list_kinds(kinds) or f"{NOT_COLLECTED}lsblk shows no disk"
+        kinds[f"{kind} {int(size) / 2**30:.0f} GiB"] += int(size) > 0
+    return counted(kinds) or f"{NOT_COLLECTED}lsblk shows no disk"
 
 
 def network() -> str:
@@ -173,11 +183,11 @@ def network() -> str:
     )
     for path in sorted(Path("/sys/class/infiniband").glob("*/ports/*/rate")):
         speeds[f"InfiniBand or RoCE {path.read_text(errors='replace').strip()}"] += 1
-    return list_kinds(speeds) or f"{NOT_COLLECTED}the kernel tells no speed"
+    return counted(speeds) or f"{NOT_COLLECTED}the kernel tells no speed"
 
 
-def list_kinds(kinds: Counter[str]) -> str:
-    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
+def counted(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()) if count)
 
 
 # Accelerators, through NVML, the library beneath nvidia-smi.

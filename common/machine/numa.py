@@ -28,11 +28,22 @@ def bind_near(gpu: Any, system: Path = SYSTEM) -> set[int]:
 def nearest_processors(address: str, system: Path = SYSTEM) -> set[int]:
     """Return the processors of the NUMA node of a PCI device, such as 0000:3b:00.0.
 
-    Empty where the kernel does not know the node of the device: it has no file, or says -1.
+    Empty where the machine has one node, or the kernel does not know the node of the device.
     """
-    try:
-        number = (system / "bus/pci/devices" / address / "numa_node").read_text().strip()
-    except OSError:
+    nodes = system / "devices/system/node"
+    if sum(1 for _ in nodes.glob("node[0-9]*")) < 2:
         return set()
-    processors = (system / f"devices/system/node/node{number}").glob("cpu[0-9]*")
-    return {int(path.name.removeprefix("cpu")) for path in processors}
+    try:
+        number = int((system / "bus/pci/devices" / address / "numa_node").read_text())  # -1: not known
+        return parse_processors((nodes / f"node{number}" / "cpulist").read_text())
+    except (OSError, ValueError):
+        return set()
+
+
+def parse_processors(text: str) -> set[int]:
+    """Parse the kernel's list of processors, such as `0-15,32-47`. Raises ValueError."""
+    processors = set[int]()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        processors.update(range(int(first), int(last or first) + 1) if part else ())
+    return processors

@@ -7,7 +7,6 @@ import platform
 import re
 import secrets
 import sys
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -60,12 +59,25 @@ def machine_digest() -> str:
 
 
 def random_number() -> str:
-    """Read the number that this clone drew at its first run; '' where it cannot be stored."""
+    """Read the number that this clone drew at its first run; '' where it cannot be stored.
+
+    A link is made once by one process, also on file systems without locks.
+    """
     path = LOCAL / "random"
-    with suppress(OSError):
-        files.write_once(path, lambda: f"{secrets.token_hex(16)}\n", doing="")
+    try:
+        if not path.exists():
+            LOCAL.mkdir(parents=True, exist_ok=True)
+            draft = LOCAL / f".random.{secrets.token_hex(8)}"
+            draft.write_text(f"{secrets.token_hex(16)}\n")
+            try:
+                os.link(draft, path)
+            except FileExistsError:  # another process was sooner
+                pass
+            finally:
+                draft.unlink()
         return path.read_text().strip()
-    return ""
+    except OSError:
+        return ""
 
 
 def short_name(model: str) -> str:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[st
         return list_levels(figures)
     lines = []
     for values in figures["rates"]:
-        rate = Rate(**values)
+        rate = Rate(**{field.name: values.get(field.name) for field in fields(Rate)})  # a row of other code
         named = record["hardware"], figures["benchmark"], rate.configuration, rate.shape
         predicted_per_s = gpu_model.predict_rate(*named, figures["batch_size"])
         lines.append(format_rate(rate, "samples", predicted_per_s))

@@ -38,27 +38,10 @@ def test_every_field_is_filled_and_nothing_private_is_collected(monkeypatch):
 def test_a_machine_without_tools_says_why_in_each_field(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(hardware, "cpu_info", dict)
-    monkeypatch.setattr(hardware, "CPUS", Path("/no/such/folder"))
     found = json.loads(ttt("system").stdout)
     assert problems(found) == []
     assert found["host_storage_type"] == "not collected: lsblk shows no disk"
     assert found["host_processor_caches"].startswith("not collected: ")
-
-
-def test_caches_and_sockets_are_those_that_the_kernel_states(tmp_path, monkeypatch):
-    monkeypatch.setattr(hardware, "CPUS", tmp_path)
-    caches = [(1, "Data", "32K"), (1, "Instruction", "64K"), (2, "Unified", "512K"), (3, "Unified", "32768K")]
-    for number, cache in enumerate(caches):
-        folder = tmp_path / f"cpu0/cache/index{number}"
-        folder.mkdir(parents=True)
-        for name, value in zip(("level", "type", "size"), cache, strict=True):
-            (folder / name).write_text(f"{value}\n")
-    for number, package in enumerate((0, 0, 1, 1)):
-        (tmp_path / f"cpu{number}/topology").mkdir(parents=True)
-        (tmp_path / f"cpu{number}/topology/physical_package_id").write_text(f"{package}\n")
-    found = hardware.host(tmp_path)
-    assert found["host_processor_caches"] == "L1d: 32 KiB, L2: 512 KiB, L3: 32768 KiB"
-    assert found["host_processors_per_node"] == "2"
 
 
 def test_a_persons_facts_win_and_the_written_file_passes_every_checker(tmp_path, monkeypatch):
@@ -81,15 +64,17 @@ def test_the_open_fields_are_listed_filled_in_and_then_no_problem_is_left(tmp_pa
     done = ttt("system", "--missing")
     assert (done.returncode, done.stderr) == (1, "")
     *lines, last = done.stdout.splitlines()
-    collected = system.collect_description(system.hardware_name())
+    collected = json.loads(ttt("system").stdout)
     assert {line.split(":")[0] for line in lines} == set(open_fields(collected))
     assert {"cooling", "host_memory_configuration", "submitter"} <= set(open_fields(collected))
     assert last.startswith(f"# {len(lines)} of 33 fields are open") and "--merge facts.yaml" in last
     Path("facts.yaml").write_text(done.stdout.replace("<such as air, or liquid>", "air"))
     partly = ttt("system", "--merge", "facts.yaml", "--out", "partly.json")
     assert partly.returncode == 0 and f" {len(lines) - 1} open fields" in partly.stdout
-    changes = {"cooling": "air", "system_name": "partly"}
-    assert json.loads(Path("partly.json").read_text()) == collected | changes
+    assert json.loads(Path("partly.json").read_text()) == collected | {
+        "cooling": "air",
+        "system_name": "partly",
+    }
     Path("facts.yaml").write_text(re.sub("<such as (.*)>", r"\1", done.stdout))
     done = ttt("system", "--missing", "--merge", "facts.yaml")
     assert (done.returncode, done.stdout) == (0, "# 0 of 33 fields are open\n")
@@ -116,8 +101,9 @@ def test_what_says_nothing_is_an_open_field(tmp_path, monkeypatch, value):
     assert done.returncode == 1 and first.startswith("cooling: <such as air")
     assert last == "# 1 of 33 fields are open; state them in x.json"
     checked = ttt("system", "--check", "x.json").stdout
-    assert "1 open fields (ttt doctor --describe --missing x.json)" in checked
-    assert " 0 problems" not in checked
+    assert (
+        "1 open fields (ttt doctor --describe --missing x.json)" in checked and " 0 problems" not in checked
+    )
 
 
 @pytest.mark.parametrize("value", ["air", "none", "none: one node", "n/a", 8, {"cuda": "13.0"}])
@@ -134,7 +120,7 @@ MERGE = ("--merge", "facts.yaml", "--out", "x.json")
         (
             "cooling: air\ncoolling: air\n",
             MERGE,
-            "facts.yaml:2: unknown field 'coolling'; did you mean cooling",
+            "facts.yaml:2: unknown field 'coolling'; did you mean cooling?",
         ),
         ("cooling: air\ncooling: water\n", MERGE, "facts.yaml:2: 'cooling' is written twice"),
         ("cooling: [air]\n", MERGE, "cooling: must be text, found list"),
