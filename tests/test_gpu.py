@@ -124,7 +124,7 @@ def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
 
     plain = gradients(model, batch, torch.bfloat16)
     exact = gradients(model.double(), batch, torch.float64)
-    settings = [f"methods.{name}=false" for name in ("fused_qkv", "chunked_head")]
+    settings = ["precision=bf16", *(f"methods.{name}=false" for name in ("fused_qkv", "chunked_head"))]
     packed = model.float()
     for method in build_methods(
         load_config("language_bert", "optimized", size="mini", settings=settings).config

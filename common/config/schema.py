@@ -184,7 +184,7 @@ class RunConfig(Strict):
     gradient_compression: Literal["none", "bf16"] = "none"  # on the way between ranks
     evaluated_statistics: Literal["mean", "rank_0"] = "mean"  # of the ranks' batch norms
     evaluation_batch_size: int = Field(gt=0)
-    # In files also auto: bf16 where the machine multiplies bfloat16 numbers, else fp32.
+    # In files also auto: bf16 on a GPU or a processor with instructions for it, else fp32.
     precision: Literal["fp32", "bf16", "fp16"]
     evaluation_precision: Literal["fp32", "bf16", "fp16"]
     optimizer: OptimizerConfig

@@ -13,6 +13,8 @@ from common.evidence.recipes import all_differences, flat
 from common.machine.hardware import fast_precision
 from common.repository import config_class
 
+PRECISIONS = ("precision", "evaluation_precision")
+AUTO = " (auto)"  # behind the place of a key whose value this machine decided
 MAX_EVALUATIONS = 10**6  # a plan lists them all
 
 
@@ -75,10 +77,11 @@ def read_config(
 
 def choose_precision(values: dict[str, Any], origins: dict[tuple[str, ...], str]) -> None:
     """Replace `auto` by the precision that is fast on this machine, so that logs state it."""
-    for key in ("precision", "evaluation_precision"):
+    for key in PRECISIONS:
         if values.get(key) == "auto":
             values[key] = fast_precision()
-            origins[key,] += " (auto)"
+            if origins[key,] != "--set":
+                origins[key,] += AUTO
 
 
 def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:

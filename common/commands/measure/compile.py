@@ -16,9 +16,11 @@ import argparse
 import json
 
 from common.arguments import add_shared, list_benchmarks
+from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
 from common.repository import benchmark_module, configurations
+from common.training.load import AUTO, PRECISIONS, read_config
 
 ARCHITECTURES = ("sm_80", "sm_90")
 
@@ -56,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     names = args.configurations or configurations(args.benchmark)
     sizes = {"size": args.size, "batch_size": args.batch_size}
     full_names = ["+".join([name, *args.set]) for name in names]
-    loaded = [(name, load(args.benchmark, name, **sizes)) for name in full_names]
+    loaded = [(name, load_for_gpu(args.benchmark, name, **sizes)) for name in full_names]
     results = []
     for name, config in loaded:
         figures = report.compile_configuration(name, config, args.architecture, args.shape)
@@ -68,3 +70,10 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(results))
     return EXIT_OK
+
+
+def load_for_gpu(benchmark: str, name: str, *, size: str, batch_size: int | None) -> RunConfig:
+    """Load a configuration as on a GPU: there a precision `auto` is bf16, whatever this processor has."""
+    _, origins, _ = read_config(benchmark, name, size=size, settings=[])
+    chosen = [f"+{key}=bf16" for key in PRECISIONS if origins[key,].endswith(AUTO)]
+    return load(benchmark, "".join([name, *chosen]), size=size, batch_size=batch_size)

@@ -86,9 +86,14 @@ class Entry:
 
     @property
     def command(self) -> list[str]:
-        """The command that repeats the run set, with the changes that the logged command made."""
+        """The command that repeats the run set, with the changes that the logged command made.
+
+        At size mini it states the precision, which another machine might choose otherwise.
+        """
         command = ["ttt", "run", self.folder, self.configuration, "--size", self.size, "--runs", "official"]
-        return command + [part for change in self.changes for part in ("--set", change)]
+        keys = ("precision", "evaluation_precision") if self.run_set.is_proxy else ()
+        stated = [f"{key}={self.settings[key]}" for key in keys if key in self.settings]
+        return command + [part for change in (*stated, *self.changes) for part in ("--set", change)]
 
     @property
     def changes(self) -> list[str]:

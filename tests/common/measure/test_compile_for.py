@@ -6,6 +6,8 @@ import pytest
 import torch
 import torchvision
 
+from common.commands.measure.compile import load_for_gpu
+from common.machine import hardware
 from common.measure.without_gpu.compile_for import (
     build_training,
     compile_training,
@@ -171,3 +173,14 @@ def test_the_command_compiles_micro_batches_and_keeps_its_figures_with_the_commi
     assert str(tmp_path) not in path.read_text()
     mini = keep(figures | {"size": "mini"}, tmp_path)
     assert mini != path and path.is_file()  # figures of size mini do not replace those of size full
+
+
+def test_size_mini_is_compiled_in_the_precision_of_the_gpu_that_is_not_here(monkeypatch):
+    monkeypatch.setattr(hardware, "processor_flags", tuple)
+    config = load_for_gpu("language_bert", "optimized+ema", size="mini", batch_size=None)
+    assert (config.precision, config.evaluation_precision) == ("bf16", "bf16")
+    assert {"low_precision_layernorm", "ema"} <= config.methods.keys()
+    assert (
+        load_for_gpu("language_bert", "baseline+precision=fp16", size="mini", batch_size=8).precision
+        == "fp16"
+    )
