@@ -92,11 +92,12 @@ def explain_os_error(what: str, where: Path | str, *, hint: str = "") -> Iterato
 
 @contextmanager
 def undo_on_failure(undo: Callable[..., object], *arguments: Any) -> Iterator[None]:
-    """Call `undo` where the block fails or is interrupted."""
+    """Call `undo` where the block fails or is interrupted; if that fails too, the first error stays."""
     try:
         yield
     except BaseException:
-        undo(*arguments)
+        with suppress(OSError):
+            undo(*arguments)
         raise
 
 

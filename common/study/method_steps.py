@@ -74,9 +74,16 @@ def choose_subjects(size: str, only: str | None) -> tuple[list[Subject], dict[st
     return subjects, reasons
 
 
+@cache
+def build_once(benchmark: str, name: str, size: str) -> None:
+    """Build a configuration, of many subjects once. Raises UserError where that fails."""
+    from common.measure.steptime import buildable
+
+    buildable(benchmark_module(benchmark).Benchmark, device_run.load(benchmark, name, size=size))
+
+
 def build_subject(card: Card, benchmark: str, size: str) -> Subject:
     """Return the comparison of a method on a benchmark. Raises UserError where it cannot be built."""
-    from common.measure.steptime import buildable
     from common.training.registry import kind_of
 
     if kind_of(card.name, card.module).compiles:
@@ -86,9 +93,9 @@ def build_subject(card: Card, benchmark: str, size: str) -> Subject:
     is_on = card.name in plain.methods
     names = (f"{base}-{card.name}", base) if is_on else (base, f"{base}+{card.name}")
     subject = Subject(method=card.name, benchmark=benchmark, size=size, names=names)
-    without, with_it = subject.configs
-    buildable(benchmark_module(benchmark).Benchmark, without if is_on else with_it)
-    if card.name not in with_it.methods:
+    for name in names:
+        build_once(benchmark, name, size)
+    if card.name not in subject.configs[1].methods:
         raise UserError("the configuration drops it at this size")
     return subject
 

@@ -90,7 +90,10 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
     if not args.step_only:
         check_data(switches.load(switches.all))  # before minutes of step times
     figures = experiment.load_steps() or experiment.measure_steps()
-    code = EXIT_OK if args.step_only else experiment.run_cells()
+    code = EXIT_OK
+    if not args.step_only:
+        console.print(experiment.expect_training(figures))
+        code = experiment.run_cells()
     if code == EXIT_INTERRUPTED:
         return code, None
     ledger = ledgers.make_ledger(experiment, figures)

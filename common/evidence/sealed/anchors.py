@@ -139,7 +139,8 @@ class Source:
     def __init__(self, folder: Path, run_set: RunSet) -> None:
         self.folder = folder
         self.logs = {result_name(log.file): log for log in run_set.logs if log.file}
-        self.digests: dict[str, list[str]] = {}  # of a file, and of each of its lines
+        self.lines: dict[str, list[bytes]] = {}  # of a file: all of it, then each line
+        self.digests: dict[tuple[str, int], str] = {}
 
     @cached_property
     def places(self) -> dict[tuple[str, int], Place]:
@@ -152,15 +153,17 @@ class Source:
 
     def digest_of(self, of: str, line: int) -> str:
         """Return the SHA-256 of a line, or of the file; '' where it is not there."""
-        if of not in self.digests:
+        if of not in self.lines:
             try:
                 log = self.logs.get(of)
                 data = read_bytes(log.file if log and log.file else self.folder / of, MAX_BYTES)
-                self.digests[of] = [digest(data), *map(digest, data.splitlines(keepends=True))]
+                self.lines[of] = [data, *data.splitlines(keepends=True)]
             except ValueError:
-                self.digests[of] = []
-        digests = self.digests[of]
-        return digests[line] if line < len(digests) else ""
+                self.lines[of] = []
+        if (of, line) not in self.digests:  # a file may have millions of lines, and few stamps
+            lines = self.lines[of]
+            self.digests[of, line] = digest(lines[line]) if line < len(lines) else ""
+        return self.digests[of, line]
 
     def compare(self, anchor: Anchor) -> str:
         """Say how the bytes that an anchor is of differ from those that were stamped; '' if they do not."""

@@ -40,6 +40,7 @@ RESULT = re.compile(r"result_[0-9]{1,4}\.txt")
 MAX_BYTES = 50 * 2**20  # of a file; the official repository checker refuses more
 TAR_ENDINGS = (".tar.gz", ".tgz")
 OTHER_ARCHIVES = (".tar", ".zip", ".gz", ".xz", ".bz2", ".zst")
+NO_OVERWRITE = "exists; a package never overwrites anything"
 REHEARSAL = "rehearsal: made to try the packaging; not a submission"
 UNMARKED = "; the logs and seals below are as they were written, since a mark would break their hashes"
 MARKS = {".md": "> **{}**\n\n", ".html": "<!-- {} -->\n"}  # of a rehearsal; others have a comment
@@ -322,7 +323,7 @@ def refuse_existing(out: Path) -> None:
     if out.name.lower().endswith(OTHER_ARCHIVES) and not out.name.endswith(TAR_ENDINGS):
         raise UserError("not a kind of archive that is written", where=str(out), hint="name it NAME.tar.gz")
     if os.path.lexists(out):
-        raise UserError("exists; a package never overwrites anything", where=str(out))
+        raise UserError(NO_OVERWRITE, where=str(out))
     if not out.parent.is_dir():
         raise UserError("its folder does not exist", where=str(out))
 
@@ -350,10 +351,13 @@ def write(package: Package, out: Path) -> None:
 
 def put_in_place(finished: Path, out: Path) -> None:
     """Give a finished file or folder its name, which nothing may have: an empty one reserves it first."""
-    if finished.is_dir():
-        out.mkdir()
-    else:
-        out.touch(exist_ok=False)
+    try:
+        if finished.is_dir():
+            out.mkdir()
+        else:
+            out.touch(exist_ok=False)
+    except FileExistsError:  # since `refuse_existing` looked
+        raise UserError(NO_OVERWRITE, where=str(out)) from None
     with undo_on_failure(out.rmdir if finished.is_dir() else out.unlink):
         os.replace(finished, out)
 

@@ -178,6 +178,21 @@ class Experiment:
             f"if all were as slow as {self.switches.base}; what is finished is not run again"
         )
 
+    def expect_training(self, figures: dict[str, Any]) -> str:
+        """Say how long all runs would take by the times of their own states' steps."""
+        seconds = sum(
+            count
+            * max_samples(self.switches.load(state).config)
+            * figures["base_s"]
+            * statistics.median(figures["turns"][self.switches.cell_name(state)])
+            for state, count in self.num_runs.items()
+        )
+        num_ranks = launch.choose_ranks(self.switches.load(self.switches.all).config, self.args.nproc)
+        return (
+            f"training: about {seconds / num_ranks / 60:.1f} minutes of steps at these times, if nothing is "
+            "there yet; start-up, evaluation and communication add to it"
+        )
+
     def run_cells(self) -> int:
         """Make the runs that are missing, or say which with --dry-run; returns the worst exit code.
 

@@ -127,8 +127,10 @@ class Search:
                 self.tried.append(tried)
                 self.report(tried)
         finally:
-            self.close_candidate()
-            self.replace_current(None)
+            try:
+                self.close_candidate()
+            finally:
+                self.replace_current(None)
         self.took_s = time.monotonic() - before
         return self
 

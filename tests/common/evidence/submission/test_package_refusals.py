@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import UserError
+from common.evidence.submission.package import put_in_place
 from tests.common.evidence.submission.packages import (
     DESCRIPTION,
     RESNET,
@@ -124,6 +126,16 @@ def test_an_existing_output_stays(work, kind):
     {"file": out.touch, "folder": out.mkdir, "dangling": lambda: out.symlink_to("nowhere")}[kind]()
     mistaken(package(RESNET, "--out", out), "never overwrites")
     assert out.is_symlink() or out.exists()
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_an_output_that_appears_while_the_checkers_run_stays(tmp_path, is_folder):
+    finished, out = tmp_path / "finished", tmp_path / "out"
+    for path in (finished, out):
+        path.mkdir() if is_folder else path.touch()
+    with pytest.raises(UserError, match="never overwrites"):
+        put_in_place(finished, out)
+    assert finished.exists() and out.exists()
 
 
 @pytest.mark.parametrize(

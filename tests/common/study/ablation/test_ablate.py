@@ -184,6 +184,16 @@ def test_seeds_are_added_only_where_they_may_decide_something(resnet, monkeypatc
     assert fixed.run_cells() == 0 and set(counts.values()) == {2} and fixed.describe_decisions() == []
 
 
+def test_the_time_of_all_runs_follows_from_the_steps_of_each_state(resnet):
+    ablation = experiment(plan(resnet, 0), seeds=2, end_seeds=2, factorial_seeds=0, nproc=1)
+    turns = {resnet.cell_name(state): [1.0, 2.0, 9.0] for state in ablation.ablation.states}
+    samples = sum(
+        count * resnet.load(state).config.plan().num_steps * 32 for state, count in ablation.num_runs.items()
+    )
+    minutes = f"{samples * 0.01 * 2 / 60:.1f} minutes"
+    assert minutes in ablation.expect_training({"base_s": 0.01, "turns": turns})
+
+
 def test_a_configuration_that_extends_none_is_refused():
     line = one_line(ttt_here("ablate", "language_bert", "baseline", "--size", "mini"))
     assert "language_bert/baseline.yaml: extends no other configuration" in line
