@@ -43,7 +43,7 @@ def test_a_hung_rank_and_a_killed_one_end_their_runs_and_not_the_set(place, ttt)
     assert all(f"aborted: {why}; the log is kept" in done.stderr for why in (hung, killed))
     stacks = done.stderr.split("--- stack of ")[1:]
     assert [stack[:6] for stack in stacks] == ["rank 0", "rank 1"]
-    assert [stack for stack in stacks if "train_step" not in stack and "train_block" not in stack] == []
+    assert all("run/loop.py" in stack for stack in stacks)  # a rank may have been stopped between two steps
     assert "of 2 runs 2 failed; 2 missing" in done.stdout
 
 

@@ -76,14 +76,15 @@ def test_official_run_sets_have_mlperfs_size_and_distinct_seeds(benchmark, num_r
 )
 def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tmp_path):
     """The logs of the committed set, without one key of the configuration, as they were before that key."""
-    run_set = planned(benchmark, tmp_path, cell="baseline")
+    of_the_set = ("precision=bf16", "evaluation_precision=bf16")
+    run_set = planned(benchmark, tmp_path, *of_the_set, cell="baseline")
     run_set.directory.mkdir(parents=True)
     for path in (ROOT / "results" / run_set.system / name).glob("result_*.txt"):
         text = re.sub(rf"^# +{key}: .*\n", "", path.read_text(), flags=re.MULTILINE)
         assert text != path.read_text()
         (run_set.directory / path.name).write_text(text)
     assert run_sets.find_missing_runs(run_set).num_done == run_set.num_runs
-    halved = planned(benchmark, tmp_path, "budget=0.5", cell="baseline").loaded
+    halved = planned(benchmark, tmp_path, *of_the_set, "budget=0.5", cell="baseline").loaded
     with pytest.raises(UserError, match=r"budget is 1.0 there, 0.5 now"):
         run_sets.find_missing_runs(replace(run_set, loaded=halved))
 

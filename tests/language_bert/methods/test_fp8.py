@@ -22,7 +22,7 @@ SETTINGS = ("model.num_hidden_layers=3", "methods.chunked_head=false")  # three 
 
 
 def build(*settings):
-    config = mini("optimized", *SETTINGS, *settings)
+    config = mini("optimized", "precision=bf16", *SETTINGS, *settings)
     benchmark = Benchmark(config, seed=0)
     torch.manual_seed(5)
     (batch,) = Probes(benchmark).bench_batches(8).values()
@@ -127,7 +127,7 @@ def quick(monkeypatch):
 
 def train(seed, *settings, num_steps):
     """Train at size mini; returns the training and its losses."""
-    config = mini("optimized_fp8", "model.num_hidden_layers=2", *settings)
+    config = mini("optimized_fp8", "precision=bf16", "model.num_hidden_layers=2", *settings)
     prepare(config)
     training = Training(config, Benchmark(config, seed=seed), seed=seed)
     training.initialize()
@@ -215,10 +215,15 @@ def test_the_pair_of_the_preflight_agrees():
 
 
 def test_with_one_layer_it_is_dropped_and_the_run_says_so():
-    loaded = load_config("language_bert", "optimized_fp8", size="mini", settings=[])
+    loaded = load_config("language_bert", "optimized_fp8", size="mini", settings=["precision=bf16"])
     assert "fp8" not in loaded.config.methods
     assert [change for change in loaded.changes if change.startswith("fp8: methods")]
-    two = load_config("language_bert", "optimized_fp8", size="mini", settings=["model.num_hidden_layers=2"])
+    two = load_config(
+        "language_bert",
+        "optimized_fp8",
+        size="mini",
+        settings=["model.num_hidden_layers=2", "precision=bf16"],
+    )
     assert "fp8" in two.config.methods and not two.changes
 
 

@@ -66,7 +66,6 @@ def write_log(monkeypatch, folder, benchmark, configuration, *settings, reached_
         seed=seed,
         system=system,
         result=str(path),
-        label="",
         expected_s=None,
     )
     assert loop.timed_run(spec, SINGLE_RANK, loop.Slot()) == 0

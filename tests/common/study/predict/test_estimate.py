@@ -13,6 +13,7 @@ from common.machine import system
 from common.measure.profiling import profile
 from common.study.predict import minutes, records, sources
 from common.study.predict.minutes import Rates, Samples
+from common.training import load as loading
 from tests.command import one_line, ttt_here
 from tests.committed import committed_results
 
@@ -158,6 +159,7 @@ def test_this_machine_is_measured_where_only_another_of_its_model_was(monkeypatc
 
     monkeypatch.setattr(profile, "profile", measure)
     monkeypatch.setattr(system, "LOCAL", tmp_path / "machine")
+    monkeypatch.setattr(loading, "fast_precision", lambda: "bf16")  # that of the committed runs
     shutil.copytree(committed_results(), tmp_path / "results")
     for _ in range(2):
         done = ttt_here("estimate", *MINI, "--results", tmp_path / "results", "--json")
