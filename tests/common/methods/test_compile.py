@@ -72,9 +72,9 @@ def test_a_copy_of_a_compiled_model_can_be_evaluated_and_names_its_weights_alike
     torch.testing.assert_close(average(images), model(images))
 
 
+@torch._dynamo.config.patch(recompile_limit=8)  # restored with it
 def test_too_many_shapes_stop_the_run_instead_of_running_eagerly(monkeypatch):
     monkeypatch.setattr(compile, "MAX_SHAPES", 4)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 4)  # restored with it
 
     class Model(nn.Module):  # torch 2.11 never compiles a module of torch.nn that no other class calls
         def forward(self, rows: torch.Tensor) -> torch.Tensor:

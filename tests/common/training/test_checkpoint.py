@@ -286,8 +286,10 @@ def resumed(tmp_path_factory):
         place.rank().kill()
         assert "aborted" in first.communicate(timeout=20)[1] and first.returncode == 1
         again = place.arguments(settings, "--resume", path)
-        with pytest.raises(UserError, match="precision is bf16 there, fp32 here"):
-            dispatch([*again, "--set", "precision=fp32"])
+        there = read_facts(checkpoint_of(path)).config["precision"]
+        here = "fp32" if there == "bf16" else "bf16"
+        with pytest.raises(UserError, match=f"precision is {there} there, {here} here"):
+            dispatch([*again, "--set", f"precision={here}"])
         done = ttt(*again)
         assert done.returncode == 0, done.stderr
     return folder, path, path.with_name("result_1.txt")
