@@ -1,4 +1,5 @@
 # Sourced: creates .venv and installs this project with the named extras; again only when the two files below change.
+unset PYTHONDONTWRITEBYTECODE  # compiled modules are kept: without them each start of ttt takes 9 s more
 stamp=".venv/installed-$1"
 if ! cat pyproject.toml .ci/constraints.txt | cmp -s - "$stamp"; then
   for python in python3 python3.13 python3.12 python3.11 none; do
