@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from scipy import optimize, special, stats
+import scipy  # loads each of its parts where it is first used
 
 CONFIDENCE = 0.95
 ALPHA = 1 - CONFIDENCE  # two-sided for differences, one-sided twice for equivalence
@@ -85,7 +85,7 @@ def mean(values: Values, least: float = 0.0, most: float = math.inf, *, resoluti
 
 def half_width(values: Values, confidence: float = CONFIDENCE, *, resolution: float = 0.0) -> float:
     """Return half of Student's interval of the mean of at least two values, on the plain scale."""
-    return _t(len(values) - 1, confidence) * deviation(values, resolution) / math.sqrt(len(values))
+    return student_t(len(values) - 1, confidence) * deviation(values, resolution) / math.sqrt(len(values))
 
 
 def deviation(values: Values, resolution: float = 0.0) -> float:
@@ -110,7 +110,7 @@ def rate(amounts: Sequence[float], durations: Sequence[float]) -> Estimate:
     if len(amounts) > 1:
         residuals = np.subtract(amounts, np.multiply(durations, value))
         error = math.sqrt(float(np.sum(residuals**2)) / (len(amounts) - 1) / len(amounts))
-        half = _t(len(amounts) - 1) * error / float(np.mean(durations))
+        half = student_t(len(amounts) - 1) * error / float(np.mean(durations))
         limits = Interval(low=max(value - half, 0.0), high=value + half, method="Student-t, ratio of means")
     return Estimate(value=value, interval=limits)
 
@@ -121,7 +121,7 @@ def median(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     The interval is None where the values are too few: below 6 at 95 %, below 8 at 99 %.
     """
     centre, limits = float(np.median(values)), None
-    test = stats.quantile_test(values, q=centre, p=0.5)
+    test = scipy.stats.quantile_test(values, q=centre, p=0.5)
     low, high = map(float, test.confidence_interval(confidence))
     if low <= high:  # not NaN
         limits = Interval(low=low, high=high, method="order statistics of turns")
@@ -136,7 +136,7 @@ def error_factors(ratios: Iterable[float]) -> tuple[float, float]:
 
 def prediction_half_width(deviation: float, num_values: float, confidence: float = CONFIDENCE) -> float:
     """Return half of Student's interval for one further value, from the deviation of `num_values`."""
-    return _t(num_values - 1, confidence) * deviation * math.sqrt(1 + 1 / num_values)
+    return student_t(num_values - 1, confidence) * deviation * math.sqrt(1 + 1 / num_values)
 
 
 def student_of_logs(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
@@ -159,7 +159,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
     if min(len(a), len(b)) < 2:
         return Ratio(value=value, interval=None, equivalence=None, detectable=None)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of groups of equal values
-        test = stats.ttest_ind(a, b, equal_var=False)
+        test = scipy.stats.ttest_ind(a, b, equal_var=False)
     return Ratio(
         value=value,
         interval=_exponential(test.confidence_interval(CONFIDENCE), "Welch-t on logarithms"),
@@ -200,7 +200,7 @@ def two_sided_p(value: float, error: float, freedom: float) -> float:
     """Return the two-sided p of a value by Student's t; 1 for a value of 0 without error, else 0 there."""
     if error == 0:
         return 0.0 if value else 1.0
-    return float(2 * special.stdtr(freedom, -abs(value) / error))
+    return float(2 * scipy.special.stdtr(freedom, -abs(value) / error))
 
 
 def outlier_p_value(value: float, others: Values) -> float:
@@ -216,7 +216,7 @@ def sign_p_value(values: Values, null: float = 0.0, *, is_above: bool = False) -
     if not above + below:
         return 1.0
     alternative = "greater" if is_above else "two-sided"
-    return float(stats.binomtest(above, above + below, alternative=alternative).pvalue)
+    return float(scipy.stats.binomtest(above, above + below, alternative=alternative).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -239,7 +239,7 @@ def least_equal_mean(mean: float, deviation: float, num_values: int, num_others:
     Both groups have the same deviation.
     """
     error = deviation * math.sqrt(1 / num_values + 1 / num_others)
-    return mean - _t(num_values + num_others - 2, 1 - 2 * ALPHA) * error
+    return mean - student_t(num_values + num_others - 2, 1 - 2 * ALPHA) * error
 
 
 def detectable_mean(values: Values, alpha: float = ALPHA, resolution: float = 0.0) -> float:
@@ -251,12 +251,13 @@ def detectable_mean(values: Values, alpha: float = ALPHA, resolution: float = 0.
 @cache
 def detectable_shift(freedom: float, alpha: float = ALPHA) -> float:
     """Return how many standard errors a two-sided t-test finds with 80 % probability (noncentral t)."""
-    critical = _t(freedom, 1 - alpha)
+    critical = student_t(freedom, 1 - alpha)
 
     def missing_power(shift: float) -> float:
-        return float(stats.nct.sf(critical, freedom, shift)) - POWER  # the far tail adds less than 0.0001
+        power = float(scipy.stats.nct.sf(critical, freedom, shift))  # the far tail adds less than 0.0001
+        return power - POWER
 
-    return float(optimize.brentq(missing_power, 0.0, 4 * critical))
+    return float(scipy.optimize.brentq(missing_power, 0.0, 4 * critical))
 
 
 def detectable(logs_a: Values, logs_b: Values) -> float | None:
@@ -273,8 +274,9 @@ def detectable(logs_a: Values, logs_b: Values) -> float | None:
 
 
 @cache
-def _t(freedom: float, confidence: float = CONFIDENCE) -> float:
-    return float(stats.t.ppf((1 + confidence) / 2, freedom))
+def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
+    """Return how many standard errors Student's interval reaches to each side."""
+    return float(scipy.special.stdtrit(freedom, (1 + confidence) / 2))
 
 
 def _exponential(limits: tuple[float, float], method: str) -> Interval:

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 from common.evidence import intervals
 from common.evidence.compare.factors import evaluation_minutes
@@ -98,7 +98,8 @@ class Curve:
     def mean(self) -> Line:
         """The mean times of the budgets, and the isotonic fit of their mean qualities."""
         qualities = [point.quality.value for point in self.points]
-        fit = isotonic_regression(qualities, weights=[len(point.runs) for point in self.points]).x
+        weights = [len(point.runs) for point in self.points]
+        fit = scipy.optimize.isotonic_regression(qualities, weights=weights).x
         return Line(tuple(point.seconds.value for point in self.points), tuple(map(float, fit)))
 
     @cached_property
@@ -116,7 +117,7 @@ class Curve:
         times = np.array([[run.end.seconds for run in runs] for runs in self.seeds])
         times = np.maximum.accumulate(times, axis=1)  # budgets stand by mean time, which one seed may not
         qualities = np.array([[run.end.quality for run in runs] for runs in self.seeds])
-        blocks = isotonic_regression(qualities.mean(axis=0)).blocks
+        blocks = scipy.optimize.isotonic_regression(qualities.mean(axis=0)).blocks
         for first, last in itertools.pairwise(blocks):
             qualities[:, first:last] = qualities[:, first:last].mean(axis=1, keepdims=True)
         return [Line(tuple(time), tuple(quality)) for time, quality in zip(times, qualities, strict=True)]

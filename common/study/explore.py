@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from scipy import stats
 
 from common.config.merge import merge_files
 from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
+from common.evidence.intervals import student_t
 from common.evidence.log import Log, Point
 from common.evidence.page import fill_template
 from common.evidence.records import finite, printable
@@ -110,7 +110,7 @@ def page_data(
         "runs": {name: [row[name] for row in rows] for name in COLUMNS},
         "benches": benches,
         "prices": [price_row(price, hardware) for price in prices],
-        "t": [round(float(stats.t.ppf(0.975, degrees)), 4) for degrees in range(1, 31)],
+        "t": [round(student_t(degrees), 4) for degrees in range(1, 31)],
     }
 
 

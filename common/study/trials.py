@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scipy.stats import qmc
+import scipy
 
 from common.config.merge import extend
 from common.config.names import short_name, split_name
@@ -65,7 +65,7 @@ def trial_cells(args: argparse.Namespace) -> list[Cell]:
     Those of --set are not among their settings, as `cells.from_arguments` adds them.
     """
     fixed = {key_of(setting) for setting in args.set}
-    points = qmc.Halton(d=len(FACTORS), seed=DRAW_SEED).random(args.trials - 1).tolist()
+    points = scipy.stats.qmc.Halton(d=len(FACTORS), seed=DRAW_SEED).random(args.trials - 1).tolist()
     cells = []
     for number, point in enumerate([None, *points]):
         for name in dict.fromkeys(args.configurations):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from common.evidence.intervals import ALPHA, POWER, half_width, rounding_squares
 
@@ -127,7 +127,7 @@ class _Future:
         if self.deviation is None:
             return None
         half = float(self.half(num_pairs)[0])
-        reach = float(stats.norm.ppf(POWER)) * self.deviation / math.sqrt(num_pairs)
+        reach = float(scipy.stats.norm.ppf(POWER)) * self.deviation / math.sqrt(num_pairs)
         return half + reach if math.isfinite(half) else None
 
 

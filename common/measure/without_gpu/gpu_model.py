@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import scipy
 import yaml
-from scipy.optimize import least_squares
 
 from common.errors import UserError
 from common.evidence.intervals import error_factors
@@ -167,7 +167,7 @@ def fit_shares(architecture: str) -> Shares:
         logs_of_ratios = [math.log(predict_row(row, shares_of(logs)) / row["samples_per_s"]) for row in rows]
         return logs_of_ratios + [PRIOR_WEIGHT * (log - math.log(START)) for log in logs]
 
-    fitted = least_squares(errors, [math.log(START)] * NUM_FITTED, bounds=(math.log(0.1), 0.0))
+    fitted = scipy.optimize.least_squares(errors, [math.log(START)] * NUM_FITTED, bounds=(math.log(0.1), 0.0))
     return shares_of(fitted.x)
 
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from scipy import stats
-
 from common.evidence import intervals
-from common.evidence.intervals import ALPHA, CONFIDENCE, Estimate, Interval
+from common.evidence.intervals import ALPHA, Estimate, Interval
 from common.evidence.ledger import EffectTest, Row, Trained
 from common.study.ablation.switches import State, Switches
 
@@ -33,7 +31,7 @@ class Contrast:
         """With Student's interval."""
         if not self.freedom:
             return Estimate(value=self.value, interval=None)
-        half = stats.t.ppf((1 + CONFIDENCE) / 2, self.freedom) * self.error
+        half = intervals.student_t(self.freedom) * self.error
         method = f"Student-t, common spread of {self.freedom} degrees"
         limits = Interval(low=self.value - half, high=self.value + half, method=method)
         return Estimate(value=self.value, interval=limits)
