@@ -239,7 +239,7 @@ def verdict_lines(replayed: Replayed) -> list[str]:
         lines.append(f"  {describe_pair(replayed, part)}")
     if not log.came_to_its_end:
         lines.append("  compared up to the fault that ended the run")
-    if replayed.elsewhere:
+    if replayed.elsewhere and replayed.first:
         lines.append(f"  the bits may differ: {'; '.join(replayed.elsewhere)}")
     minutes = [f"{entry.duration_s / 60:.2f}" for entry in (log, replayed.again)]
     return [*lines, f"  minutes, not compared: {minutes[0]} there, {minutes[1]} now"]
