@@ -93,7 +93,7 @@ class Entry:
         command = ["ttt", "run", self.folder, self.configuration, "--size", self.size, "--runs", "official"]
         keys = ("precision", "evaluation_precision") if self.run_set.is_proxy else ()
         stated = [f"{key}={self.settings[key]}" for key in keys if key in self.settings]
-        return command + [part for change in (*stated, *self.changes) for part in ("--set", change)]
+        return command + [part for change in (*self.changes, *stated) for part in ("--set", change)]
 
     @property
     def changes(self) -> list[str]:

@@ -11,7 +11,9 @@ import sys
 import tarfile
 import tomllib
 
+from common.evidence.log import RunSet, parse_log
 from common.evidence.submission import official
+from common.evidence.submission.material import Entry
 from common.evidence.submission.verdict import Verdict
 from common.evidence.system import open_fields, problems
 from common.repository import ROOT
@@ -75,6 +77,14 @@ def test_the_scripts_repeat_the_runs_with_the_logged_changes(full):
     command = "ttt run language_bert optimized --size full --runs official --set optimizer.beta2=0.9"
     assert f"\n.venv/bin/{command}\n" in (folder / "run_and_time.sh").read_text()
     assert '--source "$source"' in (folder / "init_datasets.sh").read_text()
+
+
+def test_the_script_of_a_proxy_states_the_precision_of_its_logs_behind_other_changes():
+    text = (ROOT / "results/reference-2cpu-mini-baseline/bert/result_0.txt").read_text()
+    log = parse_log(re.sub("(?m)^(# command: .*)", r"\1 --set precision=auto", text).encode(), "log")
+    unused = dict.fromkeys(("system", "benchmark", "folder", "configuration", "implementation"), "")
+    changes = Entry(run_set=RunSet(folder="", logs=(log,)), **unused).command
+    assert changes.index("precision=auto") < changes.index("precision=bf16")
 
 
 def test_the_manifest_lists_every_file(full):
