@@ -95,6 +95,8 @@ class Experiment:
 
     def config_on_one_device(self, state: State) -> RunConfig:
         (name, settings), switches = self.switches.recipe(state), self.switches
+        if switches.size != "full":
+            return switches.load(state).config
         return load_for_ranks(
             switches.benchmark, name, size=switches.size, settings=settings, num_ranks=1
         ).config

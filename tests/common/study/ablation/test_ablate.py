@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from common.config.merge import merge_base
 from common.errors import UserError
 from common.evidence.intervals import sign_p_value
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
@@ -22,6 +23,7 @@ from common.study.ablation.ledger import other_commits
 from common.study.ablation.measurements import turns_to_show
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Study
+from common.training import load
 from tests.command import one_line, ttt_here
 
 BERT = ("language_bert", "optimized", "--size", "mini")
@@ -112,6 +114,15 @@ def test_a_closed_configuration_is_ablated_in_the_open_division(benchmark):
     assert "max_duration" in closed.all  # without it the cadence breaks a rule
     state = closed.load(closed.all - {"max_duration"}).config
     assert state.submission.division == "open"
+
+
+def test_steps_of_size_mini_are_timed_in_the_micro_batches_that_are_trained(resnet, monkeypatch):
+    def merge_small(*words):
+        values, origins = merge_base(*words)
+        return values | {"micro_batch_size": 8}, origins
+
+    monkeypatch.setattr(load, "merge_base", merge_small)
+    assert experiment(plan(resnet, 0)).config_on_one_device(State()).micro_batch_size == 8
 
 
 def test_step_times_are_kept_for_the_same_configurations_and_versions_only(resnet, tmp_path):
