@@ -124,11 +124,11 @@ class Command:
             self.console.print(progress(result, self.rule), markup=False)
 
     def compare_runs(self) -> int:
+        planned = cells.plan_run_sets(self.study, self.args)  # a mistake is told before a folder is made
+        if self.args.dry_run:
+            cells.show(self.study, planned)
+            return EXIT_OK
         try:
-            planned = cells.plan_run_sets(self.study, self.args)  # a mistake is told before a folder is made
-            if self.args.dry_run:
-                cells.show(self.study, planned)
-                return EXIT_OK
             code = self.make_run_pairs()
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED

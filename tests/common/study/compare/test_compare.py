@@ -12,6 +12,7 @@ import pytest
 from common.evidence.log import read_log
 from common.repository import ROOT
 from common.run import run_sets
+from common.study import cells
 from common.study.compare import step_pairs
 from common.study.compare.compare import Command
 from common.study.compare.comparison import (
@@ -146,6 +147,18 @@ def test_a_dry_run_says_what_would_run_at_most(tmp_path):
     assert done.returncode == 0 and "to run: 8 runs" in done.stdout and list(tmp_path.iterdir()) == []
     done = ttt_here(*words, "--steps")
     assert done.returncode == 0 and "0 of at most 20 pairs" in done.stdout and list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_that_is_interrupted_writes_nothing(tmp_path, monkeypatch):
+    def interrupt(study, planned):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cells, "show", interrupt)
+    monkeypatch.setattr(cells, "finished_runs", lambda folder: sweep_logs("baseline"))
+    words = ("compare", "bert", "baseline", "optimized", *MINI, "--dry-run", "--results", tmp_path)
+    done = ttt_here(*words)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_side_may_have_a_method_more_or_be_a_file(tmp_path):
