@@ -49,7 +49,8 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 class Request(NamedTuple):
     """Bytes to stamp: their file and the line in it (0: the whole).
 
-    Both times are of the monotonic clock: the bytes were not there at `since_s`, and were sent at `asked_s`.
+    Both times are of the monotonic clock: the bytes were not there at `since_s`, and `asked_s` is when a
+    thread was asked to send them.
     """
 
     path: Path
@@ -133,8 +134,8 @@ class Stamper:
                     self.write(request, *future.result())
             elif time.monotonic() - request.asked_s > self.limit_s:
                 del self.pending[future]
-                future.cancel()
-                self.write(request, failure=self.describe_failure(TimeoutError()))
+                unsent = f"{MAX_WAITING} requests before it have no reply" if future.cancel() else ""
+                self.write(request, failure=unsent or self.describe_failure(TimeoutError()))
 
     def write(self, request: Request, reply: bytes = b"", delay_s: float = 0.0, *, failure: str = "") -> None:
         """Append a line beside the stamped file, whole, and count it. Warns of the first failure."""

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.evidence.sealed.anchors import ANCHORS
 from common.evidence.sealed.replies import load_roots
 from common.run.sealing import anchor
-from common.run.sealing.anchor import Request, Stamper
+from common.run.sealing.anchor import MAX_WAITING, Request, Stamper
 from common.run.sealing.anchoring import anchoring
 from common.run.sealing.anchoring import authority as authority_of
 from tests.authority import serve
@@ -157,6 +157,18 @@ def test_whatever_ends_a_request_stands_beside_the_results(authority, tmp_path, 
     stamper.ask(Request(folder / "runset.json", 0, b"{}\n", now_s, now_s))
     stamper.finish()
     assert [one["failure"] for one in anchors_of(folder)] == ["a panic of the library"]
+
+
+def test_a_request_that_waits_behind_others_is_not_said_to_have_been_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(anchor, "request_stamp", lambda *_: time.sleep(2))
+    folder, now_s = make_set(tmp_path), time.monotonic()
+    stamper = Stamper("http://127.0.0.1:1", limit_s=1)
+    for _ in range(MAX_WAITING + 1):
+        stamper.ask(Request(folder / "runset.json", 0, b"{}\n", now_s, now_s))
+    stamper.finish()
+    *sent, waiting = [one["failure"] for one in anchors_of(folder)]
+    assert set(sent) == {"no reply within 1 s"}
+    assert waiting == f"{MAX_WAITING} requests before it have no reply"
 
 
 def test_a_late_reply_says_so_and_bounds_no_interval(authority, tmp_path):
