@@ -75,5 +75,6 @@ def main(args: argparse.Namespace) -> int:
 def load_for_gpu(benchmark: str, name: str, *, size: str, batch_size: int | None) -> RunConfig:
     """Load a configuration as on a GPU: there a precision `auto` is bf16, whatever this processor has."""
     _, origins, _ = read_config(benchmark, name, size=size, settings=[])
-    chosen = [f"+{key}=bf16" for key in PRECISIONS if origins[key,].endswith(AUTO)]
+    typed = name.split("+")
+    chosen = [f"+{key}=bf16" for key in PRECISIONS if origins[key,].endswith(AUTO) or f"{key}=auto" in typed]
     return load(benchmark, "".join([name, *chosen]), size=size, batch_size=batch_size)

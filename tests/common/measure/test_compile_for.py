@@ -177,8 +177,9 @@ def test_the_command_compiles_micro_batches_and_keeps_its_figures_with_the_commi
 
 def test_size_mini_is_compiled_in_the_precision_of_the_gpu_that_is_not_here(monkeypatch):
     monkeypatch.setattr(hardware, "processor_flags", tuple)
-    config = load_for_gpu("language_bert", "optimized+ema", size="mini", batch_size=None)
-    assert (config.precision, config.evaluation_precision) == ("bf16", "bf16")
+    for typed in ("ema", "ema+precision=auto"):
+        config = load_for_gpu("language_bert", f"optimized+{typed}", size="mini", batch_size=None)
+        assert (config.precision, config.evaluation_precision) == ("bf16", "bf16")
     assert {"low_precision_layernorm", "ema"} <= config.methods.keys()
     assert (
         load_for_gpu("language_bert", "baseline+precision=fp16", size="mini", batch_size=8).precision
