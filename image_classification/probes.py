@@ -22,6 +22,7 @@ from common.training.memory import USABLE
 from common.training.method import Batch
 from common.training.probes import KernelPair, Part, Projection, Work
 from common.training.registry import build_methods
+from common.training.step import DTYPES
 from image_classification.augmentation import augmentations
 from image_classification.benchmark import Benchmark, open_loader
 from image_classification.config import ImageDataConfig
@@ -134,8 +135,9 @@ class Probes(probes.Probes):
         images = SyntheticImages()
         yield from loader_parts(images, data, device)
         yield from decoder_parts(images, data, device)
-        yield crop_part(data.stored_px, batch_size, device)
-        yield from blur_parts(min(batch_size, 256), device)
+        dtype = DTYPES[self.config.precision]
+        yield crop_part(data.stored_px, batch_size, device, dtype)
+        yield from blur_parts(min(batch_size, 256), device, dtype)
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
         """Yield the blur, and the crop on a GPU: a CPU computes its reference anyway."""
@@ -264,24 +266,24 @@ def crop_inputs(num_images: int, stored_px: int, least: float, device: torch.dev
     return [values.to(device) for values in (pixels, rows, torch.cat([starts, lengths], dim=1), flips)]
 
 
-def crop_part(stored_px: int, batch_size: int, device: torch.device) -> Part:
+def crop_part(stored_px: int, batch_size: int, device: torch.device, dtype: torch.dtype) -> Part:
     inputs = crop_inputs(batch_size, stored_px, 0.3, device)
     return Part(
         name=f"crop and resize, {stored_px} to {CROP_PX} px",
-        call=partial(crop_resize, *inputs, size_px=CROP_PX, dtype=torch.bfloat16),
+        call=partial(crop_resize, *inputs, size_px=CROP_PX, dtype=dtype),
         num_samples=batch_size,
     )
 
 
-def blur_parts(batch_size: int, device: torch.device) -> Iterator[Part]:
+def blur_parts(batch_size: int, device: torch.device, dtype: torch.dtype) -> Iterator[Part]:
     """Yield the blurred shortcut as published and with the stride in the blur, forward and backward."""
     channels, size_px, outputs = SHORTCUT
     images = torch.randn(batch_size, channels, size_px, size_px, device=device)
-    images = images.to(torch.bfloat16, memory_format=torch.channels_last).requires_grad_()
+    images = images.to(dtype, memory_format=torch.channels_last).requires_grad_()
     forms = {"published": (1, 2), "stride in the blur": (2, 1)}
     for name, (blur_stride, stride) in forms.items():
         layer = nn.Sequential(Blur(stride=blur_stride), nn.Conv2d(channels, outputs, 1, stride, bias=False))
-        layer = layer.to(device, torch.bfloat16, memory_format=torch.channels_last)
+        layer = layer.to(device, dtype, memory_format=torch.channels_last)
 
         def call(layer: nn.Module = layer) -> None:
             layer(images).sum().backward()

@@ -10,6 +10,7 @@ from common.cli import dispatch
 from common.measure import points, throughput
 from common.measure.device_run import build
 from common.training.method import Batch
+from common.training.step import DTYPES
 from image_classification.benchmark import Benchmark
 from image_classification.data.dali import has_dali
 from image_classification.probes import BENCH_SIZES_PX, Probes
@@ -30,6 +31,14 @@ def test_every_loader_and_decoder_of_this_machine_is_timed_alone():
     expected = ["loader workers", "decoder threads", *dali]
     assert set(expected) == {name for name in names if name.startswith(("loader", "decoder"))}
     assert names[-3:] == ["crop and", "blurred shortcut", "blurred shortcut"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_crop_and_blur_are_timed_in_the_precision_of_the_step(precision):
+    config = config_of("optimized", "mini", "global_batch_size=2", f"precision={precision}")
+    *_, crop, _, blur = Probes(Benchmark(config, seed=0)).bench_parts()
+    (layer,) = blur.call.__defaults__
+    assert crop.call.keywords["dtype"] == layer[1].weight.dtype == DTYPES[precision]
 
 
 @pytest.mark.on_demand

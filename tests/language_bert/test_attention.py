@@ -11,6 +11,7 @@ from torch.nn.attention import _registry
 
 from common.errors import UserError
 from common.training.registry import build_methods
+from common.training.step import DTYPES
 from language_bert import attention
 from language_bert.attention import plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
@@ -180,11 +181,25 @@ def test_models_with_different_kernels_take_turns(machine, active, monkeypatch):
     assert active == [], "a plan switches nothing"
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_pieces_of_a_step_are_timed_in_its_precision(precision, monkeypatch):
+    dtypes = []
+
+    def attend(query, key, value, sequences):
+        dtypes.append(query.dtype)
+        return query + key + value
+
+    monkeypatch.setattr("language_bert.probes.varlen_attention", attend)
+    next(Probes(Benchmark(mini("baseline", f"precision={precision}"), seed=0)).bench_parts()).call()
+    assert set(dtypes) == {DTYPES[precision]}
+
+
 @pytest.mark.parametrize("name", ["flash_attn", "torch_flash"])
 def test_the_pieces_of_a_step_and_the_preflight_take_the_kernel_of_the_run(name, machine, monkeypatch):
     machine(("flash_attn",), (8, 0))
     monkeypatch.setattr(attention, "has_kernel", lambda device: True)
     monkeypatch.setattr(unpad, "has_kernel", lambda device: True)
+    monkeypatch.setattr("language_bert.probes.has_kernel", lambda device: True)
     monkeypatch.setattr(Benchmark, "device", torch.device("cpu"))
     monkeypatch.setattr(attention, "gpu_kernel", lambda name: pytest.fail(name))
     config = mini("optimized", f"methods.unpad.attention={name}")
