@@ -193,7 +193,8 @@ class Fp8(Method):
         if resolve_rounding(config.methods.get("unpad", {}).get("round_to", MULTIPLE), 1) % MULTIPLE:
             raise UserError(f"not a multiple of {MULTIPLE}", where="methods.unpad.round_to")
         if config.precision != "bf16":
-            raise UserError("8-bit products need the range of bf16 beside them", where="precision")
+            what = f"8-bit products need the range of bf16 beside them, not {config.precision}"
+            raise UserError(what, where="precision", hint="--set precision=bf16")
         self.check_hardware()
         return config
 
