@@ -197,6 +197,16 @@ def test_a_log_without_losses_decides_nothing(tmp_path):
     assert not replayed.is_accepted and "decides nothing" in verdict_lines(replayed)[0]
 
 
+def test_every_result_of_the_committed_sets_repeats_unless_its_threads_were_lowered():
+    replays = json.loads((ROOT / "results/replay/same-processor.json").read_text())["replays"]
+    committed = [path for path in tracked("results") if path.match("results/*/*/result_*.txt")]
+    assert sorted(ROOT / entry["result"] for entry in replays) == sorted(committed)
+    others = [entry for entry in replays if not entry["repeats"]]
+    assert all(entry["accepted"] and "threads lowered there" in entry["elsewhere"] for entry in others)
+    page = (ROOT / "common/evidence/README.md").read_text()
+    assert f"{len(replays) - len(others)} of the {len(replays)} results" in page
+
+
 def test_replays_on_another_processor_lie_well_within_the_tolerance():
     for entry, loss, accuracy in measured("bert"):
         assert entry["elsewhere"] and entry["accepted"]
