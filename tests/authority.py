@@ -82,6 +82,11 @@ class Authority:
         )
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 100  # all requests of a test at once
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         query = self.rfile.read(int(self.headers["Content-Length"]))
@@ -117,8 +122,7 @@ def serve(folder):
 
 
 if __name__ == "__main__":
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Handler)
     server.one_serial_number = threading.Lock()
     server.authority = Authority(Path(sys.argv[1]))
     print(server.server_port, flush=True)

@@ -36,7 +36,7 @@ TOLERANCE = {  # of a whole; the loss itself is taken in float32; 16 bits: the r
     torch.float16: 3e-2,
 }
 AGAIN_S = 0.01  # until the end of a search is tried again, where Python drops what is raised:
-DROPPING = ("__del__", "<lambda>")  # in destructors, and in callbacks of weak references
+DROPPING = ("__del__", "<lambda>", "_remove", "remove")  # destructors, and callbacks of weak references
 IMPORTING = "<frozen importlib"  # the files of Python's imports; an interrupted one leaves half a module
 ROUNDING = 2.0  # times as far from the exact values as the unchanged model, in the training's precision
 KEPT, REFUSED, NOT_TRIED = "kept", "refused", "not tried"  # REFUSED: compared and timed, or failed then

@@ -3,6 +3,7 @@
 import math
 import random
 import time
+import weakref
 
 import pytest
 import torch
@@ -232,9 +233,18 @@ def test_the_time_is_up_also_where_python_drops_what_is_raised():
             while time.monotonic() < ends:
                 pass
 
-    with pytest.raises(TimeUpError), time_limit(0.1):
-        Slow()
-        wait(5)
+    class Kept:
+        pass
+
+    def _remove(_):  # the name of the callback in weakref.WeakSet
+        ends = time.monotonic() + 0.3
+        while time.monotonic() < ends:
+            pass
+
+    for drop in (Slow, lambda: weakref.ref(Kept(), _remove)):
+        with pytest.raises(TimeUpError), time_limit(0.1):
+            drop()
+            wait(5)
 
 
 def test_the_interval_of_a_median_is_two_of_the_sorted_ratios():
