@@ -12,7 +12,7 @@ from common.training import probes
 from common.training.method import Batch
 from common.training.optim import build_optimizer
 from common.training.probes import KernelPair, Part, Projection, Spread, Work
-from common.training.step import DTYPES as PRECISIONS
+from common.training.step import DTYPES as TRAINING_DTYPES
 from language_bert.attention import choose_kernel, has_kernel, plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, typical_lengths
@@ -115,7 +115,7 @@ def bench_parts(config: Any, device: torch.device, kernel: str) -> Iterator[Part
     num_masked = int(num_tokens * data.masked_fraction)
     size, wide, num_heads = model.hidden_size, model.intermediate_size, model.num_attention_heads
     is_wide_on_gpu = config.precision == "fp32" and has_kernel(device)  # whose attention takes 16 bits
-    dtype = PRECISIONS["bf16" if is_wide_on_gpu else config.precision]
+    dtype = TRAINING_DTYPES["bf16" if is_wide_on_gpu else config.precision]
     sequences = plan_attention(lengths, data.max_seq_length, kernel).to(device)
 
     def noise(*shape: int) -> Tensor:

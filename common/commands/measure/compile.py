@@ -16,6 +16,7 @@ import argparse
 import json
 
 from common.arguments import add_shared, list_benchmarks
+from common.config.names import split_name
 from common.config.schema import RunConfig
 from common.errors import EXIT_OK, UserError
 from common.measure.device_run import load
@@ -75,6 +76,8 @@ def main(args: argparse.Namespace) -> int:
 def load_for_gpu(benchmark: str, name: str, *, size: str, batch_size: int | None) -> RunConfig:
     """Load a configuration as on a GPU: there a precision `auto` is bf16, whatever this processor has."""
     _, origins, _ = read_config(benchmark, name, size=size, settings=[])
-    typed = name.split("+")
-    chosen = [f"+{key}=bf16" for key in PRECISIONS if origins[key,].endswith(AUTO) or f"{key}=auto" in typed]
+    _, settings = split_name(benchmark, name, size=size)
+    typed = dict(setting.split("=", 1) for setting in settings)
+    is_auto = {key: origins[key,].endswith(AUTO) or typed.get(key) == "auto" for key in PRECISIONS}
+    chosen = [f"+{key}=bf16" for key in PRECISIONS if is_auto[key]]
     return load(benchmark, "".join([name, *chosen]), size=size, batch_size=batch_size)
