@@ -134,8 +134,10 @@ class Stamper:
                     self.write(request, *future.result())
             elif time.monotonic() - request.asked_s > self.limit_s:
                 del self.pending[future]
-                unsent = f"{MAX_WAITING} requests before it have no reply" if future.cancel() else ""
-                self.write(request, failure=unsent or self.describe_failure(TimeoutError()))
+                failure = self.describe_failure(TimeoutError())
+                if future.cancel():  # no thread had taken it
+                    failure = f"{MAX_WAITING} requests before it have no reply"
+                self.write(request, failure=failure)
 
     def write(self, request: Request, reply: bytes = b"", delay_s: float = 0.0, *, failure: str = "") -> None:
         """Append a line beside the stamped file, whole, and count it. Warns of the first failure."""
