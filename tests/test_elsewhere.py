@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from common.evidence.log import RunSet, parse_log
+from common.evidence.log import parse_log
 from common.evidence.submission.leaks import leaks
-from common.evidence.submission.material import Entry
 from common.repository import DATA, ROOT, hide_folders, locate_data, name_data
 from common.run import launch, resume
 from common.run.mllog import RunLog
 from common.training.load import load_config
 from tests.command import one_line, run, ttt_here
+from tests.common.evidence.submission.packages import entry_of
 from tests.runs import records
 
 MINI = ("--size", "mini")
@@ -115,11 +115,7 @@ def test_the_head_of_a_log_names_no_folder_of_this_machine(directory, tmp_path, 
     options = "--data data --results=results --systems systems --set data.directory=data/text"
     assert log.header("command") == f"ttt run bert optimized --size mini {options} --resume .../result_3.txt"
     assert any("directory: data/text" in line for line in log.settings)
-    entry = Entry(
-        run_set=RunSet(folder="", logs=(log,)),
-        **dict.fromkeys(("system", "benchmark", "folder", "configuration", "implementation"), ""),
-    )
-    assert entry.changes == ["data.directory=data/text"]
+    assert entry_of(log).changes == ["data.directory=data/text"]
 
 
 def test_folders_inside_the_repository_stay_in_the_command(tmp_path):

@@ -3,7 +3,9 @@
 import json
 import re
 
+from common.evidence.log import RunSet
 from common.evidence.rules.rule import edit, edit_all, replace_record, rewrite
+from common.evidence.submission.material import Entry
 from common.repository import ROOT
 from tests.command import one_line
 from tests.command import ttt_here as ttt
@@ -55,6 +57,12 @@ def prepare(golden, root, *benchmarks, **kwargs):
     described = READY | {"system_name": "8xA100-optimized", "submitter": "Example"}
     (root / DESCRIPTION).write_text(json.dumps(described))
     return root
+
+
+def entry_of(log):
+    """Return the entry of a set of one log, whose place in a package does not matter."""
+    unused = dict.fromkeys(("system", "benchmark", "folder", "configuration", "implementation"), "")
+    return Entry(run_set=RunSet(folder="", logs=(log,)), **unused)
 
 
 def names(folder):

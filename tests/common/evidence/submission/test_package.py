@@ -11,9 +11,8 @@ import sys
 import tarfile
 import tomllib
 
-from common.evidence.log import RunSet, parse_log
+from common.evidence.log import parse_log
 from common.evidence.submission import official
-from common.evidence.submission.material import Entry
 from common.evidence.submission.verdict import Verdict
 from common.evidence.system import open_fields, problems
 from common.repository import ROOT
@@ -23,6 +22,7 @@ from tests.common.evidence.submission.packages import (
     RESNET,
     accuracy_as_text,
     close,
+    entry_of,
     mini_sets,
     mistaken,
     names,
@@ -82,9 +82,8 @@ def test_the_scripts_repeat_the_runs_with_the_logged_changes(full):
 def test_the_script_of_a_proxy_states_the_precision_of_its_logs_behind_other_changes():
     text = (ROOT / "results/reference-2cpu-mini-baseline/bert/result_0.txt").read_text()
     log = parse_log(re.sub("(?m)^(# command: .*)", r"\1 --set precision=auto", text).encode(), "log")
-    unused = dict.fromkeys(("system", "benchmark", "folder", "configuration", "implementation"), "")
-    changes = Entry(run_set=RunSet(folder="", logs=(log,)), **unused).command
-    assert changes.index("precision=auto") < changes.index("precision=bf16")
+    command = entry_of(log).command
+    assert command.index("precision=auto") < command.index("precision=bf16")
 
 
 def test_the_manifest_lists_every_file(full):
