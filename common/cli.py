@@ -29,7 +29,6 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
     },
     "evidence": {
         "check": "audit result logs: MLCommons' checkers, then our rules",
-        "replay": "make the run of a log again, and compare record by record",
         "score": "minutes to target by MLPerf's rule, with their uncertainty",
         "reproduce": "compare with the published results, factor by factor",
         "report": "write one HTML page of scores, or one to --explore every run",
@@ -47,7 +46,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
 COMMANDS = {verb: purpose for verbs in GROUPS.values() for verb, purpose in verbs.items()}
 FOLDERS = {
     "measure": ("bench",),
-    "study": ("ablate", "compare", "estimate", "replay", "sweep"),
+    "study": ("ablate", "compare", "estimate", "sweep"),
 }
 
 
@@ -66,6 +65,7 @@ PARTS = {  # verb -> the words after it, wherever they stand, that choose a part
         "status": Part("data", "what is here, and what to type next"),
     },
     "run": {"--all": Part("all", "prepare, time every configuration, check, score, report")},
+    "check": {"--replay": Part("study.replay", "make the run of a log again, and compare")},
     "report": {"--explore": Part("study.explore", "one HTML page to explore every run")},
     "export": {"--to submission": Part("package", "an MLPerf submission, checked")},
     "inspect": {
@@ -85,6 +85,7 @@ OLD_NAMES = {  # verb -> what it is called now; they work until the next release
     "package": ("export", "--to", "submission"),
     "plan": ("estimate", "--scaling"),
     "profile": ("inspect", "profile"),
+    "replay": ("check", "--replay"),
     "system": ("doctor", "--describe"),
 }
 OTHER_WORDS = {  # what to type -> what people type for it

@@ -68,7 +68,7 @@ def test_the_version_is_named_and_the_overview_lists_every_command():
     overview = ttt_here("--help").stdout
     assert "exit codes" in overview and all(f"\n  {verb} " in overview for verb in COMMANDS)
     headings = re.findall(r"^(\w+):$", overview, re.MULTILINE)
-    assert headings == list(GROUPS) == ["run", "evidence", "study"] and len(COMMANDS) <= 17
+    assert headings == list(GROUPS) == ["run", "evidence", "study"] and len(COMMANDS) <= 16
     assert max(map(len, overview.splitlines())) < 80
 
 
@@ -85,9 +85,10 @@ def test_help_names_a_command_and_no_default_that_says_nothing(verb, part, monke
     assert all(f"\n  ttt {verb} {name}" in done.stdout for name in PARTS.get(verb, ()) if not part)
 
 
-FIGURES = ["list", "doctor", "check", "replay", "score", "reproduce", "bench", "compare", "ablate", "sweep"]
+FIGURES = ["list", "doctor", "check", "score", "reproduce", "bench", "compare", "ablate", "sweep"]
 PRINT_FIGURES = {
     ("data", "status"),
+    ("check", "--replay"),
     *((verb, "") for verb in (*FIGURES, "accept", "estimate")),
     *(("inspect", part) for part in PARTS["inspect"]),
 }
@@ -153,7 +154,7 @@ def test_a_shell_completes_verbs_benchmarks_configurations_and_sizes(tmp_path):
     pytest.importorskip("argcomplete")
     expected = {
         "ttt ": set(COMMANDS),
-        "ttt re": {"replay", "report", "reproduce"},
+        "ttt re": {"report", "reproduce"},
         "ttt run b": {"bert"},
         "ttt run bert opt": {"optimized", "optimized_fp8"},
         "ttt run resnet opt": {"optimized", "optimized_short"},

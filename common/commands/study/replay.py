@@ -11,9 +11,9 @@ was not known when the set ended, and the hash of its list of runs choose it.
 The exit code is 1 if a run differs or nothing can be decided, 2 if a run cannot be made again.
 
 examples:
-  ttt replay results/reference-2cpu-mini-optimized/bert/result_0.txt
-  ttt replay results/reference-2cpu-mini-optimized/bert --keep again
-  ttt replay results/8xH100-optimized/bert --draw beacon:VALUE
+  ttt check --replay results/reference-2cpu-mini-optimized/bert/result_0.txt
+  ttt check --replay results/reference-2cpu-mini-optimized/bert --keep again
+  ttt check --replay results/8xH100-optimized/bert --draw beacon:VALUE
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`ttt replay`: runs made again, logs that cannot be, and the run that a public value draws."""
+"""`ttt check --replay`: runs made again, logs that cannot be, and the run that a public value draws."""
 
 import json
 import os
@@ -60,7 +60,7 @@ REFUSED = {  # what is wrong with a log -> a word of the line, and edits
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_log_that_cannot_be_replayed_is_refused_in_one_line_before_anything_is_trained(name, tmp_path):
     word, *edits = REFUSED[name]
-    assert word in one_line(ttt_here("replay", copy_of(tmp_path, *edits)))
+    assert word in one_line(ttt_here("check", "--replay", copy_of(tmp_path, *edits)))
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
@@ -70,7 +70,7 @@ def test_without_room_for_temporary_files_one_line_names_the_folder(fault, mount
     if fault == "read-only":
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    line = one_line(ttt_here("replay", BERT))
+    line = one_line(ttt_here("check", "--replay", BERT))
     assert f"{folder}: " in line and "TMPDIR" in line
     assert list(folder.iterdir()) == []
 
@@ -93,7 +93,7 @@ def test_a_result_that_was_kept_is_compared_and_not_made_again(tmp_path):
     kept.mkdir(parents=True)
     path = copy_of(kept, ('"key": "train_loss", "value": 5.17', '"key": "train_loss", "value": 6.17'))
     before = path.read_bytes()
-    done = ttt_here("replay", BERT, "--keep", tmp_path)
+    done = ttt_here("check", "--replay", BERT, "--keep", tmp_path)
     assert done.returncode == 1 and "14,400 samples: 5.170782566070557 there, 6.17" in done.stdout
     assert path.read_bytes() == before
 
@@ -106,14 +106,14 @@ def test_a_clone_that_lacks_the_files_of_the_commit_is_refused_in_one_line(left_
     git("clone", *words, f"file://{ROOT}", tmp_path / "clone")
     git("-C", tmp_path / "clone", "config", "remote.origin.url", tmp_path / "gone")
     monkeypatch.setattr(remake, "ROOT", tmp_path / "clone")
-    line = one_line(ttt_here("replay", BERT))
+    line = one_line(ttt_here("check", "--replay", BERT))
     assert COMMIT in line and "git fetch --refetch" in line and "older" not in line
 
 
 def test_what_is_no_log_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("a sentence")
-    assert "is no log" in one_line(ttt_here("replay", tmp_path / "notes.txt"))
-    assert "no such file" in one_line(ttt_here("replay", tmp_path / "result_9.txt"))
+    assert "is no log" in one_line(ttt_here("check", "--replay", tmp_path / "notes.txt"))
+    assert "no such file" in one_line(ttt_here("check", "--replay", tmp_path / "result_9.txt"))
 
 
 def sealed_set(folder):
@@ -131,15 +131,15 @@ def test_a_public_value_draws_one_run_of_a_sealed_set(tmp_path):
 
 def test_a_draw_is_refused_where_a_run_could_have_been_left_out(tmp_path):
     draw = ("--draw", "beacon:1f2e")
-    assert "not sealed" in one_line(ttt_here("replay", BERT.parent, *draw))
+    assert "not sealed" in one_line(ttt_here("check", "--replay", BERT.parent, *draw))
     folder = sealed_set(tmp_path)
-    assert "beacon:VALUE" in one_line(ttt_here("replay", folder, "--draw", "1f2e"))
-    assert "one set" in one_line(ttt_here("replay", folder / "result_0.txt", *draw))
+    assert "beacon:VALUE" in one_line(ttt_here("check", "--replay", folder, "--draw", "1f2e"))
+    assert "one set" in one_line(ttt_here("check", "--replay", folder / "result_0.txt", *draw))
     (folder / "result_3.txt").unlink()
-    assert "result_3.txt" in one_line(ttt_here("replay", folder, *draw))
+    assert "result_3.txt" in one_line(ttt_here("check", "--replay", folder, *draw))
     lines = (folder / seal.RUNS).read_text().splitlines(keepends=True)
     (folder / seal.RUNS).write_text("".join(lines[:6] + lines[8:]))
-    assert f"{seal.RUNS}:7" in one_line(ttt_here("replay", folder, *draw))
+    assert f"{seal.RUNS}:7" in one_line(ttt_here("check", "--replay", folder, *draw))
 
 
 @pytest.fixture
@@ -170,17 +170,17 @@ def test_runs_repeat_to_the_last_bit_with_the_code_here_and_that_of_an_older_com
         made = clone("run", benchmark, configuration, "--size", "mini", "--results", results, *sets)
         assert made.returncode == 1, made.stderr  # the target is not reached
     bert, resnet = (next(results.glob(f"*/{name}/result_0.txt")) for name in ("bert", "resnet"))
-    here = clone("replay", resnet)
+    here = clone("check", "--replay", resnet)
     assert here.returncode == 0 and "to the last bit: 2 losses, 2 accuracies" in here.stdout, here.stdout
     with (clone.folder / "common" / "run" / "loop.py").open("a") as file:
         file.write("\nraise RuntimeError('another code')\n")
     git("-C", clone.folder, "commit", "--quiet", "-am", "loop: end")
-    older = clone("replay", bert, "--keep", kept, "--json")
+    older = clone("check", "--replay", bert, "--keep", kept, "--json")
     (entry,) = json.loads(older.stdout)["replays"]
     assert older.returncode == 0 and entry["repeats"] and len(entry["losses"]) == 2, older.stderr
     loss = entry["losses"][1][1]
     bert.write_text(bert.read_text().replace(f'"value": {loss!r}', f'"value": {loss + 1e-6!r}'))
-    done = clone("replay", bert, "--keep", kept)
+    done = clone("check", "--replay", bert, "--keep", kept)
     line = next(line for line in done.stdout.splitlines() if "train_loss" in line)
     assert done.returncode == 1 and f"{loss + 1e-6!r} there, {loss!r} now" in line
 
@@ -190,7 +190,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path):
     """A run with the code of an older commit is interrupted when it has begun."""
     kernels = tempfile.gettempdir()  # of torch, which makes a folder for them when it is imported
     environment = os.environ | {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": kernels}
-    words = [sys.executable, "-m", "common.cli", "replay", BERT]
+    words = [sys.executable, "-m", "common.cli", "check", "--replay", BERT]
     process = start(*map(str, words), env=environment, start_new_session=True)
     try:
         until(lambda: ", run 1/1 -> " in process.stdout.readline())
