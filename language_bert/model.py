@@ -215,13 +215,47 @@ def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> 
     rows = hidden if needed is None else hidden.index_select(0, needed)
     if not hasattr(attention, "qkv"):
         parts = attention.query(rows), attention.key(hidden), attention.value(hidden)
-    elif needed is None:
-        parts = attention.qkv(hidden).chunk(3, dim=-1)
-    else:
+    elif needed is not None:
         size, weight, bias = hidden.shape[1], attention.qkv.weight, attention.qkv.bias
         query = F.linear(rows, weight[:size], bias[:size])
-        parts = query, *F.linear(hidden, weight[size:], bias[size:]).chunk(2, dim=-1)
+        parts = query, *split_linear(hidden, weight[size:], bias[size:], num_parts=2)
+    elif type(attention.qkv) is nn.Linear:
+        parts = split_linear(hidden, attention.qkv.weight, attention.qkv.bias, num_parts=3)
+    else:  # of fp8
+        parts = attention.qkv(hidden).chunk(3, dim=-1)
     query, key, value = (
         part.unflatten(1, (attention.num_attention_heads, attention.attention_head_size)) for part in parts
     )
     return query, key, value
+
+
+class SplitProduct(torch.autograd.Function):
+    """x (T, D) times the transpose of weight (P * D, D) plus bias, as P parts (T, D); x is given P times.
+
+    One product computes the parts. Backward each part's gradient is multiplied alone, and becomes that of one
+    of the x: autograd adds them as it adds those of P layers, which a compiler does inside the products. Left
+    to itself it would copy the gradients into one tensor first, which takes longer than the larger product
+    saves.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(weight, x)
+        return F.linear(x, weight, bias).chunk(1 + len(others), dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        weight, x = ctx.saved_tensors
+        for_weight = torch.cat([gradient.t() @ x for gradient in gradients])
+        for_bias = torch.cat([gradient.sum(dim=0) for gradient in gradients])
+        parts = zip(gradients, weight.chunk(len(gradients)), strict=True)
+        return for_weight, for_bias, *(gradient @ part for gradient, part in parts)
+
+
+def split_linear(x: Tensor, weight: Tensor, bias: Tensor, *, num_parts: int) -> tuple[Tensor, ...]:
+    """Split F.linear(x, weight, bias), in the dtype of autocast, into equal parts of each row."""
+    dtype = autocast_dtype(x)
+    views = [x.to(dtype).view_as(x) for _ in range(num_parts)]  # Dynamo takes no tensor twice
+    apply: Any = SplitProduct.apply
+    parts: tuple[Tensor, ...] = apply(weight.to(dtype), bias.to(dtype), *views)
+    return parts
