@@ -31,11 +31,12 @@ def cross_entropy_gradient_reference_(logits: Tensor, bias: Tensor, labels: Tens
     counts = labels != ignored
     columns = labels.clamp(min=0)[:, None]
     shifted = logits.to(bias.dtype) + bias
-    logsumexp = shifted.logsumexp(dim=1, keepdim=True)
-    losses = (logsumexp - shifted.gather(1, columns))[:, 0].where(counts, 0)
-    gradient = (shifted - logsumexp).exp_()
-    gradient.scatter_add_(1, columns, gradient.new_full(columns.shape, -1.0))
-    logits.copy_(gradient.mul_(counts[:, None]))
+    shares = shifted.softmax(dim=1)
+    # the largest share of a row is 1 / sum(exp(shifted - its largest)), so exp is computed once
+    logsumexp = shifted.amax(dim=1) - shares.amax(dim=1).log()
+    losses = (logsumexp - shifted.gather(1, columns)[:, 0]).where(counts, 0)
+    shares.scatter_add_(1, columns, shares.new_full(columns.shape, -1.0))
+    logits.copy_(shares.mul_(counts[:, None]))
     return losses
 
 
