@@ -255,7 +255,8 @@ class SplitProduct(torch.autograd.Function):
 def split_linear(x: Tensor, weight: Tensor, bias: Tensor, *, num_parts: int) -> tuple[Tensor, ...]:
     """Split F.linear(x, weight, bias), in the dtype of autocast, into equal parts of each row."""
     dtype = autocast_dtype(x)
-    views = [x.to(dtype).view_as(x) for _ in range(num_parts)]  # Dynamo takes no tensor twice
+    weight, bias, x = weight.to(dtype), bias.to(dtype), x.to(dtype)
+    views = [x.view_as(x) for _ in range(num_parts)]  # Dynamo takes no tensor twice
     apply: Any = SplitProduct.apply
-    parts: tuple[Tensor, ...] = apply(weight.to(dtype), bias.to(dtype), *views)
+    parts: tuple[Tensor, ...] = apply(weight, bias, *views)
     return parts
