@@ -32,7 +32,7 @@ ablate bert optimized --size mini --dry-run
 compare bert baseline optimized --size mini --dry-run
 sweep bert baseline optimized --size mini --dry-run
 list methods --measure mini
-replay {SETS[0]}/bert/result_0.txt
+check --replay {SETS[0]}/bert/result_0.txt
 """.strip().splitlines()
 
 

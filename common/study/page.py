@@ -18,14 +18,12 @@ from common.files import save_text
 from common.repository import ROOT
 from common.study import simulations
 from common.study.ablation.measurements import Groups, log_samples
-from common.study.compare import report
-from common.study.compare.comparison import Result
 from common.study.curves import Answers, Comparison, Crossing
 from common.study.sweep import with_bound
 
 PAGE = Path(__file__).with_name("README.md")
 TABLE_PAGE = PAGE.with_name("SIMULATIONS.md")
-PROXIES = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
+SWEEPS = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
 ABLATIONS = {"BERT": "bert-mini", "ResNet": "resnet-mini"}
 SECONDS = "{:.1f}".format
 
@@ -34,7 +32,7 @@ def describe_sweeps() -> str:
     """Write an item for each committed sweep, from the JSON beside its logs."""
     folder = ROOT / "results" / "study" / "sweep"
     items = []
-    for name, stem in PROXIES.items():
+    for name, stem in SWEEPS.items():
         answers = TypeAdapter(Answers).validate_json((folder / f"{stem}.json").read_bytes())
         link = f"([curves](../../results/study/sweep/{stem}.svg))"
         items.append(f"- {name} {' '.join(describe_sweep(answers))} {link}.\n")
@@ -84,31 +82,6 @@ def describe_ablations() -> str:
     return "".join(items)
 
 
-def describe_pairs() -> str:
-    """Write an item for each committed comparison of whole runs: time and samples to the target, in pairs."""
-    folder, items = "results/study/compare-baseline-optimized", []
-    for name, stem in PROXIES.items():
-        path = ROOT / folder / f"{stem}.json"
-        compared = TypeAdapter(report.Comparison).validate_json(path.read_bytes())
-        of = {result.measure.name: result for result in compared.results}
-        slow, fast = (SECONDS(seconds or 0.0) for seconds in of["time"].means)
-        one, other = (f"`{side}`" for side in compared.names)
-        items.append(
-            f"- {name}, {compared.num_pairs} pairs of runs with the same seeds, commit "
-            f"{compared.commits[0][:7]}: "
-            f"to its target {one} trains {slow} s, {other} {fast} s, {as_speedup(of['time'])}; {other} needs "
-            f"{report.limits_of(of['samples'])} the samples ([JSON](../../{folder}/{stem}.json), "
-            f"[plot](../../{folder}/{stem}.svg)).\n"
-        )
-    return "".join(items)
-
-
-def as_speedup(time: Result) -> str:
-    """Turn the ratio of two times, with its limits, upside down."""
-    value, low, high = (1 / (ratio or math.nan) for ratio in (time.value, time.high, time.low))
-    return f"{value:.2f}x ({low:.2f} to {high:.2f}) as fast"
-
-
 def describe_pair(pair: Comparison, crossings: Sequence[Crossing]) -> Iterator[str]:
     for name, sign in ((pair.one, 1), (pair.other, -1)):
         if ahead := [SECONDS(gap.seconds) for gap in pair.gaps if gap.sign == sign]:
@@ -124,14 +97,9 @@ def describe_pair(pair: Comparison, crossings: Sequence[Crossing]) -> Iterator[s
         yield "No crossing is shown"
 
 
-BLOCKS = {"pairs": describe_pairs, "sweeps": describe_sweeps, "ablations": describe_ablations}
-
-
 def write() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for name, describe in BLOCKS.items():
-        text = fill_block(text, name, describe())
-    save_text(PAGE, text)
+    text = fill_block(PAGE.read_text(encoding="utf-8"), "sweeps", describe_sweeps())
+    save_text(PAGE, fill_block(text, "ablations", describe_ablations()))
     table = simulations.write_table(simulations.simulate_all())
     text = TABLE_PAGE.read_text(encoding="utf-8")
     save_text(TABLE_PAGE, fill_block(text, "simulations", table))
