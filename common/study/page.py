@@ -16,7 +16,7 @@ from common.evidence.page import fill_block
 from common.evidence.text import spread_of
 from common.files import save_text
 from common.repository import ROOT
-from common.study import simulations
+from common.study import simulations, trials
 from common.study.ablation.measurements import Groups, log_samples
 from common.study.curves import Answers, Comparison, Crossing
 from common.study.sweep import with_bound
@@ -55,6 +55,23 @@ def describe_sweep(answers: Answers) -> Iterator[str]:
         yield f"`{name}` is {spread_of(value.estimate, unit='x')} as fast{'' if is_shown else could}."
     for pair in answers.comparisons:
         yield from describe_pair(pair, answers.crossings)
+
+
+def describe_trials() -> str:
+    """Write an item for each committed search of hyperparameters: what was best, and the gain at the best."""
+    folder = ROOT / "results" / "study" / "trials"
+    items = []
+    for name, stem in SWEEPS.items():
+        by_configuration = trials.read(folder / f"{stem}.json")
+        best = (
+            f"of `{configuration}` {f'`{settings}`' if settings else 'the recipe as it is'}"
+            for configuration, some in by_configuration.items()
+            for settings in [" ".join(some[0].settings)]
+        )
+        gains = " ".join(trials.describe_best(by_configuration)).removesuffix(".")
+        link = f"([trials](../../results/study/trials/{stem}.json))"
+        items.append(f"- {name}: the best trial is {' and '.join(best)}. {gains} {link}.\n")
+    return "".join(items)
 
 
 def describe_ablations() -> str:
@@ -99,6 +116,7 @@ def describe_pair(pair: Comparison, crossings: Sequence[Crossing]) -> Iterator[s
 
 def write() -> None:
     text = fill_block(PAGE.read_text(encoding="utf-8"), "sweeps", describe_sweeps())
+    text = fill_block(text, "trials", describe_trials())
     save_text(PAGE, fill_block(text, "ablations", describe_ablations()))
     table = simulations.write_table(simulations.simulate_all())
     text = TABLE_PAGE.read_text(encoding="utf-8")

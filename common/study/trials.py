@@ -21,9 +21,10 @@ import scipy
 from common.config.merge import extend
 from common.config.names import short_name, split_name
 from common.config.schema import RunConfig
+from common.evidence import intervals
 from common.evidence.compare.factors import time_split
 from common.evidence.log import Log
-from common.evidence.text import DASH, make_table, open_console
+from common.evidence.text import DASH, make_table, open_console, spread
 from common.files import save_text
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
 from common.training.load import load_config, load_open
@@ -36,8 +37,9 @@ FACTORS = {  # of the recipe's own value, from and to; drawn evenly in their log
     "optimizer.weight_decay": (1 / 10, 10),
     "budget": (1 / 3, 1),  # shortens the whole schedule, the decay of the learning rate with it
 }
+HEAD = ("num_seeds", "factors")  # of the file, beside the configurations
 # of a cell's settings
-NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "evaluate_offset", "budget")
+NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "evaluate_offset", "budget", "submission.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def list_changes(study: Study, cell: Cell) -> Iterator[str]:
     recipe = load_config(study.benchmark, cell.configuration, size=study.size, settings=[]).config
     if cell.budget != recipe.budget:
         yield f"budget={cell.budget:g}"
-    yield from (setting for setting in cell.settings if key_of(setting) not in NOT_OF_RECIPE)
+    yield from (setting for setting in cell.settings if not key_of(setting).startswith(NOT_OF_RECIPE))
 
 
 def show(trials: Mapping[str, Sequence[Trial]]) -> None:
@@ -132,6 +134,23 @@ def show(trials: Mapping[str, Sequence[Trial]]) -> None:
     counts = ", ".join(f"{name}: {len(some)}" for name, some in trials.items())
     title = f"trials, the best first ({counts}; one with missing runs is not shown)"
     console.print(make_table(title, columns, rows, left=columns[:2]))
+    console.print(*describe_best(trials), sep="\n")
+
+
+def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
+    """Yield what each configuration gains over the first, both at the best that the same search found."""
+    best = {name: some[0] for name, some in trials.items() if some}
+    for name, trial in [*best.items()][1:]:
+        first = next(iter(best))
+        if missed := " and of ".join(side for side in (first, name) if best[side].rank[0]):
+            yield f"{name} and {first}: no trial of {missed} reached the target in every run."
+            continue
+        gain = intervals.ratio(best[first].minutes, trial.minutes)  # type: ignore[arg-type]
+        factor = spread(gain.value, gain.interval, unit="x")
+        yield (
+            f"The best of {len(trials[name])} trials of {name} is {factor} as fast as the best of "
+            f"{len(trials[first])} of {first}, by {len(trial.minutes)} runs of each."
+        )
 
 
 def describe_runs(trial: Trial) -> tuple[str, str]:
@@ -141,9 +160,19 @@ def describe_runs(trial: Trial) -> tuple[str, str]:
     return f"{trial.rank[1]:.3f}", f"{statistics.fmean(converged):,.0f}"
 
 
+def read(path: Path) -> dict[str, list[Trial]]:
+    """Return the trials that `save` wrote, by configuration, the best first."""
+    document = json.loads(path.read_text())
+    return {
+        name: [Trial(**{key: tuple(value) for key, value in entry.items()}) for entry in some]
+        for name, some in document.items()
+        if name not in HEAD
+    }
+
+
 def save(study: Study, trials: Mapping[str, Sequence[Trial]]) -> Iterator[Path]:
     """Write the trials, and the best of each configuration as a YAML file to run by its path."""
-    document = {"num_seeds": study.num_seeds, "factors": FACTORS}
+    document = dict(zip(HEAD, (study.num_seeds, FACTORS), strict=True))
     document |= {name: [asdict(trial) for trial in some] for name, some in trials.items()}
     path = study.report.with_name(f"{study.report.name}.json")
     save_text(path, json.dumps(document, indent=1) + "\n")

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 
 import pytest
 
@@ -63,7 +64,14 @@ def test_the_best_trial_misses_least_and_is_kept_as_a_file_to_run(tmp_path):
     assert [trial.rank[0] for trial in ranked["baseline"]] == [0, 1]
     assert ranked["baseline"][0].settings and not ranked["optimized"][0].settings
     assert all(0.3 < each < math.inf for each in ranked["optimized"][0].minutes)
+    (gain,) = trials.describe_best(ranked)
+    assert re.match(
+        r"The best of 2 trials of optimized is [1-9]\.\d\dx \(.*\) as fast .* 2 of baseline, by 2 runs", gain
+    )
+    (none,) = trials.describe_best(ranked | {"baseline": ranked["baseline"][1:]})
+    assert "no trial of baseline reached the target in every run" in none
     as_json, best, of_optimized = trials.save(study, ranked)
+    assert trials.read(as_json) == ranked
     assert json.loads(as_json.read_text())["baseline"][1]["minutes"][1] is None
     rate = settings_of(ranked["baseline"][0].settings)["optimizer.learning_rate"]
     assert load(str(best)).optimizer.learning_rate == pytest.approx(float(rate))
@@ -80,7 +88,12 @@ def test_the_best_of_a_changed_configuration_can_be_run_too(tmp_path):
 
 
 def test_the_settings_of_a_person_are_in_the_file_and_not_drawn(tmp_path):
-    fixed = ["optimizer.learning_rate=0.5", "budget=0.4", "methods.ema.every_steps=3"]
+    fixed = [
+        "optimizer.learning_rate=0.5",
+        "budget=0.4",
+        "methods.ema.every_steps=3",
+        "submission.hardware=here",
+    ]
     study = make_study(tmp_path, ["optimized"], 2, fixed=fixed)
     assert [cell.budget for cell in study.cells] == [0.4, 0.4]
     ranked = trials.rank_trials(study, {"optimized-trial0": [], "optimized-trial1": FAST[:1]})
@@ -90,7 +103,8 @@ def test_the_settings_of_a_person_are_in_the_file_and_not_drawn(tmp_path):
     assert kept.optimizer == ran.optimizer and kept.optimizer.learning_rate == 0.5
     assert kept.schedule == ran.schedule and kept.budget == ran.budget == 0.4
     assert kept.stop_at_target and kept.evaluate_every == load("optimized").evaluate_every
-    assert "schedule.warmup" in " ".join(ranked["optimized"][0].settings)
+    changes = " ".join(ranked["optimized"][0].settings)
+    assert "schedule.warmup" in changes and "submission" not in changes
 
 
 def test_the_trials_of_a_closed_recipe_are_open_and_keep_its_cadence(tmp_path):
