@@ -74,14 +74,7 @@ def render(
     explorers = [path for path in (folder / EXPLORER, folder.parent / EXPLORER) if path.is_file()]
     return fill_template(
         Path(__file__).parent / "templates" / "report.html",
-        {
-            "number": number,
-            "span": between,
-            "lines": lines,
-            "by_rule": by_rule,
-            "summary": summary,
-            "system": describe_system,
-        },
+        {form.__name__: form for form in (number, between, lines, by_rule, summary, describe_system)},
         link=lambda path: link(path, folder),
         sections=[
             _section([(entry.run_set, ours) for entry, ours in checked if ours.group == group], faster)

@@ -122,13 +122,13 @@ class Score:
 
     @property
     def samples_to_target(self) -> float | None:
-        return _mean([run.samples for run in self.counting if run.samples])
+        return mean_of([run.samples for run in self.counting if run.samples])
 
     @property
     def samples_per_s(self) -> float | None:
         """Without evaluation, where the logs tell it apart."""
         rates = [run.samples_per_s or run.samples_per_s_overall for run in self.counting]
-        return _mean([rate for rate in rates if rate])
+        return mean_of([rate for rate in rates if rate])
 
     @property
     def evaluation_share(self) -> float | None:
@@ -154,7 +154,7 @@ class Score:
             return None
         parts = ("startup", "training", "evaluation", "overshoot")
         means = {part: statistics.fmean(getattr(split, part) for split in splits) for part in parts}
-        return TimeSplit(**means, samples=_mean([split.samples for split in splits if split.samples]))
+        return TimeSplit(**means, samples=mean_of([split.samples for split in splits if split.samples]))
 
     @cached_property
     def factors(self) -> Factors | None:
@@ -352,5 +352,5 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean_of(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None

@@ -11,7 +11,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -250,21 +250,14 @@ def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:
     console = open_console(TABLE_WIDTH)
     console.print(make_table("", columns, rows, left=("cell", "says")))
     run_s = {name: seconds for name, (seconds, _) in expected.items()}
-    console.print(describe_missing({run_set.cell: missing(run_set) for run_set in planned}, run_s))
+    todo = [(missing(run_set), run_s[run_set.cell]) for run_set in planned]
+    minutes = sum(number * (seconds or 0) for number, seconds in todo) / 60
+    takes = f", about {minutes:.1f} minutes of this machine"
+    if any(seconds is None for _, seconds in todo):
+        takes = "; the first one will tell how long they take"
+    total = sum(number for number, _ in todo)
+    console.print(f"to run: {total} runs{takes}" if total else "nothing is missing: every cell has its runs")
     return run_s
-
-
-def describe_missing(num_missing: Mapping[str, int], run_s: Mapping[str, float | None]) -> str:
-    """Return in words how many runs of the cells are to be made and how many minutes that takes."""
-    total, total_s = sum(num_missing.values()), 0.0
-    if not total:
-        return "nothing is missing: every cell has its runs"
-    for name, number in num_missing.items():
-        seconds = run_s[name]
-        if seconds is None:
-            return f"to run: {total} runs; the first one will tell how long they take"
-        total_s += number * seconds
-    return f"to run: {total} runs, about {total_s / 60:.1f} minutes of this machine"
 
 
 def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> tuple[float | None, str]:

@@ -13,7 +13,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,12 +197,20 @@ def point_cell(points: Points, methods: Numbers, lines: Numbers) -> dict[str, An
 
 def point_rows(points: Points) -> Iterator[dict[str, Any]]:
     """Yield the columns of the runs of a published set, or of a prediction."""
-    for row in points.rows:
-        figures = asdict(row)
-        status = PREDICTED if points.kind == "predicted" else REACHED if row.minutes else ENDED
-        texts = {"file": figures.pop("file"), "seed": "", "commit": ""}
-        numbers = {name: rounded(value) for name, value in figures.items()}
-        yield texts | numbers | {"status": status, "curve": []}
+    for run in points.runs:
+        minutes = finite(run.minutes)  # infinite of a run that missed its target
+        yield {
+            "file": run.name,
+            "seed": "",
+            "status": PREDICTED if points.kind == "predicted" else REACHED if minutes else ENDED,
+            "minutes": rounded(minutes),
+            "evaluation": rounded(run.evaluation),
+            "quality": rounded(run.quality),
+            "samples": rounded(run.samples),
+            "samples_per_s": rounded(run.samples_per_s or run.samples_per_s_overall),
+            "commit": "",
+            "curve": [],
+        }
 
 
 def describe_difference(logs: Sequence[Log], log: Log) -> str:

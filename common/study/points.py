@@ -20,6 +20,7 @@ from common.evidence.compare.reported import Published, Reported, load_reported
 from common.evidence.log import MAX_BYTES, RunSet
 from common.evidence.paths import find_files, label
 from common.evidence.records import finite, printable, read_bytes
+from common.evidence.score import Run
 from common.measure.device_run import NUM_DEVICES
 from common.repository import ROOT
 from common.study.predict.minutes import Rates, estimate
@@ -29,18 +30,6 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
 Profile = tuple[Path, dict[str, Any]]
 Bench = Mapping[str, Any]  # as common.study.benches reads it
 Measured = tuple[Rates, str, dict[str, float]]  # its file, and the shares that shapes have of a training
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One run, or a prediction. Minutes are None where a run missed its target, others where not known."""
-
-    file: str
-    minutes: float | None
-    quality: float | None
-    samples: float | None
-    samples_per_s: float | None
-    evaluation: float | None  # minutes of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +48,7 @@ class Points:
     target: float
     source: str
     path: str  # of the file that states it
-    rows: tuple[Row, ...]
+    runs: tuple[Run, ...]  # or the one that is predicted
     methods: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
 
@@ -77,17 +66,6 @@ def published_points() -> list[Points]:
 
 def published_set(entry: Published, facts: Reported) -> Points:
     what = entry.score.configuration if entry.configurations else ""
-    rows = [
-        Row(
-            file=run.name,
-            minutes=finite(run.minutes),
-            quality=run.quality,
-            samples=run.samples,
-            samples_per_s=run.samples_per_s or run.samples_per_s_overall,
-            evaluation=run.evaluation,
-        )
-        for run in entry.score.runs
-    ]
     return Points(
         kind="published",
         benchmark=entry.score.benchmark,
@@ -98,7 +76,7 @@ def published_set(entry: Published, facts: Reported) -> Points:
         target=facts.target,
         source=f"{entry.division} division, {entry.score.source}",
         path=label(ROOT / facts.folder / "reported.yaml"),
-        rows=tuple(rows),
+        runs=entry.score.runs,
     )
 
 
@@ -259,13 +237,15 @@ def predicted_point(
     """Return a point at the target; `figures` are those of `estimate`, or its minutes alone."""
     evaluation_s = figures.get("evaluation_s")
     facts = by_folder().get(config["benchmark"])
-    row = Row(
-        file="prediction",
+    run = Run(
+        name="prediction",
         minutes=figures["minutes"],
         quality=config["target"],
         samples=samples,
         samples_per_s=samples / figures["training_s"] if samples and "training_s" in figures else None,
+        samples_per_s_overall=None,
         evaluation=None if evaluation_s is None else evaluation_s / 60,
+        split=None,
     )
     return Points(
         kind="predicted",
@@ -277,7 +257,7 @@ def predicted_point(
         target=config["target"],
         source=source,
         path=path,
-        rows=(row,),
+        runs=(run,),
         methods=tuple(config.get("methods") or ()),
         interval=(figures["low"], figures["high"]) if "low" in figures else None,
     )

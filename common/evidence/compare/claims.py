@@ -1,15 +1,15 @@
 """Compute the claims in reported.yaml from the published runs, and judge them."""
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.evidence import intervals
 from common.evidence.compare import masked_accuracy
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
 from common.evidence.compare.reported import Claim, Published, Reported
+from common.evidence.compare.reproduce import positive
 from common.evidence.intervals import Interval
-from common.evidence.score import Run, olympic_mean, speedup
+from common.evidence.score import olympic_mean, speedup
 from common.evidence.text import between, number
 
 HOLDS, UNDERSTATED, OVERSTATED = "holds", "understated", "overstated"
@@ -79,12 +79,12 @@ def _compute(claim: Claim, against: Published) -> Computed:
         value, limits, formula = _of_minutes(claim, against)
     else:
         name, unit = COUNTED[claim.ratio]
-        above, below = _values(a.converged, name), _values(b.converged, name)
+        above, below = positive(a.converged, name), positive(b.converged, name)
         means = statistics.fmean(above), statistics.fmean(below)
         value, limits = means[0] / means[1], intervals.ratio(above, below).interval
         formula = f"{number(means[0])} / {number(means[1])} {unit}"
-        training = _values(b.converged, "samples_per_s")
-        if claim.ratio != "samples" and training and not _values(a.converged, "samples_per_s"):
+        training = positive(b.converged, "samples_per_s")
+        if claim.ratio != "samples" and training and not positive(a.converged, "samples_per_s"):
             other = means[0] / statistics.fmean(training)
     return Computed(
         against=against,
@@ -133,7 +133,7 @@ def _at_equal_quality(claim: Claim, against: Published) -> str:
     """Compute the claimed ratio up to where both sides passed the target by MosaicML's count."""
     is_time = claim.ratio == "minutes"
     above, form = (against.mosaic_minutes, ".3f") if is_time else (against.mosaic_samples, ",.0f")
-    below = _values(claim.of.score.converged, claim.ratio)
+    below = positive(claim.of.score.converged, claim.ratio)
     means = [(olympic_mean(v) if is_time else statistics.fmean(v)) if v else None for v in (above, below)]
     if means[0] is None or means[1] is None:
         return "not in the collected figures"
@@ -145,7 +145,3 @@ def _at_equal_quality(claim: Claim, against: Published) -> str:
 
 def _official(entry: Published) -> float:
     return masked_accuracy.converted(entry.score.quality or 0.0, entry.masked_tokens, OFFICIAL)
-
-
-def _values(runs: Sequence[Run], name: str) -> list[float]:
-    return [value for run in runs if (value := getattr(run, name))]

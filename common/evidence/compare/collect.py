@@ -19,7 +19,7 @@ from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
 from common.evidence.compare.rcp import last_step
 from common.evidence.compare.reported import SOURCE
 from common.evidence.compare.reproduce import first_reaching
-from common.evidence.log import TARGETS, Log, Point, RunSet, load
+from common.evidence.log import TARGETS, Log, RunSet, load
 from common.evidence.paths import find_sets
 from common.evidence.records import finite
 from common.evidence.rules.systems import describe_set, fields_of
@@ -136,15 +136,11 @@ def mosaic_figures(logs: Sequence[Log]) -> Entry:
 
 def mean_curve(logs: Sequence[Log]) -> list[tuple[int, float]]:
     """Average the evaluations that every run made: samples and accuracy, at equal samples."""
-    rows = takewhile(is_one_place, zip(*(log.curve for log in logs), strict=False))  # runs stop one by one
+    rows = zip(*(log.curve for log in logs), strict=False)  # runs stop one by one
     return [
         (int(row[0].samples or 0), round(statistics.fmean(point.accuracy for point in row), 5))
-        for row in rows
+        for row in takewhile(lambda row: len({point.samples for point in row}) == 1, rows)
     ]
-
-
-def is_one_place(row: Sequence[Point]) -> bool:
-    return len({point.samples for point in row}) == 1
 
 
 def digest(logs: Sequence[Log]) -> str:

@@ -31,14 +31,10 @@ def reproduction_lines(comparison: Reproduction) -> Iterator[str]:
         yield from convergence_lines(comparison.convergence)
         return
     yield f"  against {theirs.title}, {len(theirs.score.converged)} runs, {theirs.score.source}"
-    for factor in comparison.factors:
-        yield factor_line(factor, comparison.margin)
-    for part in comparison.parts:
-        yield part_line(part)
-    for counting in comparison.countings:
-        yield counting_line("here", counting)
-    for counting in comparison.published_countings:
-        yield counting_line("published", counting)
+    yield from (factor_line(factor, comparison.margin) for factor in comparison.factors)
+    yield from map(part_line, comparison.parts)
+    yield from (counting_line("here", counting) for counting in comparison.countings)
+    yield from (counting_line("published", counting) for counting in comparison.published_countings)
     yield from convergence_lines(comparison.convergence)
     yield f"  {conclusion(comparison)}"
 

@@ -91,31 +91,28 @@ class Reported:
         return next((entry for entry in self.sets if configuration in entry.configurations), None)
 
     def find(self, name: str) -> Published:
-        """Return the entry that `find_published` finds. Raises: UserError."""
-        return find_published(self.sets + self.peers, name, f"{self.folder}/reported.yaml lists them")
+        """Return the entry that is called so, or the only one that `has_words` of the name.
+
+        Raises: UserError with the near names.
+        """
+        entries = self.sets + self.peers
+        matches = called(entries, name) or [entry for entry in entries if entry.has_words(name)]
+        if len(matches) == 1:
+            return matches[0]
+        what = f"published result of {self.benchmark} is called '{printable(name)}'"
+        if not matches:
+            hint = nearest(name, (entry.name for entry in entries))
+            where = f"{self.folder}/reported.yaml lists them"
+            raise UserError(f"no {what}", hint=where if hint.startswith("known") else hint)
+        titles = [entry.label for entry in matches]
+        rest = f" and {len(titles) - MAX_TITLES} more" if len(titles) > MAX_TITLES else ""
+        hint = f"name one of: {', '.join(titles[:MAX_TITLES])}{rest}"
+        raise UserError(f"more than one {what}", hint=hint)
 
 
 def called(entries: Sequence[Published], name: str) -> list[Published]:
     """Return those whose system, or submitter, round and system, is the name."""
     return [entry for entry in entries if name in (entry.name, entry.label)]
-
-
-def find_published(entries: Sequence[Published], name: str, where: str) -> Published:
-    """Return the entry that is called so, or the only one that `has_words` of the name.
-
-    Raises: UserError with the near names; `where` all of them are.
-    """
-    matches = called(entries, name) or [entry for entry in entries if entry.has_words(name)]
-    if len(matches) == 1:
-        return matches[0]
-    what = f"published result of {entries[0].score.benchmark} is called '{printable(name)}'"
-    if not matches:
-        hint = nearest(name, (entry.name for entry in entries))
-        raise UserError(f"no {what}", hint=where if hint.startswith("known") else hint)
-    titles = [entry.label for entry in matches]
-    rest = f" and {len(titles) - MAX_TITLES} more" if len(titles) > MAX_TITLES else ""
-    hint = f"name one of: {', '.join(titles[:MAX_TITLES])}{rest}"
-    raise UserError(f"more than one {what}", hint=hint)
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from common.evidence.compare.reported import SOURCE, Published, Reported
 from common.evidence.intervals import Estimate, Ratio
 from common.evidence.log import Log, Point, RunSet
 from common.evidence.recipes import recipe_name
-from common.evidence.score import Run, Score, score, sort_by_launch, timed_logs
+from common.evidence.score import Run, Score, mean_of, score, sort_by_launch, timed_logs
 
 MARGIN = 0.05
 DIGITS_MINUTES, DIGITS_QUALITY = 2e-4, 2e-6  # of reported.yaml, rounded
@@ -209,7 +209,7 @@ def _parts(ours: Score, published: Score) -> tuple[Part, ...]:
         for score in (ours, published)
     )
     measured = intervals.mean(evaluation) if evaluation else None
-    parts = [Part(name="evaluation", measured=measured, published=_mean(theirs))]
+    parts = [Part(name="evaluation", measured=measured, published=mean_of(theirs))]
     for name, part in (("start-up", "startup"), ("overshoot", "overshoot")):
         measured, mean = getattr(ours.factors, part, None), getattr(published.split, part, None)
         parts.append(Part(name=name, measured=measured, published=mean))
@@ -226,7 +226,7 @@ def count_logs(logs: Sequence[Log], target: float) -> tuple[Counting, ...]:
         reached = [first_reaching(curve, target) for curve in curves]
         samples = [point.samples for point in reached if point and point.samples]
         qualities = [curve[-1].accuracy for curve in curves]
-        countings.append(_counting(tokens, qualities, len(samples), _mean(samples)))
+        countings.append(_counting(tokens, qualities, len(samples), mean_of(samples)))
     return tuple(countings)
 
 
@@ -241,7 +241,7 @@ def count_published(published: Published) -> tuple[Counting, ...]:
         counted = published.masked_tokens
         stops = [run.quality for run in score.counting if run.quality]
         qualities = [masked_accuracy.converted(quality, counted, tokens) for quality in stops]
-        samples = score.samples_to_target if tokens == counted else _mean(published.mosaic_samples)
+        samples = score.samples_to_target if tokens == counted else mean_of(published.mosaic_samples)
         num_reached = sum(quality >= score.target for quality in qualities)
         countings.append(_counting(tokens, qualities, num_reached, samples))
     return tuple(countings)
@@ -255,10 +255,6 @@ def _counting(tokens: int, qualities: Sequence[float], num_reached: int, samples
         num_runs=len(qualities),
         samples_to_target=samples if num_reached == len(qualities) else None,
     )
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def choose_published(reported: Reported, run_set: RunSet) -> Published | None:

@@ -3,6 +3,7 @@
 import random
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import unquote
@@ -12,7 +13,7 @@ import pytest
 from common.evidence.audit import audit_paths
 from common.study.benches import read_benches
 from common.study.explore import COLUMNS, page_data, render
-from common.study.points import Points, Row, published_points
+from common.study.points import Points, published_points
 from common.study.prices import load_prices
 from tests.browser import Browser
 from tests.common.study.test_explore import HOSTILE, PLACE, RESULTS, data_of, rows, study_run
@@ -225,7 +226,16 @@ def test_predictions_are_shown_told_apart_and_in_no_answer(view, committed, tmp_
         target=0.2,
         source="<b>by hand</b>",
         path=str(PLACE / "bench.json"),
-        rows=(Row(file="p", minutes=0.01, quality=0.9, samples=1e3, samples_per_s=1e5, evaluation=0.0),),
+        runs=(
+            replace(
+                published_points()[0].runs[0],
+                minutes=0.01,
+                quality=0.9,
+                samples=1e3,
+                samples_per_s=1e5,
+                evaluation=0.0,
+            ),
+        ),
         interval=(0.005, 0.02),
     )
     audited = audit_paths(SETS)

@@ -1,6 +1,7 @@
 """Points that no log measured: published sets as published, predictions by the formula of estimates."""
 
 import json
+import math
 import re
 from statistics import fmean, geometric_mean
 
@@ -10,6 +11,7 @@ import yaml
 from common.evidence.audit import audit_paths
 from common.evidence.compare.reported import read_facts
 from common.evidence.log import load
+from common.evidence.records import finite
 from common.repository import ROOT
 from common.study.benches import read_benches
 from common.study.explore import page_data, recipe_name, render
@@ -53,10 +55,10 @@ def test_published_sets_are_those_of_the_files():
     for entry in entries:
         point, missed = by_source[entry["source"]], entry["samples_to_target"]
         stated = [m if reached else None for m, reached in zip(entry["minutes"], missed, strict=True)]
-        assert [row.minutes for row in point.rows] == stated
-        assert [row.quality for row in point.rows] == entry["quality"]
+        assert [finite(run.minutes) for run in point.runs] == stated
+        assert [run.quality for run in point.runs] == entry["quality"]
         assert re.match("[0-9]+x[A-Z]", point.hardware) and point.kind == "published" and point.size == "full"
-    assert any(row.minutes is None for point in points for row in point.rows), "one missed its target"
+    assert any(run.minutes == math.inf for point in points for run in point.runs), "one missed its target"
 
 
 def test_a_prediction_is_samples_over_rate_and_evaluations(tmp_path):
@@ -72,10 +74,10 @@ def test_a_prediction_is_samples_over_rate_and_evaluations(tmp_path):
         for log in logs
     )
     minutes = (samples / 2000 + evaluation_s + startup_s / 1e3) / 60
-    assert num_evaluations > 0 and point.rows[0].minutes == pytest.approx(minutes, rel=1e-9)
+    assert num_evaluations > 0 and point.runs[0].minutes == pytest.approx(minutes, rel=1e-9)
     assert point.interval[0] < minutes < point.interval[1]
     assert (point.kind, point.benchmark, point.hardware) == ("predicted", "bert", "1xH100")
-    assert (point.rows[0].quality, point.rows[0].samples_per_s) == (0.2, pytest.approx(2000))
+    assert (point.runs[0].quality, point.runs[0].samples_per_s) == (0.2, pytest.approx(2000))
 
 
 def test_the_newest_bench_of_one_shape_counts_and_runs_of_studies_do_not(tmp_path):
@@ -94,12 +96,12 @@ def test_a_profile_of_the_same_recipe_goes_before_a_bench(tmp_path):
     write_bench(tmp_path, "1xH100")
     path = write_profile(tmp_path)
     (point,) = predicted(tmp_path, OPTIMIZED)
-    assert point.rows[0].samples_per_s == pytest.approx(4000) and "profile" in point.path
+    assert point.runs[0].samples_per_s == pytest.approx(4000) and "profile" in point.path
     figures = json.loads(path.read_text())
     figures["config"]["optimizer"]["learning_rate"] *= 2
     path.write_text(json.dumps(figures))
     (point,) = predicted(tmp_path, OPTIMIZED)
-    assert point.rows[0].samples_per_s == pytest.approx(2000)
+    assert point.runs[0].samples_per_s == pytest.approx(2000)
 
 
 def test_kept_estimates_and_projections_name_all_their_devices(tmp_path):
@@ -115,8 +117,8 @@ def test_kept_estimates_and_projections_name_all_their_devices(tmp_path):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record))
     estimate, projection = predicted(tmp_path)
-    assert (projection.hardware, projection.rows[0].minutes, projection.interval) == ("8xH100", 9.5, None)
-    assert (estimate.hardware, estimate.rows[0].minutes) == ("4xH200", record["minutes"])
+    assert (projection.hardware, projection.runs[0].minutes, projection.interval) == ("8xH100", 9.5, None)
+    assert (estimate.hardware, estimate.runs[0].minutes) == ("4xH200", record["minutes"])
     assert (all_devices("H200", 1), all_devices("H200", 2)) == ("H200", "2xH200")
     assert estimate.interval == (record["low"], record["high"])
     data = page_data([], read_benches([tmp_path], print), load_prices(), PLACE, [estimate, projection])

@@ -233,10 +233,10 @@ def test_a_small_ablation_keeps_what_it_measured_and_reaches_the_report(tmp_path
     command = ("ablate", *BERT, *TINY, "--seeds", "1", "--end-seeds", "1", "--results", tmp_path / "results")
     first = ttt_here(*command)
     assert first.returncode == 0, first.stderr
-    assert "10 runs of 10 cells" in first.stdout and "each alone on baseline" in first.stdout
+    assert "13 runs of 13 cells" in first.stdout and "each alone on baseline" in first.stdout
     ((path, ledger),) = find_ledgers([tmp_path / "results"])
     assert isinstance(ledger, Ledger) and path.endswith("bert-mini.ledger.json")
-    assert sum(len(state.runs) for state in ledger.states) == 10
+    assert sum(len(state.runs) for state in ledger.states) == 13
     unpad = next(row for row in ledger.rows if row.name == "unpad")
     assert unpad.alone.throughput.interval.low > 1  # half of the tokens are padding
     assert unpad.relieves[:2] == ["forward pass", "backward pass"] and unpad.bound > 1
