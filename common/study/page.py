@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from common.evidence.ledger import read_ledger
+from common.evidence.ledger import Ledger, ratio, read_ledger
 from common.evidence.page import fill_block
 from common.evidence.text import spread_of
 from common.files import save_text
@@ -75,28 +75,53 @@ def describe_trials() -> str:
 
 
 def describe_ablations() -> str:
-    """Return an item for each committed ablation: the effect on samples that its runs could show at all."""
+    """Return an item for each committed ablation: gains of throughput, and the least effect on samples."""
     items = []
     for name, stem in ABLATIONS.items():
         path = ROOT / "results" / "study" / "ablate-optimized" / f"{stem}.ledger.json"
         ledger = read_ledger(path)
         if isinstance(ledger, str):
             raise ValueError(f"{path}: {ledger}")
-        samples = Groups({state.name: log_samples(state.runs) for state in ledger.states})
-        effects = [effect for row in ledger.rows for effect in (row.alone, row.left_out)]
-        steps = [(e.before, e.after) for e in effects if e.samples and not e.together]
-        contrasts = {step: samples.contrast(dict(zip(step, (-1.0, 1.0), strict=True))) for step in steps}
-        least, step = min(
-            (contrast.detectable(len(ledger.rows)), step) for step, contrast in contrasts.items() if contrast
-        )
-        few, many = sorted(len(samples.values[state]) for state in step)
         link = f"([ledger](../../results/study/ablate-optimized/{stem}.ledger.json))"
-        runs = f"at most {many} runs against {few}, a spread from {samples.spread[1]} degrees of freedom"
-        items.append(
-            f"- {name}: no effect of a method on samples to the target below {math.exp(least):.3g}x could be "
-            f"shown, with {runs} and Holm's correction for {len(ledger.rows)} methods {link}.\n"
-        )
+        items.append(f"- {name}: {describe_gains(ledger)} {describe_samples(ledger)} {link}.\n")
     return "".join(items)
+
+
+def describe_gains(ledger: Ledger) -> str:
+    """Describe the gain of throughput, and what each method brings of it on top of the others."""
+    (whole,) = (ratio(entry.measured) for entry in ledger.compositions if entry.of == "throughput")
+    shown, rest = [], []
+    for row in sorted(ledger.rows, key=lambda row: -row.left_out.throughput.value):
+        effect, name = row.left_out, f"`{row.name}`"
+        limits, test = effect.throughput.interval, effect.tests.get("throughput")  # earlier ledgers: no tests
+        is_shown = test.is_shown if test else limits is not None and not limits.low <= 1 <= limits.high
+        if is_shown:
+            needing = f" with {' and '.join(f'`{other}`' for other in effect.together)}" * bool(
+                effect.together
+            )
+            shown.append(f"{name}{needing} brings {ratio(effect.throughput)}")
+        else:
+            rest.append(name)
+    unknown = f"; of {', '.join(rest)} no effect is shown" * bool(rest)
+    gain = f"`{ledger.configuration}` trains {whole} as fast as `{ledger.base}`."
+    return f"{gain} On top of the others {', '.join(shown)}{unknown}."
+
+
+def describe_samples(ledger: Ledger) -> str:
+    """Describe the least effect of a method on samples to the target that the runs could show."""
+    samples = Groups({state.name: log_samples(state.runs) for state in ledger.states})
+    effects = [effect for row in ledger.rows for effect in (row.alone, row.left_out)]
+    steps = [(effect.before, effect.after) for effect in effects if effect.samples and not effect.together]
+    contrasts = {step: samples.contrast(dict(zip(step, (-1.0, 1.0), strict=True))) for step in steps}
+    least, step = min(
+        (contrast.detectable(len(ledger.rows)), step) for step, contrast in contrasts.items() if contrast
+    )
+    few, many = sorted(len(samples.values[state]) for state in step)
+    runs = f"at most {many} runs against {few}, a spread from {samples.spread[1]} degrees of freedom"
+    return (
+        f"No effect of a method on samples to the target below {math.exp(least):.3g}x could be shown, with "
+        f"{runs} and Holm's correction for {len(ledger.rows)} methods"
+    )
 
 
 def describe_pair(pair: Comparison, crossings: Sequence[Crossing]) -> Iterator[str]:

@@ -178,6 +178,8 @@ def describe_comparisons(answers: Answers) -> Iterator[str]:
 
 
 def describe_gap(gap: Gap) -> str:
-    """Write the time of a gap, and the smallest one that the runs could show there."""
+    """Write the time of a gap, and the smallest one that the runs could show there, if there is one."""
     smallest = gap.difference.detectable
-    return f"{gap.seconds:.1f}" + (f" (could show {smallest:.4f})" if smallest else "")
+    if not smallest:
+        return f"{gap.seconds:.1f}"
+    return f"{gap.seconds:.1f} (could show {f'{smallest:.4f}' if smallest < 1 else 'none'})"  # of qualities
