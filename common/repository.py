@@ -272,15 +272,10 @@ def mlperf_name(benchmark: str) -> str:
     return str(benchmark_module(benchmark).Benchmark.names.mlperf)
 
 
-def probes_module(benchmark: str) -> ModuleType:
-    """Import probes.py of a benchmark, which answers the tools."""
-    return importlib.import_module(f"{benchmark}.probes")
-
-
 def build_probes(config: Any) -> Any:
     """Return the `Probes` of a configuration on one device. Imports torch."""
     benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
-    return probes_module(config.benchmark).Probes(benchmark)
+    return benchmark_module(config.benchmark, "probes").Probes(benchmark)
 
 
 def available_methods(benchmark: str) -> dict[str, str]:

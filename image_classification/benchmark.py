@@ -142,8 +142,8 @@ class Benchmark(benchmark.Benchmark):
     @property
     def num_rank_images(self) -> int:
         """The training images that are this rank's, where a loader keeps them."""
-        config = self.config
-        return sampler.shard_size(config.data.num_train_samples, config.global_batch_size, self.rank_info)
+        num_images, batch = self.config.data.num_train_samples, self.config.global_batch_size
+        return len(sampler.shard_bounds(num_images, batch, self.rank_info))
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
         """Yield shuffled batches of random crops without end."""

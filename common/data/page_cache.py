@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from common.errors import UserError
+from common.files import explain_os_error
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
@@ -16,13 +16,9 @@ def drop(directory: Path, *, whole: bool) -> tuple[bool, str]:
     """
     os.sync()
     if whole:
-        try:
+        hint = "be root, or leave it out: then the pages of the data set alone are dropped"
+        with explain_os_error("not allowed here", "--drop-caches", hint=hint):
             DROP_CACHES.write_text("3")
-        except OSError as error:
-            hint = "be root, or leave it out: then the pages of the data set alone are dropped"
-            raise UserError(
-                f"not allowed here ({error.strerror})", where="--drop-caches", hint=hint
-            ) from error
         return True, "vm.drop_caches=3, the whole machine's, as asked"
     if not hasattr(os, "posix_fadvise"):
         return False, "no posix_fadvise on this system"

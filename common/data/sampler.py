@@ -44,10 +44,6 @@ def in_epochs(
         epoch, step = epoch + 1, 0
 
 
-def shard_size(num_samples: int, batch_size: int, rank_info: RankInfo) -> int:
-    return len(shard_bounds(num_samples, batch_size, rank_info))
-
-
 def shard_bounds(num_samples: int, batch_size: int, rank_info: RankInfo) -> range:
     """Locate the samples of a rank in the permutation of all."""
     taken = rank_info.part(batch_size)

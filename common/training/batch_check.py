@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from common.config.schema import Loaded
 from common.errors import UserError
-from common.repository import benchmark_module, probes_module
+from common.repository import benchmark_module
 from common.training.load import load_config
 from common.training.ranks import RankInfo
 
@@ -32,7 +32,7 @@ def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
 def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
     """List the numbers of samples that any rank's batch norm averages over; none without batch norm."""
     name = loaded.config.benchmark
-    if not probes_module(name).Probes.has_batch_norm:
+    if not benchmark_module(name, "probes").Probes.has_batch_norm:
         return []
     kind = benchmark_module(name).Benchmark
     ends = [RankInfo(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1)]  # least and most

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from common.repository import probes_module
+from common.repository import benchmark_module
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
 
@@ -176,5 +176,5 @@ class Probes(ABC):
 
 def probes_of(benchmark: Benchmark) -> Probes:
     """Return the probes of a benchmark from the module beside it."""
-    probes: Probes = probes_module(benchmark.config.benchmark).Probes(benchmark)
+    probes: Probes = benchmark_module(benchmark.config.benchmark, "probes").Probes(benchmark)
     return probes

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from common.errors import UserError
+from common.files import explain_os_error
 from image_classification.data.images import decode_bytes
 
 QUALITY = 92  # of JPEG, where an image is encoded again
@@ -34,12 +35,9 @@ def read_image(record: Record, encoded_px: int | None = None) -> tuple[bytes, in
 
     Raises UserError that names the image when it cannot be read or decoded.
     """
-    try:
-        with open(record.path, "rb", buffering=0) as file:
-            file.seek(record.offset)
-            content = file.read(record.num_bytes)
-    except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=record.where) from error
+    with explain_os_error("cannot be read", record.where), open(record.path, "rb", buffering=0) as file:
+        file.seek(record.offset)
+        content = file.read(record.num_bytes)
     if len(content) != record.num_bytes:
         raise UserError(f"{len(content)} bytes, expected {record.num_bytes}", where=record.where)
     image = decode_bytes(content, where=record.where)

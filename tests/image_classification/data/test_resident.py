@@ -49,7 +49,7 @@ def test_ranks_share_the_images_and_each_decodes_its_own_once(image_folder):
         images, rank_info = CountedImages(image_folder), RankInfo(rank=rank, world_size=3)
         batches = [batch.samples for batch in islice(load(images, rank_info=rank_info, batch_size=8), 12)]
         assert all(len(samples) == len(rank_info.part(8)) for samples in batches)
-        assert sampler.shard_size(NUM_IMAGES, 8, rank_info) == last - first
+        assert len(sampler.shard_bounds(NUM_IMAGES, 8, rank_info)) == last - first
         for epoch in range(6):  # of 2 steps
             drawn = np.concatenate(batches[2 * epoch : 2 * epoch + 2])
             assert len(set(drawn)) == len(drawn)
