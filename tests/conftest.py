@@ -7,6 +7,17 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
 
 
+@pytest.fixture(scope="session")
+def prepared_data():
+    """Prepare the data of size mini of all benchmarks."""
+    from common.commands.data import prepare
+    from common.repository import benchmarks
+    from common.training.load import load_config
+
+    for name in benchmarks():
+        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
     """Put the files with slow tests first, so that two processes end together; on demand is slow, too."""

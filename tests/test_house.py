@@ -247,4 +247,5 @@ def test_shell_scripts_are_short_and_strict():
     for path in scripts:
         lines = path.read_text().splitlines()
         assert len(lines) <= 25 and "set -euo pipefail" in lines, path
+        assert subprocess.run(["bash", "-n", path]).returncode == 0, path
     assert all(len(path.read_text().splitlines()) <= 25 for path in tracked() if path.suffix == ".sh")

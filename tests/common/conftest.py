@@ -1,4 +1,4 @@
-"""Prepared data, a place for real runs, and `ttt` with a fault meanwhile."""
+"""A machine without a record, disks, a place for real runs, and `ttt` with a fault meanwhile."""
 
 import subprocess
 import sys
@@ -10,17 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from common.cli import main
-from common.commands.data import prepare
-from common.repository import benchmarks
-from common.training.load import load_config
+from common.machine import record
 from tests.runs import END_S, HANG_S, open_place
 
 
-@pytest.fixture(scope="session")
-def prepared_data():
-    """Prepare the data of size mini of all benchmarks."""
-    for name in benchmarks():
-        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
+@pytest.fixture
+def no_record(monkeypatch, tmp_path):
+    """A machine without a record of its speeds; returns the folder of the record."""
+    folder = tmp_path / "machine"
+    monkeypatch.setattr(record, "FOLDER", folder)
+    return folder
 
 
 @pytest.fixture

@@ -109,15 +109,6 @@ def test_the_plan_counts_in_epochs_batches_and_samples_rounds_up_and_evaluates_t
     assert exact.evaluation_steps == (30, 60, 90)
 
 
-def test_the_published_resnet_plan():
-    baseline, optimized = (
-        load_config("image_classification", name, size="full", settings=[]).config.plan()
-        for name in ("baseline", "optimized")
-    )
-    assert (baseline.steps_per_epoch, baseline.num_steps, baseline.warmup_steps) == (625, 56250, 5000)
-    assert (optimized.num_steps, optimized.warmup_steps) == (17500, 5000)
-
-
 def test_each_key_knows_where_it_was_written_and_a_person_can_name_the_machine():
     loaded = bert("target=0.3", "submission.hardware=my-laptop")
     assert loaded.origins["target",] == "--set"

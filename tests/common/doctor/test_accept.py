@@ -22,6 +22,8 @@ from common.measure.device_run import load_for_ranks
 from tests.command import one_line, start, ttt_here
 from tests.runs import until
 
+pytestmark = pytest.mark.usefixtures("no_record")
+
 BASELINE, OPTIMIZED = "language_bert baseline", "language_bert optimized"
 SOUND = [ok("versions", "python 3.12"), warning("open files", "256 allowed", "ulimit -n 1024")]
 BUSY = warning("processors", "other programs use 1.3 of 2 cores (cc1 97%)", "end them, or wait")
@@ -41,12 +43,6 @@ def load_config(benchmark, configuration, size="full", num_ranks=8):
 def figures(samples_per_s, **more):
     quiet = {"taken_cores": 0.0, "cores": 2.0, "gpus": [{}]}
     return {"size": "mini", "samples": "sequences", "samples_per_s": samples_per_s} | quiet | more
-
-
-@pytest.fixture(autouse=True)
-def no_record(monkeypatch, tmp_path):
-    """A machine without a record of its speeds."""
-    monkeypatch.setattr(record, "FOLDER", tmp_path / "machine")
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ import threading
 import psutil
 import pytest
 
-from common.commands.data import prepare
 from common.doctor import checks, devices, first_steps
 from common.errors import UserError
-from common.machine import host, record
+from common.machine import host
 from common.machine.line import FAULT, OK, WARNING
 from common.machine.load import Load
 from common.repository import ROOT, benchmarks, configurations
@@ -19,18 +18,7 @@ from tests.command import ttt
 from tests.committed import committed_results
 from tests.runs import until
 
-
-@pytest.fixture(scope="module", autouse=True)
-def prepared():
-    """The data of size mini."""
-    for name in benchmarks():
-        prepare(load_config(name, "baseline", size="mini", settings=[]).config)
-
-
-@pytest.fixture(autouse=True)
-def no_record(monkeypatch, tmp_path):
-    """A machine without a record of its speeds."""
-    monkeypatch.setattr(record, "FOLDER", tmp_path / "machine")
+pytestmark = pytest.mark.usefixtures("prepared_data", "no_record")
 
 
 def load(benchmark, *settings, size="mini"):

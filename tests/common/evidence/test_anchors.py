@@ -174,12 +174,6 @@ def test_links_and_files_without_an_end_are_not_read(folder):
     assert "larger than" in rules(folder)["N905"]
 
 
-def test_a_set_without_replies_has_none(golden, tmp_path):
-    golden.write(tmp_path, golden.set(num_logs=1))
-    (run_set,) = load([tmp_path])
-    assert read_anchored(run_set) is None
-
-
 def test_check_takes_a_root_and_refuses_what_is_none(folder, authority, tmp_path):
     done = ttt_here("check", folder, "--no-official", "--anchor-root", authority.root)
     assert done.stdout.strip().endswith("time-stamps: 8 of 8 places stamped by CN=Test Authority")

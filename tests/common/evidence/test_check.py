@@ -120,26 +120,6 @@ def test_a_sealed_set_stays_sealed_in_an_archive_and_when_one_log_is_named(work,
         assert done.returncode == 0 and "; sealed; " in done.stdout, done.stdout
 
 
-def test_rules_are_listed_with_severity_and_section():
-    done = ttt_here("check", "--rules")
-    assert done.returncode == 0 and "S402 error    No run stands in a set twice" in done.stdout
-
-
-@pytest.mark.parametrize("verb", ["check", "score", "report"])
-def test_a_missing_path_is_one_line_and_exit_2(verb):
-    done = ttt_here(verb, "nowhere")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: nowhere: no such file or folder\n"
-
-
-@pytest.mark.parametrize("benchmark", ["resnet", "bert"])
-def test_the_official_checker_accepts_a_good_log(golden, tmp_path, benchmark):
-    golden.write(tmp_path, golden.set(benchmark, num_logs=1))
-    (run_set,) = load([tmp_path])
-    verdicts = [verdict.verdict for verdict in official.judge(run_set)]
-    assert verdicts == ["SUCCESS"] * len(official.RULESETS[benchmark])
-
-
 def test_the_official_checkers_refusal_is_shown_as_its_own(golden, tmp_path):
     golden.write(tmp_path, [[line for line in golden.log("bert") if '"key": "eval_samples"' not in line]])
     done = ttt_here("check", tmp_path)

@@ -2,27 +2,15 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
-from common.commands.data import prepare
 from common.machine import host
 from common.machine.line import FAULT, OK
-from common.repository import ROOT
-from common.training.load import load_config
+from tests.command import TTT, run
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-TTT = [sys.executable, "-m", "common.cli"]
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
-
-
-def run(*command):
-    command = list(map(str, command))
-    return subprocess.run(
-        command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 def on_a_small_disk(folder, script, *arguments):
@@ -34,13 +22,12 @@ def on_a_small_disk(folder, script, *arguments):
 
 
 @pytest.mark.slow
-def test_a_run_is_refused_on_a_full_disk_and_forced_says_so_in_its_log(tmp_path):
-    prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
+def test_a_run_is_refused_on_a_full_disk_and_forced_says_so_in_its_log(tmp_path, prepared_data):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     sets = [part for setting in (*TINY, "target=0.01") for part in ("--set", setting)]
     where = ["--results", disk / "results", "--systems", tmp_path / "systems"]
-    command = [*TTT, "run", "language_bert", "optimized", "--size", "mini", *where, *sets]
+    command = [TTT, "run", "language_bert", "optimized", "--size", "mini", *where, *sets]
     done = on_a_small_disk(disk, '"$@"; code=$?; ls -R . > /dev/null; exit $code', *command)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -53,7 +40,7 @@ def test_a_run_is_refused_on_a_full_disk_and_forced_says_so_in_its_log(tmp_path)
     text = path.read_text()
     assert "\n# preflight: fault, forced: room for results: 2.0 MiB free" in text
     assert '"status": "success"' in text
-    audit = run(*TTT, "check", path)
+    audit = run(TTT, "check", path)
     assert audit.returncode == 0, audit.stdout
 
 
@@ -86,7 +73,7 @@ print(host.space("results", place))
 @pytest.mark.slow
 def test_few_open_files_are_a_fault_with_what_to_type():
     doctor = ("doctor", "--size", "mini", "--quick", "--json")
-    limited = run("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *TTT, *doctor)
+    limited = run("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", TTT, *doctor)
     assert limited.returncode == 1, limited.stderr
     found = json.loads(limited.stdout)
     (line,) = [line for line in found["lines"] if line["state"] == FAULT]

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.commands.data import prepare
 from common.evidence.log import read_log
 from common.machine import host, record, system
 from common.machine import load as machine_load
@@ -20,7 +19,6 @@ from common.machine.load import Load, Meter, busy_programs, look, most_threads, 
 from common.run import launch
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
-from common.training.load import load_config
 from common.training.ranks import SINGLE_RANK
 from tests.command import ttt
 
@@ -43,18 +41,7 @@ def neighbours(number=NUM_CORES):
             process.stdout.close()
 
 
-@pytest.fixture
-def free_choice(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-
-
-@pytest.fixture
-def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(record, "FOLDER", tmp_path / "machine")
-    return tmp_path / "machine"
-
-
-def test_other_programs_are_measured_and_named_without_their_arguments(free_choice, monkeypatch):
+def test_other_programs_are_measured_and_named_without_their_arguments(usual_threads, monkeypatch):
     with neighbours():
         assert look().taken > 0.7
         names = busy_programs()
@@ -67,7 +54,7 @@ def test_other_programs_are_measured_and_named_without_their_arguments(free_choi
     assert not any("while" in name or "-c" in name for name in names)
 
 
-def test_own_work_is_nobody_elses(free_choice):
+def test_own_work_is_nobody_elses(usual_threads):
     meter, until = Meter(), time.process_time() + 0.3
     while time.process_time() < until:
         pass
@@ -121,7 +108,7 @@ def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def two_threads(free_choice):
+def two_threads(usual_threads):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -155,8 +142,7 @@ def test_threads_stay_on_gpus_beside_other_ranks_and_where_a_person_chose(two_th
 
 
 @pytest.mark.slow
-def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path, free_choice):
-    prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
+def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path, usual_threads, prepared_data):
     sets = [f"--set={name}=20ba" for name in ("max_duration", "evaluate_every", "evaluate_from")]
     sets += ["--set=target=0.01", "--set=schedule.warmup=5ba"]
     where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
@@ -186,19 +172,19 @@ def test_a_run_whose_blocks_were_disturbed_ends_with_a_warning(tmp_path, capsys)
 # The machine's own record.
 
 
-def test_half_the_record_is_a_warning_and_a_better_speed_is_kept(folder):
+def test_half_the_record_is_a_warning_and_a_better_speed_is_kept(no_record):
     line = ok("speed", "so fast")
     for speed, state in ((100.0, OK), (50.0, WARNING), (200.0, OK), (100.0, WARNING)):
         judged = record.judge_speed(line, "product", speed)
         assert judged.state == state
     assert judged.values["factor"] == 2.0 and "2.0 times as fast" in judged.found
     assert record.judge_speed(line, "copy", 1.0).state == OK
-    (path,) = folder.iterdir()
+    (path,) = no_record.iterdir()
     path.write_text("[" * 9999)
     assert record.judge_speed(line, "product", 1.0).state == OK
     path.unlink()
-    folder.rmdir()
-    folder.touch()
+    no_record.rmdir()
+    no_record.touch()
     assert "cannot be kept" in record.judge_speed(line, "product", 1.0).found
 
 
@@ -212,7 +198,7 @@ def test_each_machine_has_a_record_of_its_own(monkeypatch, tmp_path):
     assert len(paths) == 3 and not any("one" in path.name for path in paths)
 
 
-def test_a_core_is_compared_with_its_best(folder):
+def test_a_core_is_compared_with_its_best(no_record):
     first = host.core_speed()
     assert first.state == OK and first.values["flops_per_s"] > 1e8
     record.judge_speed(first, "speed of a core", 10 * first.values["flops_per_s"])

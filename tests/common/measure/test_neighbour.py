@@ -6,7 +6,6 @@ import time
 import psutil
 import pytest
 
-from common.commands.data import prepare
 from common.config.division import OPEN
 from common.measure import neighbour
 from common.training.load import load_config
@@ -67,9 +66,8 @@ def test_the_table_tells_medians_ranges_and_runs_that_were_ended():
 
 
 @pytest.mark.on_demand
-def test_a_run_is_timed_beside_a_busy_process_with_the_threads_that_were_set(monkeypatch):
+def test_a_run_is_timed_beside_a_busy_process_with_the_threads_that_were_set(monkeypatch, prepared_data):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # is not taken over
-    prepare(load_config("language_bert", "optimized", size="mini", settings=[]).config)
     steps = ("max_duration=4ba", "evaluate_every=4ba", "evaluate_from=4ba", "schedule.warmup=1ba")
     sets = [part for setting in (*steps, "target=0.99") for part in ("--set", setting)]
     command = ["run", "language_bert", "optimized", "--size", "mini", *sets]

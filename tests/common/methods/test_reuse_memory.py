@@ -1,10 +1,9 @@
 """reuse_memory: the same bits, and no page that is cleared anew; each in a process of its own."""
 
 import json
-import subprocess
 import sys
 
-from common.repository import ROOT
+from tests.command import run
 
 PROGRAM = """
 import json, resource, sys
@@ -30,14 +29,8 @@ print(json.dumps([faults, weights]))
 
 
 def trained(how):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, how],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    done = run(sys.executable, "-c", PROGRAM, how)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from common.evidence.sealed.seal import read_sealed
-from common.repository import ROOT, benchmarks
+from common.repository import ROOT
 from tests.command import run, start
 from tests.runs import free_port, reason_of_abort, records, until
 
@@ -269,13 +269,6 @@ def test_containers_get_repository_data_output_and_infiniband(allocation, tmp_pa
         assert [call[:2] for call in calls] == 2 * [["--kill-on-bad-exit=1", "--cpu-bind=none"]]
         assert [" ".join(call[2:]) for call in calls] == expected
         Path(allocation["SRUN_CALLS"]).unlink()
-
-
-@pytest.mark.parametrize(
-    "script", ["systems/run.sbatch", *(f"{name}/run_and_time.sh" for name in benchmarks())]
-)
-def test_a_script_is_whole(script):
-    assert run("bash", "-n", script).returncode == 0
 
 
 def test_the_image_is_pinned_and_keeps_its_torch():

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.commands.data import prepare
 from common.run.mllog import RunLog
 from common.training import checkpoint
 from tests.common.training import checkpointed
-from tests.image_classification.loading import config_of
 
 TINY = ["global_batch_size=8", "micro_batch_size=4", "data.train_crop_px=32"]
 TINY += ["data.evaluation_resize_px=32", "data.evaluation_crop_px=32"]
@@ -34,9 +32,8 @@ METHODS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prepared():
-    """The data of size mini, and one thread: the same sums in the same order."""
-    prepare(config_of("baseline"))
+def one_thread(prepared_data):
+    """One thread: the same sums in the same order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -7,23 +7,12 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from common.evidence.recipes import all_differences, flat
-from image_classification.methods.fixres import Fixres, apply_fixres
+from image_classification.methods.fixres import apply_fixres
 from image_classification.methods.progressive_crops import crops_by_epoch
 from image_classification.methods.progressive_resizing import image_size_px, resize_images
 from tests.image_classification.loading import config_of
 
 GROWING_PX = [96, 104, 112, 116, 124, 132, 140, 148, 156, 164, 172]
-
-
-def test_fixres_changes_two_sizes():
-    method = Fixres("fixres", Fixres.Config(train_crop_px=176, evaluation_resize_px=232))
-    config = config_of("baseline", "full")
-    changed = method.configure(config)
-    assert list(all_differences(flat(config.model_dump()), flat(changed.model_dump()))) == [
-        ("data.train_crop_px", "224", "176"),
-        ("data.evaluation_resize_px", "256", "232"),
-    ]
 
 
 def test_fixres_crops_before_the_transforms_of_a_data_set():

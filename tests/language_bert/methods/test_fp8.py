@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from common.cli import dispatch
-from common.commands.data import prepare
 from common.errors import UserError
 from common.training.load import load_config
 from common.training.step import Training
@@ -120,7 +119,7 @@ def multiply_plainly(a, b, scales, dtype, *, fast):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def quick(monkeypatch, prepared_data):
     """Exchange the product, which a CPU computes slowly."""
     monkeypatch.setattr(fp8, "product", multiply_plainly)
 
@@ -128,7 +127,6 @@ def quick(monkeypatch):
 def train(seed, *settings, num_steps):
     """Train at size mini; returns the training and its losses."""
     config = mini("optimized_fp8", "precision=bf16", "model.num_hidden_layers=2", *settings)
-    prepare(config)
     training = Training(config, Benchmark(config, seed=seed), seed=seed)
     training.initialize()
     batches = training.benchmark.train_batches()
@@ -153,7 +151,6 @@ def test_scales_and_their_history_are_resumed(quick, tmp_path):
         folder.mkdir()
         return checkpointed.start("language_bert", folder, settings=settings, **source)
 
-    prepare(mini("baseline"))
     whole = checkpointed.train(start(tmp_path / "whole"), keep=[3])
     assert (
         whole[0]["rank0.model.fp8_history"].count_nonzero(dim=0).tolist() == [checkpointed.NUM_STEPS + 2] * 12

@@ -5,14 +5,8 @@ import pytest
 from tests.command import ttt
 from tests.runs import SHORT, records
 
-pytestmark = pytest.mark.on_demand
+pytestmark = [pytest.mark.on_demand, pytest.mark.usefixtures("prepared_data")]
 METHODS = ("seq_length_warmup={how: segment}", "alibi={}", "gated_linear_units={}")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def data():
-    done = ttt("data", "prepare", "language_bert", "--size", "mini")
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("configuration", ["baseline", "optimized"])

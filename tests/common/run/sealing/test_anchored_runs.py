@@ -21,16 +21,9 @@ from tests.command import run
 from tests.committed import committed_results
 from tests.common.evidence.anchored import audit_anchors
 from tests.common.evidence.forgeries import faster, lasts, scaled
-from tests.runs import Place
+from tests.runs import SHORT, Place
 
 NUM_FORGERIES = 10
-SHORT = (
-    "target=0.01",
-    "max_duration=40ba",
-    "evaluate_every=20ba",
-    "evaluate_from=20ba",
-    "schedule.warmup=5ba",
-)
 
 
 def slower_clock(lines, factor):

@@ -7,7 +7,6 @@ import pytest
 import torch
 import yaml
 
-from common.commands.data import prepare
 from common.config.merge import extend, to_yaml
 from common.evidence.log import read_log
 from common.run import launch
@@ -16,6 +15,8 @@ from common.study.tuning.tune_runs import Tuner, candidates
 from common.training.load import load_config
 from tests.command import one_line, ttt, ttt_here
 
+pytestmark = pytest.mark.usefixtures("prepared_data")
+
 RUN = ("run", "language_bert", "baseline", "--size", "mini")
 BENCHMARKS = ("image_classification", "language_bert")
 SHORT = ("max_duration=8ba", "evaluate_every=4ba", "evaluate_from=4ba", "schedule.warmup=2ba", "target=0.9")
@@ -23,12 +24,6 @@ SMALL = {
     "image_classification": ("data.train_crop_px=32", "global_batch_size=4"),
     "language_bert": ("model.hidden_size=16", "model.intermediate_size=16", "global_batch_size=4"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def data():
-    for benchmark in BENCHMARKS:
-        prepare(load_config(benchmark, "baseline", size="mini", settings=[]).config)
 
 
 def sets(*settings):
