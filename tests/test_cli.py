@@ -75,6 +75,10 @@ def test_corrupted_data_are_named_before_anything_is_timed(tmp_path):
     (copy / "train-00000.shard").write_bytes(content)
     line = one_line(ttt_here(*run_arguments(tmp_path, f"data.directory={copy}")))
     assert "train-00000.shard" in line and "content changed" in line
+    verified = ttt_here(
+        "data", "verify", "language_bert", "--size", "mini", "--set", f"data.directory={copy}"
+    )
+    assert verified.returncode == 1 and "train-00000.shard" in verified.stdout
     assert results(tmp_path) == []
 
 

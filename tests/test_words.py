@@ -189,8 +189,10 @@ def test_the_settings_of_a_logged_command_are_read_as_they_were_meant():
 
 def test_the_rules_are_json_on_demand():
     rules = json.loads(ttt_here("check", "--rules", "--json").stdout)["rules"]
-    text = ttt_here("check", "--rules").stdout
-    assert len(rules) == len(text.splitlines()) > 50 and "S402 error    No run stands in a set twice" in text
+    listed = ttt_here("check", "--rules")
+    text = listed.stdout
+    assert listed.returncode == 0 and "S402 error    No run stands in a set twice" in text
+    assert len(rules) == len(text.splitlines()) > 50
     assert all(rule["id"] in text and rule["message"] in text for rule in rules)
 
 

@@ -120,6 +120,13 @@ def test_a_sealed_set_stays_sealed_in_an_archive_and_when_one_log_is_named(work,
         assert done.returncode == 0 and "; sealed; " in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize("verb", ["check", "score", "report"])
+def test_a_missing_path_is_one_line_and_exit_2(verb):
+    done = ttt_here(verb, "nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: nowhere: no such file or folder\n"
+
+
 def test_the_official_checkers_refusal_is_shown_as_its_own(golden, tmp_path):
     golden.write(tmp_path, [[line for line in golden.log("bert") if '"key": "eval_samples"' not in line]])
     done = ttt_here("check", tmp_path)

@@ -6,6 +6,7 @@ import torch
 from common.measure.dry_run import activation_bytes
 from common.repository import benchmarks
 from common.training.step import Training
+from tests.command import ttt
 from tests.runs import make_benchmark
 
 
@@ -31,3 +32,17 @@ def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark)
         loss = training.loss(outputs, batch.targets)
     assert loss.isfinite() and counted == pytest.approx(sum(saved.values()), rel=0.01)
     assert counted > 1e5
+
+
+@pytest.mark.on_demand
+@pytest.mark.parametrize(
+    ("benchmark", "steps", "parameters"),
+    [
+        ("image_classification", "17,500 of 2048", "25,557,032"),
+        ("language_bert", "6,000 of 448", "335,174,458"),
+    ],
+)
+def test_a_dry_run_of_the_full_size_needs_no_data(benchmark, steps, parameters):
+    done = ttt("run", benchmark, "optimized", "--size", "full", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert f"#   steps: {steps} samples" in done.stdout and f"for {parameters} parameters" in done.stdout

@@ -64,3 +64,5 @@ def test_devices_are_whole_machines():
     assert done.returncode == 0, done.stderr
     rows = done.stdout.splitlines()[1:6]
     assert [row.split()[:2] for row in rows] == [["1", "1"], ["1", "2"], ["1", "4"], ["1", "8"], ["2", "16"]]
+    old = ttt_here("plan", *BERT, "--nodes", 2, "--price", 2)
+    assert old.stdout == done.stdout and old.stderr == ""
