@@ -28,6 +28,9 @@ class Interval:
     high: float
     method: str
 
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:

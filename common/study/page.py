@@ -50,7 +50,7 @@ def describe_sweep(answers: Answers) -> Iterator[str]:
     for name, value in level.times_faster.items():
         assert value.estimate is not None
         limits = value.estimate.interval
-        is_shown = limits is not None and not limits.low <= 1 <= limits.high
+        is_shown = limits is not None and not limits.holds(1)
         could = f", which is not shown to differ from 1: {1 + (value.detectable or 0):.2f}x could be"
         yield f"`{name}` is {spread_of(value.estimate, unit='x')} as fast{'' if is_shown else could}."
     for pair in answers.comparisons:
@@ -64,9 +64,9 @@ def describe_trials() -> str:
     for name, stem in SWEEPS.items():
         by_configuration = trials.read(folder / f"{stem}.json")
         best = (
-            f"of `{configuration}` {f'`{settings}`' if settings else 'the recipe as it is'}"
+            f"of `{configuration}` "
+            + (f"`{' '.join(some[0].settings)}`" if some[0].settings else "the recipe as it is")
             for configuration, some in by_configuration.items()
-            for settings in [" ".join(some[0].settings)]
         )
         gains = " ".join(trials.describe_best(by_configuration)).removesuffix(".")
         link = f"([trials](../../results/study/trials/{stem}.json))"
@@ -94,11 +94,9 @@ def describe_gains(ledger: Ledger) -> str:
     for row in sorted(ledger.rows, key=lambda row: -row.left_out.throughput.value):
         effect, name = row.left_out, f"`{row.name}`"
         limits, test = effect.throughput.interval, effect.tests.get("throughput")  # earlier ledgers: no tests
-        is_shown = test.is_shown if test else limits is not None and not limits.low <= 1 <= limits.high
-        if is_shown:
-            needing = f" with {' and '.join(f'`{other}`' for other in effect.together)}" * bool(
-                effect.together
-            )
+        if test.is_shown if test else limits is not None and not limits.holds(1):
+            others = " and ".join(f"`{other}`" for other in effect.together)
+            needing = f" with {others}" * bool(others)
             shown.append(f"{name}{needing} brings {ratio(effect.throughput)}")
         else:
             rest.append(name)

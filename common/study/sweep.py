@@ -150,7 +150,7 @@ def with_bound(value: Value, form: Form, unit: str = "") -> str:
     if value.estimate is None:
         return DASH
     text, limits = f"{value.bound} {spread_of(value.estimate, form, unit)}".lstrip(), value.estimate.interval
-    is_undecided = limits is not None and limits.low <= 1 <= limits.high
+    is_undecided = limits is not None and limits.holds(1)
     return f"{text}, could show {1 + value.detectable:.2f}x" if value.detectable and is_undecided else text
 
 
@@ -182,4 +182,5 @@ def describe_gap(gap: Gap) -> str:
     smallest = gap.difference.detectable
     if not smallest:
         return f"{gap.seconds:.1f}"
-    return f"{gap.seconds:.1f} (could show {f'{smallest:.4f}' if smallest < 1 else 'none'})"  # of qualities
+    could = f"{smallest:.4f}" if smallest < 1 else "none"  # a quality is at most 1
+    return f"{gap.seconds:.1f} (could show {could})"

@@ -37,7 +37,6 @@ FACTORS = {  # of the recipe's own value, from and to; drawn evenly in their log
     "optimizer.weight_decay": (1 / 10, 10),
     "budget": (1 / 3, 1),  # shortens the whole schedule, the decay of the learning rate with it
 }
-HEAD = ("num_seeds", "factors")  # of the file, beside the configurations
 # of a cell's settings
 NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "evaluate_offset", "budget", "submission.")
 
@@ -134,22 +133,23 @@ def show(trials: Mapping[str, Sequence[Trial]]) -> None:
     counts = ", ".join(f"{name}: {len(some)}" for name, some in trials.items())
     title = f"trials, the best first ({counts}; one with missing runs is not shown)"
     console.print(make_table(title, columns, rows, left=columns[:2]))
-    console.print(*describe_best(trials), sep="\n")
+    for line in describe_best(trials):
+        console.print(line, markup=False)
 
 
 def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
     """Yield what each configuration gains over the first, both at the best that the same search found."""
     best = {name: some[0] for name, some in trials.items() if some}
-    for name, trial in [*best.items()][1:]:
-        first = next(iter(best))
+    first, *others = best or [""]
+    for name in others:
         if missed := " and of ".join(side for side in (first, name) if best[side].rank[0]):
             yield f"{name} and {first}: no trial of {missed} reached the target in every run."
             continue
-        gain = intervals.ratio(best[first].minutes, trial.minutes)  # type: ignore[arg-type]
+        gain = intervals.ratio(best[first].minutes, best[name].minutes)  # type: ignore[arg-type]
         factor = spread(gain.value, gain.interval, unit="x")
         yield (
             f"The best of {len(trials[name])} trials of {name} is {factor} as fast as the best of "
-            f"{len(trials[first])} of {first}, by {len(trial.minutes)} runs of each."
+            f"{len(trials[first])} of {first}, by {len(best[name].minutes)} runs of each."
         )
 
 
@@ -166,13 +166,13 @@ def read(path: Path) -> dict[str, list[Trial]]:
     return {
         name: [Trial(**{key: tuple(value) for key, value in entry.items()}) for entry in some]
         for name, some in document.items()
-        if name not in HEAD
+        if isinstance(some, list)  # else the number of seeds, or the factors
     }
 
 
 def save(study: Study, trials: Mapping[str, Sequence[Trial]]) -> Iterator[Path]:
     """Write the trials, and the best of each configuration as a YAML file to run by its path."""
-    document = dict(zip(HEAD, (study.num_seeds, FACTORS), strict=True))
+    document = {"num_seeds": study.num_seeds, "factors": FACTORS}
     document |= {name: [asdict(trial) for trial in some] for name, some in trials.items()}
     path = study.report.with_name(f"{study.report.name}.json")
     save_text(path, json.dumps(document, indent=1) + "\n")

@@ -189,7 +189,7 @@ def _factor(name: str, ours: Sequence[float], theirs: Sequence[float], note: str
     ratio = intervals.ratio(ours, theirs)
     if ratio.is_within(margin):
         verdict = REPRODUCED
-    elif ratio.interval is None or ratio.interval.low <= 1 <= ratio.interval.high:
+    elif ratio.interval is None or ratio.interval.holds(1):
         verdict = UNDECIDED
     else:
         verdict = BETTER if (ratio.value > 1) == (name == "throughput") else WORSE
