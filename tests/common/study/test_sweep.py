@@ -10,10 +10,12 @@ from dataclasses import asdict
 
 import pytest
 
+from common.evidence.intervals import Difference
 from common.evidence.log import read_log
 from common.repository import ROOT, benchmark_module, benchmarks, mlperf_name
 from common.study.cells import Study
-from common.study.sweep import compare_curves, draw, sweep_cells
+from common.study.curves import Gap
+from common.study.sweep import compare_curves, describe_gap, draw, sweep_cells
 from tests.command import TTT, one_line, ttt, ttt_here
 
 SWEEP = ROOT / "results/study/sweep"
@@ -141,3 +143,11 @@ def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
     assert again.returncode == 0 and "nothing is missing" in again.stdout and logs(tmp_path) == after
     other = ttt(*command, "--set", "optimizer.learning_rate=0.1")
     assert other.returncode == 2 and "optimizer.learning_rate is" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("detectable", "text"), [(None, ""), (0.05, " (could show 0.0500)"), (2.9, " (could show none)")]
+)
+def test_no_difference_of_accuracies_above_1_is_said_to_be_what_runs_could_show(detectable, text):
+    difference = Difference(value=0.1, interval=None, p_value=1.0, detectable=detectable)
+    assert describe_gap(Gap(seconds=4.25, difference=difference)) == f"4.2{text}"
