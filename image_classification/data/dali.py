@@ -141,7 +141,16 @@ def run_pipeline(pipeline: Any, images: Images, waiting: Iterable[np.ndarray], *
             for sample in samples:
                 decode(images, int(sample))
         raise
-    return torch.from_dlpack(pixels.as_tensor())
+    if pipeline.device_id is None:
+        return torch.from_dlpack(pixels.as_tensor())
+    # DALI writes into memory again once it is freed here, whatever torch's stream has yet to read of it.
+    device = torch.device("cuda", pipeline.device_id)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        copied = torch.from_dlpack(pixels.as_tensor()).clone()
+    stream.synchronize()
+    copied.record_stream(torch.cuda.current_stream(device))
+    return copied
 
 
 def read_files(images: Images, samples: np.ndarray) -> list[np.ndarray]:
