@@ -84,11 +84,11 @@ class Shards:
             if is_wrong.any():
                 raise UserError(what, where=self.where(int(is_wrong.argmax())))
         self.num_words = self.index["num_tokens"].astype(np.int64) + 2 * self.index["num_masked"]
-        self.shards = [self.open_shard(number) for number in range(int(self.index["shard"].max()) + 1)]
+        lengths = np.bincount(self.index["shard"], weights=self.num_words)  # one pass for all shards
+        self.shards = [self.open_shard(number, int(length)) for number, length in enumerate(lengths)]
 
-    def open_shard(self, number: int) -> np.ndarray:
+    def open_shard(self, number: int, expected: int) -> np.ndarray:
         path = shard_path(self.directory, self.part, number)
-        expected = int(self.num_words[self.index["shard"] == number].sum())
         try:
             words = np.asarray(np.memmap(path, dtype="<u2", mode="r"))  # slices of a memmap are slow
         except (OSError, ValueError) as error:
