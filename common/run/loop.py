@@ -128,11 +128,12 @@ class TrainingRun(Training):
                 self.report_rates(step + 1)
         self.slot.enter(last, BETWEEN)
         self.change_epoch(None)
+        last_loss = self.clock.finish_loss(loss)  # the steps end here, the host may be ahead of them
         self.rate = self.clock.steps_per_s() * self.config.global_batch_size  # at the time of its record
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.rate, **where)
         self.watch.log_block(self.log, **where)
-        value = distributed.all_reduce_mean(self.clock.finish_loss(loss))
+        value = distributed.all_reduce_mean(last_loss)
         if not math.isfinite(value):
             raise UserError(
                 f"the loss is {value} at step {last}", where="training", hint="lower the learning rate"
