@@ -82,7 +82,8 @@ def check_health() -> list[Line]:
     handles = visible_gpus()
     lines = [line for name, handle in handles.items() for line in find_problems(name, handle)]
     if handles and not lines:
-        lines.append(ok(CHECK, "no uncorrected memory error, nothing slowed down, nobody else on them"))
+        what = "no uncorrected memory error, nothing slowed down, no memory in use"
+        lines.append(ok(CHECK, f"{what}, as far as the driver says"))
     return lines
 
 
@@ -113,7 +114,7 @@ def find_slow_downs(name: str, reasons: int) -> list[Line]:
 
 
 def kernel_xids(log: Path = KERNEL_LOG) -> Line:
-    """Look for the driver's hardware errors (Xid) in the kernel's log since the machine started."""
+    """Look for the driver's hardware errors (Xid) in what the kernel's log still holds."""
     check = "Xid errors"
     try:
         text = read_kernel_log(log)
@@ -121,9 +122,9 @@ def kernel_xids(log: Path = KERNEL_LOG) -> Line:
         return ok(check, f"{log} is not readable here ({error.strerror}); the driver is asked instead")
     errors = [(bus, int(number)) for bus, number in XID.findall(text) if int(number) in HARDWARE_XIDS]
     if not errors:
-        return ok(check, "none of the hardware since the machine started")
+        return ok(check, "none of the hardware in the kernel's log, which keeps the newest messages")
     bus, number = errors[-1]
-    what = f"{len(errors)} since the machine started, the last Xid {number} of GPU {bus}"
+    what = f"{len(errors)} in the kernel's log, the last Xid {number} of GPU {bus}"
     return warning(check, what, "reboot; if they come back, give the log of the kernel to the vendor")
 
 
