@@ -6,6 +6,7 @@ what is compared is interleaved, one trial of each in every round, and judged by
 """
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -32,17 +33,26 @@ def synchronize(device: torch.device) -> None:
 
 def time_call(function: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of one call, to its end on the device."""
-    return time_call_and_host(function, device)[0]
-
-
-def time_call_and_host(function: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """Return the seconds of one call to its end on the device, and those until it returned on the host."""
     synchronize(device)
     started = time.perf_counter()
     function()
-    host_s = time.perf_counter() - started
     synchronize(device)
-    return time.perf_counter() - started, host_s
+    return time.perf_counter() - started
+
+
+def time_launching(step: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
+    """Return the median seconds of the host for one step from an idle device.
+
+    After about 1,000 launches that wait for a GPU the host waits, too: several steps would show its time.
+    """
+    host_s = []
+    for _ in range(repeats):
+        synchronize(device)
+        started = time.perf_counter()
+        step()
+        host_s.append(time.perf_counter() - started)
+    synchronize(device)
+    return statistics.median(host_s)
 
 
 def warm_up(function: Callable[[], object]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from common.config.schema import RunConfig
-from common.measure.clock import time_call, time_call_and_host, warm_up
+from common.measure.clock import time_call, time_launching, warm_up
 from common.measure.device_run import open_run
 from common.measure.points import points_of
 from common.measure.throughput import bench_batches, loaded_batch, stepper
@@ -50,11 +50,12 @@ def summarize_trace(
             point = max(points_of(run, shape), key=lambda point: point.share)
             step = stepper(run, loaded_batch(run, batches, point), point, NUM_STEPS)
             warm_up(step)
-            step_s, host_s = time_call_and_host(step, run.device)  # a profiler slows the host down
+            step_s = time_call(step, run.device)  # a profiler slows the host down
+            host_s = time_launching(stepper(run, loaded_batch(run, batches, point), point, 1), run.device)
             with torch.profiler.profile(acc_events=True) as profiler:
                 time_call(step, run.device)
             summaries[shape] = summarize_spans([*list_spans(profiler.events())], step_s)
-            summaries[shape]["host_ms"] = host_s / NUM_STEPS * 1e3
+            summaries[shape]["host_ms"] = host_s * 1e3
             if file is not None:
                 profiler.export_chrome_trace(str(file))
     return summaries
