@@ -18,7 +18,8 @@ from common.evidence.intervals import ALPHA, CONFIDENCE
 from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, stand_alone
 from common.evidence.text import DASH, make_table, open_console
 from common.files import save_with_picture
-from common.study.compare.comparison import TEST, Measure, Result, Rule, known_differences
+from common.measure.device_run import NUM_DEVICES
+from common.study.compare.comparison import TEST, THROUGHPUT, Measure, Result, Rule, known_differences
 
 WIDTH = 80  # columns, where there is no terminal to ask
 MAX_LISTED = 6  # differences of the two configurations
@@ -85,6 +86,8 @@ def describe_sides(comparison: Comparison) -> Iterator[str]:
     """Yield the names of both sides and the keys in which they differ."""
     for letter, name in zip("AB", comparison.names, strict=True):
         yield f"{letter}: {name}"
+    if comparison.size == "full" and THROUGHPUT in (result.measure for result in comparison.results):
+        yield f"steps of one of {NUM_DEVICES} devices with its share of the batch; nothing is exchanged"
     listed, rest = comparison.differences[:MAX_LISTED], comparison.differences[MAX_LISTED:]
     more = f" and {len(rest)} more" if rest else ""
     yield f"they differ in {', '.join(listed)}{more}" if listed else "they are the same configuration"
@@ -97,7 +100,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for name, (target, mean, p, number) in comparison.targets.items():
         side = f"shown to be {'above' if mean > target else 'below'}"
         shown = side if p < ALPHA else "not shown to be above or below"
-        yield f"{name}: mean {mean:.4f} of {number} runs, target {target:g}: {shown} (p={p:.4f})"
+        yield f"{name}: mean {mean:.4f} of {number} runs, target {target:g}: {shown} (p={p:.4f}, by itself)"
     shares = len(comparison.results)
     together = f", {shares} measures together" if shares > 1 else ""
     yield f"limits of {100 * comparison.confidence:g} %{together}; {comparison.test}"

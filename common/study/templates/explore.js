@@ -309,11 +309,13 @@ function answer(question, found, bold, rest) { return el("li", {}, `${question}:
 // The bounds of all recipes hold together: the least mean of many is that of a lucky one (common/study/ranking.py).
 // They are of all complete runs of a recipe, so they say nothing of a mean of some of them.
 const isWhole = (item) => (item.isRun ? item.cell.numShown : item.n) === item.cell.numComplete;
+// A run that missed the target took no time to it.
+const hasNoMiss = (item) => item.cell.trains_on || (item.runs || [item]).every((run) => !run.complete || run.status === 0);
 const timeBound = (item, side) => (isWhole(item) ? item.cell.bounds[clock]?.[side] ?? null : null);
 
 function atSameQuality(question, better, pool, value, text, range, limit) {
   const bound = (item, side) => { const minutes = timeBound(item, side); return minutes === null ? null : value(item) * minutes / item.minutes; };
-  const able = pool.filter((item) => item.quality >= limit), found = least(able.filter((item) => timeBound(item, 1) !== null), (item) => bound(item, 1));
+  const able = pool.filter((item) => item.quality >= limit && hasNoMiss(item)), found = least(able.filter((item) => timeBound(item, 1) !== null), (item) => bound(item, 1));
   if (!found) return answer(`${question} (${quality(limit)} or more)`, null, able.length ? `no recipe shown here has it in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : "no recipe shown here has it.", "");
   const same = found.cell === reference.cell, base = value(reference), isSingle = timeBound(reference, 0) === null;
   const isApart = !isSingle && (bound(found, 1) < bound(reference, 0) || bound(reference, 1) < bound(found, 0));
@@ -329,7 +331,7 @@ function atSameCost(question, pool, value, text, limit) {
   if (!found) return answer(`${question} (at most ${text(limit)})`, null, "no recipe shown here does it.", "");
   const same = found.cell === reference.cell;
   const gain = (found.quality - reference.quality) * 100;
-  const against = same ? " None is better." : ` ${reference.cell.title} has ${quality(reference.quality)}: ${gain >= 0 ? "+" : ""}${gain.toFixed(2)} points.${apart(found, reference, "qualityRange")}`;
+  const against = same ? " None is better." : ` ${reference.cell.title} has ${quality(reference.quality)}: ${gain >= 0 ? "+" : ""}${gain.toFixed(2)} points.${apart(found, reference, "qualityRange")}${pool.length > 2 ? ` The best of ${pool.length} means looks better than it is.` : ""}`;
   return answer(`${question} (at most ${text(limit)})`, found, found.cell.title, `: ${quality(found.quality)}${between(found.qualityRange, quality)} for ${text(value(found))}, ${runsText(found)}.${against}`);
 }
 
