@@ -16,7 +16,8 @@ from common.errors import UserError, nearest
 FORMULA = (
     "step = compute + exchange - min(overlap x exchange, backward)",
     "compute = fixed + batch per device x seconds per sample x imbalance",
-    "exchange = 2 (n-1)/n x gradient bytes / (link share x slowest link) + 2 log2(machines) latencies",
+    "exchange = 2 (n-1)/n x gradient bytes / (link share x slowest link) + buckets x hops x latency",
+    "buckets = gradient bytes / 25 MB, hops = 2 log2(machines), at least 2; each rounded up",
     "imbalance = 1 + deviation x sqrt(2 ln n / batch per device), at most longest / mean sample",
     "imbalance of balanced ranks = 1 + (longest / mean sample - 1) / (batch per device)^2",
     "minutes = (steps to target x step + evaluations + start-up) / 60",
