@@ -115,8 +115,8 @@ def measure_neighbour(
     configuration, settings = split_name(benchmark, name, size=size)
     lasting = (f"{key}={num_steps}ba" for key in ("max_duration", "evaluate_every", "evaluate_from"))
     warmup = f"schedule.warmup={max(1, num_steps // 10)}ba"
-    settings += [OPEN, "target=0.99", *lasting, "evaluate_offset=0sp", warmup]
-    load_config(benchmark, configuration, size=size, settings=settings)  # a mistake ends this, not a run
+    settings += [OPEN, "target=0.99", *lasting, "evaluate_offset=0sp", "evaluate_untrained=false", warmup]
+    loaded = load_config(benchmark, configuration, size=size, settings=settings)  # a mistake ends it here
     sets = [part for setting in settings for part in ("--set", setting)]
     command = ["run", benchmark, configuration, "--size", size, "--seed", "3", *sets]
     load = look()
@@ -125,7 +125,7 @@ def measure_neighbour(
         "benchmark": benchmark,
         "configuration": name,
         "size": size,
-        "steps": num_steps,
+        "steps": loaded.config.plan().num_steps,  # a method may shorten it
         "cores": len(affinity()),
         "others_at_the_start": load.taken if load else None,
         "runs": {policy: {moment: [] for moment in MOMENTS} for policy in policies},

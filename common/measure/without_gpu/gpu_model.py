@@ -194,11 +194,13 @@ def predict_devices(figures: Mapping[str, Any], shape: str, part: str = "trainin
 def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, batch: int) -> float | None:
     """Return the predicted samples per second of one GPU of this hardware, such as 1xH100-80GB-HBM3.
 
-    None where the hardware is of no known device, or no such configuration or shape was compiled.
+    The counts are those with the newest torch. None where the hardware is of no known device, or no such
+    configuration or shape was compiled.
     """
     if (device := find_device(hardware)) is None:
         return None
-    for figures in list_counts(load_rates()["devices"][device]["architecture"], f"{benchmark}-*.json"):
+    architecture = load_rates()["devices"][device]["architecture"]
+    for figures in reversed([*list_counts(architecture, f"{benchmark}-*.json")]):  # named by their torch
         is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
         if is_asked and shape in figures["training"]:
             return predict(figures, shape, device, row={"batch": batch}).samples_per_s
