@@ -4,7 +4,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,11 +16,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from common.config.duration import evaluation_seconds
 from common.training import probes
 from common.training.memory import USABLE
 from common.training.method import Batch
-from common.training.probes import KernelPair, Part, Projection, Work
+from common.training.probes import KernelPair, Part, Work
 from common.training.registry import build_methods
 from common.training.step import DTYPES
 from image_classification.augmentation import augmentations
@@ -36,7 +35,6 @@ from image_classification.methods.blurpool import Blur
 from image_classification.methods.progressive_resizing import ProgressiveResizing
 
 BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (56, 84, 112)}
-EPOCHS_TO_TARGET = {90: 84, 28: 27}  # of a schedule of so many, in the published runs of ResNet-50
 DECODED_ONCE = ["data.loader=resident"]
 QUALITY = 90  # of the synthetic JPEG files
 NUM_IMAGES = 64
@@ -169,21 +167,13 @@ class Probes(probes.Probes):
     def loaded_shape(self, step: int) -> str:
         return f"{self.config.data.crop_px(self.config.plan().epoch(step))} px"
 
-    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
-        """Return the minutes of the published number of epochs, the loader keeping up."""
-        sizes = self.epoch_sizes_px()
-        num_epochs = EPOCHS_TO_TARGET.get(len(sizes)) if self.config.model.name == "resnet50" else None
-        if num_epochs is None or self.config.size != "full" or self.config.budget != 1:
+    def rate(self, shape: str, measured: Mapping[str, float]) -> float | None:
+        """Interpolate: the time of an image grows linearly with its area; below the least size it stays."""
+        points = sorted((pixels_of(name) ** 2, 1 / per_s) for name, per_s in measured.items())
+        area = pixels_of(shape) ** 2
+        if not points or area > points[-1][0]:
             return None
-        last = num_epochs * self.config.steps_per_epoch
-        evaluations = [step for step in self.config.plan().evaluation_steps if step <= last]
-        return project(
-            sizes[:num_epochs],
-            {pixels_of(shape): rate for shape, rate in samples_per_s.items()},
-            self.config.data,
-            num_evaluations=len(evaluations),
-            num_devices=num_devices,
-        )
+        return measured.get(shape) or float(1 / np.interp(area, *zip(*points, strict=True)))
 
     def epoch_sizes_px(self) -> list[int]:
         num_epochs = self.config.num_epochs
@@ -353,28 +343,3 @@ def training_work(model: nn.Module, size_px: int) -> Work:
     for hook in hooks:
         hook.remove()
     return Work(flops=counter.get_total_flops(), num_bytes=HALF_BYTES * sum(elements))
-
-
-def project(
-    sizes_px: list[int],
-    images_per_s: dict[int, float],
-    data: ImageDataConfig,
-    *,
-    num_evaluations: int,
-    num_devices: int,
-) -> Projection:
-    """Return the minutes of epochs of these sizes on devices of these rates by size in pixels.
-
-    Between measured sizes the time of an image grows linearly with its area; below the smallest it stays.
-    """
-    measured = sorted((size**2, 1 / rate) for size, rate in images_per_s.items())
-    areas, seconds = (np.array(column) for column in zip(*measured, strict=True))
-    train_s = np.interp(np.array(sizes_px) ** 2, areas, seconds).sum() * data.num_train_samples
-    evaluation_s = evaluation_seconds(num_evaluations, data.num_evaluation_samples, 1 / seconds[-1])
-    return Projection(
-        minutes=float(train_s + evaluation_s) / num_devices / 60,
-        assuming=(
-            f"if {len(sizes_px)} epochs suffice as published, the loader keeps up, devices scale perfectly "
-            f"and an image of the {num_evaluations} evaluations takes a third of the largest training one"
-        ),
-    )

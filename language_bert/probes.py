@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.config.duration import evaluation_seconds
 from common.training import probes
 from common.training.method import Batch
 from common.training.optim import build_optimizer
-from common.training.probes import KernelPair, Part, Projection, Spread, Work
+from common.training.probes import KernelPair, Part, Spread, Work
 from common.training.step import DTYPES as TRAINING_DTYPES
 from language_bert.attention import choose_kernel, has_kernel, plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
@@ -20,7 +19,6 @@ from language_bert.methods.chunked_head import chunked_cross_entropy
 from language_bert.methods.fp8 import CAPABILITY, DTYPES, Fp8Product
 from language_bert.methods.unpad import Unpad
 
-SAMPLES_TO_TARGET = 1_000_000  # 850,000 to 1,200,000 are expected from published curves, see README.md
 CHUNK_TOKENS = 4096
 LENGTHS = (128, 7, 61, 100)  # tokens
 NUM_HEADS, HEAD_SIZE = 4, 64
@@ -88,22 +86,6 @@ class Probes(probes.Probes):
             deviation=float(lengths.std() / lengths.mean()),
             longest=float(lengths.max() / lengths.mean()),
             is_balanced=self.benchmark.balances_parts,
-        )
-
-    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
-        """Return the minutes of an estimated number of samples, with an evaluation at the usual cadence."""
-        if self.config.size != "full":
-            return None
-        (rate,) = samples_per_s.values()
-        every = self.config.steps(self.config.evaluate_every) * self.config.global_batch_size
-        num_samples = self.config.data.num_evaluation_samples
-        evaluation_s = evaluation_seconds(SAMPLES_TO_TARGET // every, num_samples, rate)
-        return Projection(
-            minutes=(SAMPLES_TO_TARGET / rate + evaluation_s) / num_devices / 60,
-            assuming=(
-                f"if {SAMPLES_TO_TARGET:,} samples suffice for a true 0.72, which is an estimate and no "
-                "measurement, devices scale perfectly and an evaluated sequence takes a third of a trained"
-            ),
         )
 
 

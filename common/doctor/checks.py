@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from common.machine.record import judge_speed
 from common.measure.device_run import NUM_DEVICES
 from common.repository import build_probes, mlperf_name, relative_paths_in
 from common.run import launch
+from common.study.predict.minutes import ASSUMED_NOISE, Rates, Samples, estimate_run
 from common.study.predict.sources import find_newest, read_json
 from common.training.load import load_config
 
@@ -165,7 +166,8 @@ def check_minutes(
 ) -> Line:
     """Predict the time to the target: from runs of this system, else from speed and usual samples.
 
-    `load` is that of the machine while the speed was measured.
+    `samples_per_s` is the speed of the first steps; later shapes differ as their operations do. `load` is
+    that of the machine while the speed was measured.
     """
     check = f"time of {config.benchmark} {config.configuration}"
     seconds = launch.expected_seconds(results / system.system_id(config) / mlperf_name(config.benchmark))
@@ -177,12 +179,18 @@ def check_minutes(
     if samples_per_s is None:
         return warning(check, "not predicted: its speed was not measured", config.prepared_hint)
     reached = [log.reached.samples for log in logs(config, results, config.configuration) if log.reached]
-    needed = sorted(samples for samples in reached if samples)
+    needed = tuple(samples for samples in reached if samples)
     if not needed:
         return ok(check, "not predicted: no run of this configuration is known", samples_per_s=samples_per_s)
-    low, middle, high = (needed[index] / samples_per_s / 60 for index in (0, len(needed) // 2, -1))
-    text = f"{middle:.2f} min ({low:.2f} to {high:.2f}) without evaluation, {samples_per_s:.0f} samples/s"
-    line = ok(check, f"{text} and the samples of {len(needed)} runs", minutes=middle)
+    probes = build_probes(config)
+    phases, flops = probes.phases(), cache(lambda shape: probes.work(shape).flops)
+    per_s = {shape: samples_per_s * flops(phases[0][0]) / flops(shape) for shape, _ in phases}
+    rates = Rates(source="", per_s=per_s, noise=ASSUMED_NOISE, noise_source="assumed")
+    samples = Samples(source=f"{len(needed)} runs", values=needed, startup_s=0.0)
+    estimated = estimate_run(config, phases, rates=rates, samples=samples)
+    minutes, low, high = (estimated[key] for key in ("minutes", "low", "high"))
+    text = f"{minutes:.2f} min ({low:.2f} to {high:.2f}), {samples_per_s:.0f} samples/s and the samples"
+    line = ok(check, f"{text} of {samples.source}", minutes=minutes)
     return judge_minutes(line, samples_per_s, load)
 
 

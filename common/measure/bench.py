@@ -22,7 +22,7 @@ from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
 from common.repository import benchmark_module
 from common.run.loop import TrainingRun
 from common.training.memory import is_out_of_memory
-from common.training.probes import Projection, probes_of
+from common.training.probes import probes_of
 
 
 def bench(
@@ -32,10 +32,12 @@ def bench(
     seconds: float,
     shapes: Sequence[str],
     has_parts: bool,
+    project: Callable[[str, dict[str, Any]], dict[str, Any] | None],
     console: Console,
 ) -> dict[str, Any]:
     """Measure configurations of one benchmark, by their full names; returns all figures.
 
+    `project` returns the minutes to the target that the figures show, see common/study/predict/projection.py.
     The file of the figures is written again after each of them: an interrupted bench keeps what it measured.
     """
     config = configs[0][1]
@@ -64,22 +66,21 @@ def bench(
             return figures
         first = next(iter(runs.values()))
         figures |= {"batch_size": first.config.global_batch_size, "peaks": asdict(peaks)}
+        batch_sizes = dict.fromkeys(str(run.config.global_batch_size) for run in runs.values())
         console.print(
             f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a {peaks.dtype} matrix "
-            f"product, {peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; "
-            f"{first.config.global_batch_size} samples a step"
+            f"product, {peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; {', '.join(batch_sizes)} samples a step"
         )
         for row in throughput.measure(runs, peaks, memory, seconds=seconds, shapes=shapes):
             report(row)
         if has_parts:
             figures["parts"] = measure_parts(first, seconds, console, report)
-        for name, run in runs.items():
-            projection = None if shapes else project_minutes(name, run, figures)
-            if projection is not None:
-                figures["projected"][name] = asdict(projection)
-                console.print(
-                    f"{name}: {projection.minutes:.1f} min on {NUM_DEVICES} of it, {projection.assuming}"
-                )
+        for name in runs:
+            if not shapes and (projection := project(name, figures)):
+                figures["projected"][name] = projection
+                minutes, low, high = (projection[key] for key in ("minutes", "low", "high"))
+                of = f"{minutes:.1f} min ({low:.1f} to {high:.1f}) on {NUM_DEVICES} of it"
+                console.print(f"{name}: {of}, {projection['assuming']}")
     files.write(path(), figures)
     console.print(f"-> {path()}")
     return figures
@@ -125,15 +126,6 @@ def measure_parts(
             raise
         report(Failure(configuration="pieces of a step", shape="", error="out of memory"))
         return {}
-
-
-def project_minutes(name: str, run: TrainingRun, figures: dict[str, Any]) -> Projection | None:
-    if any(row["configuration"] == name for row in figures["failed"]):
-        return None
-    rates = {
-        rate["shape"]: rate["samples_per_s"] for rate in figures["rates"] if rate["configuration"] == name
-    }
-    return probes_of(run.benchmark).projection(rates, NUM_DEVICES)
 
 
 def format_rate(rate: Rate, samples_name: str, predicted_per_s: float | None = None) -> str:

@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.config import schema as configs
 from common.config.names import split_name
@@ -30,13 +30,11 @@ def load(
 ) -> configs.RunConfig:
     """Return the configuration of a full name, see common/config/names.py, with the batch of one device."""
     configuration, settings = split_name(benchmark, name, size=size)
-    if batch_size is None:
-        config = load_open(benchmark, configuration, size=size, settings=settings).config
-        batch_size = config.global_batch_size // (NUM_DEVICES if size == "full" else 1)
-    if min(batch_size, micro_batch_size or 1) < 1:
-        raise UserError("--batch-size and --micro-batch-size must be positive")
-    sizes = [f"global_batch_size={batch_size}", f"micro_batch_size={micro_batch_size or 'null'}"]
-    return load_open(benchmark, configuration, size=size, settings=[*sizes, *settings]).config
+    if (micro_batch_size or 1) < 1:
+        raise UserError("--micro-batch-size must be positive")
+    parts = [f"micro_batch_size={micro_batch_size}"] * (micro_batch_size is not None)
+    sizes: dict[str, Any] = {"size": size, "batch_size": batch_size, "num_ranks": 1}
+    return load_for_ranks(benchmark, configuration, parts, settings=settings, **sizes).config
 
 
 def load_for_ranks(
@@ -58,6 +56,13 @@ def load_for_ranks(
     sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null"]
     others = [setting for setting in settings if not setting.startswith("global_batch")]
     return load_open(benchmark, configuration, size=size, settings=[*sizes, *others, *more])
+
+
+def of_all_devices(config: configs.RunConfig, num_ranks: int) -> configs.RunConfig:
+    """Return a configuration for so many ranks with the batch of a run, whose steps its durations count."""
+    if config.size != "full":
+        return config
+    return config.replaced(global_batch_size=config.global_batch_size // num_ranks * NUM_DEVICES)
 
 
 def build(

@@ -1,31 +1,39 @@
 """Seconds that logging and timing take of a step, and of the lines between two evaluations."""
 
+import math
 import statistics
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
 
 from torch import Tensor
 
-from common.measure.clock import interleave, time_call
+from common.measure.clock import interleave, time_call, warm_up
+from common.measure.device_run import of_all_devices
+from common.measure.points import points_of
+from common.measure.throughput import bench_batches, loaded_batch
 from common.run.heartbeat import COMPUTING, LOADING
 from common.run.loop import TrainingRun
+from common.training.method import Batch
 
 
 def measure_logging(run: TrainingRun) -> dict[str, float]:
     """Return the cost of logging in a step and in a block, and the share of a step that both take."""
     (step_s, layer_s), block_s = time_steps(run), time_block(run)
-    share = (layer_s + block_s / run.config.steps(run.config.evaluate_every)) / step_s
-    return {"step_ms": step_s * 1e3, "layer_us": layer_s * 1e6, "block_us": block_s * 1e6, "share": share}
+    config = of_all_devices(run.config, run.rank_info.world_size)
+    num_steps = config.steps(config.evaluate_every)
+    share = (layer_s + block_s / num_steps) / step_s
+    figures = {"step_ms": step_s * 1e3, "layer_us": layer_s * 1e6, "block_us": block_s * 1e6}
+    return figures | {"block_steps": num_steps, "share": share}
 
 
 def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
-    """Return the median seconds of a training step and the mean of the layer's calls around it."""
-    batches, numbers = cycle(list(run.benchmark.synthetic_batches())), iter(range(num_steps))
-    taken: list[tuple[int, Tensor]] = []
+    """Return the seconds of a training step, medians at the points of a training, and the layer's around it.
 
-    def train() -> None:
-        step = next(numbers)
-        taken.append((step, run.train_step(next(batches), step)))
+    Steps take batches in memory; those of the layer are the mean of its calls.
+    """
+    batches, points = bench_batches(run), points_of(run)
+    step_s, layer_s, taken = 0.0, list[float](), list[tuple[int, Tensor]]()
 
     def log_step() -> None:
         step, loss = taken[-1]
@@ -37,11 +45,21 @@ def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
     run.log.start("block_start", first_epoch_num=1, epoch_count=1)
     run.clock.start()
     run.watch.start_block()
-    trials = {call: partial(time_call, call, run.device) for call in (train, log_step)}
-    times = interleave(trials, rounds=num_steps)
+    for point in points:
+        batch, numbers = loaded_batch(run, batches, point), cycle(point.window)
+
+        def train(batch: Batch = batch, numbers: Iterator[int] = numbers) -> None:
+            step = next(numbers)
+            taken.append((step, run.train_step(batch, step)))
+
+        warm_up(train)
+        trials = {call: partial(time_call, call, run.device) for call in (train, log_step)}
+        times = interleave(trials, rounds=math.ceil(num_steps / len(points)))
+        step_s += point.share * statistics.median(times[train])
+        layer_s += times[log_step]
     run.clock.close()
     run.log.stop("block_stop", first_epoch_num=1)
-    return statistics.median(times[train]), statistics.mean(times[log_step])
+    return step_s, statistics.mean(layer_s)
 
 
 def time_block(run: TrainingRun, repeats: int = 50) -> float:

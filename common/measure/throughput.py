@@ -36,6 +36,7 @@ class Rate:
 
     configuration: str
     shape: str
+    batch_size: int
     samples_per_s: float
     tokens_per_s: float | None
     step_ms: float
@@ -90,6 +91,7 @@ def measure(
             yield Rate(
                 configuration=name,
                 shape=shape,
+                batch_size=runs[name].config.global_batch_size,
                 samples_per_s=per_s,
                 tokens_per_s=per_s * work.num_tokens if work.num_tokens else None,
                 step_ms=step_s * 1e3,

@@ -44,11 +44,12 @@ def bench(figures: object) -> dict[str, Any]:
     }
 
 
-def projected(stated: object) -> dict[str, tuple[float, str]]:
-    """Return the minutes that a bench projects, and its assumptions, by configuration."""
-    entries = stated.items() if isinstance(stated, dict) else ()
-    return {
-        printable(name, 80): (minutes, printable(projection.get("assuming", ""), 300))
-        for name, projection in entries
-        if isinstance(projection, dict) and (minutes := finite(projection.get("minutes"))) and minutes > 0
-    }
+def projected(stated: object) -> dict[str, dict[str, Any]]:
+    """Return the minutes that a bench projects, their interval and assumptions, by configuration."""
+    rows = {}
+    for name, projection in stated.items() if isinstance(stated, dict) else ():
+        if isinstance(projection, dict):
+            row = {key: finite(projection.get(key)) or 0 for key in ("minutes", "low", "high")}
+            figures = {key: value for key, value in row.items() if value > 0}
+            rows[printable(name, 80)] = figures | {"assuming": printable(projection.get("assuming", ""), 400)}
+    return {name: row for name, row in rows.items() if "minutes" in row}

@@ -23,7 +23,7 @@ from common.evidence.records import finite, printable, read_bytes
 from common.evidence.score import Run
 from common.measure.device_run import NUM_DEVICES
 from common.repository import ROOT
-from common.study.predict.minutes import Rates, estimate
+from common.study.predict.minutes import Rates, estimate, name_devices
 from common.study.predict.sources import measured_samples, rates_of_bench, rates_of_profile, stated_config
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
@@ -131,7 +131,7 @@ def kept_estimate(file: Path, kept: KeptEstimate) -> Points:
     return predicted_point(
         kept.config.model_dump(),
         f"{kept.config.configuration} (estimate {file.stem})",
-        all_devices(kept.hardware, kept.devices),
+        name_devices(kept.hardware, kept.devices),
         {"minutes": kept.minutes, "low": kept.low, "high": kept.high, "evaluation_s": kept.evaluation_s},
         samples=finite(kept.samples.get("typical")),
         source=f"`ttt estimate` on {kept.time}",
@@ -141,16 +141,16 @@ def kept_estimate(file: Path, kept: KeptEstimate) -> Points:
 
 def projections(bench: Bench) -> Iterator[Points]:
     """Yield the minutes that a bench at size full projects for the devices of a published system."""
-    for configuration, (minutes, assuming) in bench["projected"].items():
+    for configuration, projection in bench["projected"].items():
         if facts := by_folder().get(bench["benchmark"]):
             config = {"benchmark": facts.folder, "configuration": configuration, "target": facts.target}
             yield predicted_point(
                 config | {"size": bench["size"]},
                 f"{configuration} ({Path(bench['file']).stem})",
-                all_devices(bench["hardware"], NUM_DEVICES),
-                {"minutes": minutes},
+                name_devices(bench["hardware"], NUM_DEVICES),
+                projection,
                 samples=None,
-                source=f"the projection of `ttt bench`, {assuming}",
+                source=f"the projection of `ttt bench`, {projection['assuming']}",
                 path=bench["file"],
             )
 
@@ -188,7 +188,7 @@ def elsewhere(
             predicted_point(
                 config,
                 f"{config['configuration']} ({Path(path).stem})",
-                all_devices(hardware, 1),
+                name_devices(hardware, 1),
                 predicted,
                 samples=samples.typical,
                 source=f"samples to the target of {samples.source} in {run_set.folder}; {rates.source}",
@@ -218,23 +218,17 @@ def rates_by_hardware(
     return by_hardware
 
 
-def all_devices(hardware: str, num_devices: int) -> str:
-    """Name so many of a hardware's devices: 8xH100 for 8 times 1xH100, 1xH100 for one of 8xH100."""
-    name, count = re.subn(r"^[0-9]+x", f"{num_devices}x", hardware)
-    return name if count or num_devices == 1 else f"{num_devices}x{hardware}"
-
-
 def predicted_point(
     config: Mapping[str, Any],
     name: str,
     hardware: str,
-    figures: Mapping[str, float],
+    figures: Mapping[str, Any],
     *,
     samples: float | None,
     source: str,
     path: str,
 ) -> Points:
-    """Return a point at the target; `figures` are those of `estimate`, or its minutes alone."""
+    """Return a point at the target; `figures` are those of `estimate`, or some of them with the minutes."""
     evaluation_s = figures.get("evaluation_s")
     facts = by_folder().get(config["benchmark"])
     run = Run(
@@ -259,5 +253,5 @@ def predicted_point(
         path=path,
         runs=(run,),
         methods=tuple(config.get("methods") or ()),
-        interval=(figures["low"], figures["high"]) if "low" in figures else None,
+        interval=(figures["low"], figures["high"]) if {"low", "high"} <= figures.keys() else None,
     )

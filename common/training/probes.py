@@ -5,7 +5,7 @@ answer but `has_batch_norm`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -70,14 +70,6 @@ class KernelPair:
         ]
         shares = [(one - other).abs().max() / other.abs().max() for one, other in pairs]
         return float(torch.stack(shares).max())  # max() keeps NaN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
-    """Minutes to the target, calculated from throughput, and the assumptions of that."""
-
-    minutes: float
-    assuming: str
 
 
 class Probes(ABC):
@@ -169,9 +161,9 @@ class Probes(ABC):
         (shape,) = self.shape_shares()
         return shape
 
-    def projection(self, samples_per_s: dict[str, float], num_devices: int) -> Projection | None:
-        """Return the minutes to the target on devices of these rates by shape; None if it cannot be known."""
-        return None
+    def rate(self, shape: str, measured: Mapping[str, float]) -> float | None:
+        """Return the samples/s of a shape from those of measured shapes; None where they do not tell."""
+        return measured.get(shape)
 
 
 def probes_of(benchmark: Benchmark) -> Probes:

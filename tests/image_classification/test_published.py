@@ -15,7 +15,7 @@ from common.training.optim import schedule_factor
 from image_classification.benchmark import Benchmark
 from image_classification.methods.binary_cross_entropy import apply_log_bias
 from image_classification.model import build_resnet
-from image_classification.probes import Probes, project, training_work
+from image_classification.probes import Probes, training_work
 from tests.image_classification.loading import config_of
 
 RECIPES = yaml.safe_load((ROOT / "tests/golden/resnet_recipes.yaml").read_text())
@@ -27,7 +27,6 @@ OWN |= {
     "data.loader",
     "data.stored_px_if_it_fits",
 }  # and methods: what `optimized` changes of the recipe
-NUM_TRAIN, NUM_EVALUATION = 1281167, 50000
 GFLOPS = {224: 24.3, 192: 17.9, 176: 15.5, 160: 12.4, 128: 7.9, 96: 4.5}
 MEGABYTES = {224: 360, 176: 224, 160: 184, 128: 118, 96: 66}
 
@@ -143,14 +142,13 @@ def test_work_of_resnet50_is_that_of_the_reference():
     assert small == pytest.approx(larger / 4, rel=0.03)  # the classifier is the same
 
 
-def test_resnet101_has_torchvisions_operations_and_no_published_epochs():
+def test_resnet101_has_torchvisions_operations():
     facts = torchvision.models.ResNet101_Weights.IMAGENET1K_V1.meta
     with torch.device("meta"):
         model = build_resnet("resnet101", 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == facts["num_params"]
     stem = 2 * 64 * 112**2 * 3 * 7**2  # its input needs no gradient
     assert training_work(model, 224).flops == pytest.approx(6 * facts["_ops"] * 1e9 - stem, rel=1e-3)
-    assert probes_of("baseline", "model.name=resnet101").projection({"224 px": 1000.0}, 8) is None
 
 
 @pytest.mark.parametrize(
@@ -163,28 +161,13 @@ def test_the_epochs_that_are_run_equal_the_calculated_number_at_full_size(name, 
     assert num_bytes / work(224).num_bytes == pytest.approx(traffic, abs=0.03)
 
 
-def test_a_projection_adds_epochs_by_size_and_evaluations():
-    data = config_of("baseline", "full").data
-    rates = {100: 4000.0, 200: 1000.0}
+def test_the_time_of_an_image_grows_with_its_area_between_measured_sizes():
+    rate = probes_of("mosaic").rate
+    measured = {"100 px": 4000.0, "200 px": 1000.0}
     share = (150**2 - 100**2) / (200**2 - 100**2)
-    for sizes_px, image_s in (
-        ([100, 200], 1 / 4000 + 1 / 1000),
-        ([150], 1 / 4000 + share * (1 / 1000 - 1 / 4000)),
-    ):
-        projection = project(sizes_px, rates, data, num_evaluations=0, num_devices=8)
-        assert projection.minutes == pytest.approx(NUM_TRAIN * image_s / 8 / 60)
-    evaluated = project([100], rates, data, num_evaluations=3, num_devices=1)
-    assert evaluated.minutes == pytest.approx((NUM_TRAIN / 4000 + 3 * NUM_EVALUATION / 3000) / 60)
-    assert "3 evaluations" in evaluated.assuming
-
-
-@pytest.mark.parametrize(
-    ("name", "epochs", "evaluations"), [("baseline", 84, 21), ("mosaic", 27, 9), ("optimized", 27, 4)]
-)
-def test_a_run_is_projected_to_the_published_epochs(name, epochs, evaluations):
-    rates = {f"{size} px": 1000.0 for size in (96, 128, 160, 176, 224)}
-    num_images = epochs * NUM_TRAIN + evaluations * NUM_EVALUATION / 3
-    assert probes_of(name).projection(rates, 8).minutes == pytest.approx(num_images / 8000 / 60)
+    assert 1 / rate("150 px", measured) == pytest.approx(1 / 4000 + share * (1 / 1000 - 1 / 4000))
+    assert [rate(f"{size} px", measured) for size in (96, 100, 200, 208)] == [4000, 4000, 1000, None]
+    assert rate("100 px", {}) is None
 
 
 @torch.no_grad()

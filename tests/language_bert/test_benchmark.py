@@ -17,7 +17,6 @@ from common.training.registry import build_methods
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import typical_lengths
 from language_bert.methods.position_rows import copy_rows
-from language_bert.probes import Probes
 from tests.language_bert.configs import config_of, mini
 
 TO_512 = "methods.unpad.round_to=512 methods.sparse_head.round_to=512"
@@ -121,12 +120,6 @@ def test_position_rows_are_copies():
     trained = weight[:4].clone()
     copy_rows(weight, 4)
     assert torch.equal(weight, torch.cat([trained, trained, trained[:2]]))
-
-
-def test_a_projection_says_what_it_assumes():
-    projection = Probes(Benchmark(config_of("optimized"), seed=0)).projection({"512 tokens": 1000.0}, 8)
-    assert projection.minutes == pytest.approx((1e6 + 40 * 10_000 / 3) / 8000 / 60)
-    assert "estimate" in projection.assuming
 
 
 def micro_batches(benchmark, lengths, fraction):

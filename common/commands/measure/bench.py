@@ -49,6 +49,7 @@ def main(args: argparse.Namespace) -> int:
     if args.logging:
         return print_logging_costs(configs, args.json)
     from common.measure.bench import bench
+    from common.study.predict.projection import project
 
     figures = bench(
         configs,
@@ -56,6 +57,7 @@ def main(args: argparse.Namespace) -> int:
         seconds=args.seconds,
         shapes=args.shapes,
         has_parts=not args.no_parts,
+        project=project,
         console=Console(stderr=args.json, highlight=False, soft_wrap=True),
     )
     if args.json and figures["peaks"]:
@@ -74,10 +76,9 @@ def print_logging_costs(configs: list[tuple[str, RunConfig]], as_json: bool) -> 
             cost = measure_logging(run)
         costs.append({"configuration": name} | cost)
         if not as_json:
-            steps = config.steps(config.evaluate_every)
             print(
                 f"{name}: step {cost['step_ms']:.2f} ms; logging and timing {cost['layer_us']:.1f} us a step "
-                f"and {cost['block_us']:.0f} us a block of {steps} steps: {cost['share']:.4%} "
+                f"and {cost['block_us']:.0f} us a block of {cost['block_steps']} steps: {cost['share']:.4%} "
                 f"(limit {LIMIT:.1%})"
             )
     if as_json:

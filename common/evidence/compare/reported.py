@@ -26,7 +26,8 @@ class Published:
 
     `evaluated_every`: samples between its last two evaluations; 0 where its logs do not count samples.
     `mosaic_minutes`, `mosaic_samples`: where a set of bert that stopped at the official target had passed it
-    by MosaicML's count. `repeated_in`: folders of later rounds with the same logs.
+    by MosaicML's count. `repeated_in`: folders of later rounds with the same logs. `samples_factor`: times
+    its samples, what the official target is estimated to take where its runs stopped below that.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Published:
     batch_size: int
     evaluated_every: int
     repeated_in: tuple[str, ...]
+    samples_factor: float
     score: Score
 
     @property
@@ -190,6 +192,7 @@ def _published(facts: dict[str, Any], entry: dict[str, Any]) -> Published:
         masked_tokens=tokens,
         batch_size=entry["global_batch_size"],
         evaluated_every=entry.get("evaluated_every", 0),
+        samples_factor=entry.get("samples_factor", 1),
         score=score,
         **fields,
     )

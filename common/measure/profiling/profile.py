@@ -26,7 +26,7 @@ from common.data.preparation import check_data
 from common.errors import UserError
 from common.machine import system
 from common.measure.clock import interleave, measure_peaks, time_call
-from common.measure.device_run import open_run
+from common.measure.device_run import of_all_devices, open_run
 from common.measure.points import Point, points_of
 from common.measure.profiling.feed import Feed
 from common.measure.profiling.marks import PARTS, time_parts
@@ -67,6 +67,7 @@ class Profiler:
         self.probes, self.peaks = probes_of(run.benchmark), measure_peaks(run.device)
         self.most_steps = distributed.broadcast(min(MAX_STEPS, math.ceil(TURN_S / run.step_s)))
         self.num_steps = MIN_STEPS  # of a turn
+        self.left_out: dict[str, str] = {}
         run.set_rate(0)
         run.set_rate = lambda step: None  # weights stay sound at any step of any phase
         choices = self.probes.without_loading()
@@ -133,7 +134,12 @@ class Profiler:
                 return loaders.enter_context(closing(Feed(benchmark, steps, self.delay_s)))
 
             feed = open_feed(run.benchmark)
-            others = {name: open_feed(benchmark) for name, benchmark in self.variants.items()}
+            others: dict[str, Feed] = {}
+            for name, benchmark in self.variants.items():
+                try:
+                    others[name] = open_feed(benchmark)
+                except UserError as error:  # there is no memory for the images of a second loader
+                    self.left_out[name] = error.what
             loader_per_s = feed.measure_rate()
             turns = interleave(self.list_trials(feed, others, points), rounds=self.num_turns)
         times = {name: [seconds for seconds, _ in results] for name, results in turns.items()}
@@ -244,6 +250,8 @@ def profile_run(profiler: Profiler, trace: Path | None, console: Console) -> dic
             steps_of[shape] = steps
             phases.append(profiler.measure_phase(shape, steps))
             console.print(*format_phase(phases[-1], samples_name), sep="\n")
+    for name, reason in profiler.left_out.items():
+        console.print(f"not tried: no {name}: {reason}")
     first_s, later_s = (time_call(run.evaluate, run.device) for _ in range(2))  # later ones may keep data
     worst = max(phases, key=lambda phase: phase.waiting_share)
     is_slow = worst.waiting_share >= WAITING
@@ -253,9 +261,10 @@ def profile_run(profiler: Profiler, trace: Path | None, console: Console) -> dic
         cures=profiler.measure_cures(worst, steps_of[worst.shape]) if is_slow else {},
         is_compressed=run.config.gradient_compression != "none",
     )
-    verdict, num_evaluations = describe_bottleneck(result), len(run.plan.evaluation_steps)
+    whole = of_all_devices(run.config, run.rank_info.world_size)
+    verdict, num_evaluations = describe_bottleneck(result), len(whole.plan().evaluation_steps)
     evaluations_s = first_s + (num_evaluations - 1) * later_s
-    training_s = result.training_s(run.plan.num_steps * run.config.global_batch_size)
+    training_s = result.training_s(whole.plan().num_steps * whole.global_batch_size)
     console.print(
         f"evaluation: {first_s:.2f} s the first time, {later_s:.2f} s later; {num_evaluations} of them "
         f"are {evaluations_s / (evaluations_s + training_s):.1%} of a run over the whole budget "

@@ -9,11 +9,13 @@ root of the sum of their squares. Where nothing says how seeds spread, it is an 
 """
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from common.config.duration import evaluation_seconds
+from common.config.schema import RunConfig
 from common.evidence.intervals import prediction_half_width
 
 ASSUMED_NOISE = 0.05  # where figures state none
@@ -113,3 +115,31 @@ def estimate(
         "startup_s": samples.startup_s,
         "num_evaluations": count,
     }
+
+
+def estimate_run(
+    config: RunConfig,
+    phases: Sequence[tuple[str, range]],
+    *,
+    rates: Rates,
+    samples: Samples,
+    slower: float = 1.0,
+    devices: int = 1,
+) -> dict[str, float]:
+    """Return the `estimate` of a configuration's run, with its batch and its evaluations."""
+    return estimate(
+        phases,
+        batch=config.global_batch_size,
+        evaluated_at=config.plan().evaluation_steps,
+        num_evaluated=config.data.num_evaluation_samples,  # type: ignore[attr-defined]
+        rates=rates,
+        samples=samples,
+        slower=slower,
+        devices=devices,
+    )
+
+
+def name_devices(hardware: str, num_devices: int) -> str:
+    """Name so many of a hardware's devices: 8xH100 for 8 times 1xH100, 1xH100 for one of 8xH100."""
+    name, count = re.subn(r"^[0-9]+x", f"{num_devices}x", hardware)
+    return name if count or num_devices == 1 else f"{num_devices}x{hardware}"

@@ -16,11 +16,12 @@ from common.evidence.paths import STUDY, find_logs
 from common.machine import system
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
-from common.study.predict.minutes import estimate, training_seconds
+from common.study.predict.minutes import estimate_run, name_devices, training_seconds
 from common.study.predict.sources import FREE, agree, picked, read_json, stated_config
 from common.study.prices import Price
 
 ESTIMATES = "estimates"
+ELSEWHERE = "elsewhere"  # hardware without a name
 
 Record = dict[str, Any]
 
@@ -41,19 +42,12 @@ def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
     slower, scaling = devices.compare_with_one(
         config, per_s, links, machines=machines, per_machine=per_machine
     )
-    estimated = estimate(
-        phases,
-        batch=batch,
-        evaluated_at=config.plan().evaluation_steps,
-        num_evaluated=config.data.num_evaluation_samples,  # type: ignore[attr-defined]
-        rates=rates,
-        samples=samples,
-        slower=slower,
-        devices=machines * per_machine,
+    estimated = estimate_run(
+        config, phases, rates=rates, samples=samples, slower=slower, devices=machines * per_machine
     )
     hardware, name = system.hardware_name(), system.system_id(config)
     if args.hardware or args.measured:
-        hardware = args.hardware or "elsewhere"
+        hardware = args.hardware or ELSEWHERE
         name = f"{hardware}{'-mini' if args.size == 'mini' else ''}-{args.configuration}"
     return estimated | {
         "title": f"{config.benchmark} {config.configuration} {config.size}",
@@ -77,7 +71,10 @@ def describe(record: Record) -> Iterator[str]:
     seeds = "unknown" if half is None else f"x{math.exp(half):.3f} either way, one more run by Student's t"
     missed = f", {samples['num_missed']} more missed the target" if samples["num_missed"] else ""
     shapes = ", ".join(f"{shape} {per_s:,.0f}/s" for shape, per_s in rates["per_s"].items())
-    yield f"{record['title']} on {record['hardware']}: {describe_minutes(record, ' to the target')}"
+    hardware = record["hardware"]
+    if hardware != ELSEWHERE:
+        hardware = name_devices(hardware, record["devices"])
+    yield f"{record['title']} on {hardware}: {describe_minutes(record, ' to the target')}"
     yield (
         f"  training {record['training_s']:.1f} s, {record['num_evaluations']} evaluations "
         f"{record['evaluation_s']:.1f} s, start-up {record['startup_s']:.1f} s"
@@ -157,7 +154,7 @@ def later_runs(record: Record, logs: Sequence[Log]) -> list[Record]:
     runs = []
     for log in logs:
         start = log.first("run_start")
-        if log.system != record["system"] or start is None or start.time_ms <= record["time_ms"]:
+        if not is_of(log.system, record["system"]) or start is None or start.time_ms <= record["time_ms"]:
             continue
         if log.value("num_ranks") not in (None, record.get("devices", 1)):
             continue
@@ -168,6 +165,11 @@ def later_runs(record: Record, logs: Sequence[Log]) -> list[Record]:
         is_inside = minutes is not None and record["low"] <= minutes <= record["high"]
         runs.append({"path": log.path, "minutes": minutes, "ratio": ratio, "is_inside": is_inside})
     return runs
+
+
+def is_of(name: str, system: str) -> bool:
+    """Return whether a run set's folder is a system's: variants are named SYSTEM+what, see set_folder.py."""
+    return name == system or name.startswith(f"{system}+")
 
 
 def describe_run(run: Record) -> str:
@@ -186,10 +188,13 @@ def states(log: Log, config: dict[str, Any]) -> bool:
 
 def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
     """Return each estimate with the runs that came after it, and how good all of them were: lines, JSON."""
-    systems = {record["system"] for record in records}
     folders = [folder for folder in (results, results / STUDY) if folder.is_dir()]
     paths = (path for folder in folders for path in find_logs(folder))
-    logs = [read_log(path) for path in paths if path.absolute().parent.parent.name in systems]
+    logs = [
+        read_log(path)
+        for path in paths
+        if any(is_of(path.absolute().parent.parent.name, record["system"]) for record in records)
+    ]
     lines, rows, scored = [], [], list[Record]()
     for record in records:
         runs = later_runs(record, logs)

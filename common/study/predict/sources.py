@@ -7,7 +7,7 @@ import argparse
 import json
 import shlex
 import statistics
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from common.evidence.recipes import flat
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
-from common.repository import mlperf_name
+from common.repository import build_probes, mlperf_name
 from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Samples
+from common.training.load import load_open
 from common.training.ranks import SINGLE_RANK
 
 RECIPE = (
@@ -36,6 +37,8 @@ RECIPE = (
 )
 # of `data`, what leaves the samples of each batch as they are
 OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}
+# what the samples to the target of a published run hold for
+PUBLISHED = ("model", "target", "max_duration", "budget", "global_batch_size", "optimizer", "schedule")
 NUM_TURNS = 4  # of a profile that an estimate measures
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
 
@@ -74,10 +77,16 @@ def read_bench(
     if of != (config.benchmark, config.size):
         wanted = f"{config.benchmark} {config.size}"
         raise UserError(f"figures of {' '.join(of)}, not of {wanted}", where=str(path))
-    rates = rates_of_bench(figures, name, shapes, path.name)
+    rates = rates_of_bench(figures, name, shapes, path.name, build_probes(config).rate)
     if rates is None:
         raise UserError(f"no rate of {name} at {', '.join(sorted(shapes))}", where=str(path))
-    return figures, rates
+    return figures | {"batch_size": batch_of(figures, name)}, rates
+
+
+def batch_of(figures: dict[str, Any], name: str) -> int | None:
+    """Return the samples of a step of a configuration's full name; older benches state the first one's."""
+    stated = (row.get("batch_size") for row in figures.get("rates", []) if row["configuration"] == name)
+    return next(stated, None) or figures.get("batch_size")
 
 
 def parse_measured(text: str) -> tuple[int, float]:
@@ -114,20 +123,27 @@ def rates_of_profile(figures: dict[str, Any], values: dict[str, Any], name: str)
     )
 
 
-def rates_of_bench(figures: dict[str, Any], name: str, shapes: Collection[str], source: str) -> Rates | None:
-    """Return the rates of steps without a loader; None where a shape of this configuration is missing."""
-    rates = {
-        rate["shape"]: rate
-        for rate in figures.get("rates", [])
-        if rate["configuration"] == name and rate["shape"] in shapes
-    }
-    if rates.keys() != set(shapes):
+def rates_of_bench(
+    figures: dict[str, Any],
+    name: str,
+    shapes: Collection[str],
+    source: str,
+    rate_of: Callable[[str, dict[str, float]], float | None] = lambda shape, measured: measured.get(shape),
+) -> Rates | None:
+    """Return the rates of steps without a loader; None where a shape of this configuration has none.
+
+    `rate_of` finds the rate of a shape from those measured, see `Probes.rate`.
+    """
+    rows = [rate for rate in figures.get("rates", []) if rate["configuration"] == name]
+    measured = {rate["shape"]: rate["samples_per_s"] for rate in rows}
+    per_s = {shape: per_s for shape in shapes if (per_s := rate_of(shape, measured))}
+    if per_s.keys() != set(shapes):
         return None
-    stated = [(rate["deviation"], rate.get("num_turns")) for rate in rates.values() if "deviation" in rate]
+    stated = [(rate["deviation"], rate.get("num_turns")) for rate in rows if "deviation" in rate]
     noise, num_turns = max(stated, key=lambda pair: pair[0], default=(ASSUMED_NOISE, None))
     return Rates(
         source=f"steps alone, bench {source}: as if the loader keeps up",
-        per_s={shape: rate["samples_per_s"] for shape, rate in rates.items()},
+        per_s=per_s,
         noise=noise,
         noise_source="of turns of steps" if stated else "assumed: the file states none",
         num_turns=num_turns,
@@ -153,10 +169,11 @@ def newest_bench(
 
     With a `batch_size` only a bench of so many samples a step counts.
     """
+    rate_of = build_probes(config).rate
     for path in find_newest(results / "throughput" / hardware, config.benchmark):
         figures = read_json(path)
-        is_asked = figures.get("size") == config.size and batch_size in (None, figures.get("batch_size"))
-        if is_asked and (rates := rates_of_bench(figures, name, shapes, path.name)):
+        is_asked = figures.get("size") == config.size and batch_size in (None, batch_of(figures, name))
+        if is_asked and (rates := rates_of_bench(figures, name, shapes, path.name, rate_of)):
             return rates
     return None
 
@@ -217,15 +234,22 @@ def measured_samples(logs: Sequence[Log], config: dict[str, Any]) -> Samples | N
 
 
 def published_samples(config: RunConfig) -> Samples | None:
-    """Return the samples to target of the published runs of a configuration; None where there are none."""
+    """Return the samples to target of the published runs of a configuration.
+
+    None where there are none, as for another model, target, batch, optimizer or length.
+    """
     published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
     if published is None or config.size != "full":
         return None
-    runs = published.score.runs
+    recipe = load_open(config.benchmark, config.configuration, size=config.size, settings=[]).config
+    if any(getattr(config, name) != getattr(recipe, name) for name in PUBLISHED):
+        return None
+    runs, factor = published.score.runs, published.samples_factor
     startup = [run.split.startup * 60 for run in runs if run.split]
+    more = f" times {factor:g}, an estimate: they stopped below the official target" if factor != 1 else ""
     return Samples(
-        source=published.title,
-        values=tuple(run.samples for run in runs if run.samples),
+        source=f"{published.title}{more}",
+        values=tuple(factor * run.samples for run in runs if run.samples),
         startup_s=sum(startup) / len(startup) if startup else STARTUP_S,
         num_missed=sum(1 for run in runs if not run.samples),
     )

@@ -5,7 +5,9 @@ from functools import partial
 
 import pytest
 
+from common.measure.device_run import load_for_ranks, of_all_devices
 from common.measure.profiling.marks import PARTS
+from common.training.load import load_open
 from common.training.probes import probes_of
 from tests.command import ttt, ttt_here
 from tests.runs import make_benchmark
@@ -79,3 +81,12 @@ def test_two_ranks_show_their_communication(tmp_path):
     (phase,) = found["phases"]
     assert found["num_ranks"] == 2 and found["batch_size"] == 8
     assert "communication" in phase["parts_ms"] and "no communication" in phase["savings"]
+
+
+@pytest.mark.parametrize("configuration", ["baseline", "closed"])
+def test_the_evaluations_of_a_run_are_those_of_its_whole_batch(configuration):
+    part = load_for_ranks("language_bert", configuration, size="full", num_ranks=2).config
+    whole = of_all_devices(part, 2)
+    plan = load_open("language_bert", configuration, size="full", settings=[]).config.plan()
+    assert (part.global_batch_size, whole.global_batch_size) == (112, 448)
+    assert list(whole.plan().evaluation_steps) == list(plan.evaluation_steps)

@@ -12,6 +12,7 @@ from common.measure import bench as bench_module
 from common.measure import steptime
 from common.measure.points import Point
 from common.measure.throughput import stepper, turn_length
+from common.study.predict.sources import batch_of
 from common.training.load import load_config
 from common.training.method import Batch
 from common.training.registry import build_methods
@@ -104,3 +105,24 @@ def test_an_unknown_shape_is_named_and_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match="--shapes: no shape '96'; known: 160 tokens"):
         bench(tmp_path, "--shapes", "96")
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_each_row_states_its_batch_and_the_option_comes_before_the_name(tmp_path, capsys):
+    words = ["bench", "language_bert", "baseline", "baseline+global_batch_size=8", "--size", "mini", "--json"]
+    words += ["--no-parts", "--seconds", "0.01", "--results", str(tmp_path)]
+    for options, batches in (([], [16, 8]), (["--batch-size", "4"], [4, 4])):
+        assert dispatch(words + options) == 0
+        found = capsys.readouterr()
+        figures = json.loads(found.out)
+        assert [rate["batch_size"] for rate in figures["rates"]] == batches
+        assert f"{', '.join(dict.fromkeys(map(str, batches)))} samples a step" in found.err
+        assert [batch_of(figures, rate["configuration"]) for rate in figures["rates"]] == batches
+
+
+def test_logging_is_a_share_of_a_step(capsys):
+    words = ["bench", "language_bert", "optimized", "--size", "mini", "--batch-size", "4", "--logging"]
+    dispatch([*words, "--json"])  # on a busy machine it may be above its limit
+    (cost,) = json.loads(capsys.readouterr().out)
+    assert cost["block_steps"] == 100 and 0 < cost["share"] < 0.1
+    cost_us = cost["layer_us"] + cost["block_us"] / cost["block_steps"]
+    assert cost["share"] == pytest.approx(cost_us / (1e3 * cost["step_ms"]))

@@ -15,7 +15,7 @@ from common.evidence.records import finite
 from common.repository import ROOT
 from common.study.benches import read_benches
 from common.study.explore import page_data, recipe_name, render
-from common.study.points import all_devices, predicted_points, published_points
+from common.study.points import name_devices, predicted_points, published_points
 from common.study.prices import load_prices
 from tests.common.study.test_explore import PLACE, RESULTS, block, rows, study_run
 
@@ -109,17 +109,23 @@ def test_kept_estimates_and_projections_name_all_their_devices(tmp_path):
         tmp_path,
         "1xH100",
         size="full",
-        projected={"mosaic": {"minutes": 9.5, "assuming": "as published"}, "odd": {"minutes": "9"}, "no": 3},
+        projected={
+            "mosaic": {"minutes": 9.5, "low": 9, "high": 10, "assuming": "as published"},
+            "optimized": {"minutes": 9.5, "high": float("nan"), "assuming": "as an older version wrote"},
+            "odd": {"minutes": "9"},
+            "no": 3,
+        },
     )
     (kept,) = (RESULTS / "estimates").glob("*/*.json")
     record = json.loads(kept.read_text()) | {"devices": 4, "hardware": "2xH200"}
     path = tmp_path / "estimates" / "here" / "language_bert_0.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record))
-    estimate, projection = predicted(tmp_path)
-    assert (projection.hardware, projection.runs[0].minutes, projection.interval) == ("8xH100", 9.5, None)
+    estimate, projection, older = predicted(tmp_path)
+    assert (projection.hardware, projection.runs[0].minutes, projection.interval) == ("8xH100", 9.5, (9, 10))
+    assert (older.runs[0].minutes, older.interval) == (9.5, None)
     assert (estimate.hardware, estimate.runs[0].minutes) == ("4xH200", record["minutes"])
-    assert (all_devices("H200", 1), all_devices("H200", 2)) == ("H200", "2xH200")
+    assert (name_devices("H200", 1), name_devices("H200", 2)) == ("H200", "2xH200")
     assert estimate.interval == (record["low"], record["high"])
     data = page_data([], read_benches([tmp_path], print), load_prices(), PLACE, [estimate, projection])
     (price,) = [price for price in data["prices"] if price["name"] == "aws-p5en-2026"]

@@ -122,10 +122,11 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     assert cost["low"] < cost["dollars"] == pytest.approx(6 * seconds / 3600)
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"time_ms": 0, "config": bert()}))  # as if made before these runs
-    shutil.copytree(LOGS[0].parent, tmp_path / SYSTEM / "bert")
+    run_set = tmp_path / f"{SYSTEM}+code=0123456" / "bert"  # a set of the same recipe by other code
+    shutil.copytree(LOGS[0].parent, run_set)
     scored = json.loads(ttt_here("estimate", "--score", "--json", *results).stdout)
     assert scored["runs"] == len(LOGS) == len(scored["estimates"][0]["runs"])
-    log = next((tmp_path / SYSTEM / "bert").glob("*_0.txt"))
+    log = next(run_set.glob("*_0.txt"))
     reached = log.read_text()
     log.write_text(reached.replace('"status": "success"', '"status": "aborted"'))
     missed = ttt_here("estimate", "--score", "--json", *results).stdout
@@ -177,6 +178,7 @@ def test_this_machine_is_measured_where_only_another_of_its_model_was(monkeypatc
         (["--score"], "no estimates here"),
         ([*MINI, "--samples", "0"], "--samples"),
         ([*MINI], "how many samples"),
+        ([*SCALING[1:], "--set", "budget=0.25"], "how many samples"),  # the published runs had all of it
         (["language_bert", "optimized", "--samples", "9", "--hardware", "1xNone"], "no figures of optimized"),
         (["language_bert", "optimized", "--price", "nothing"], "no price is called"),
         (["language_bert", "optimized", "--measured", "fast"], "SAMPLES_PER_S@BATCH"),
