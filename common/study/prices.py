@@ -36,7 +36,12 @@ class Price(Strict):
 
     def is_of(self, hardware: str) -> bool:
         """Return whether a hardware such as `1xH200` consists of such devices; a stated price is of any."""
-        return self.cloud in ("own", "any") or self.device in re.split(r"[^A-Za-z0-9]|(?<=\d)x", hardware)
+        if self.cloud in ("own", "any"):
+            return True
+        words = re.split(r"[^A-Za-z0-9]|(?<=\d)x", hardware)
+        model, _, memory = self.device.partition("-")
+        stated = [word for word in words if word.endswith("GB")]
+        return model in words and (not memory or not stated or memory in stated)
 
     def cost(
         self, minutes: float, num_devices: int, *, num_machines: int = 1, spot: bool = False

@@ -40,6 +40,8 @@ def test_devices_are_paid_by_their_share_and_an_own_machine_whole(tmp_path):
     assert own.cost(30, 16, num_machines=2) == pytest.approx(0.12)
     assert row.is_of("8xA100-SXM4-80GB") and own.is_of("2cpu-EPYC")
     assert not row.is_of("1xH200") and not row.is_of("2cpu-EPYC")
+    large = row.model_copy(update={"device": "A100-80GB"})
+    assert large.is_of("8xA100-SXM4-80GB") and large.is_of("8xA100") and not large.is_of("8xA100-PCIE-40GB")
 
 
 @pytest.mark.parametrize(
