@@ -9,6 +9,7 @@ import torch
 from common.cli import dispatch
 from common.measure import points, throughput
 from common.measure.device_run import build
+from common.study.predict import projection
 from common.training.method import Batch
 from common.training.step import DTYPES
 from image_classification.benchmark import Benchmark
@@ -62,6 +63,7 @@ def test_configurations_and_forms_of_blurring_are_timed_side_by_side(tmp_path):
 @pytest.mark.on_demand
 def test_a_bench_of_the_full_size_ends_with_minutes_and_what_they_assume(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(BENCH_SIZES_PX, "full", (96, 176))
+    monkeypatch.setattr(projection, "batch_of", lambda figures, name: 256)  # as if it were a device's share
     name = (
         "optimized+methods.compile=false+methods.ema=false"  # an average of every 20 steps makes turns of 20
     )
@@ -70,8 +72,9 @@ def test_a_bench_of_the_full_size_ends_with_minutes_and_what_they_assume(tmp_pat
     (path,) = tmp_path.rglob("*.json")
     projected = json.loads(path.read_text())["projected"][name]
     assert projected["minutes"] > 1
-    line = f"{name}: {projected['minutes']:.1f} min on 8 of it, {projected['assuming']}"
-    assert line in capsys.readouterr().out and "4 evaluations" in line and "27 epochs" in line
+    minutes, low, high = (f"{projected[key]:.1f}" for key in ("minutes", "low", "high"))
+    line = f"{name}: {minutes} min ({low} to {high}) on 8 of it, {projected['assuming']}"
+    assert line in capsys.readouterr().out and "4 evaluations" in line
 
 
 def test_the_memory_of_a_configuration_is_what_it_takes_beside_the_others(monkeypatch):
