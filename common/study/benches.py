@@ -32,13 +32,13 @@ def bench(figures: object) -> dict[str, Any]:
             raise ValueError("a rate states no samples_per_s above 0")
         row: dict[str, Any] = {name: printable(rate.get(name, ""), 80) for name in ("configuration", "shape")}
         noise = {name: value for name in NOISE if (value := finite(rate.get(name))) is not None}
+        row["batch"] = finite(rate.get("batch_size")) or finite(figures.get("batch_size"))
         rows.append(row | {name: finite(rate.get(name)) for name in RATE} | noise)
     benchmark = printable(figures.get("benchmark", ""), 64)
     return {
         "benchmark": benchmark,
         "model": facts.benchmark if (facts := by_folder().get(benchmark)) else benchmark,
         "size": printable(figures.get("size", ""), 16),
-        "batch": finite(figures.get("batch_size")),
         "rates": rows,
         "projected": projected(figures.get("projected")),
     }
@@ -49,7 +49,8 @@ def projected(stated: object) -> dict[str, dict[str, Any]]:
     rows = {}
     for name, projection in stated.items() if isinstance(stated, dict) else ():
         if isinstance(projection, dict):
-            row = {key: finite(projection.get(key)) or 0 for key in ("minutes", "low", "high")}
-            figures = {key: value for key, value in row.items() if value > 0}
-            rows[printable(name, 80)] = figures | {"assuming": printable(projection.get("assuming", ""), 400)}
-    return {name: row for name, row in rows.items() if "minutes" in row}
+            stated_figures = {key: finite(projection.get(key)) for key in ("minutes", "low", "high")}
+            row = {key: value for key, value in stated_figures.items() if value and value > 0}
+            if "minutes" in row:
+                rows[printable(name, 80)] = row | {"assuming": printable(projection.get("assuming", ""), 400)}
+    return rows

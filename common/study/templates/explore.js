@@ -283,7 +283,7 @@ const between = (range, text) => (range ? ` (${text(range[0])} to ${text(range[1
 
 // Runs that stop at their target have the same quality: the target, whatever they overshot it by.
 function sameQuality() {
-  const { target } = reference.cell, stopped = !reference.cell.trains_on && reference.runs.every((run) => !run.complete || run.status === 0);
+  const { target } = reference.cell, stopped = !reference.cell.trains_on && hasNoMiss(reference);
   return stopped && target !== null && target <= reference.quality ? target : reference.quality;
 }
 
@@ -923,7 +923,7 @@ function drawBenches() {
   $("benches").tBodies[0].replaceChildren(...rows.slice(0, MAX_BENCH_ROWS).map(([bench, each]) => {
     const size = el("td", {}, `${bench.size} `);
     if (bench.size !== "full") size.append(el("span", { className: "proxy" }, "proxy"));
-    const cells_ = [bench.hardware, each.shape, text(bench.batch, number), number(each.samples_per_s),
+    const cells_ = [bench.hardware, each.shape, text(each.batch, number), number(each.samples_per_s),
       text(each.step_ms, number), share(each.flops_share), share(each.bytes_share), bench.file];
     return el("tr", {}, el("td", {}, each.configuration), el("td", {}, bench.benchmark), size, ...cells_.map((value) => el("td", {}, value)));
   }));
