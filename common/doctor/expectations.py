@@ -63,13 +63,12 @@ def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation 
     """Take the newest `ttt bench` of the same batch on such a device; the ranks of a processor share it."""
     if num_ranks > 1 and not hardware.count_gpus():
         return None
-    shares, batch_size = build_probes(config).shape_shares(), config.global_batch_size // num_ranks
-    where = results, system.hardware_name(), config, config.configuration
-    rates = newest_bench(*where, shares, batch_size)
+    probes, batch_size = build_probes(config), config.global_batch_size // num_ranks
+    rates = newest_bench(results, system.hardware_name(), probes, config.configuration, batch_size)
     if rates is None:
         return None
     source = f"{num_ranks} x one device, {rates.source.partition(':')[0]}"
-    return Expectation(samples_per_s=num_ranks / rates.sample_s(shares), source=source)
+    return Expectation(samples_per_s=num_ranks / rates.sample_s(probes.shape_shares()), source=source)
 
 
 def from_such_gpus(config: RunConfig, num_ranks: int) -> Expectation | None:

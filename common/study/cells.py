@@ -298,6 +298,6 @@ def read_pace(directories: Sequence[Path]) -> tuple[float, float] | None:
 def bench_pace(study: Study, cell: Cell, run_set: RunSet) -> tuple[float, float] | None:
     """Take the pace that the latest `ttt bench` of a cell's configuration says of all ranks."""
     name, config = "+".join([cell.configuration, *cell.settings]), run_set.loaded.config
-    shares = build_probes(config).shape_shares()
-    rates = newest_bench(study.results, system.hardware_name(), config, name, shares)
-    return (0.0, rates.sample_s(shares) / run_set.num_ranks) if rates else None
+    probes = build_probes(config)
+    rates = newest_bench(study.results, system.hardware_name(), probes, name)
+    return (0.0, rates.sample_s(probes.shape_shares()) / run_set.num_ranks) if rates else None

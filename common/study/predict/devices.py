@@ -151,13 +151,13 @@ def measured_points(
     args: argparse.Namespace, config: RunConfig
 ) -> tuple[list[tuple[int, float]], float | None]:
     """List (batch, seconds of a step) of one device, and its memory's bytes/s where a bench says them."""
-    shares = build_probes(config).shape_shares()
+    probes = build_probes(config)
     points = [(batch, batch / per_s) for batch, per_s in map(sources.parse_measured, args.measured)]
     bytes_per_s = []
     for path in args.bench:
-        figures, rates = sources.read_bench(path, config, config.configuration, shares)
+        figures, rates = sources.read_bench(path, probes, config.configuration)
         bytes_per_s.append(figures["peaks"]["bytes_per_s"])
-        points.append((figures["batch_size"], figures["batch_size"] * rates.sample_s(shares)))
+        points.append((figures["batch_size"], figures["batch_size"] * rates.sample_s(probes.shape_shares())))
     return points, max(bytes_per_s, default=None)
 
 

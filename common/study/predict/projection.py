@@ -14,7 +14,7 @@ def project(name: str, figures: dict[str, Any]) -> dict[str, Any] | None:
 
     `figures` are those of `ttt bench`. None where they lack the rate of a shape or are of another batch than
     a device's share, and where no published run tells how many samples the target takes: at size mini, and
-    with another model, target or length.
+    with another model, target, batch, optimizer or length.
     """
     config = load_open(figures["benchmark"], name, size=figures["size"], settings=[]).config
     samples = published_samples(config)
@@ -22,12 +22,11 @@ def project(name: str, figures: dict[str, Any]) -> dict[str, Any] | None:
     if samples is None or not is_share:
         return None
     probes = build_probes(config)
-    phases = probes.phases()
-    rates = rates_of_bench(figures, name, [shape for shape, _ in phases], "", probes.rate)
+    rates = rates_of_bench(figures, name, probes.shape_shares(), "", probes.rate)
     if rates is None:
         return None
     estimated = estimate_run(
-        config, phases, rates=rates, samples=samples, slower=1 / NUM_DEVICES, devices=NUM_DEVICES
+        config, probes.phases(), rates=rates, samples=samples, slower=1 / NUM_DEVICES, devices=NUM_DEVICES
     )
     return {key: estimated[key] for key in ("minutes", "low", "high")} | {
         "assuming": f"if the target takes the {samples.typical:,.0f} samples of {samples.source}, the loader "

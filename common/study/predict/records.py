@@ -31,13 +31,14 @@ def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
     (machines, per_machine), links = devices.choose_machines(args), devices.choose_links(args)
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")
-    phases, batch = build_probes(config).phases(), config.global_batch_size
+    probes = build_probes(config)
+    phases, batch = probes.phases(), config.global_batch_size
     samples = sources.choose_samples(
         config, args.results, args.samples, args.set
     )  # before anything is measured
     if args.startup_s is not None:
         samples = dataclasses.replace(samples, startup_s=args.startup_s)
-    rates = sources.choose_rates(args, config, [shape for shape, _ in phases])
+    rates = sources.choose_rates(args, probes)
     per_s = samples.typical / training_seconds(phases, batch, samples.typical, rates)
     slower, scaling = devices.compare_with_one(
         config, per_s, links, machines=machines, per_machine=per_machine
@@ -71,10 +72,7 @@ def describe(record: Record) -> Iterator[str]:
     seeds = "unknown" if half is None else f"x{math.exp(half):.3f} either way, one more run by Student's t"
     missed = f", {samples['num_missed']} more missed the target" if samples["num_missed"] else ""
     shapes = ", ".join(f"{shape} {per_s:,.0f}/s" for shape, per_s in rates["per_s"].items())
-    hardware = record["hardware"]
-    if hardware != ELSEWHERE:
-        hardware = name_devices(hardware, record["devices"])
-    yield f"{record['title']} on {hardware}: {describe_minutes(record, ' to the target')}"
+    yield f"{headline(record)}: {describe_minutes(record, ' to the target')}"
     yield (
         f"  training {record['training_s']:.1f} s, {record['num_evaluations']} evaluations "
         f"{record['evaluation_s']:.1f} s, start-up {record['startup_s']:.1f} s"
@@ -83,6 +81,13 @@ def describe(record: Record) -> Iterator[str]:
     yield f"  rates: {shapes} ({rates['source']}); deviation {rates['noise']:.1%} {rates['noise_source']}"
     yield f"  devices: {record['scaling']}"
     yield "  interval: of one further run, on logarithms; seeds, where known, and rate combined as squares"
+
+
+def headline(record: Record) -> str:
+    """Name what is estimated, and the devices that it is for."""
+    hardware = record["hardware"]
+    on = hardware if hardware == ELSEWHERE else name_devices(hardware, record["devices"])
+    return f"{record['title']} on {on}"
 
 
 def describe_minutes(record: Record, end: str = "") -> str:
@@ -131,7 +136,7 @@ def reprice(kept: Sequence[Record], prices: Sequence[Price]) -> tuple[list[str],
     lines, priced = [], []
     for record in kept:
         minutes = describe_minutes(record)
-        lines.append(f"{record['title']} on {record['hardware']}, {record['time']}: {minutes}")
+        lines.append(f"{headline(record)}, {record['time']}: {minutes}")
         lines += describe_costs(record, prices)
         facts = {name: record[name] for name in ("title", "hardware", "time", "minutes", "low", "high")}
         priced.append(facts | {"costs": list_costs(record, prices)})

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -25,10 +25,13 @@ from common.evidence.recipes import flat
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
-from common.repository import build_probes, mlperf_name
+from common.repository import mlperf_name
 from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Samples
 from common.training.load import load_open
 from common.training.ranks import SINGLE_RANK
+
+if TYPE_CHECKING:
+    from common.training.probes import Probes
 
 RECIPE = (
     *("target", "max_duration", "budget", "evaluate_every", "evaluate_offset", "evaluate_from"),
@@ -61,13 +64,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return figures
 
 
-def read_bench(
-    path: Path, config: RunConfig, name: str, shapes: Collection[str]
-) -> tuple[dict[str, Any], Rates]:
+def read_bench(path: Path, probes: "Probes", name: str) -> tuple[dict[str, Any], Rates]:
     """Read a file of `ttt bench`, and the rates in it of a configuration's full name.
 
     Raises UserError unless it is one, of this benchmark and size, with a rate of each shape.
     """
+    config, shapes = probes.config, probes.shape_shares()
     try:
         figures = read_json(path)
         of = figures["benchmark"], figures["size"]
@@ -77,7 +79,7 @@ def read_bench(
     if of != (config.benchmark, config.size):
         wanted = f"{config.benchmark} {config.size}"
         raise UserError(f"figures of {' '.join(of)}, not of {wanted}", where=str(path))
-    rates = rates_of_bench(figures, name, shapes, path.name, build_probes(config).rate)
+    rates = rates_of_bench(figures, name, shapes, path.name, probes.rate)
     if rates is None:
         raise UserError(f"no rate of {name} at {', '.join(sorted(shapes))}", where=str(path))
     return figures | {"batch_size": batch_of(figures, name)}, rates
@@ -160,20 +162,19 @@ def newest_profile(results: Path, hardware: str, values: dict[str, Any]) -> Rate
 def newest_bench(
     results: Path,
     hardware: str,
-    config: RunConfig,
+    probes: "Probes",
     name: str,
-    shapes: Collection[str],
     batch_size: int | None = None,
 ) -> Rates | None:
     """Take the rates of a configuration's full name in the newest bench on a hardware; None without one.
 
     With a `batch_size` only a bench of so many samples a step counts.
     """
-    rate_of = build_probes(config).rate
+    config, shapes = probes.config, probes.shape_shares()
     for path in find_newest(results / "throughput" / hardware, config.benchmark):
         figures = read_json(path)
         is_asked = figures.get("size") == config.size and batch_size in (None, batch_of(figures, name))
-        if is_asked and (rates := rates_of_bench(figures, name, shapes, path.name, rate_of)):
+        if is_asked and (rates := rates_of_bench(figures, name, shapes, path.name, probes.rate)):
             return rates
     return None
 
@@ -275,27 +276,28 @@ def choose_samples(
     return chosen
 
 
-def choose_rates(args: argparse.Namespace, config: RunConfig, shapes: Collection[str]) -> Rates:
+def choose_rates(args: argparse.Namespace, probes: "Probes") -> Rates:
     """Return the rates of one device: as given, of figures, or measured now.
 
     Raises UserError where a hardware is named that has no figures.
     """
+    config: RunConfig = probes.config
     changes = [setting for setting in args.set if not setting.startswith("submission.")]
     name = "+".join([config.configuration, *changes])
     if args.measured:
         _, per_s = parse_measured(args.measured[-1])
         return Rates(
             source=f"{args.measured[-1]}, as given",
-            per_s=dict.fromkeys(shapes, per_s),
+            per_s=dict.fromkeys(probes.shape_shares(), per_s),
             noise=ASSUMED_NOISE,
             noise_source="assumed",
         )
     if args.bench:
-        return read_bench(args.bench[-1], config, name, shapes)[1]
+        return read_bench(args.bench[-1], probes, name)[1]
     if not args.measure:
         hardware, values = args.hardware or system.hardware_name(), json.loads(config.model_dump_json())
         rates = newest_profile(args.results, hardware, values)
-        if rates := rates or newest_bench(args.results, hardware, config, name, shapes):
+        if rates := rates or newest_bench(args.results, hardware, probes, name):
             return rates
     if args.hardware:
         hint = "run `ttt inspect profile` or `ttt bench` there, or --bench FILE, or --measured"
