@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.config import schema as configs
 from common.config.names import split_name
@@ -30,11 +30,14 @@ def load(
 ) -> configs.RunConfig:
     """Return the configuration of a full name, see common/config/names.py, with the batch of one device."""
     configuration, settings = split_name(benchmark, name, size=size)
-    if (micro_batch_size or 1) < 1:
-        raise UserError("--micro-batch-size must be positive")
-    parts = [f"micro_batch_size={micro_batch_size}"] * (micro_batch_size is not None)
-    sizes: dict[str, Any] = {"size": size, "batch_size": batch_size, "num_ranks": 1}
-    return load_for_ranks(benchmark, configuration, parts, settings=settings, **sizes).config
+    parts = []
+    if micro_batch_size is not None:
+        if micro_batch_size < 1:
+            raise UserError("--micro-batch-size must be positive")
+        parts.append(f"micro_batch_size={micro_batch_size}")
+    return load_for_ranks(
+        benchmark, configuration, parts, size=size, settings=settings, batch_size=batch_size, num_ranks=1
+    ).config
 
 
 def load_for_ranks(

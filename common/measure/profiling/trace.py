@@ -48,10 +48,11 @@ def summarize_trace(
         batches = bench_batches(run)
         for shape in bench_batches(run, shapes):
             point = max(points_of(run, shape), key=lambda point: point.share)
-            step = stepper(run, loaded_batch(run, batches, point), point, NUM_STEPS)
+            batch = loaded_batch(run, batches, point)
+            step = stepper(run, batch, point, NUM_STEPS)
             warm_up(step)
             step_s = time_call(step, run.device)  # a profiler slows the host down
-            host_s = time_launching(stepper(run, loaded_batch(run, batches, point), point, 1), run.device)
+            host_s = time_launching(stepper(run, batch, point, 1), run.device)
             with torch.profiler.profile(acc_events=True) as profiler:
                 time_call(step, run.device)
             summaries[shape] = summarize_spans([*list_spans(profiler.events())], step_s)

@@ -101,6 +101,8 @@ def test_the_time_is_that_of_earlier_runs_else_predicted_from_speed_and_samples(
     assert measured.state == OK and "the median of this system's runs" in measured.found
     assert predicted.values["minutes"] == pytest.approx(measured.values["minutes"], rel=0.3)
     assert line("language_bert", "nowhere").state == WARNING
+    images = line("image_classification", "nowhere", 270.0)  # at 56 px, most of the training is at 84
+    assert 1.5 < images.values["minutes"] / (3_500 / 270 / 60) < 2.5
     published = line("image_classification", "nowhere", size="full")
     assert published.state == WARNING and "published: 23.8 min on 8x A100 80 GB" in published.found
     busy, slow = line("language_bert", "nowhere", 1290.0, others=1.3), line("language_bert", "nowhere", 60.0)
