@@ -256,6 +256,8 @@ def split_linear(x: Tensor, weight: Tensor, bias: Tensor, *, num_parts: int) -> 
     """Split F.linear(x, weight, bias), in the dtype of autocast, into equal parts of each row."""
     dtype = autocast_dtype(x)
     weight, bias, x = weight.to(dtype), bias.to(dtype), x.to(dtype)
+    if not torch.is_grad_enabled():  # then Dynamo of torch 2.11 gives SplitProduct.forward no `ctx`
+        return F.linear(x, weight, bias).chunk(num_parts, dim=-1)
     views = [x.view_as(x) for _ in range(num_parts)]  # Dynamo takes no tensor twice
     apply: Any = SplitProduct.apply
     parts: tuple[Tensor, ...] = apply(weight, bias, *views)
