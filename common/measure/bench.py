@@ -92,12 +92,14 @@ def open_runs(
     stack: ExitStack,
     report: Callable[[Failure], None],
 ) -> tuple[dict[str, TrainingRun], dict[str, dict[str, float]]]:
-    """Return the runs that fit into memory, and the memory of their steps by shape; report the others."""
+    """Return the runs that fit into memory, the memory of the first one's steps by shape; report the others.
+
+    A later run also fills what lies free between the tensors of those before it: its own need is not seen.
+    """
     runs: dict[str, TrainingRun] = {}
     memory: dict[str, dict[str, float]] = {}
     for name, config in configs:
         others_bytes = reserved_bytes()
-        is_known = not any(method.captures_graphs for run in runs.values() for method in run.methods)
         try:
             runs[name] = stack.enter_context(open_run(config, warms_up=False))
         except (UserError, RuntimeError, MemoryError) as error:
@@ -105,7 +107,7 @@ def open_runs(
                 raise
             report(Failure(configuration=name, shape="", error="out of memory for its weights"))
             continue
-        memory[name] = step_memory(runs[name], others_bytes, shapes) if is_known else {}
+        memory[name] = step_memory(runs[name], others_bytes, shapes) if len(runs) == 1 else {}
     return runs, memory
 
 

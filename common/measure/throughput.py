@@ -189,8 +189,7 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
 
     It is the peak that the process has reserved, less `others_bytes`, which were reserved before the run was
     built. Inputs of all shapes count, and CUDA graphs of the shapes before it: they stay. After another run
-    with CUDA graphs it would be too little: all graphs share their memory. A shape that is out of memory has
-    no entry.
+    it would be too little. A shape that is out of memory has no entry.
     """
     peak_gb: dict[str, float] = {}
     if run.device.type != "cuda":
