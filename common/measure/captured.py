@@ -55,6 +55,7 @@ def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[st
             "losses": [loss for loss, _, _ in steps],
             "loss_difference": largest(abs(other - loss) / abs(loss) for loss, other, _ in steps),
             "gradient_difference": largest(difference for _, _, difference in steps),
+            "gradient_differences": [difference for _, _, difference in steps],
             "evaluation_difference": compare_evaluations(eager, compiled),
             "eager": time_steps(eager, batches),
             "compiled": time_steps(compiled, batches),
