@@ -216,7 +216,7 @@ def find_device(hardware: str) -> str | None:
 def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield predicted against published throughput, the errors, and what the model is made of."""
     title = f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4}"
-    yield f"{title} {'predicted':>10} {'published':>10}  ratio"
+    yield f"{title} {'predicted':>10} {'measured':>10}  ratio"
     for row in rows:
         device = f"{row['devices']}x{row['device']}"
         title = f"{row['use']:6} {row['benchmark']:7}{row['name']:40} {device:>8} {row['batch']:4}"

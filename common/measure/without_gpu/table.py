@@ -1,8 +1,10 @@
-"""The tables of common/measure/README.md: what methods and optimizers cost on GPUs that are not here.
+"""The tables of common/measure/README.md: what a GPU measured, and what is predicted for those not here.
 
-`python -m common.measure.without_gpu.table --write` makes them again from results/compiled; a test compares.
+`python -m common.measure.without_gpu.table --write` makes them again from results/throughput/gpu_day and
+results/compiled; a test compares.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +15,10 @@ from common.files import save_text
 from common.measure import scaling
 from common.measure.without_gpu import gpu_model
 from common.measure.without_gpu.kernels import OPTIMIZER
+from common.repository import ROOT
 
 PAGE = Path(__file__).parents[1] / "README.md"
+MEASURED = ROOT / "results" / "throughput" / "gpu_day"
 SHAPES = {"language_bert": "512 tokens", "image_classification": "176 px"}
 TORCH = "torch2.15"
 COUNTED = "sm_90"  # whose launches and bytes are shown
@@ -127,7 +131,36 @@ def describe_apex() -> list[str]:
     return make_row("`fused_lamb`, language_bert, from its source", "-", gigabytes, times_ms)
 
 
-TABLES = {"switches": write_switches, "evaluations": write_evaluations, "optimizers": write_optimizers}
+def write_measured() -> str:
+    """Write a row for each rate that systems/gpu_day.sh measured, with the predicted one beside it.
+
+    A ratio is to the first configuration of the same process, whose steps took turns with these.
+    """
+    titles = ["on", "configuration", "shape", "batch", "samples/s", "predicted", "to the first beside it"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for path in sorted(MEASURED.glob("*/*.json")):
+        row = json.loads(path.read_text(encoding="utf-8"))
+        benchmark, rates = row["figures"]["benchmark"], row["figures"]["rates"]
+        names = dict.fromkeys(rate["configuration"] for rate in rates)
+        firsts = {rate["shape"]: rate["samples_per_s"] for rate in reversed(rates)}
+        _, has_parts, part = row["command"].partition("--micro-batch-size ")
+        for rate in rates:
+            name, shape, per_s = rate["configuration"], rate["shape"], rate["samples_per_s"]
+            predicted = gpu_model.predict_rate(row["hardware"], benchmark, name, shape, rate["batch_size"])
+            parts = f" in parts of {part.split()[0]}" if has_parts else ""
+            cells = [row["hardware"], f"{benchmark} `{name}`", shape, f"{rate['batch_size']}{parts}"]
+            cells += [f"{per_s:,.0f}", "-" if predicted is None else f"{predicted:,.0f}"]
+            cells += [f"{per_s / firsts[shape]:.2f}x" if len(names) > 1 else "-"]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {
+    "measured": write_measured,
+    "switches": write_switches,
+    "evaluations": write_evaluations,
+    "optimizers": write_optimizers,
+}
 
 
 def fill_page(page: str) -> str:

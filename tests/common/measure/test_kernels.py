@@ -1,5 +1,6 @@
 """Launches in generated code, the classes of kernels, and the model of a GPU."""
 
+import json
 import sys
 from collections import Counter
 
@@ -99,16 +100,27 @@ def test_an_optimizer_divided_among_eight_gpus_changes_a_step_by_little(device):
 
 def test_published_rates_are_predicted_and_those_held_out_too():
     rows = gpu_model.check_published()
-    assert Counter(row["use"] for row in rows) == {"fit": 6, "check": 12}
+    assert Counter(row["use"] for row in rows) == {"fit": 6, "check": 20}
     assert all(0.5 < row["ratio"] < 2 and row["source"] for row in rows)
     fitted, (mean, largest) = (
         error_factors(row["ratio"] for row in rows if row["use"] == use) for use in ("fit", "check")
     )
     assert mean < 1.25
-    stated = f"of {fitted[0]:.2f} on these, of {mean:.2f} on the other twelve, and of {largest:.2f} at most"
+    others = "the other twelve and eight of the table above"
+    stated = f"of {fitted[0]:.2f} on these, of {mean:.2f} on {others}, and of {largest:.2f} at most"
     assert stated in (ROOT / "common/measure/README.md").read_text()
     done = ttt_here("compile", "--check-published")
     assert done.returncode == 0 and "predicted" in done.stdout and "held out" in done.stdout
+
+
+def test_rates_of_this_suite_are_those_that_a_gpu_measured():
+    rows = [row for row in gpu_model.load_rates()["rates"] if row["name"].startswith("this suite")]
+    for row in rows:
+        rates = json.loads((ROOT / row["source"]).read_text())["figures"]["rates"]
+        words = row["name"].split(", ")
+        (rate,) = (r for r in rates if r["configuration"] == words[1] and r["shape"] == row["shape"])
+        assert round(rate["samples_per_s"], 1) == row["samples_per_s"] and rate["batch_size"] == row["batch"]
+    assert len(rows) == 8
 
 
 @pytest.mark.parametrize(
