@@ -21,8 +21,9 @@ from common.run.loop import TrainingRun
 from common.training.method import Batch
 
 NUM_STEPS = 60
-TOLERANCE = 0.02  # of a loss and of the evaluation: bfloat16, whose sums a compiler takes in another order
-GRADIENT_TOLERANCE = 0.1  # of the norm of all gradients
+TOLERANCE = 0.02  # of a loss: bfloat16, whose sums a compiler takes in another order; an H200 showed 0.002
+EVALUATION_TOLERANCE = 0.05  # of the norm of all outputs; an H200 showed 0.029 of BERT, 0.004 of ResNet
+GRADIENT_TOLERANCE = 0.1  # of the norm of all gradients; an H200 showed 0.023 of BERT
 
 
 def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[str, Any]:
@@ -30,9 +31,11 @@ def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[st
 
     Every compiled step starts from the eager one's weights: free runs of ResNet drift apart by several per
     cent in ten steps, whatever computes them. `is_ok`: the model was compiled, no graph was skipped or
-    broken, nothing was compiled after the warm-up, losses and evaluations agree within `TOLERANCE`, and the
-    gradients of each step within `GRADIENT_TOLERANCE`.
+    broken, nothing was compiled after the warm-up, and losses, evaluations and the gradients of each step
+    agree within their tolerances. Rounding alone changes the gradients of ResNet by as much as their
+    norm in bfloat16 and by a third of it in TF32: compare them in float32. No convolution uses TF32 here.
     """
+    torch.backends.cudnn.allow_tf32 = False
     from torch._dynamo.utils import counters
 
     compiled_by = [name for name in ("compile", "compile_layers") if name in config.methods]
@@ -61,8 +64,11 @@ def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[st
             "compiled": time_steps(compiled, batches),
         }
     is_used = num_graphs > 0 and not (figures["compiled_late"] or figures["skipped_graphs"])
-    is_equal = max(figures["loss_difference"], figures["evaluation_difference"]) <= TOLERANCE
-    is_equal = is_equal and figures["gradient_difference"] <= GRADIENT_TOLERANCE
+    is_equal = (
+        figures["loss_difference"] <= TOLERANCE
+        and figures["evaluation_difference"] <= EVALUATION_TOLERANCE
+        and figures["gradient_difference"] <= GRADIENT_TOLERANCE
+    )
     return figures | {"is_ok": is_used and is_equal and not figures["graph_breaks"]}
 
 

@@ -1,14 +1,15 @@
 """Inspect a configuration on this device, on synthetic batches.
 
 graphs: 60 steps compiled and captured beside the same steps eagerly, with optimizer, averages and an
-evaluation; exit code 1 where losses differ, a graph was skipped or broken, or something was compiled late.
+evaluation; exit code 1 where losses or gradients differ, a graph was skipped or broken, or something was
+compiled late. In bf16 rounding alone changes ResNet's gradients by as much: add +precision=fp32 to its name.
 kernels: a profiler's trace, summed by class of kernel; --trace keeps it.
 startup: the seconds of initialisation, with every form compiled, and of an evaluation.
 neighbour: the seconds of short real runs alone, beside a busy process, and beside one that comes under way,
 with several settings of OpenMP in turn; kept in results/throughput/. On prepared data, and a quiet machine.
 
 examples:
-  ttt inspect graphs image_classification optimized --shapes 96 176
+  ttt inspect graphs image_classification optimized+precision=fp32 --shapes 96 176
   ttt inspect kernels language_bert optimized --batch-size 56 --trace trace.json.gz
   ttt inspect startup language_bert optimized --size mini
   ttt inspect neighbour language_bert optimized --size mini --rounds 3 --pairs 12
