@@ -6,7 +6,7 @@ results/compiled; a test compares.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,16 @@ EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
 
 
-def write_table(subject: str, rows: Iterable[list[str]]) -> str:
-    titles = [subject, "launches", "GB", *(f"{device}, ms" for device in gpu_model.load_rates()["devices"])]
+def write_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
     lines.insert(1, "|---" * len(titles) + "|")
     return "\n".join(lines) + "\n"
+
+
+def write_costs(subject: str, rows: Iterable[list[str]]) -> str:
+    """Write a table of `make_row`'s rows."""
+    devices = (f"{device}, ms" for device in gpu_model.load_rates()["devices"])
+    return write_table([subject, "launches", "GB", *devices], rows)
 
 
 def make_row(title: str, launches: str, gigabytes: float, times_ms: Mapping[str, str]) -> list[str]:
@@ -55,7 +60,7 @@ def write_switches() -> str:
         names = [name for name in kept[COUNTED] if EVALUATED_EAGERLY not in name]
         names.sort(key=lambda name: ("+" in name, count_gigabytes(kept[COUNTED][name])))
         rows += [describe_configuration(name, kept, "training") for name in names]
-    return write_table("a step of", rows)
+    return write_costs("a step of", rows)
 
 
 def write_evaluations() -> str:
@@ -64,7 +69,7 @@ def write_evaluations() -> str:
     (eager,) = (name for name in kept[COUNTED] if EVALUATED_EAGERLY in name)
     names = eager.partition("+")[0], eager
     rows = [describe_configuration(name, kept, "evaluation") for name in names]
-    return write_table("an evaluation of", rows)
+    return write_costs("an evaluation of", rows)
 
 
 def read(benchmark: str) -> dict[str, dict[str, Figures]]:
@@ -117,7 +122,7 @@ def write_optimizers() -> str:
         counts = compiled["training"][shape]["classes"][OPTIMIZER]
         title = f"`{name}`, {compiled['benchmark']}"
         rows.append(make_row(title, str(counts["launches"]), counts["gb"], times_ms))
-    return write_table("the optimizer of a step", [*rows, describe_apex()])
+    return write_costs("the optimizer of a step", [*rows, describe_apex()])
 
 
 def describe_apex() -> list[str]:
@@ -137,22 +142,25 @@ def write_measured() -> str:
     A ratio is to the first configuration of the same process, whose steps took turns with these.
     """
     titles = ["on", "configuration", "shape", "batch", "samples/s", "predicted", "to the first beside it"]
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for path in sorted(MEASURED.glob("*/*.json")):
-        row = json.loads(path.read_text(encoding="utf-8"))
-        benchmark, rates = row["figures"]["benchmark"], row["figures"]["rates"]
-        names = dict.fromkeys(rate["configuration"] for rate in rates)
-        firsts = {rate["shape"]: rate["samples_per_s"] for rate in reversed(rates)}
-        _, has_parts, part = row["command"].partition("--micro-batch-size ")
-        for rate in rates:
-            name, shape, per_s = rate["configuration"], rate["shape"], rate["samples_per_s"]
-            predicted = gpu_model.predict_rate(row["hardware"], benchmark, name, shape, rate["batch_size"])
-            parts = f" in parts of {part.split()[0]}" if has_parts else ""
-            cells = [row["hardware"], f"{benchmark} `{name}`", shape, f"{rate['batch_size']}{parts}"]
-            cells += [f"{per_s:,.0f}", "-" if predicted is None else f"{predicted:,.0f}"]
-            cells += [f"{per_s / firsts[shape]:.2f}x" if len(names) > 1 else "-"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    kept = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(MEASURED.glob("*/*.json")))
+    return write_table(titles, (cells for row in kept for cells in describe_rates(row)))
+
+
+def describe_rates(row: Figures) -> Iterator[list[str]]:
+    """Yield the cells of each rate in a file of systems/gpu_day.sh."""
+    benchmark, rates = row["figures"]["benchmark"], row["figures"]["rates"]
+    is_alone = len({rate["configuration"] for rate in rates}) == 1
+    firsts = {rate["shape"]: rate["samples_per_s"] for rate in reversed(rates)}
+    _, has_parts, part = row["command"].partition("--micro-batch-size ")
+    parts = f" in parts of {part.split()[0]}" if has_parts else ""
+    for rate in rates:
+        name, shape, per_s = rate["configuration"], rate["shape"], rate["samples_per_s"]
+        predicted = gpu_model.predict_rate(row["hardware"], benchmark, name, shape, rate["batch_size"])
+        yield [
+            *(row["hardware"], f"{benchmark} `{name}`", shape, f"{rate['batch_size']}{parts}"),
+            *(f"{per_s:,.0f}", "-" if predicted is None else f"{predicted:,.0f}"),
+            "-" if is_alone else f"{per_s / firsts[shape]:.2f}x",
+        ]
 
 
 TABLES = {
