@@ -35,9 +35,9 @@ def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[st
     agree within their tolerances. Rounding alone changes the gradients of ResNet by as much as their
     norm in bfloat16 and by a third of it in TF32: compare them in float32. No convolution uses TF32 here.
     """
-    torch.backends.cudnn.allow_tf32 = False
     from torch._dynamo.utils import counters
 
+    torch.backends.cudnn.allow_tf32 = False
     compiled_by = [name for name in ("compile", "compile_layers") if name in config.methods]
     eager_methods = {name: values for name, values in config.methods.items() if name not in compiled_by}
     eager_config = config.model_copy(update={"methods": eager_methods})

@@ -2,7 +2,7 @@
 
 graphs: 60 steps compiled and captured beside the same steps eagerly, with optimizer, averages and an
 evaluation; exit code 1 where losses or gradients differ, a graph was skipped or broken, or something was
-compiled late. In bf16 rounding alone changes ResNet's gradients by as much: add +precision=fp32 to its name.
+compiled late. Rounding to bf16 alone changes ResNet's gradients by their norm: add +precision=fp32 there.
 kernels: a profiler's trace, summed by class of kernel; --trace keeps it.
 startup: the seconds of initialisation, with every form compiled, and of an evaluation.
 neighbour: the seconds of short real runs alone, beside a busy process, and beside one that comes under way,
