@@ -108,7 +108,9 @@ def main():
         distributed.barrier()
         again = train(start(RANKS_TRAIN, folder, rank_info=rank_info, source=folder / "3.safetensors"))
         one, other = (whole[0][f"rank{rank}.random.cpu"] for rank in range(2))
-        print(are_equal(whole, again), torch.equal(one, other), flush=True)
+        # One write: ranks share standard output, and `print` may write a line in pieces.
+        sys.stdout.write(f"{are_equal(whole, again)} {torch.equal(one, other)}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
