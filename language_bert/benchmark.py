@@ -69,13 +69,18 @@ class Benchmark(benchmark.Benchmark):
         return int((batch.targets["labels"] != IGNORED).sum())
 
     def prepare_loader(self) -> None:
-        """Raise UserError for more shapes than a compiler takes.
+        """Raise UserError for more shapes than a compiler takes before the clock runs.
 
         It compiles a layer for each number of sequences and of tokens, and the last layer of
         `last_layer_subset` for each number of masked tokens too; for evaluation each once.
         """
         if not self.compiles_layers:
             return
+        if (
+            "compile" in self.methods and self.device.type == "cpu"
+        ):  # its attention has a slice for each sequence
+            what = "would compile every packed batch anew on a CPU, because their lengths differ"
+            raise UserError(what, where="methods.compile", hint="use methods.compile_layers={} in its place")
         counts = [(len(lengths), lengths.sum(), masked.sum()) for lengths, masked in self.synthetic_counts()]
         shapes = np.array([-(-np.array(count) // [1, *self.rounding(count[0])]) for count in counts])
         num_forms = len(np.unique(shapes[:, :2], axis=0))
@@ -88,7 +93,7 @@ class Benchmark(benchmark.Benchmark):
             raise UserError(what, where="methods.unpad.round_to", hint=hint)
 
     def synthetic_batches(self) -> Iterator[Batch]:
-        """Yield random tokens of typical lengths; on a GPU in every shape that training may see."""
+        """Yield random tokens of typical lengths; on a GPU, or compiled, in all shapes of the training."""
         yield from itertools.starmap(self.noise, self.synthetic_counts())
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
@@ -106,7 +111,7 @@ class Benchmark(benchmark.Benchmark):
                 deviation /= num_parts**0.5  # the parts share the deviation of the whole batch
             most, least = (int(lengths.sum() + sign * MOST_DEVIATIONS * deviation) for sign in (1, -1))
             on_gpu = self.device.type == "cuda"
-            if on_gpu and self.compiles_layers:
+            if self.compiles_layers:
                 yield from self.counts_of_forms(lengths, most, least)
                 continue
             for num_tokens in (most, lengths.sum(), least) if on_gpu else (lengths.sum(),):

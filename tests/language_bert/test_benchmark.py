@@ -115,6 +115,22 @@ def test_more_shapes_than_a_compiler_takes_are_refused_at_the_start(settings, is
         benchmark.prepare_loader()
 
 
+def test_on_a_cpu_no_form_is_compiled_while_the_clock_runs():
+    """Its last layer has a form for each number of masked tokens, too: more than are compiled."""
+
+    def cpu(*settings):
+        return Benchmark(mini("optimized", *settings), seed=0)
+
+    rounded = "methods.unpad.round_to=256", "methods.sparse_head.round_to=128"
+    assert len(list(cpu().synthetic_counts())) == 1
+    compiled = cpu("methods.compile_layers={}", *rounded)
+    compiled.prepare_loader()
+    assert len(list(compiled.synthetic_counts())) > 10
+    for name in ("methods.compile_layers={}", "methods.compile={mode: default}"):
+        with pytest.raises(UserError, match="a layer would be compiled in|would compile every packed batch"):
+            cpu(name).prepare_loader()
+
+
 def test_position_rows_are_copies():
     weight = torch.randn(10, 3)
     trained = weight[:4].clone()
