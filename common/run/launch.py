@@ -195,7 +195,7 @@ def compose_head(run_set: RunSet, command: Sequence[str]) -> str:
 
 def expected_seconds(directory: Path) -> float | None:
     logs = [read_log(path) for path in sorted(directory.glob("result_*.txt"))]
-    durations = [log.duration_s for log in logs if log.is_converged]
+    durations = [log.duration_s for log in logs if log.is_converged and not log.is_resumed]
     return statistics.median(durations) if durations else None
 
 

@@ -100,13 +100,14 @@ def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = 
 def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     """Reduce a set to the runs that its folder lacks, with unused seeds and numbers.
 
-    A run counts when it came to its own end, converged or not. The log of one that a fault ended is kept, and
-    the run is made again. Raises UserError for results of another configuration.
+    A run counts when it came to its own end, converged or not, and was not resumed. The log of one that a
+    fault ended is kept, and the run is made again. Raises UserError for results of another configuration.
     """
     logs = {path: read_log(path) for path in sorted(run_set.directory.glob("result_*.txt"))}
     for path, log in logs.items():
         check_same_recipe(run_set, path, log)
-    num_ended = sum(log.came_to_its_end for log in logs.values())
+    counted = [log for log in logs.values() if not log.is_resumed]  # as `ttt score` counts
+    num_ended = sum(log.came_to_its_end for log in counted)
     num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
     num_missing = run_set.num_runs - num_done
@@ -117,7 +118,7 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
         run_set,
         seeds=(0,) * num_done + seeds,
         num_done=num_done,
-        num_more=len(logs) - num_ended,
+        num_more=len(counted) - num_ended,
         first_index=max(indices, default=-1) + 1,
     )
 

@@ -89,6 +89,18 @@ def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tm
         run_sets.find_missing_runs(replace(run_set, loaded=halved))
 
 
+def test_a_resumed_run_does_not_fill_a_set(tmp_path):
+    run_set = planned("language_bert", tmp_path, "precision=bf16", "evaluation_precision=bf16", runs="2")
+    run_set.directory.mkdir(parents=True)
+    source = ROOT / "results" / run_set.system / "bert"
+    whole = (source / "result_0.txt").read_text()
+    resumed = re.sub(r'(.*"key": )"seed"(.*\n)', r'\g<0>\1"resumed"\2', whole)
+    for number, text in enumerate((whole, resumed)):
+        (run_set.directory / f"result_{number}.txt").write_text(text)
+    missing = run_sets.find_missing_runs(run_set)
+    assert (missing.num_done, missing.num_more, missing.first_index) == (1, 0, 2)
+
+
 @pytest.mark.parametrize(
     "lines",
     [
