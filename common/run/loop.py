@@ -39,7 +39,7 @@ from common.training.optim import optimizer_name
 from common.training.ranks import RankInfo
 from common.training.step import Training
 
-RATES_BETWEEN_STEPS = (10, 60)  # when threads and processes have started
+RATES_BETWEEN_STEPS = (10, 50)  # threads and processes have started, and no evaluation comes between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ class TrainingRun(Training):
             loss = self.train_step(batch, step)
             self.clock.step(loss)
             self.watch.step(self.log, step + 1)
-            if first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS:  # no evaluation between
+            if first == self.first_step == 0 and step + 1 in RATES_BETWEEN_STEPS:
                 self.report_rates(step + 1)
         self.slot.enter(last, BETWEEN)
         self.change_epoch(None)
