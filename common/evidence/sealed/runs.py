@@ -112,8 +112,8 @@ class Sealing:
     @property
     def num_not_started(self) -> int:
         """The runs that were decided and not started."""
-        num_decided = sum(len(decided.seeds) for decided in self.decided)
-        return max(num_decided - sum(not run.started.resumed for run in self.runs), 0)
+        decided = {seed for one in self.decided for seed in one.seeds}
+        return len(decided - {run.started.seed for run in self.runs if not run.started.resumed})
 
     @cached_property
     def _by_digest(self) -> dict[str, Run]:

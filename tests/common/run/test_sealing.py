@@ -13,6 +13,8 @@ import pytest
 from common.cli import dispatch
 from common.errors import UserError
 from common.evidence.audit import audit_paths
+from common.evidence.log import RunSet
+from common.evidence.sealed.runs import Sealing
 from common.evidence.sealed.seal import RUNS, SEAL, derive_seeds, read_sealed
 from common.run import launch, run_sets
 from common.run.run_set import Ended
@@ -83,6 +85,8 @@ def test_a_continued_set_takes_the_sealed_seeds_that_no_run_has_had(tmp_path):
     assert again.seeds[:2] == run_set.seeds[1:] and again.seeds[2] not in run_set.seeds
     seal.seal_set(again)
     assert events(run_set.directory)[-1]["seeds"] == [again.seeds[2]]
+    sealing = Sealing(RunSet(folder="", logs=()), read_sealed(run_set.directory))
+    assert len(sealing.runs) == 2 and sealing.num_not_started == 3  # two starts of one seed of four
 
 
 def test_results_that_lay_there_before_the_seal_are_named(tmp_path):
