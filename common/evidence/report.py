@@ -23,7 +23,7 @@ from common.evidence.page import fill_template, save_page
 from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
 from common.evidence.rules.systems import describe_set, fields_of
-from common.evidence.score import BASELINE, Score, Speedup, notes, score, speedups
+from common.evidence.score import BASELINE, Score, Speedup, baseline_of, notes, score, speedups
 from common.evidence.submission.verdict import summary
 from common.evidence.text import between, duration, number, score_cells
 from common.files import existing_folder, explain_os_error
@@ -122,9 +122,8 @@ def _compare(run_set: RunSet, ours: Score, published: Mapping[str, Reported]) ->
 
 def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]:
     """Return a sentence for each score but the baseline's: how much faster than that, and how sure."""
-    baseline = next((s for s in scores if s.configuration == BASELINE), None)
-    others = [s for s in scores if s is not baseline] or list(scores)
-    return [_answer(entry, baseline, faster.get(entry.source)) for entry in others]
+    others = [s for s in scores if s.configuration != BASELINE] or list(scores)
+    return [_answer(entry, baseline_of(entry, scores), faster.get(entry.source)) for entry in others]
 
 
 def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> str:
@@ -132,14 +131,16 @@ def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> st
     if not entry.minutes:
         return f"{name} has no score: {entry.num_converged} of {len(entry.runs)} runs reached the target."
     if baseline is None or baseline is entry or speedup is None:
-        missing = "" if baseline is entry else f" There is no score of {BASELINE} to compare it with."
+        missing = "" if name == BASELINE else f" There is no one score of {BASELINE} to compare it with."
         return f"{name} reaches the target in {duration(entry.minutes)} minutes.{missing}"
     num_runs = [len(score.converged) for score in (entry, baseline)]
     runs = f"{num_runs[0]} and {num_runs[1]} runs"
     if num_runs[0] == num_runs[1]:
         runs = f"{num_runs[0]} run{'s' * (num_runs[0] > 1)} each"
     if speedup.interval is None:
-        return f"{name} was {speedup.ratio:.2f}x as fast as {BASELINE} in {runs}: too few for an interval."
+        has_miss = any(len(score.converged) < len(score.counting) for score in (entry, baseline))
+        why = "a run that counts missed its target, so there is no" if has_miss else "too few for an"
+        return f"{name} was {speedup.ratio:.2f}x as fast as {BASELINE} in {runs}: {why} interval."
     low, high = speedup.interval.low, speedup.interval.high
     if low <= 1 <= high:
         return (

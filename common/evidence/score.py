@@ -319,10 +319,19 @@ def speedup(baseline: Score, other: Score) -> Speedup | None:
 
 
 def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
-    """Return source -> speed-up over the baseline of its group and target, for every score that has one."""
-    baselines = {(s.group, s.target): s for s in scores if s.configuration == BASELINE}
-    pairs = [(s, baselines.get((s.group, s.target))) for s in scores if s.configuration != BASELINE]
+    """Return source -> speed-up over its baseline, for every score that has one."""
+    pairs = [(s, baseline_of(s, scores)) for s in scores if s.configuration != BASELINE]
     return {s.source: faster for s, baseline in pairs if baseline and (faster := speedup(baseline, s))}
+
+
+def baseline_of(entry: Score, scores: Sequence[Score]) -> Score | None:
+    """Return the baseline of its group and target; of several the one that lies beside it, else None."""
+    alike = [s for s in scores if (s.group, s.target) == (entry.group, entry.target)]
+    baselines = [s for s in alike if s.configuration == BASELINE]
+    if len(baselines) > 1:
+        folder = Path(entry.source).parents[1:2]
+        baselines = [s for s in baselines if Path(s.source).parents[1:2] == folder]
+    return baselines[0] if len(baselines) == 1 else None
 
 
 def notes(scores: Sequence[Score]) -> list[str]:

@@ -66,7 +66,7 @@ def _verdict(claim: Claim, computed: Computed) -> str:
     value, limits = computed.value, computed.interval
     low, high = sorted((value, computed.without_evaluation or value))
     is_rounded = round(value, 2 if claim.is_less_time else 1) == claim.value
-    is_inside = limits is not None and limits.low <= claim.value <= limits.high
+    is_inside = limits is not None and limits.holds(claim.value)
     if is_rounded or is_inside or low <= claim.value <= high:
         return HOLDS
     return UNDERSTATED if value > claim.value else OVERSTATED

@@ -58,7 +58,7 @@ def factor_line(factor: Factor, margin: float) -> str:
     if ratio.detectable is None:
         return line
     if ratio.detectable < NO_SPREAD:
-        return f"{line}; equal in every run, as far as evaluations tell"
+        return f"{line}; equal in every run; a difference smaller than the evaluation interval cannot be seen"
     return f"{line}; runs could show {percent(ratio.detectable)}"
 
 

@@ -236,6 +236,19 @@ def test_a_speed_up_is_the_ratio_to_the_baseline_of_the_same_hardware(golden):
     assert 0 < found["fast"].detectable < 0.1
 
 
+def test_of_several_baselines_the_one_beside_a_set_counts(golden):
+    baseline, other = (
+        scored(golden.set(configuration=name, block_s=s), f"results/8xA100-{name}/resnet")
+        for name, s in (("baseline", 80), ("optimized", 40))
+    )
+    apart = scored(golden.set(configuration="baseline", block_s=100), "results/study/8xA100-baseline/resnet")
+    for scores in ([baseline, other, apart], [apart, baseline, other]):
+        assert speedups(scores)[other.source].ratio == pytest.approx(baseline.minutes / other.minutes)
+    assert speedups([apart, other])[other.source].ratio == pytest.approx(apart.minutes / other.minutes)
+    twice = replace(apart, source="elsewhere/8xA100-baseline/resnet")
+    assert speedups([apart, twice, other]) == {}
+
+
 def test_a_set_that_missed_its_target_has_no_score_and_exits_1(golden, tmp_path):
     golden.write(tmp_path, [aborted(golden.log()), golden.log(index=1)])
     done = ttt("score", tmp_path)
